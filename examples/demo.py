@@ -6,12 +6,14 @@ Run it:
 
 Each node is a `holdfast run` of its own on this machine, with two workers of `elastic_plain.py`.
 The demo reads what they print, does the killing, and measures how long it takes until the last
-worker of the next generation is in its own code. It ends with an error if anything is not as it
-should be.
+worker of the next generation is in its own code. At last it has a report made of the log
+directories, and prints the address of that page. It ends with an error if anything is not as it should
+be.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import queue
@@ -39,6 +41,7 @@ PROGRESS_EVERY, BLOCKS_PER_MARK = 15, 3
 PATIENCE_S = 60.0  # Longer than this without a line, and something is wrong.
 MARK = "HOLDFAST_DEMO"  # An environment variable that finds every process of the job.
 WIDTH = 96
+REPORT = Path(__file__).parents[1] / "build" / "demo-report.html"
 
 STARTED = re.compile(r"rank (\d+) of (\d+) \(pid (\d+)\): generation (\d+)")
 STEPPED = re.compile(r"rank \d+ of \d+ \(pid \d+\): block (\d+)")
@@ -69,8 +72,9 @@ class Worker(NamedTuple):
 class Demo:
     """Starts the nodes, disturbs them, and tells what happens."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, report: Path) -> None:
         self.folder = folder
+        self.report = report
         self.port = free_port()
         self.mark = secrets.token_hex(8)
         self.lines: queue.SimpleQueue[Line] = queue.SimpleQueue()
@@ -270,9 +274,21 @@ class Demo:
             print(paint("32", "The last worker was in its own code"))
             for change, took in self.took.items():
                 print(paint("32", f"  {took:5.2f} s after {change}"))
-            return 0
+            return self.tell_report()
         print(paint("31", "This is not what should have happened; please report it."))
         return 1
+
+    def tell_report(self) -> int:
+        """Have the report made of what happened, and tell where it is."""
+        self.report.parent.mkdir(parents=True, exist_ok=True)
+        command = (sys.executable, "-m", "holdfast", "report", str(self.folder / "logs"))
+        done = subprocess.run(
+            [*command, "--output", str(self.report)], stdout=subprocess.PIPE, text=True, check=False
+        )
+        print(
+            f"\nWhat happened, as a page (holdfast report):\n  {paint('36', done.stdout.strip())}"
+        )
+        return done.returncode
 
     def processes(self) -> list[int]:
         """Return every process of the job that still runs, whoever its parent is now."""
@@ -326,10 +342,15 @@ def paint(colour: str, text: str) -> str:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description="Three nodes compute pi, and lose a worker and a node"
+    )
+    parser.add_argument("--report", type=Path, default=REPORT, help="where the page goes")
+    args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Leave nothing behind, either.
     try:
         with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as name:
-            code = Demo(Path(name)).run()
+            code = Demo(Path(name), args.report).run()
     except KeyboardInterrupt:
         code = 130
     sys.exit(code)

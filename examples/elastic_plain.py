@@ -19,6 +19,8 @@ import os
 import time
 from pathlib import Path
 
+from holdfast import worker
+
 TERMS_PER_BLOCK = 2_000
 
 
@@ -37,6 +39,7 @@ def main() -> None:
             time.sleep(args.block_seconds)  # Real training has more to do.
             save(args.folder / f"block_{block}", value)
             print(f"{me}: block {block} of {args.blocks}")
+            worker.progress(len(done(args.folder)))  # For reports; nothing depends on it.
     if rank == 0:
         print(f"{me}: pi = {collect(args.folder, args.blocks)!r}")
 

@@ -73,11 +73,15 @@ def test_every_example_is_covered() -> None:
     assert {str(path.relative_to(EXAMPLES)) for path in files} == _tested
 
 
-def test_demo_survives_every_change_and_leaves_nothing() -> None:
+def test_demo_survives_every_change_and_leaves_nothing(tmp_path: Path) -> None:
     found = re.search(r"python (examples/demo\.py)", (EXAMPLES / DEMO).read_text())
     assert found is not None
-    done = run([sys.executable, found[1]])
+    report = tmp_path / "report.html"
+    done = run([sys.executable, found[1], "--report", str(report)])
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(f"file://{report}\n")
+    ends = re.findall(r'<span class="pill (\w+)">\1</span> ', report.read_text())
+    assert ends[:4] == ["failed", "lost", "regrouped", "succeeded"]
     for change, workers, nodes in (
         ("the start", 6, "A, B, C"),
         ("the kill of a worker", 6, "A, B, C"),

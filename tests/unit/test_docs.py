@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import typing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ import pytest
 
 from holdfast.cli.flags import FLAGS, build_parser
 from holdfast.rendezvous.config import KEYS, Key
+from holdfast.report import model, records
 from real_teams import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -154,8 +156,10 @@ def test_the_flag_table_is_complete_and_true() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_flags_named_in_the_text_exist(page: Path) -> None:
-    # The last three are of `coordinator`, of `simulate` and of the older launcher.
-    known = KNOWN_FLAGS | {"--version", "--flag", "--take-over", "--driver", "--use-env"}
+    # Besides those of `run`: of `coordinator`, `simulate`, `report` and the older launcher.
+    known = KNOWN_FLAGS | {
+        "--version", "--flag", "--take-over", "--driver", "--output", "--json", "--use-env",
+    }  # fmt: skip
     named = flags_in(" ".join(re.findall(r"`(-[^`]+)`", prose_of(page))))
     # A short form such as `--nproc` may be named as well.
     unknown = [word for word in named if not any(flag.startswith(word) for flag in known)]
@@ -186,6 +190,33 @@ def test_every_key_of_the_report_is_documented(tmp_path: Path) -> None:
     page = DOCS / "reference" / "failure-report-json.md"
     assert set(report["first"]) == table_keys(page, after="Of each failure:")
     assert set(report) == table_keys(page, until="Of each failure:")
+
+
+def test_every_key_of_a_report_is_documented() -> None:
+    page = DOCS / "reference" / "report-json.md"
+    parts = {
+        "": (model.Report, "Of each generation"),
+        "Of each generation": (model.Generation, "Of each node"),
+        "Of each node": (model.Node, "Of each failure"),
+        "Of each failure": (model.Failure, "Of the progress"),
+        "Of the progress": (model.Progress, "\0"),
+    }
+    for after, (kind, until) in parts.items():
+        assert table_keys(page, after, until) == set(kind.__struct_fields__)
+    inner = {model.Outcome, model.Cost, model.Span, model.NodeSpan, model.Tail, model.RankSeries}
+    text = page.read_text()
+    named = {name for kind in inner | {model.RankSummary} for name in kind.__struct_fields__}
+    assert {name for name in named if f"`{name}`" not in text} == set()
+
+
+def test_every_line_of_a_timeline_is_documented() -> None:
+    text = (DOCS / "reference" / "log-directory.md").read_text().partition("## Timeline")[2]
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]* \|(.*)\|$", text, re.MULTILINE))
+    kinds = typing.get_args(records.Line)
+    assert {kind.__struct_config__.tag for kind in kinds} == set(rows) - {"kind"}
+    for kind in kinds:
+        keys = set(kind.__struct_fields__) - {"at"}
+        assert keys == set(re.findall(r"`(\w+)`", rows[kind.__struct_config__.tag]))
 
 
 def row_of(key: Key) -> str:

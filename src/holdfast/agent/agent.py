@@ -183,6 +183,16 @@ class SimpleElasticAgent(ElasticAgent):
         return self._machine.restart_count
 
     @property
+    def fence(self) -> int:
+        """The number of this generation that only ever grows; 0 where nobody counts it."""
+        return self._fence
+
+    @property
+    def last_reason(self) -> str:
+        """Why whoever decides for all nodes last changed the generation; else nothing."""
+        return self._job.last_reason if self._job is not None else ""
+
+    @property
     def _remaining_restarts(self) -> int:
         return self._machine.budget.left
 
@@ -410,7 +420,7 @@ class SimpleElasticAgent(ElasticAgent):
     def _stopped(self, unkillable: int = 0) -> supervision.WorkersStopped:
         generation = self._machine.generation
         self._worker_group.state = StateText.STOPPED
-        self._reporter.generation_stopped(generation)
+        self._reporter.generation_stopped(generation, self._result.failures)
         failed = any(failure.failed_by_itself() for failure in self._result.failures.values())
         return supervision.WorkersStopped(generation, unkillable, failed)
 

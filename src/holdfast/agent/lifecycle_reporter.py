@@ -11,7 +11,17 @@ import sys
 
 from holdfast.agent.spec import run_script_path
 from holdfast.observe import lifecycle
-from holdfast.observe.lifecycle import LifecycleEvent, Observers, WorkerInfo, WorkerOutcome, now
+from holdfast.observe.lifecycle import (
+    FAILURES_MAX,
+    TEXT_CHARS_MAX,
+    LifecycleEvent,
+    Observers,
+    WorkerFailure,
+    WorkerInfo,
+    WorkerOutcome,
+    now,
+)
+from holdfast.processes.signals import SignalException
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +29,11 @@ if TYPE_CHECKING:
     from holdfast.agent.spec import RunResult, Worker, WorkerSpec
     from holdfast.core.supervision import StopReason
     from holdfast.observe.standalone import StandaloneRecords
+    from holdfast.processes.failures.failure import ProcessFailure
+
+
+FAILURES_AFTER_S = 1.0
+"""Tracebacks are looked for after a restart, not before; unless that takes so long."""
 
 
 class LifecycleReporter:
@@ -36,6 +51,9 @@ class LifecycleReporter:
         self._rendezvous_since = 0.0
         self._rendezvous_is_over = False
         self._entered = 0
+        self._failed: tuple[int, dict[int, ProcessFailure]] | None = None
+        self.failures_due: float | None = None
+        """When to `report_failures` at the latest, by the monotonic clock."""
 
     def __enter__(self) -> None:
         """Raise `UsageError` if the records cannot be kept."""
@@ -85,6 +103,7 @@ class LifecycleReporter:
             spec.local_world_size,
             spec.max_restarts,
             _program_name(spec),
+            self._agent.machine.story.node,
         )
 
     def describe_rendezvous(self, error: BaseException | None = None) -> lifecycle.RendezvousEnded:
@@ -109,8 +128,9 @@ class LifecycleReporter:
         if not self.observers:
             return
         at, wall = now()
-        machine = self._agent.machine
-        workers = tuple(_worker_info(one) for one in self._agent.get_worker_group().workers)
+        agent, machine = self._agent, self._agent.machine
+        members = agent.get_worker_group().workers
+        workers = tuple(_worker_info(one) for one in members)
         self.report(
             lifecycle.GenerationStarted(
                 at,
@@ -120,9 +140,14 @@ class LifecycleReporter:
                 machine.restart_count,
                 *self._node_rank(),
                 workers,
+                members[0].world_size if members else 0,
+                agent.fence,
+                agent.last_reason,
+                getattr(getattr(agent, "_logs_specs", None), "attempt_dir", None) or "",
             )
         )
         self.workers_observed("healthy")
+        self.report_failures()
 
     def workers_observed(self, state: str) -> None:
         if self.observers:
@@ -139,15 +164,36 @@ class LifecycleReporter:
             generation = self._agent.machine.generation
             self.report(lifecycle.FirstHeartbeat(now()[0], generation, self._worker(local_rank)))
 
+    def progress_sampled(self, steps: tuple[tuple[int, int, float], ...]) -> None:
+        """Report steps by local rank."""
+        if self.observers:
+            workers = self._agent.get_worker_group().workers
+            known = tuple((workers[rank].global_rank, step, at) for rank, step, at in steps)
+            generation = self._agent.machine.generation
+            self.report(lifecycle.ProgressSampled(now()[0], generation, known))
+
     def generation_stopping(self, generation: int, reason: StopReason) -> None:
         if self.observers:
-            self.report(lifecycle.GenerationStopping(now()[0], generation, reason))
+            detail = self._agent.machine.unhealthy[:TEXT_CHARS_MAX]
+            self.report(lifecycle.GenerationStopping(now()[0], generation, reason, detail))
 
-    def generation_stopped(self, generation: int) -> None:
-        self._rendezvous_since = now()[0]
+    def generation_stopped(
+        self, generation: int, failures: dict[int, ProcessFailure] | None = None
+    ) -> None:
+        """Report that all workers are gone; `failures` has those that failed by global rank."""
+        at = self._rendezvous_since = now()[0]
         self._rendezvous_is_over = False
         if self.observers:
-            self.report(lifecycle.GenerationStopped(self._rendezvous_since, generation))
+            self.report(lifecycle.GenerationStopped(at, generation))
+            if failures:
+                self._failed, self.failures_due = (generation, failures), at + FAILURES_AFTER_S
+
+    def report_failures(self) -> None:
+        """Report why workers of a generation before had failed, if that was not done yet."""
+        failed, self._failed, self.failures_due = self._failed, None, None
+        if failed is not None:
+            generation, failures = failed
+            self.report(lifecycle.WorkersFailed(now()[0], generation, _described(failures)))
 
     def run_ended(self, result: RunResult, *, workers_recorded: bool = False) -> RunResult:
         if self.observers:
@@ -171,6 +217,7 @@ class LifecycleReporter:
         error: BaseException | None,
         workers_recorded: bool = False,
     ) -> None:
+        self.report_failures()
         at, wall = now()
         machine = self._agent.machine
         self.report(
@@ -186,6 +233,7 @@ class LifecycleReporter:
                 self._outcomes(result) if result is not None else (),
                 _traceback(error),
                 workers_recorded,
+                _cut_short(error),
             )
         )
 
@@ -234,10 +282,42 @@ def _worker_info(worker: Worker) -> WorkerInfo:
     )
 
 
+def _described(failures: dict[int, ProcessFailure]) -> tuple[WorkerFailure, ...]:
+    from holdfast.processes.failures.failure import ChildFailedError
+
+    described: list[WorkerFailure] = []
+    for rank, one in ChildFailedError("", failures).in_order()[:FAILURES_MAX]:
+        limit = TEXT_CHARS_MAX // 4 if described else TEXT_CHARS_MAX
+        described.append(
+            WorkerFailure(
+                rank,
+                one.local_rank,
+                one.pid,
+                one.exitcode,
+                one.happened_ns() / 1e9,
+                one.consequence,
+                one.ending(),
+                one.detail[:limit],
+                one.recorded_message()[:limit],
+                one.traceback_text()[-limit:],
+                one.stderr_tail[-limit:],
+            )
+        )
+    return tuple(described)
+
+
 def _json(data: object) -> str:
     import json
 
     return json.dumps(data, default=str)
+
+
+def _cut_short(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    if isinstance(error, SignalException):
+        return "stopped"
+    return "error" if getattr(error, "exit_code", 1) else "standby"
 
 
 def _traceback(error: BaseException | None) -> str:

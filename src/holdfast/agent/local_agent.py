@@ -177,8 +177,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._previous is None:
             return {}
         size, why = self._previous
-        if self._job is not None:  # The coordinator's reason says more.
-            why = self._job.last_reason or why
+        why = self.last_reason or why  # The coordinator's says more.
         return {PREVIOUS_WORLD_SIZE_ENV: str(size), LAST_END_ENV: why[:LAST_END_CHARS_MAX]}
 
     def _start_group(
@@ -394,6 +393,10 @@ class LocalElasticAgent(SimpleElasticAgent):
             cause=self._stop_step,
         )
         return None
+
+    def _stopped(self, unkillable: int = 0) -> supervision.WorkersStopped:
+        self._side_services.end_samples()
+        return super()._stopped(unkillable)
 
     def _is_stop_posted(self) -> bool:
         return any(isinstance(event, supervision.WorkersStopped) for event, _ in self._pending)

@@ -40,6 +40,10 @@ HEALTH_PORT_ENV = "TORCHELASTIC_HEALTH_CHECK_PORT"
 # system may be gone. A job that ends sooner than this imports nothing of it. Workers that are
 # functions in interpreters of their own do need the files (`spawn`, `forkserver`).
 PREIMPORT_AFTER_S = 1.0
+# Progress is sampled for the record in the log directory: often at first, and ever less often, so that the
+# time between two samples is a twentieth of the time covered. Only where workers report any.
+SAMPLE_PART = 0.05
+SAMPLE_S_MIN, SAMPLE_S_MAX = 0.1, 30.0
 PREIMPORTED = (
     "signal",
     "traceback",
@@ -51,6 +55,7 @@ PREIMPORTED = (
     "holdfast.observe.events.handlers",
     "holdfast.observe.events.recorder",
     "holdfast.observe.safe_handler",
+    "holdfast.observe.timeline",
     "holdfast.processes.failures.failure",
     "holdfast.processes.failures.report",
     "holdfast.processes.failures.report_text",
@@ -96,7 +101,11 @@ class SideServices:
         health_server: HealthServer | None,
         settle: Callable[[], None],
     ) -> None:
-        self.watchdogs = Watchdogs(run_id, reporter.report, reporter.first_heartbeat)
+        self.watchdogs = Watchdogs(run_id, reporter.report, self._heard)
+        self._reporter = reporter
+        self._sampled_since = 0.0
+        self._sample_at: float | None = None
+        self._sampled: dict[int, tuple[int, float]] = {}
         self._settle = settle
         self._preimport_at: float | None = None
         self._observers = reporter.observers
@@ -149,7 +158,10 @@ class SideServices:
 
     def next_deadline(self, deadline: float | None) -> float | None:
         """Return when to `look`, or the other deadline if that is sooner."""
-        return min_of(min_of(deadline, self._preimport_at), self.watchdogs.next_deadline())
+        own = (self._preimport_at, self._sample_at, self._reporter.failures_due)
+        for at in (*own, self.watchdogs.next_deadline()):
+            deadline = min_of(deadline, at)
+        return deadline
 
     def look(self, now: float) -> None:
         if self._probe is not None:
@@ -159,10 +171,39 @@ class SideServices:
                 console.warning(f"health probe disabled: {problem}")
                 self._close_probe()
         self.watchdogs.look(now)
+        if self._sample_at is not None and now >= self._sample_at:
+            self._sample()
+            pause_s = (now - self._sampled_since) * SAMPLE_PART
+            self._sample_at = now + min(SAMPLE_S_MAX, max(SAMPLE_S_MIN, pause_s))
+        if self._reporter.failures_due is not None and now >= self._reporter.failures_due:
+            self._reporter.report_failures()
         if self._preimport_at is not None and now >= self._preimport_at:
             self._preimport_at = None
             preimport()
             self._settle()
+
+    def end_samples(self) -> None:
+        """Take the last sample of a generation, which is taken even if no other was."""
+        self._sample()
+        self._sampled.clear()
+        self._sample_at = None
+
+    def _heard(self, local_rank: int) -> None:
+        """Note the first call of a worker that reports its progress."""
+        self._reporter.first_heartbeat(local_rank)
+        if self._observers.sampled and self._sample_at is None:
+            self._sampled_since = time.monotonic()
+            self._sample_at = self._sampled_since + SAMPLE_S_MIN
+
+    def _sample(self) -> None:
+        changed = [
+            (rank, step, at)
+            for rank, step, at in self.watchdogs.steps()
+            if self._sampled.get(rank) != (step, at)
+        ]
+        if changed:
+            self._sampled.update({rank: (step, at) for rank, step, at in changed})
+            self._reporter.progress_sampled(tuple(changed))
 
     def away(self, what: str) -> AbstractContextManager[None]:
         """Return a context in which the agent waits for something else than its loop."""

@@ -235,6 +235,10 @@ class Watchdogs:
             return []
         return [(rank, pages.progress(rank)) for rank in sorted(self._workers.values())]
 
+    def steps(self) -> list[tuple[int, int, float]]:
+        """Return each worker's last step, and when it was reported, also of those that have ended."""
+        return self._pages.steps() if self._pages is not None else []
+
     # Timers, and how a late worker is killed.
 
     def _serve_timers(self, path: str) -> FileTimerServer | None:

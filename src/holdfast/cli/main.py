@@ -53,6 +53,7 @@ Commands:
   coordinator  run the coordinator of jobs, apart from their agents
   token        make the token of this user's jobs, or one for a single job
   dump         show the Python stacks of the workers on this machine
+  report       make a page of what happened in a job, from its log directories
   story        show what happened in a job, step by step, from files of --story
   simulate     run simulated jobs and check that every invariant holds
 
@@ -221,6 +222,17 @@ def dump_command(argv: list[str]) -> int:
     return _exit_code("dump", run)
 
 
+def report_command(argv: list[str]) -> int:
+    """Run `holdfast report` with these arguments and return its exit code; never raises."""
+
+    def run() -> None:
+        from holdfast.cli.report import execute, parse_args
+
+        execute(parse_args(argv))
+
+    return _exit_code("report", run)
+
+
 def story_command(argv: list[str]) -> int:
     """Run `holdfast story` with these arguments and return its exit code; never raises."""
 
@@ -247,6 +259,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "coordinator": coordinator_command,
     "token": token_command,
     "dump": dump_command,
+    "report": report_command,
     "story": story_command,
     "simulate": simulate_command,
 }

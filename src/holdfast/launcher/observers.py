@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from holdfast.agent.local_agent import LocalElasticAgent
     from holdfast.launcher.config import LaunchConfig
-    from holdfast.observe.events.recorder import EventRecorder, JobEvents, RendezvousRecorder
+    from holdfast.observe.events.recorder import JobEvents, RendezvousRecorder
+    from holdfast.observe.lifecycle import Observer
     from holdfast.observe.metrics.exporters import MetricExporters
     from holdfast.processes.logs.specs import LogsSpecs
 else:
@@ -42,7 +43,7 @@ class LaunchObservers:
         self._logs = logs_specs
         self._early: deque[LifecycleEvent] = deque(maxlen=EARLY_EVENTS_MAX)
         self._is_for_failures_alone = False
-        self._recorder: EventRecorder | None = None
+        self._recorders: tuple[Observer, ...] = ()
         self._events: JobEvents | None = None
         self._rendezvous: RendezvousRecorder | None = None
         self._exporters: MetricExporters | None = None
@@ -67,6 +68,7 @@ class LaunchObservers:
             and self._events is None
             and not events_wanted("null")
         )
+        agent.observers.sampled = getattr(self._logs, "keeps_records", False)
         agent.observers.add(self)
         if events_wanted("dynamic_rendezvous"):
             from holdfast.observe.events.recorder import RendezvousRecorder
@@ -81,17 +83,19 @@ class LaunchObservers:
         return metrics_wanted()
 
     def __call__(self, event: LifecycleEvent) -> None:
-        if self._recorder is not None:
-            self._recorder(event)
-            return
         self._early.append(event)
-        if self._must_record_now(event):
+        if not self._recorders:
+            if not self._must_record_now(event):
+                return
             from holdfast.observe.events.recorder import EventRecorder
+            from holdfast.observe.timeline import TimelineRecorder
 
-            self._recorder = EventRecorder(self._open_events().record)
-            for one in self._early:
-                self._recorder(one)
-            self._early.clear()
+            events = self._open_events()
+            self._recorders = EventRecorder(events.record), TimelineRecorder(events.record_line)
+        while self._early:
+            one = self._early.popleft()
+            for record in self._recorders:
+                record(one)
 
     def _must_record_now(self, event: LifecycleEvent) -> bool:
         if self._is_for_failures_alone:

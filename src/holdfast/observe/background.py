@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from holdfast.observe.events.event import Event
     from holdfast.observe.events.handlers import EventHandler
+    from holdfast.observe.timeline import Line
 
 QUEUED_MAX = 1000
 CALL_S_MAX = 10.0
@@ -65,7 +66,7 @@ class BackgroundHandler(SafeHandler):
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        self._queue: deque[Event] = deque()
+        self._queue: deque[Event | Line] = deque()
         self._thread: threading.Thread | None = None
         self._in_call_since: float | None = None
         self._waited_for: float | None = None  # A call that a flush has waited for in vain.
@@ -77,7 +78,7 @@ class BackgroundHandler(SafeHandler):
         self._was_full = False
         self._warnings: deque[str] = deque()
 
-    def record(self, event: Event) -> None:
+    def record(self, event: Event | Line) -> None:
         """Queue an event, or count it as missed if the queue is full."""
         if self._pid != os.getpid():
             self._begin()  # A fork: the thread, and whatever it had locked, stayed behind.
@@ -269,7 +270,7 @@ class BackgroundHandler(SafeHandler):
             self._thread = None
             self._changed.notify_all()
 
-    def _call_handler(self, event: Event | None) -> None:
+    def _call_handler(self, event: Event | Line | None) -> None:
         try:
             if event is not None:
                 SafeHandler.record(self, event)

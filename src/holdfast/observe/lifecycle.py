@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     Observer = Callable[["LifecycleEvent"], object]
 
 
+FAILURES_MAX = 64
+"""How many failures of one node and generation are described; the others follow from them."""
+TEXT_CHARS_MAX = 16_000
+"""How much of a traceback, a message or the end of stderr is kept of each; of all but the first
+failure a quarter of it."""
+
+
 class WorkerInfo(Value):
     """A worker's ranks and its process."""
 
@@ -50,6 +57,8 @@ class RunStarted(LifecycleEvent):
     max_restarts: int
     program: str = ""
     """The script's name rather than its interpreter's."""
+    node: str = ""
+    """The name of this node in the job's stories and messages."""
 
 
 class RendezvousEnded(LifecycleEvent):
@@ -87,6 +96,13 @@ class GenerationStarted(LifecycleEvent):
     group_rank: int | None
     group_world_size: int | None
     workers: tuple[WorkerInfo, ...]
+    world_size: int = 0
+    fence: int = 0
+    """The same on all nodes of a generation; 0 where nobody counts it."""
+    why: str = ""
+    """Why it was started, as whoever decides for all nodes put it; else nothing."""
+    log_dir: str = ""
+    """Where the logs and error files of its workers are, if anywhere."""
 
 
 class WorkersObserved(LifecycleEvent):
@@ -116,12 +132,41 @@ class FirstHeartbeat(LifecycleEvent):
     worker: WorkerInfo
 
 
+class ProgressSampled(LifecycleEvent):
+    """How far workers are that report their progress: those that went on since the last sample."""
+
+    at: float
+    generation: int
+    steps: tuple[tuple[int, int, float], ...]
+    """Each worker's global rank, the step it reported last, and when, by the monotonic clock."""
+
+
 class GenerationStopping(LifecycleEvent):
     """What is left of a generation is being stopped."""
 
     at: float
     generation: int
     reason: StopReason
+    detail: str = ""
+    """What was found wrong with the workers, if it was not that one of them ended."""
+
+
+class WorkerFailure(Value):
+    """A worker that failed, and what is known of why; texts are cut, and may be empty."""
+
+    global_rank: int
+    local_rank: int
+    pid: int
+    exit_code: int
+    wall: float
+    """When it had happened at the latest."""
+    consequence: bool
+    """Whether it came only after the stop of the others began."""
+    ending: str
+    detail: str
+    message: str
+    traceback: str
+    stderr_tail: str
 
 
 class GenerationStopped(LifecycleEvent):
@@ -129,6 +174,19 @@ class GenerationStopped(LifecycleEvent):
 
     at: float
     generation: int
+
+
+class WorkersFailed(LifecycleEvent):
+    """Workers of a generation that is over had failed: what is known of why.
+
+    It comes when nothing is held up by finding that out: once the next generation is started, or the
+    run is over, or some time has passed.
+    """
+
+    at: float
+    generation: int
+    failures: tuple[WorkerFailure, ...]
+    """On this node, in the order in which they are to blame; no more than `FAILURES_MAX`."""
 
 
 class WorkerOutcome(Value):
@@ -158,6 +216,8 @@ class RunEnded(LifecycleEvent):
     error: str = ""
     workers_recorded: bool = False
     """Whether a hook of the agent has recorded how the workers ended."""
+    cut_short: str = ""
+    """If the agent raised: `stopped` by a signal, a `standby` that nobody needed, or an `error`."""
 
 
 class WatchdogEvent(LifecycleEvent):
@@ -183,6 +243,8 @@ class Observers:
 
     recorded = False
     """Whether a launcher keeps the records of events and metrics, so that the agent need not."""
+    sampled = False
+    """Whether an observer wants `ProgressSampled` while workers run, not only when they have stopped."""
 
     def __init__(self) -> None:
         self._each: list[Observer] = []

@@ -14,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.observe.events.event import Event
     from holdfast.observe.events.handlers import EventHandler
+    from holdfast.observe.timeline import Line
 
 FAULTS_MAX = 3
 """A handler that raised this often in a row gets nothing more."""
@@ -62,13 +63,13 @@ class SafeHandler(Faults):
         self.name = name
         self._missed = 0
 
-    def record(self, event: Event) -> None:
+    def record(self, event: Event | Line) -> None:
         """Give the handler an event, unless it has been dropped."""
         if self.is_dropped:
             self.miss()
             return
         try:
-            self.handler.record(event)
+            self.handler.record(event)  # type: ignore[arg-type]
         except Exception as problem:  # noqa: BLE001 (a handler may raise anything)
             self.miss()
             self.add(problem)

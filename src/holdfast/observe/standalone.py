@@ -42,6 +42,10 @@ class StandaloneRecords:
             folder = self._folder if self._handler == JSON_LINES else None
             self._events = JobEvents(self._handler, folder)
             self._recorders.append(EventRecorder(self._events.record))
+            if folder is not None:
+                from holdfast.observe.timeline import TimelineRecorder
+
+                self._recorders.append(TimelineRecorder(self._events.record_line))
         if events_wanted(RENDEZVOUS_EVENTS):
             from holdfast.observe.events.recorder import RendezvousRecorder
 

@@ -15,7 +15,9 @@ import holdfast
 from holdfast.agent import side_services
 from holdfast.agent.lifecycle_reporter import LifecycleReporter
 from holdfast.agent.side_services import HEALTH_PORT_ENV, PREIMPORT_AFTER_S, SideServices
+from holdfast.observe import lifecycle
 from holdfast.observe.health.loop_probe import FRESH_S
+from holdfast.processes.failures.failure import ProcessFailure
 from observed_jobs import fetch
 from real_jobs import News, children
 
@@ -170,3 +172,49 @@ def test_an_agent_outlives_its_installation(tmp_path: Path, fate: str) -> None:
     assert agent.returncode == 128 + signal.SIGKILL, errors
     assert "after 2 of 2 restarts" in errors
     assert "Traceback" not in errors
+
+
+def test_steps_are_sampled_ever_less_often_and_only_where_some_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = services()
+    reporter = made._reporter
+    samples: list[tuple[tuple[int, int, float], ...]] = []
+    monkeypatch.setattr(reporter, "progress_sampled", samples.append)
+    steps: list[tuple[int, int, float]] = []
+    monkeypatch.setattr(made.watchdogs, "steps", lambda: [*steps])
+    made._heard(0)
+    assert made.next_deadline(None) is None, "nobody wants samples"
+    reporter.observers.sampled = True
+    assert made.next_deadline(None) is None, "no worker has reported anything"
+    made._heard(0)
+    begun = now = time.monotonic()
+    pauses = []
+    while now < begun + 3600.0:
+        before, now = now, made.next_deadline(None) or 0.0
+        pauses.append(now - before)
+        steps[:] = [(0, len(pauses), now), (1, 7, begun)]
+        made.look(now)
+    assert max(pauses) == pytest.approx(side_services.SAMPLE_S_MAX)
+    assert pauses[0] == pytest.approx(side_services.SAMPLE_S_MIN, abs=0.05)
+    assert len(pauses) < 300
+    assert {len(sample) for sample in samples[1:]} == {1}, "what has not changed is not repeated"
+    made.end_samples()
+    assert made.next_deadline(None) is None
+
+
+def test_why_workers_failed_is_reported_in_time_if_no_generation_follows() -> None:
+    made = services()
+    reporter = made._reporter
+    received: list[object] = []
+    reporter.observers.add(received.append)
+    reporter.generation_stopped(3, {7: ProcessFailure(1, 4711, 9, "")})
+    due = made.next_deadline(None)
+    assert due is not None
+    made.look(due - 0.001)
+    assert [type(event) for event in received] == [lifecycle.GenerationStopped]
+    made.look(due)
+    failed = received[-1]
+    assert isinstance(failed, lifecycle.WorkersFailed)
+    assert [(one.global_rank, one.exit_code) for one in failed.failures] == [(7, 9)]
+    assert made.next_deadline(None) is None

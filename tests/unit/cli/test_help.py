@@ -185,10 +185,32 @@ def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) ->
     text = help_of(capsys)
     assert all(f"\n  {name} " in text for name in main.COMMANDS)
     assert "pip install py-spy" in help_of(capsys, "dump")
+    assert "holdfast report logs --json" in help_of(capsys, "report")
     assert main.dispatch(["jump"]) == 2
     assert capsys.readouterr().err == (
-        "holdfast: error: 'jump' is not a command; commands: run, coordinator, token, dump, story, "
-        "simulate\n"
+        "holdfast: error: 'jump' is not a command; commands: run, coordinator, token, dump, report, "
+        "story, simulate\n"
     )
     assert main.dispatch(["train.py"]) == 2
     assert capsys.readouterr().err.endswith("; did you mean holdfast run train.py?\n")
+
+
+REPORT_MISTAKES = """\
+ | the following arguments are required: FOLDER
+nothing | FOLDER: 'nothing' is not a folder; accepted: a log directory
+--json empty | FOLDER: no timeline in 'empty'; accepted: a log directory (a job has one if it was started with --log-dir, --redirects or --tee, or failed)
+broken | FOLDER: no timeline in 'broken' can be read
+--html empty | --html: unknown flag; see holdfast report --help
+"""
+
+
+@pytest.mark.parametrize("case", REPORT_MISTAKES.splitlines())
+def test_mistakes_with_reports_get_one_line(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "timeline-x-1.jsonl").write_text("{\n")
+    words, _, line = case.partition("| ")
+    assert main.dispatch(["report", *words.split()]) == 2
+    assert capsys.readouterr() == ("", f"holdfast report: error: {line}\n")

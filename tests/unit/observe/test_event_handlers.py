@@ -86,7 +86,7 @@ WRITER = f"""
 import sys
 from holdfast.events import Event, EventSource, JsonLinesEventHandler
 from holdfast.observe.events import handlers
-handlers.file_name = lambda: "shared.jsonl"  # The worst case: all have one file.
+handlers.file_name = lambda _stem: "shared.jsonl"  # The worst case: all have one file.
 handler = JsonLinesEventHandler(sys.argv[1])
 sys.stdin.read()
 for line in range({LINES}):

@@ -11,6 +11,7 @@ import os
 from abc import ABC, abstractmethod
 
 from holdfast.console import write_line
+from holdfast.observe.timeline import Line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,8 +55,50 @@ BUFFERED_MAX = 1000
 """How many events are buffered while there is no folder yet; the oldest are dropped first."""
 
 
+class LogDirectoryHandler(EventHandler):
+    """Writes what a log directory has of a job: its events, and the timeline that reports are made of.
+
+    With `events` false only the latter, since somebody else takes the events.
+    """
+
+    def __init__(
+        self,
+        folder: str | Callable[[], str | None],
+        *,
+        events: bool = True,
+        file_bytes_max: int = FILE_BYTES_MAX,
+    ) -> None:
+        self._events = JsonLinesEventHandler(folder) if events else None
+        self._timeline = JsonLinesEventHandler(
+            folder, stem="timeline", file_bytes_max=file_bytes_max
+        )
+
+    def record(self, event: Event | Line) -> None:
+        """Append a line to one of the files; raise `OSError` if it cannot be written."""
+        if isinstance(event, Line):
+            self._timeline.record(event)
+            # Without these two, nobody could make anything of the others.
+            if event.kind == "run":
+                self._timeline.head = (event.serialize(),)
+            elif event.kind == "generation":
+                self._timeline.head = (*self._timeline.head[:1], event.serialize())
+        elif self._events is not None:
+            self._events.record(event)
+
+    def flush(self) -> None:
+        for one in self._files():
+            one.flush()
+
+    def close(self) -> None:
+        for one in self._files():
+            one.close()
+
+    def _files(self) -> list[JsonLinesEventHandler]:
+        return [one for one in (self._timeline, self._events) if one is not None]
+
+
 class JsonLinesEventHandler(EventHandler):
-    """Appends events as JSON lines to `events-<host>-<pid>.jsonl` in a folder.
+    """Appends events as JSON lines to `<stem>-<host>-<pid>.jsonl` in a folder.
 
     Each event is one line, written by one call to a file that is only appended to, so that a reader
     never sees half of one and two writers never mix theirs. Each node has a file of its own, since
@@ -67,9 +110,14 @@ class JsonLinesEventHandler(EventHandler):
     """
 
     def __init__(
-        self, folder: str | Callable[[], str | None], *, file_bytes_max: int = FILE_BYTES_MAX
+        self,
+        folder: str | Callable[[], str | None],
+        *,
+        file_bytes_max: int = FILE_BYTES_MAX,
+        stem: str = "events",
     ) -> None:
         self._folder = folder
+        self._stem = stem
         self._file_bytes_max = file_bytes_max
         self._owner = os.getpid()
         self._descriptor: int | None = None
@@ -79,8 +127,10 @@ class JsonLinesEventHandler(EventHandler):
         self._is_line_begun = False
         self.path = ""
         """The file, once there is one."""
+        self.head: tuple[str, ...] = ()
+        """Lines that are repeated at the beginning of each further file."""
 
-    def record(self, event: Event) -> None:
+    def record(self, event: Event | Line) -> None:
         """Append a line; raise `OSError` if the file cannot be written."""
         self._buffer.append(event.serialize())
         if len(self._buffer) > BUFFERED_MAX:
@@ -110,7 +160,7 @@ class JsonLinesEventHandler(EventHandler):
             folder = self._folder if isinstance(self._folder, str) else self._folder()
             if folder is None:
                 return False
-            self.path = self.path or os.path.join(folder, file_name())
+            self.path = self.path or os.path.join(folder, file_name(self._stem))
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._descriptor = os.open(self.path, flags, 0o644)
             self._size = os.fstat(self._descriptor).st_size
@@ -141,9 +191,11 @@ class JsonLinesEventHandler(EventHandler):
         self._descriptor = None
         self._is_line_begun = False
         self._is_open()
+        for line in self.head:
+            self._append(line)
 
 
-def file_name() -> str:
+def file_name(stem: str = "events") -> str:
     """Return the name of this node's file; another agent on this host has another."""
     host = os.uname().nodename.replace("/", "_") or "node"
-    return f"events-{host}-{os.getpid()}.jsonl"
+    return f"{stem}-{host}-{os.getpid()}.jsonl"

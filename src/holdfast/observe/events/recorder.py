@@ -18,7 +18,7 @@ import sys
 from holdfast.observe import events_wanted, lifecycle
 from holdfast.observe.background import BackgroundHandler
 from holdfast.observe.events.event import Event, EventSource, json_text
-from holdfast.observe.events.handlers import JsonLinesEventHandler
+from holdfast.observe.events.handlers import LogDirectoryHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from holdfast.observe.events.event import EventMetadataValue, NodeState
     from holdfast.observe.safe_handler import SafeHandler
+    from holdfast.observe.timeline import Line
 
 
 PREFIX = "torchelastic.worker.status."
@@ -251,9 +252,10 @@ class JobEvents:
         self._own: list[SafeHandler] = []
         self._shared: list[SafeHandler] = []
         is_configured = _is_configured(JSON_LINES)
-        if folder is not None and not is_configured:
+        if folder is not None:
             # In a thread of its own: the log directory's file system may not answer.
-            self._own.append(BackgroundHandler(JsonLinesEventHandler(folder), JSON_LINES))
+            handler = LogDirectoryHandler(folder, events=not is_configured)
+            self._own.append(BackgroundHandler(handler, JSON_LINES))
         if name not in ("null", JSON_LINES) or (name == JSON_LINES and is_configured):
             self._share(name)
         if events_wanted("null"):
@@ -268,6 +270,11 @@ class JobEvents:
         """Give an event to every handler."""
         for handler in (*self._own, *self._shared):
             handler.record(event)
+
+    def record_line(self, line: Line) -> None:
+        """Add a line to the timeline in the log directory, if there is one."""
+        for handler in self._own:
+            handler.record(line)
 
     def close(self, limit_s: float = FLUSH_S) -> None:
         """Close the job's own handlers; flush the others, which may serve the next job too."""

@@ -168,6 +168,7 @@ class DefaultLogsSpecs(LogsSpecs):
         self._is_shared = False
         self._is_for_one_launch = False
         self._run_dir: str | None = None
+        self._attempt_dir: str | None = None
         self._run_dir_owner = -1  # This user, as the file system takes it.
 
     @property
@@ -189,9 +190,19 @@ class DefaultLogsSpecs(LogsSpecs):
         return own and not self._is_shared and self.keeps_nothing
 
     @property
+    def keeps_records(self) -> bool:
+        """Whether what is recorded while the job runs stays, however the job ends."""
+        return self._root_log_dir != os.devnull and not self.is_for_failures_alone
+
+    @property
     def run_dir(self) -> str | None:
         """The directory of this run, or None as long as no workers were started with one."""
         return self._run_dir
+
+    @property
+    def attempt_dir(self) -> str | None:
+        """The directory of the last start of the workers, or None if there was none."""
+        return self._attempt_dir
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         size = len(envs)
@@ -302,6 +313,7 @@ class DefaultLogsSpecs(LogsSpecs):
         while not _make_dir(path):
             again += 1
             path = f"{plain}_{again}"
+        self._attempt_dir = path
         return path
 
     def _replace_run_dir(self) -> None:

@@ -296,6 +296,11 @@ class WorkerPages:
         page = self._pages.get(rank)
         return page.read() if page is not None else Progress()
 
+    def steps(self) -> list[tuple[int, int, float]]:
+        """Return local rank, last step and its time (monotonic, seconds) of all that reported one."""
+        found = [(rank, page.read()) for rank, page in self._pages.items()]
+        return [(rank, one.step, one.step_ns / 1e9) for rank, one in found if one.step is not None]
+
     def fileno(self) -> int:
         """Return the descriptor that is readable when a worker requests a look."""
         return self._notice

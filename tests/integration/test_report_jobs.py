@@ -1,0 +1,140 @@
+"""Reports of real jobs: `holdfast report` of the folders that they leave, however they ended."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from observed_jobs import until
+from real_jobs import HOLDFAST, PATIENCE_S, Job
+from real_teams import OBEY, TOGETHER, Cluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Rank 1 fails with step 12 of the first generation; the second begins again with step 5. Each step
+# that `sampled` is called after is in the timeline, if there is one.
+TRAIN = """
+import glob
+from holdfast import worker
+def sampled(step):
+    what = f'[{RANK}, {step}, '
+    while not any(what in open(path).read() for path in glob.glob("logs/*/timeline-*.jsonl")):
+        time.sleep(0.01)
+for step in range(0 if GENERATION == "0" else 5, 20):
+    worker.progress(step)
+    if os.path.exists("logs") and step in ((0, 12) if GENERATION == "0" else (5,)):
+        sampled(step)
+    if GENERATION == "0" and step == 12 and RANK == "1":
+        raise ValueError("no data for <this> rank")
+    elif GENERATION == "0" and step == 12:
+        forever()
+"""
+
+
+def report_of(*words: Path | str) -> dict[str, Any]:
+    done = run("--json", *map(str, words))
+    assert (done.returncode, done.stderr) == (0, "")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def lines_of(folder: Path, kind: str) -> list[str]:
+    """Return the lines of one kind in all timelines below a folder."""
+    lines = [line for path in folder.rglob("timeline-*") for line in path.read_text().splitlines()]
+    return [line for line in lines if f'"kind": "{kind}"' in line]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [*HOLDFAST, "report", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def test_a_job_that_restarted(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    flags = ("--nproc-per-node", "2", "--max-restarts", "1", "--log-dir", str(logs))
+    with Job(tmp_path, TRAIN, *flags) as job:
+        code, _, errors = job.end()
+    assert code == 0, errors
+    report = report_of(logs)
+    assert report["outcome"]["state"] == "succeeded"
+    first, second = report["generations"]
+    assert (first["end"], second["end"]) == ("failed", "succeeded")
+    assert "no data for <this> rank" in first["end_reason"]
+    assert (second["first_step"], second["last_step"]) == (5, 19)
+    assert first["repeated_s"] > 0
+    assert all(second[stage] > 0 for stage in ("regroup_s", "start_s", "first_step_s"))
+    assert first["stop_s"] > 0
+    assert sum(cost["seconds"] for cost in report["costs"]) == pytest.approx(
+        report["duration_s"], abs=0.01
+    )
+    cause, *others = report["failures"]
+    assert (cause["rank"], cause["exitcode"], cause["consequence"]) == (1, 1, False)
+    assert "ValueError: no data for <this> rank" in cause["traceback"]
+    assert all(other["consequence"] for other in others)
+    assert [one["rank"] for one in report["progress"]["ranks"]] == [0, 1]
+
+    done = run(str(logs))
+    page = logs / "report.html"
+    assert done.stdout == f"file://{page}\n"
+    assert "no data for &lt;this&gt; rank" in page.read_text()
+    assert run(str(logs), "--output", "-").stdout == page.read_text()
+
+
+def test_a_job_that_failed_needs_no_log_directory(tmp_path: Path) -> None:
+    with Job(tmp_path, TRAIN, "--nproc-per-node", "2", env={"TMPDIR": str(tmp_path)}) as job:
+        code, _, _ = job.end()
+    assert code == 1
+    [folder] = tmp_path.glob("holdfast_*")
+    report = report_of(folder)
+    assert report["outcome"]["state"] == "failed"
+    assert "no data for <this> rank" in report["outcome"]["reason"]
+    # Samples were not taken while it ran, but one when it had stopped.
+    assert report["generations"][0]["last_step"] >= 12
+
+
+def test_a_job_that_was_killed_and_one_that_runs(tmp_path: Path) -> None:
+    script = """
+    from holdfast import worker
+    print("loading", flush=True)
+    worker.progress(7)
+    tell(RANK)
+    forever()
+    """
+    with Job(tmp_path, script, "--log-dir", str(tmp_path / "logs"), "--redirects", "3") as job:
+        job.news.take(1)
+        until(lambda: lines_of(tmp_path, "progress") or None)
+        assert report_of(tmp_path / "logs")["outcome"]["state"] == "running"
+        job.signal(signal.SIGKILL)
+        job.end()
+    report = report_of(tmp_path / "logs")
+    assert report["outcome"]["state"] == "killed"
+    assert report["generations"][0]["last_step"] == 7
+    assert [(one["rank"], one["text"]) for one in report["tails"]] == [(0, "loading\n")]
+
+
+def test_two_nodes_one_of_which_is_lost(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    with Cluster(tmp_path, OBEY, "--log-dir", str(logs), nnodes="1:2", conf=TOGETHER) as cluster:
+        cluster.start_host("A", conf="node_id=A")
+        cluster.start("B", conf="node_id=B")
+        cluster.generation(2)
+        until(lambda: len(lines_of(logs, "generation")) == 2 or None)
+        cluster.agents["B"].kill()
+        cluster.generation(1)["A"].finish()
+        code, said = cluster.agents["A"].end()
+        assert code == 0, said
+    report = report_of(logs)
+    assert report["outcome"]["state"] == "succeeded"
+    states = {node["name"]: node["state"] for node in report["nodes"]}
+    assert states == {"A": "succeeded", "B": "lost"}
+    lost, alone = report["generations"]
+    assert (lost["end"], sorted(lost["nodes"]), lost["world_size"]) == ("lost", ["A", "B"], 2)
+    assert (alone["end"], alone["nodes"], alone["world_size"]) == ("succeeded", ["A"], 1)
+    # The folder of one node alone tells as much of the generations.
+    [folder] = [node["folder"] for node in report["nodes"] if node["name"] == "A"]
+    assert [one["end"] for one in report_of(folder)["generations"]] == ["lost", "succeeded"]

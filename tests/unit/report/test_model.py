@@ -1,0 +1,233 @@
+"""What a report says of a job, by timelines whose times are known."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from holdfast.core.supervision import StopReason
+from holdfast.report import records
+from holdfast.report.model import RANKS_SHOWN, SLOWEST_SHOWN, Report, describe
+from timelines import Timeline, one_restart
+
+
+def report_of(*nodes: Timeline) -> Report:
+    [job] = records.jobs_in([run for node in nodes for run in node.runs()])
+    return describe(job)
+
+
+def costs_of(report: Report) -> dict[str, float]:
+    return {cost.kind: round(cost.seconds, 3) for cost in report.costs if cost.seconds}
+
+
+def test_where_the_time_of_a_restart_went() -> None:
+    report = report_of(one_restart())
+    assert costs_of(report) == {
+        "gather": 2.0,
+        "start": 1.0 + 1.0,
+        "warm-up": 2.0 + 3.0,
+        "useful": 15.0 + 15.0,  # Steps 1 to 15 of the first generation; all of the second.
+        "repeated": 10.0,
+        "detect": 1.0,
+        "stop": 2.0 + 1.0,
+        "regroup": 1.0,
+        "end": 1.0,
+    }
+    assert report.measure == "progress"
+    assert report.goodput == pytest.approx(30.0 / 55.0, abs=1e-4)
+    first, second = report.generations
+    assert (first.end, second.end) == ("failed", "succeeded")
+    assert (first.detect_s, first.stop_s, first.repeated_s) == pytest.approx((1.0, 2.0, 10.0))
+    stages = (second.regroup_s, second.start_s, second.first_step_s)
+    assert stages == pytest.approx((1.0, 1.0, 3.0))
+    assert [(one.rank, one.generation, one.at_s) for one in report.failures] == [(1, 0, 30.0)]
+    assert report.outcome.state == "succeeded"
+
+
+def test_the_spans_leave_no_gap() -> None:
+    spans = report_of(one_restart()).spans
+    assert (spans[0].from_s, spans[-1].to_s) == (0.0, 55.0)
+    assert all(one.to_s == other.from_s for one, other in itertools.pairwise(spans))
+
+
+def test_without_steps_the_time_in_which_all_ran_counts() -> None:
+    node = Timeline()
+    node.run()
+    node.generation(0, 2.0, 3.0)
+    node.stops(0, 31.0, 33.0, StopReason.WORKER_FAILED, node.failure(1, 30.0))
+    node.generation(1, 34.0, 35.0)
+    node.stops(1, 53.0, 54.0, StopReason.SUCCEEDED)
+    node.end(55.0)
+    report = report_of(node)
+    assert report.measure == "running"
+    assert costs_of(report)["useful"] == 27.0 + 18.0
+    assert report.progress is None
+
+
+def test_a_worker_that_hung_failed_when_it_made_its_last_step() -> None:
+    node = Timeline()
+    node.run()
+    node.generation(0, 2.0, 3.0)
+    node.steps(0, 5.0, 0, 25, 1.0)
+    node.stops(0, 90.0, 91.0, StopReason.WORKER_FAILED, node.failure(1, 90.0))
+    node.end(92.0, "failed")
+    report = report_of(node)
+    assert costs_of(report)["detect"] == 60.0
+    assert report.outcome.state == "failed"
+
+
+def test_nodes_are_shifted_until_their_generations_start_together() -> None:
+    first, second = Timeline("a", (0, 1)), Timeline("b", (2, 3), ahead=3600.0, rank=1)
+    for node in (first, second):
+        node.run(1.0 if node is second else 0.0)
+        node.generation(0, 2.0, 3.0, nodes=2)
+        node.stops(0, 20.0, 21.0, StopReason.SUCCEEDED)
+        node.end(22.0)
+    report = report_of(first, second)
+    assert [node.clock_ahead_s for node in report.nodes] == pytest.approx([0.0, 3600.0])
+    assert [node.began_s for node in report.nodes] == pytest.approx([0.0, 1.0])
+    assert report.duration_s == pytest.approx(22.0)
+    assert any("3600.000 s" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(
+    ("reason", "stop_s"), [(StopReason.SUCCEEDED, 1.0), (StopReason.WORKER_FAILED, 11.0)]
+)
+def test_a_stop_begins_with_the_first_node_unless_all_are_done(
+    reason: StopReason, stop_s: float
+) -> None:
+    first, second = Timeline("a", (0, 1)), Timeline("b", (2, 3), rank=1)
+    for node, since in ((first, 20.0), (second, 30.0)):
+        node.run()
+        node.generation(0, 2.0, 3.0, nodes=2)
+        node.stops(0, since, since + 1.0, reason)
+        node.end(32.0)
+    assert report_of(first, second).generations[0].stop_s == pytest.approx(stop_s)
+
+
+def lose_a_node(*, with_the_lost_one: bool) -> Report:
+    stays, goes = Timeline("a", (0, 1)), Timeline("b", (2, 3), rank=1)
+    for node in (stays, goes):
+        node.run()
+        node.generation(0, 2.0, 3.0, nodes=2)
+    stays.stops(0, 20.0, 21.0, StopReason.COORDINATOR)
+    stays.generation(1, 22.0, 23.0, why="b was lost: its connection closed", restarts=0)
+    stays.stops(1, 40.0, 41.0, StopReason.SUCCEEDED)
+    stays.end(42.0)
+    return report_of(stays, goes) if with_the_lost_one else report_of(stays)
+
+
+@pytest.mark.parametrize("with_the_lost_one", [True, False])
+def test_a_lost_node_ends_a_generation(with_the_lost_one: bool) -> None:
+    report = lose_a_node(with_the_lost_one=with_the_lost_one)
+    assert [one.end for one in report.generations] == ["lost", "succeeded"]
+    assert report.generations[0].end_reason == "b was lost: its connection closed"
+    assert report.generations[0].detect_s is None
+    assert {node.name: node.state for node in report.nodes}.get("b", "lost") == "lost"
+    assert report.outcome.state == "succeeded"
+
+
+@pytest.mark.parametrize(("restarts", "nodes", "end"), [(1, 2, "failed"), (0, 3, "regrouped")])
+def test_what_happened_elsewhere_is_told_by_what_came_of_it(
+    restarts: int, nodes: int, end: str
+) -> None:
+    node = Timeline()
+    node.run()
+    node.generation(0, 2.0, 3.0, nodes=2)
+    node.stops(0, 20.0, 21.0, StopReason.COORDINATOR)
+    node.generation(1, 22.0, 23.0, nodes=nodes, restarts=restarts, why="a reason in words")
+    report = report_of(node)
+    assert (report.generations[0].end, report.generations[0].end_reason) == (
+        end,
+        "a reason in words",
+    )
+
+
+def test_a_killed_job_ends_with_its_last_sign() -> None:
+    node = Timeline()
+    node.run()
+    node.generation(0, 2.0, 3.0)
+    node.steps(0, 5.0, 0, 25, 1.0)
+    report = report_of(node)
+    assert report.outcome.state == "killed"
+    assert report.duration_s == pytest.approx(30.0)
+    assert report.generations[0].end == "unknown"
+    assert costs_of(report)["useful"] == 25.0
+
+
+def test_a_job_that_a_signal_ended_was_stopped() -> None:
+    node = Timeline()
+    node.run()
+    node.generation(0, 2.0, 3.0)
+    node.stops(0, 20.0, 21.0, StopReason.SIGNAL)
+    node.end(22.0, "stopped", "Traceback:\nholdfast.SignalException: agent 7 was ended by SIGTERM")
+    report = report_of(node)
+    assert (report.outcome.state, report.generations[0].end) == ("stopped", "stopped")
+    assert report.outcome.reason == "agent 7 was ended by SIGTERM"
+
+
+def test_a_job_that_never_met_has_a_report_too() -> None:
+    node = Timeline()
+    node.run()
+    node.end(60.0, "error", "Traceback:\nholdfast.RendezvousTimeoutError: only 1 of 2 nodes came")
+    report = report_of(node)
+    assert (report.outcome.state, report.goodput) == ("error", 0.0)
+    assert costs_of(report) == {"gather": 60.0}
+
+
+def test_steps_that_go_back_are_not_taken_for_repeated_ones() -> None:
+    node = Timeline()
+    node.run()
+    node.generation(0, 2.0, 3.0)
+    node.steps(0, 5.0, 0, 10, 1.0)  # Two epochs.
+    node.steps(0, 16.0, 0, 10, 1.0)
+    node.stops(0, 27.0, 28.0, StopReason.REGROUP)
+    node.generation(1, 29.0, 30.0)
+    node.steps(1, 31.0, 0, 10, 1.0)
+    node.end(42.0)
+    report = report_of(node)
+    assert "repeated" not in costs_of(report)
+    assert report.notes
+
+
+def test_a_straggler_is_found() -> None:
+    node = Timeline(ranks=(0, 1, 2))
+    node.run()
+    node.generation(0, 2.0, 3.0)
+    for rank, each_s in ((0, 1.0), (1, 1.0), (2, 2.0)):
+        one = Timeline(ranks=(rank,))
+        one.steps(0, 5.0, 0, int(40 / each_s), each_s)
+        node.lines += one.lines
+    progress = report_of(node).progress
+    assert progress is not None
+    assert [one.rank for one in progress.slowest][:1] == [2]
+    assert progress.slowest[0].behind == 20
+    middle = len(progress.times_s) // 2
+    assert [series.rates[middle] for series in progress.ranks] == pytest.approx([1.0, 1.0, 0.5])
+    assert [row[middle] for row in progress.heat] == pytest.approx([1.0, 1.0, 0.5])
+
+
+def test_many_ranks_make_no_longer_report() -> None:
+    ranks = tuple(range(5 * RANKS_SHOWN))
+    node = Timeline(ranks=ranks)
+    node.run()
+    node.generation(0, 2.0, 3.0)
+    node.steps(0, 5.0, 0, 40, 1.0)
+    progress = report_of(node).progress
+    assert progress is not None
+    assert (progress.reporting, len(progress.ranks)) == (len(ranks), SLOWEST_SHOWN)
+    assert len(progress.heat) == len(progress.heat_ranks) == RANKS_SHOWN
+    assert progress.heat_ranks[0] == "0-4"
+
+
+def test_jobs_are_told_apart_by_their_fences_not_by_their_names() -> None:
+    """The same run id twice: the nodes of the second job are its own, whatever their clocks say."""
+    old, new, late = Timeline("a"), Timeline("a"), Timeline("b", (2, 3), ahead=-9e6, rank=1)
+    for node, number in ((old, 0), (new, 5), (late, 5)):
+        node.run(100.0 * number)
+        node.generation(number, 100.0 * number + 2.0, 100.0 * number + 3.0)
+        node.end(100.0 * number + 10.0)
+    jobs = records.jobs_in([*old.runs(), *new.runs(), *late.runs()])
+    assert sorted(len(job) for job in jobs) == [1, 2]
+    assert {run.run.node for job in jobs if len(job) == 2 for run in job} == {"a", "b"}
