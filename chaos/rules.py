@@ -231,11 +231,13 @@ def one_cluster_decides(record: Record) -> Iterator[str]:
 def small_faults_cost_nothing(record: Record) -> Iterator[str]:
     """With `--ha`, whose times are the default ones, no worker is stopped for these."""
     starts = [one for one in record.entries if one.event == "start"] if record.looks else []
-    others = [(fault.at_s, fault.until_s) for fault in record.faults if not is_small(fault)]
     for fault in filter(is_small, record.faults):
-        until_s = fault.until_s + SMALL_S
-        if any(at_s <= until_s and fault.at_s <= end_s for at_s, end_s in others):
+        others = [one for one in record.faults if one is not fault]
+        # Two that are small add up: a node that was frozen needs an etcd that answers right then.
+        if any(one.at_s <= fault.until_s and fault.at_s <= one.until_s for one in others):
             continue
+        next_at_s = [one.at_s for one in others if one.at_s > fault.until_s]
+        until_s = min(fault.until_s + SMALL_S, *next_at_s, float("inf"))
         late = [one for one in starts if fault.at_s < one.at_s <= until_s]
         if late:
             yield f"{fault.kind} on machine {fault.machine} led to generation {late[0].generation}"
