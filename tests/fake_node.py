@@ -63,6 +63,7 @@ class FakeNode(msgspec.Struct):
     slow: bool = False
     reported_clear: int = -1
     reported_term: int = 0
+    drained: bool = False
 
     @property
     def name(self) -> str:
@@ -110,6 +111,7 @@ class FakeNode(msgspec.Struct):
             failure=self.failure,
             report=self.report,
             call=self.call,
+            drained=self.drained,
         )
 
     def heartbeat(self) -> Heartbeat:
@@ -145,6 +147,7 @@ class FakeNode(msgspec.Struct):
         self.restarts = max(self.restarts, view.restarts)
         self.fence = max(self.fence, view.fence)
         self.start, self.view_generation = view.start, view.generation
+        self.drained = view.drained
         return True
 
     def apply(self) -> bool:

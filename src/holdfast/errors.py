@@ -6,6 +6,7 @@
     ├── UsageError                    you called us wrongly                     exit 2
     ├── CannotStart                   the user's program cannot be started      exit 126 or 127
     ├── EnvironmentProblem            this machine lacks or refuses something   exit 78
+    ├── JobStopped                    somebody asked for the end of the job     exit 143
     └── InternalError                 our own bug                               exit 70
 
 A failing worker is not in this tree: it is the user's program that failed, and
@@ -61,6 +62,12 @@ class EnvironmentProblem(HoldfastError):
     """This machine lacks or refuses something: a folder, a port, a kernel feature."""
 
     exit_code = 78
+
+
+class JobStopped(HoldfastError):
+    """Somebody had the job stopped (`holdfast stop`): it ends as by SIGTERM."""
+
+    exit_code = 143
 
 
 class InternalError(HoldfastError):

@@ -24,9 +24,9 @@ LENGTH_MAX = 12
 printable = st.characters(exclude_categories=["C", "Z"])
 any_text = st.characters(exclude_categories=["Cs"])
 of_addresses = st.sampled_from(ADDRESS_CHARS)
-NAMES = {"run_id", "node", "host", "role", "label"}
+NAMES = {"run_id", "node", "host", "role", "label", "id", "action", "what", "source", "kind"}
 ADDRESSES = {"address", "master_addr"}
-SHOWN = {"why", "summary", "stuck", "slow", "held_back"}
+SHOWN = {"why", "summary", "stuck", "slow", "held_back", "asked", "who", "state", "section", "text"}
 
 
 def _of(kind: inspect.Type, characters: SearchStrategy[str] = any_text) -> SearchStrategy[Any]:

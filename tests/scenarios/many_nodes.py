@@ -15,6 +15,7 @@ Rounds: the player keeps nodes that apply each view, so that an input is short::
     time up a                            it has contended for the place of another long enough
     settled                              the settle times of all that came have lasted long enough
     let in / quiet                       one was held back for long enough; a quiet time has passed
+    asks r1 drain a / asks r1 stop via=a     somebody asks for something, by itself or in a status
 
 Below are the views, each with the node it is for (`a/1` is the first incarnation of `a`, when there
 is a newer one), and the job. The others: `now Event words`, or as the classes say.
@@ -50,6 +51,7 @@ from holdfast.core.protocol import (
     NodePhase,
     NodeRole,
     RankOrder,
+    Request,
     Status,
     View,
 )
@@ -128,6 +130,7 @@ class RoundsPlayer:
         before = self.rounds.job.phase
         happened: list[str] = []
         self.stopped: list[FakeNode] = []
+        answers = self.rounds.job.answers
         try:
             happened += map(self._sent, self.rounds.handle(0.0, event))
             while self.stopped:
@@ -136,6 +139,11 @@ class RoundsPlayer:
             happened.append(f"InvalidEvent: {error}")
         self.rounds.check()
         self.passed.add((before, self.rounds.job.phase))
+        for one in self.rounds.job.answers.values():
+            if one.id not in answers:
+                happened.append(
+                    f"{one.id} is {one.refusal or 'granted'}{one.why and f': {one.why}'}"
+                )
         return [*happened, self._state()]
 
     def _node(self, name: str) -> FakeNode:
@@ -158,6 +166,8 @@ class RoundsPlayer:
             return WaitEnded(self.rounds.job.quiet, WaitKind.QUIET)
         if verb == "close":
             return CloseRequested(JobOutcome(words[0]), " ".join(words[1:]))
+        if verb == "asks":
+            return self._ask(words)
         name, *rest = words
         if verb in ("join", "claims"):
             return self._join(name, fields(rest)).status()
@@ -197,6 +207,15 @@ class RoundsPlayer:
                 raise AssertionError(f"what is {verb!r}?")
         return node.status()
 
+    def _ask(self, words: list[str]) -> JobEvent:
+        (one, action), rest = words[:2], [word for word in words[2:] if "=" not in word]
+        about: dict[str, Any] = {n: number(t) for n, t in fields(words[2 + len(rest) :]).items()}
+        via = about.pop("via", "")
+        request = Request(id=one, action=action, node="".join(rest), who="ann@login", **about)
+        if not via:
+            return request
+        return msgspec.structs.replace(self._node(via).status(), request=request)
+
     def _incarnation(self) -> int:
         return 1 + sum(map(len, self.nodes.values()))
 
@@ -227,6 +246,8 @@ class RoundsPlayer:
         node = named[which]
         name = view.node if node is named[-1] else f"{view.node}/{which + 1}"
         text = f"{name}: {described(view)} ({view.why})"
+        if view.answered is not None:
+            text += f", told of {view.answered.id}: {view.answered.refusal or 'granted'}"
         if view.node in self.deaf:
             return f"{text}, which is lost on the way"
         if not node.receive(view):
@@ -249,6 +270,8 @@ class RoundsPlayer:
             parts.append(f"done {' '.join(sorted(job.succeeded))}")
         if job.settings:
             parts.append(f"{job.restarts} of {job.settings.max_restarts} restarts used")
+        if job.drained:
+            parts.append(f"drained {' '.join(job.drained)}")
         if job.departed:
             parts.append(f"not gone yet {' '.join(n.info.node for n in job.departed.values())}")
         waits = {wait.ended.kind: wait.delay_s for wait in self.rounds.waits}
@@ -288,7 +311,7 @@ def described(view: View) -> str:
             text += f", report {view.report.decode()!r}" if view.report else ""
             return text + ("" if view.final else ", not final")
         case _:
-            return str(view.role.value)
+            return str(view.role.value) + (", drained" if view.drained else "")
 
 
 class CoordinatorPlayer:

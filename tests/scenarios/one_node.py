@@ -53,6 +53,9 @@ class SupervisionPlayer:
         except InvalidEvent as error:
             happened = [f"InvalidEvent: {error}"]
         self.machine.check()
+        if isinstance(event, supervision.Requested):
+            refusal, why = self.machine.answers[event.id]
+            happened.append(f"{event.id} is {refusal or 'granted'}{why and f': {why}'}")
         return [*happened, self._state()]
 
     def _make(self, settings: SupervisionSettings) -> None:

@@ -15,7 +15,7 @@ from holdfast.core.etcd.keys import pack
 from holdfast.core.etcd.leader import Leadership
 from holdfast.core.etcd.session import EtcdSession
 from holdfast.core.etcd.witness import WatchState, Witness
-from holdfast.core.protocol import JobOutcome, NodeRole, Status, View
+from holdfast.core.protocol import JobOutcome, NodeRole, Request, RequestRefusal, Status, View
 from holdfast.core.rounds import JobPhase, NodeLost, Rounds
 from holdfast.core.session import Session
 from holdfast.core.shared_state import (
@@ -66,6 +66,67 @@ class StartsAtOnce(Rounds):
     def _release(self) -> bool:
         self._with_workers.clear()
         return super()._release()
+
+
+class DoneAgain(Rounds):
+    """A request that is repeated is done again."""
+
+    def _request(self, request: Request) -> list[View]:
+        self.job.answers = {one: a for one, a in self.job.answers.items() if one != request.id}
+        return super()._request(request)
+
+
+class DrainsInName(Rounds):
+    """A drained node is taken into the next generation all the same."""
+
+    def _begin_generation(self, why: str) -> None:
+        drained, self.job.drained = self.job.drained, {}
+        missing = [n.info for name, n in self.job.nodes.items() if name in drained]
+        room = self._settings.max_nodes - len(self.job.members)
+        known = {info.node for info in self.job.members}
+        self.job.members += [info for info in missing if info.node not in known][:room]
+        self.job.drained = drained
+        super()._begin_generation(why)
+
+
+class UndrainsInName(Rounds):
+    """A node that is undrained is granted that, and nothing comes of it."""
+
+    def _undrain(self, nodes: list[str], why: str) -> list[View]:
+        return []
+
+
+class SaysNothing(Rounds):
+    """What is asked for through a node is done, and the node is not told."""
+
+    def _answer_asking(self) -> list[View]:
+        views = super()._answer_asking()
+        return [msgspec.structs.replace(view, answered=None) for view in views]
+
+    def _send(self, node: Node, *, anew: bool = False) -> View:
+        return msgspec.structs.replace(super()._send(node, anew=anew), answered=None)
+
+
+class RestartsCost(Rounds):
+    """A restart that somebody asked for is charged."""
+
+    def _request(self, request: Request) -> list[View]:
+        before = self.job.generation
+        views = super()._request(request)
+        if self.job.generation > before and self.job.restarts < self._settings.max_restarts:
+            self.job.restarts += 1
+        return views
+
+
+class StopsUnasked(Rounds):
+    """A node that cannot be spared is drained by ending the job."""
+
+    def _request(self, request: Request) -> list[View]:
+        views = super()._request(request)
+        answer = self.job.answers.get(request.id)
+        if answer is not None and answer.refusal == RequestRefusal.TOO_FEW_NODES.value:
+            return [*views, *self._close(JobOutcome.STOPPED, answer.why)]
+        return views
 
 
 class NeverExpires(Session):

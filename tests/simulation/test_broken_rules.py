@@ -7,8 +7,10 @@ import pytest
 
 from holdfast.testing.sim import CHECKERS, Checker, Machines, simulate
 from holdfast.testing.sim.checkers import (
+    AskedOnce,
     BudgetKept,
     ClosedIsFinal,
+    DrainedRests,
     FencedStaysOut,
     FlappingDamped,
     GenerationGrows,
@@ -24,6 +26,7 @@ from holdfast.testing.sim.checkers import (
     PlaceKept,
     RankOnce,
     RanksStable,
+    RequestsAnswered,
     RoundForms,
     SameRound,
     SizeInBounds,
@@ -44,6 +47,9 @@ ON_ETCD: list[tuple[Machines, type[Checker], str]] = [
     (Machines(rounds=broken.LossesCost), BudgetKept, "crashes"),
     (Machines(session=broken.NeverExpires), OldWorkersGone, "partitions"),
     (Machines(rounds=broken.EveryReturnIsWelcome), FlappingDamped, "flapping"),
+    (Machines(rounds=broken.DoneAgain), AskedOnce, "requests"),
+    (Machines(rounds=broken.DrainsInName), DrainedRests, "requests"),
+    (Machines(rounds=broken.UndrainsInName), RoundForms, "requests"),
 ]
 
 ON_BACKEND: list[tuple[Machines, type[Checker], str]] = [
@@ -68,6 +74,8 @@ ON_BACKEND: list[tuple[Machines, type[Checker], str]] = [
     (Machines(rounds=broken.OneIsEnough), ClosedIsFinal, "calm"),
     (Machines(supervision=broken.StartsBesideTheOld), OneGenerationPerNode, "calm"),
     (Machines(rounds=broken.EveryReturnIsWelcome), FlappingDamped, "flapping"),
+    (Machines(rounds=broken.DoneAgain), AskedOnce, "requests"),
+    (Machines(rounds=broken.DrainsInName), DrainedRests, "requests"),
 ]
 
 CASES: list[tuple[Machines, type[Checker], str]] = [
@@ -100,6 +108,12 @@ CASES: list[tuple[Machines, type[Checker], str]] = [
     (Machines(parts=broken.SentWhole), SlowIsNotLost, "slow"),
     (Machines(rounds=broken.EveryReturnIsWelcome), FlappingDamped, "flapping"),
     (Machines(rounds=broken.SettlesForEver), NobodyStarves, "flapping"),
+    (Machines(rounds=broken.DoneAgain), AskedOnce, "requests"),
+    (Machines(rounds=broken.DrainsInName), DrainedRests, "requests"),
+    (Machines(rounds=broken.UndrainsInName), RoundForms, "requests"),
+    (Machines(rounds=broken.SaysNothing), RequestsAnswered, "requests"),
+    (Machines(rounds=broken.RestartsCost), BudgetKept, "requests"),
+    (Machines(rounds=broken.StopsUnasked), ClosedIsFinal, "requests"),
 ]
 
 

@@ -30,7 +30,7 @@ from holdfast.core import supervision
 from holdfast.core.machine import Effect, Event, InvalidEvent
 from holdfast.core.supervision import Outcome, State, StopReason, Supervision
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
-from holdfast.errors import InternalError
+from holdfast.errors import InternalError, JobStopped
 from holdfast.processes.poll import wait_for
 from holdfast.processes.signals import (
     DEFAULT_SIGNALS,
@@ -227,6 +227,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._dispatch([supervision.Begun()])
         sources = (
             self._signal_events,
+            self._request_events,
             self._job_events,
             self._worker_events,
             self._membership_events,
@@ -247,6 +248,8 @@ class SimpleElasticAgent(ElasticAgent):
         if finish.outcome is Outcome.SIGNALLED:
             one = finish.signum
             raise SignalException(f"agent {os.getpid()} was ended by {in_words(one)}", one)
+        if finish.outcome is Outcome.STOPPED:
+            raise JobStopped(f"the job was stopped: {self._machine.asked}")
         if self._job is not None:
             problem = self._job.error(finish.outcome)
             if problem is not None:
@@ -271,6 +274,9 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _job_events(self) -> list[Event]:
         return self._job.events(time.monotonic()) if self._job is not None else []
+
+    def _request_events(self) -> Iterable[Event]:
+        return ()
 
     def _worker_events(self) -> list[Event]:
         return self._monitor() if self._machine.state is State.RUNNING else []
@@ -462,6 +468,7 @@ class SimpleElasticAgent(ElasticAgent):
             self._machine,
             exit_barrier_s=self._exit_barrier_timeout,
             failures=self._failures_so_far,
+            requested=self._reporter.requested,
         )
 
     def _failures_so_far(self) -> dict[int, ProcessFailure]:
@@ -535,6 +542,8 @@ def log_restart(machine: Supervision, failures: dict[int, ProcessFailure]) -> No
     if machine.reason is StopReason.REGROUP:
         console.info("nodes are waiting to join: regrouping")
         return
+    if machine.reason is StopReason.ASKED:
+        return  # It was said when it came.
     budget = machine.budget
     causes = {rank: failure for rank, failure in failures.items() if not failure.consequence}
     what = machine.unhealthy or "the workers are not healthy"

@@ -15,6 +15,7 @@ from holdfast.coordinator.agent_connection import JoinRefused
 from holdfast.core import coordinated_supervision, supervision
 from holdfast.core.protocol import RIVALS_MAX, Failure, JobOutcome, NodePhase, NodeRole, View
 from holdfast.core.supervision import State
+from holdfast.errors import JobStopped
 from holdfast.processes.failures import report as remote_failures
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 from holdfast.processes.keeper.deadline import WorkersDeadline
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.agent.spec import WorkerGroup
+    from holdfast.coordinator.agent_connection import JobConnection
     from holdfast.coordinator.attendance import Attendance
     from holdfast.core.coordinated_supervision import CoordinatedSupervision
     from holdfast.core.machine import Effect, Event
+    from holdfast.core.protocol import RequestAnswer
     from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
 
 
@@ -51,8 +54,10 @@ class CoordinatedJob:
         *,
         exit_barrier_s: float,
         failures: Callable[[], dict[int, ProcessFailure]],
+        requested: Callable[[str, str], None] = lambda _request, _what: None,
     ) -> None:
         spec = group.spec
+        self._requested = requested
         self._handler = handler
         self._group = group
         self._machine = machine
@@ -71,6 +76,13 @@ class CoordinatedJob:
         self._state, self._since = State.IDLE, time.monotonic()
         self._wait_notice = ""
         self._shown: View | None = None
+        self.on_answer: Callable[[RequestAnswer], None] | None = None
+        """Gets what became of a request that came through this node."""
+
+    @property
+    def connection(self) -> JobConnection:
+        """That to whoever decides."""
+        return self._connection
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while `events` has something."""
@@ -95,6 +107,8 @@ class CoordinatedJob:
                     if message.role is NodeRole.MEMBER:
                         # At once: this node may have to stop its workers first, others may not.
                         self._handler.serve_workers(message)
+                    if message.answered is not None and self.on_answer is not None:
+                        self.on_answer(message.answered)
                     self._show(now, message)
                     events.append(coordinated_supervision.ViewReceived(message))
                 case coordinated_supervision.CoordinatorLost():
@@ -282,6 +296,8 @@ class CoordinatedJob:
             )
         refused = outcome is supervision.Outcome.REFUSED
         if view is not None and view.role is NodeRole.CLOSED:
+            if view.outcome is JobOutcome.STOPPED and view.request and not refused:
+                return JobStopped(f"the job {view.run_id!r} was stopped: {view.why}")
             if refused or view.outcome is JobOutcome.STOPPED:
                 return RendezvousClosedError(
                     f"the job {view.run_id!r} at {self._handler.endpoint} is over: {view.why}",
@@ -311,11 +327,15 @@ class CoordinatedJob:
 
     def _show(self, now: float, view: View) -> None:
         last, self._shown = self._shown, view
+        if last is not None and view.request and view.request != last.request:
+            self._requested(view.request, view.asked)
         if view.slow and (last is None or last.slow != view.slow):
             console.notice(f"generation {view.generation} cannot start yet: {view.slow}")
         if view.held_back and (last is None or last.held_back != view.held_back):
             console.notice(view.held_back)
         if last is not None and (last.role, last.generation) == (view.role, view.generation):
+            if view.request != last.request:
+                console.notice(view.asked)
             return
         self._wait_notice = ""
         if last is not None and last.role is NodeRole.STANDBY:
@@ -331,6 +351,8 @@ class CoordinatedJob:
                     f"generation {view.generation}: node {view.rank} of {view.size}, "
                     f"round {view.round} ({view.why}{restart})"
                 )
+            case NodeRole.STANDBY if view.drained:
+                console.notice(f"this node is drained: {view.why}")
             case NodeRole.STANDBY if last is None or last.role is not NodeRole.STANDBY:
                 console.notice("the round is full: standing by to replace a node")
             case NodeRole.FENCED if not leaves:
@@ -342,6 +364,8 @@ class CoordinatedJob:
                 )
             case NodeRole.CLOSED if view.outcome is JobOutcome.FAILED and last is not None:
                 console.notice(f"the job failed: {view.why}")
+            case NodeRole.CLOSED if view.outcome is JobOutcome.STOPPED and last is not None:
+                console.notice(view.why)
 
     def _notice_wait(self) -> None:
         view = self._connection.view

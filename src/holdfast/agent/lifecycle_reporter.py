@@ -47,7 +47,7 @@ class LifecycleReporter:
         self.observers = Observers()
         self._agent = agent
         self._own: StandaloneRecords | None = None
-        self._run_started_at = 0.0
+        self.run_started_at = 0.0
         self._rendezvous_since = 0.0
         self._rendezvous_is_over = False
         self._entered = 0
@@ -85,7 +85,7 @@ class LifecycleReporter:
 
     def run_started(self) -> None:
         at, wall = now()
-        self._run_started_at = self._rendezvous_since = at
+        self.run_started_at = self._rendezvous_since = at
         self._rendezvous_is_over = False
         if self.observers:
             self.report(self.describe_run(at, wall))
@@ -172,6 +172,10 @@ class LifecycleReporter:
             generation = self._agent.machine.generation
             self.report(lifecycle.ProgressSampled(now()[0], generation, known))
 
+    def requested(self, request: str, what: str) -> None:
+        if self.observers:
+            self.report(lifecycle.Requested(*now(), request, what))
+
     def generation_stopping(self, generation: int, reason: StopReason) -> None:
         if self.observers:
             detail = self._agent.machine.unhealthy[:TEXT_CHARS_MAX]
@@ -224,7 +228,7 @@ class LifecycleReporter:
             lifecycle.RunEnded(
                 at,
                 wall,
-                at - self._run_started_at,
+                at - self.run_started_at,
                 result.state_text.lower() if result is not None else "",
                 machine.restart_count,
                 machine.budget.left,

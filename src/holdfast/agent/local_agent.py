@@ -29,25 +29,31 @@ from holdfast.worker import LAST_END_ENV, PREVIOUS_WORLD_SIZE_ENV
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import Any, TypeVar
 
+    from holdfast.agent.control_point import ControlPoint
+    from holdfast.agent.coordinated_job import CoordinatedJob
     from holdfast.agent.side_services import HealthServer
     from holdfast.agent.stuck_workers import StuckWorkers
+    from holdfast.coordinator.agent_connection import JobConnection
     from holdfast.core.machine import Event
     from holdfast.processes.failures.exits import RunProcsResult
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.processes.keeper.deadline import WorkersDeadline
     from holdfast.processes.logs.specs import LogsSpecs
     from holdfast.processes.workers.group import PContext
+    from holdfast.processes.workers.pages import Progress
     from holdfast.processes.zygote.client import WarmStart
+    from holdfast.wire.messages import Watch
 
     T = TypeVar("T")
 else:
     import _signal as signal  # Numbers, as in `processes.signals`.
 
 LAST_END_CHARS_MAX = 500
+EARLY_WATCHES_MAX = 8
 UNINTERRUPTIBLE_ENV = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 
 
@@ -91,6 +97,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._side_services = SideServices(
             spec.rdzv_handler.get_run_id(), self._reporter, health_check_server, self._settle
         )
+        self._early_watches: list[Watch] = []
         self._keeper: Keeper | None = None
         self._group: PContext | None = None
         self._previous: tuple[int, str] | None = None  # World size of the last generation, its end.
@@ -298,7 +305,77 @@ class LocalElasticAgent(SimpleElasticAgent):
         """
         return self._attends_workers and not self._side_services.is_settled
 
+    @property
+    def connection(self) -> JobConnection | None:
+        """That to whoever decides for the job, if it is somebody else."""
+        return self._job.connection if self._job is not None else None
+
+    @property
+    def log_files(self) -> list[tuple[int, str, str]]:
+        """Rank, stream and path of what the workers of this generation write to files."""
+        group = self._group
+        if group is None:
+            return []
+        return [
+            (worker.global_rank, stream, files[worker.local_rank])
+            for stream, files in (("stdout", group.stdouts), ("stderr", group.stderrs))
+            for worker in self._worker_group.workers
+            if files.get(worker.local_rank, "") not in ("", os.devnull)
+        ]
+
+    @property
+    def live_workers(self) -> dict[int, int]:
+        """Processes by local rank, of workers that have not exited."""
+        running = self._machine.running
+        pids = self._group.pids() if self._group is not None else {}
+        return {rank: pid for rank, pid in pids.items() if rank in running}
+
+    def pages(self) -> dict[int, Progress]:
+        """Return the progress that workers report, by local rank."""
+        return dict(self._side_services.watchdogs.progress())
+
+    def describe_program(self) -> str:
+        """Return the name of what the workers run."""
+        return self._reporter.describe_run().program
+
+    def requested(self, request_id: str, what: str) -> None:
+        """Tell everybody here of a request that was granted."""
+        console.notice(what)
+        self._reporter.requested(request_id, what)
+
+    def _join_job(self) -> CoordinatedJob:
+        job = super()._join_job()
+        job.connection.on_watch(self._watched)
+        return job
+
+    def _watched(self, watch: Watch) -> None:
+        """Pass on that somebody watches, once the run has lasted for a while; from any thread."""
+        control = self._side_services.control
+        if control is not None:
+            control.watched(watch)
+        elif len(self._early_watches) < EARLY_WATCHES_MAX:
+            self._early_watches.append(watch)
+
+    def _open_control(self) -> ControlPoint:
+        from holdfast.agent.control_point import ControlPoint
+
+        control = ControlPoint(self, self._reporter.run_started_at)
+        self._side_services.control = control
+        self.observers.add(control)
+        return control
+
+    def _request_events(self) -> Iterable[Event]:
+        control = self._side_services.control
+        return control.take_requests() if control is not None else ()
+
     def _settle(self) -> None:
+        if self._never_blocks:
+            control = self._open_control()
+            control.open()
+            if self._job is not None:
+                self._job.on_answer = control.answered
+            for watch in self._early_watches:
+                control.watched(watch)
         follow = getattr(self._group, "follow_output", None)  # Not any context has it.
         if follow is not None:
             follow()
@@ -378,6 +455,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         assert self._group is not None
         self._previous = (self._worker_group.workers[0].world_size, reason.value)
         chosen = signum or self._stop_signal
+        asked_s = self._machine.grace_s
+        grace_s = self._shutdown_timeout if asked_s < 0 else asked_s
         if reason is StopReason.SIGNAL and self._shuts_down_by_hook:
             self._shut_down(chosen)
         elif reason not in (StopReason.SIGNAL, StopReason.SUCCEEDED) and self._stops_by_hook:
@@ -387,7 +466,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             return self._stopped(len(self._group.left_behind))
         self._group.begin_stop(
             chosen,
-            self._shutdown_timeout,
+            grace_s,
             unresponsive=self._unresponsive(),
             node=f"{self._machine.story.node}/generation-{self._machine.generation}",
             cause=self._stop_step,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Protocol
 
+    from holdfast.agent.control_point import ControlPoint
     from holdfast.agent.lifecycle_reporter import LifecycleReporter
     from holdfast.observe.health.loop_probe import LoopProbe
     from holdfast.observe.health.server import Readiness
@@ -47,6 +48,7 @@ SAMPLE_S_MIN, SAMPLE_S_MAX = 0.1, 30.0
 PREIMPORTED = (
     "signal",
     "traceback",
+    "holdfast.agent.control_point",
     "holdfast.agent.worker_state",
     "holdfast.control.stacks",
     "holdfast.net.addresses",
@@ -113,6 +115,8 @@ class SideServices:
         self._health: HealthServer | None = None
         self._probe: LoopProbe | None = None
         self._readiness: Readiness | None = None
+        self.control: ControlPoint | None = None
+        """Where people reach this agent, once the run has lasted for a while."""
 
     def begin(self) -> None:
         self._preimport_at = time.monotonic() + PREIMPORT_AFTER_S
@@ -139,6 +143,10 @@ class SideServices:
 
     def end(self) -> None:
         self.watchdogs.close()
+        control, self.control = self.control, None
+        if control is not None:
+            self._observers.remove(control)
+            control.close()
         health, self._health = self._health, None
         if health is not None:
             try:
@@ -154,7 +162,8 @@ class SideServices:
 
     def descriptors(self) -> list[int]:
         probe = [self._probe.fileno()] if self._probe is not None else []
-        return self.watchdogs.descriptors() + probe
+        control = self.control.descriptors() if self.control is not None else []
+        return self.watchdogs.descriptors() + probe + control
 
     def next_deadline(self, deadline: float | None) -> float | None:
         """Return when to `look`, or the other deadline if that is sooner."""
@@ -177,6 +186,8 @@ class SideServices:
             self._sample_at = now + min(SAMPLE_S_MAX, max(SAMPLE_S_MIN, pause_s))
         if self._reporter.failures_due is not None and now >= self._reporter.failures_due:
             self._reporter.report_failures()
+        if self.control is not None:
+            self.control.look()
         if self._preimport_at is not None and now >= self._preimport_at:
             self._preimport_at = None
             preimport()

@@ -10,6 +10,7 @@ every worker succeeded                       0
 a worker failed                              the code of the first that failed
 a signal ended that worker                   128 + the signal's number
 a signal stopped this command                128 + the signal's number (130 for Ctrl-C)
+somebody stopped the job, `holdfast stop`    143, as by SIGTERM
 the command line is invalid                  2
 the script is missing, or cannot be started  127, or 126
 this machine lacks or refuses something      78
@@ -52,10 +53,19 @@ Commands:
   run          start workers on this machine and supervise them
   coordinator  run the coordinator of jobs, apart from their agents
   token        make the token of this user's jobs, or one for a single job
-  dump         show the Python stacks of the workers on this machine
+  ps           list the jobs on this machine, or of a coordinator
+  status       show the state of a job
+  logs         show what workers write, of any rank of any node
+  events       show what happened in a job
+  restart      start all workers of a job anew
+  drain        take a node out of a job, until it is undrained
+  undrain      let a drained node take part again
+  stop         end a job on all nodes
+  dump         show the Python stacks of workers, here or on all nodes
   report       make a page of what happened in a job, from its log directories
   story        show what happened in a job, step by step, from files of --story
   simulate     run simulated jobs and check that every invariant holds
+  completion   print what a shell needs to complete commands and flags
 
 Flags:
   --version    show the version and exit
@@ -211,6 +221,20 @@ def token_command(argv: list[str]) -> int:
     return _exit_code("token", run)
 
 
+def operating_command(name: str) -> Callable[[list[str]], int]:
+    """Return the command of this name for running jobs: `ps`, `status`, `logs`, ..."""
+
+    def command(argv: list[str]) -> int:
+        def run() -> None:
+            from holdfast.cli.operate import execute, parse_args
+
+            execute(parse_args(name, argv))
+
+        return _exit_code(name, run)
+
+    return command
+
+
 def dump_command(argv: list[str]) -> int:
     """Run `holdfast dump` with these arguments and return its exit code; never raises."""
 
@@ -247,6 +271,17 @@ def story_command(argv: list[str]) -> int:
     return _exit_code("story", run)
 
 
+def completion_command(argv: list[str]) -> int:
+    """Run `holdfast completion` with these arguments and return its exit code; never raises."""
+
+    def run() -> None:
+        from holdfast.cli.completion import execute, parse_args
+
+        execute(parse_args(argv))
+
+    return _exit_code("completion", run)
+
+
 def simulate_command(argv: list[str]) -> int:
     """Run `holdfast simulate` with these arguments and return its exit code."""
     from holdfast.cli.simulate import command
@@ -258,10 +293,15 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": run_command,
     "coordinator": coordinator_command,
     "token": token_command,
+    **{
+        name: operating_command(name)
+        for name in ("ps", "status", "logs", "events", "restart", "drain", "undrain", "stop")
+    },
     "dump": dump_command,
     "report": report_command,
     "story": story_command,
     "simulate": simulate_command,
+    "completion": completion_command,
 }
 
 

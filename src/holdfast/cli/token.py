@@ -30,6 +30,8 @@ examples:
   export HOLDFAST_TOKEN=$(holdfast token --job nightly)
       let agents that are started from here join --rdzv-id nightly, and no other
       job, at a coordinator that has the token itself
+  holdfast token --read-only --job nightly > nightly.token
+      let people look at that job, and change nothing (without --job: at all jobs)
   holdfast token --new
       draw another one, for all jobs that are started from now on
 """
@@ -39,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `holdfast token`."""
     parser = CommandParser(
         prog="holdfast token",
-        usage="holdfast token [--path | --job ID | --show | --new]",
+        usage="holdfast token [--path | --job ID | --show | --new] [--read-only]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=Help,
@@ -58,6 +60,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--new",
         action="store_true",
         help="replace it. Agents and coordinators that run keep the old one until they end",
+    )
+    parser.add_argument(
+        "--read-only",
+        "--read_only",
+        action="store_true",
+        help="print the token by which people can look at all jobs, or at one with --job, and change "
+        "nothing",
     )
     return parser
 
@@ -83,7 +92,14 @@ def execute(args: argparse.Namespace) -> None:
     else:
         made = (args.new or not os.path.lexists(path)) and make_token(path, anew=args.new)
         token, what = read_token(path, path), f"{path}: {'made' if made else 'is there'}"
-    if args.job is not None:
+    if args.read_only:
+        from holdfast.wire.handshake import read_only_token
+
+        if args.path or args.show or args.new:
+            raise UsageError("--read-only: accepted alone, or with --job")
+        of_job = _of_job(token, args.job) if args.job is not None else token
+        _print(read_only_token(of_job, ""))
+    elif args.job is not None:
         _print(_of_job(token, args.job))
     elif args.show:
         _print(token)

@@ -55,6 +55,7 @@ from holdfast.core.session import (
     GiveUp,
     PortsChanged,
     Rejoined,
+    RequestMade,
     Send,
     Session,
     SessionEffect,
@@ -68,7 +69,7 @@ from holdfast.net.endpoints import format_endpoint
 from holdfast.net.loop_thread import LoopThread
 from holdfast.printable import one_line
 from holdfast.wire.errors import BadMessage
-from holdfast.wire.messages import StoreCall, StoreResult, check
+from holdfast.wire.messages import StoreCall, StoreResult, Watch, check
 
 if TYPE_CHECKING:
     import socket
@@ -78,10 +79,11 @@ if TYPE_CHECKING:
     from holdfast.coordinator.places import Places
     from holdfast.coordinator.server import CoordinatorServer
     from holdfast.coordinator.state_file import StateFile
+    from holdfast.core.protocol import Request
     from holdfast.net.addresses import Address
     from holdfast.net.tls import TlsFiles, TlsToken
     from holdfast.store.interface import RoundStore
-    from holdfast.wire.messages import Message
+    from holdfast.wire.messages import JobSummary, Message, NodeReport
 
 LOSSES_MAX = 16  # In the mailbox, besides the newest view.
 CLOSE_S = 1.0  # For what is still to be sent at the end.
@@ -169,6 +171,21 @@ class JobConnection(Protocol):
 
     def hold_ports(self, ports: tuple[int, ...]) -> None:
         """Have the next status say that this node holds these ports for the workers' store."""
+
+    def request(self, request: Request) -> None:
+        """Ask whoever decides for something; `View.answered` has what became of it."""
+
+    def on_watch(self, watched: Callable[[Watch], None]) -> None:
+        """Have `watched` called, from any thread, when somebody wants to watch this node."""
+
+    def send_report(self, report: NodeReport) -> None:
+        """Send a report to those who watch, if there is a way."""
+
+    def operator(self, loop: asyncio.AbstractEventLoop) -> CoordinatorConnector | None:
+        """Return how operators connect to whoever decides, for one loop; None if they cannot."""
+
+    def summary(self) -> JobSummary | None:
+        """Return the state of the job, where no coordinator can be asked for it; may block."""
 
     def problem(self) -> str:
         """Return why there is no connection and since when, or nothing."""
@@ -272,7 +289,7 @@ class Transport(Protocol):
     heard_at: float | None
     """When that was sent which the other side last heard of this node, if before it was ready."""
 
-    def send(self, message: Status | Heartbeat | StoreCall) -> None: ...
+    def send(self, message: Status | Heartbeat | StoreCall | NodeReport) -> None: ...
 
     def close(self, why: str) -> None:
         """End once everything is sent."""
@@ -320,6 +337,8 @@ class SessionDriver:
         self.down_since: float | None = None
         """When the connection was lost, or first tried; None while it is up."""
         self.refused = ""
+        self.watched: Callable[[Watch], None] | None = None
+        """Gets what is asked for on behalf of those who watch."""
         self.renew: Callable[[float | None], None] | None = None
         """Gets the time at which the workers must be gone, when it changes."""
         self._stop_at: float | None = None
@@ -535,6 +554,13 @@ class SessionDriver:
             self._received_some.set()
         elif isinstance(message, StoreResult):
             self.store.answered(message)
+        elif isinstance(message, Watch) and self.watched is not None:
+            self.watched(message)
+
+    def send_report(self, report: NodeReport) -> None:
+        """Send a report, if there is a connection; nobody waits for it."""
+        if self._transport is not None:
+            self._transport.send(report)
 
 
 def status_change(
@@ -691,6 +717,25 @@ class AgentConnection:
     def hold_ports(self, ports: tuple[int, ...]) -> None:
         if self._driver is not None and self._thread is not None:
             self._thread.post(self._driver.handle, PortsChanged(ports))
+
+    def request(self, request: Request) -> None:
+        if self._driver is not None and self._thread is not None:
+            self._thread.post(self._driver.handle, RequestMade(request))
+
+    def on_watch(self, watched: Callable[[Watch], None]) -> None:
+        if self._driver is not None:
+            self._driver.watched = watched
+
+    def send_report(self, report: NodeReport) -> None:
+        if self._driver is not None and self._thread is not None:
+            self._thread.post(self._driver.send_report, report)
+
+    def operator(self, loop: asyncio.AbstractEventLoop) -> CoordinatorConnector | None:
+        del loop
+        return None
+
+    def summary(self) -> JobSummary | None:
+        return None
 
     def problem(self) -> str:
         driver = self._driver
@@ -860,8 +905,17 @@ class CoordinatorConnection(AgentConnection):
 
     @property
     def where(self) -> str:
-        places = [(self._host, self._port), *self._later]
-        return format_endpoint(*places[self._places.place if self._places is not None else 0])
+        return format_endpoint(*self._here()[1])
+
+    def _here(self) -> tuple[int, tuple[str, int]]:
+        """Return the place at which the coordinator was last, and its endpoint."""
+        place = self._places.place if self._places is not None else 0
+        return place, [(self._host, self._port), *self._later][place]
+
+    def operator(self, loop: asyncio.AbstractEventLoop) -> CoordinatorConnector | None:
+        del loop
+        place, (host, port) = self._here()
+        return self._connector(host, port, place=place)
 
     # The job's store.
 

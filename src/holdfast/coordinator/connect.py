@@ -74,7 +74,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_buffer", "_handshake", "_has_tls", "_heard", "_incoming", "_open", "_outgoing", "_reader",
-        "_seals", "_transport", "ended", "heard_at", "on_closed", "on_message", "problem", "ready",
+        "_seals", "_transport", "_version", "ended", "heard_at", "on_closed", "on_message", "problem",
+        "ready",
     )  # fmt: skip
 
     def __init__(self, connector: CoordinatorConnector) -> None:
@@ -100,6 +101,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._incoming = IncomingParts()
         self._outgoing = OutgoingParts()
         self._heard = False
+        self._version = 0
         self._open = True
 
     @property
@@ -118,6 +120,24 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Send a message; one that cannot be sent any more is lost, as its connection is."""
         kind = "status" if type(message) is Status else ""
         self._send_frame(self._outgoing.send(encode_frame(message), kind))
+
+    def send_whole(self, message: Message) -> None:
+        """Send a message in one piece, whatever its size: this connection has no heartbeats."""
+        self._send_frame(encode_frame(message))
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the kernel has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    @property
+    def version(self) -> int:
+        """The version that both sides speak, once `ready` is done."""
+        return self._version
+
+    def expect_large(self, frame_bytes_max: int) -> None:
+        """Accept frames up to this size: replies about many nodes."""
+        self._reader.frame_bytes_max = frame_bytes_max + TAG_BYTES
 
     def abort(self) -> bool:
         """End the connection now; return whether there was one."""
@@ -217,6 +237,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._transport.write(reply)
             if handshake.done:
                 self._handshake = None
+                self._version = handshake.version
                 self._seals = handshake.seals
                 self._reader.frame_bytes_max = FRAME_BYTES_MAX + TAG_BYTES
                 if not self.ready.done():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.protocol import WHY_CHARS_MAX
+from holdfast.core.rounds import JobPhase
 from holdfast.printable import one_line
 from holdfast.wire.errors import FrameTooLarge
 from holdfast.wire.frames import encode_frame
@@ -12,12 +13,23 @@ from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
 from holdfast.wire.messages import JobSummary, NodeSummary, StatusReply
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from holdfast.core.coordinator import CoordinatorMachine
     from holdfast.core.rounds import Rounds
+    from holdfast.wire.messages import NodeReport
+
+    ReportOf = Callable[[str, str], NodeReport | None]
+    """What a node of a job last reported to those who watch."""
 
 
 def reply_frame(
-    machine: CoordinatorMachine, request_id: int, run_id: str, *, brief: bool = False
+    machine: CoordinatorMachine,
+    request_id: int,
+    run_id: str,
+    report_of: ReportOf = lambda _run_id, _node: None,
+    *,
+    brief: bool = False,
 ) -> bytes:
     """Return the frame of a reply about one job, or with an empty run id about all.
 
@@ -26,7 +38,8 @@ def reply_frame(
     chosen = [rounds for one, rounds in machine.jobs.items() if run_id in ("", one)]
     if not brief:
         try:
-            reply = StatusReply(id=request_id, jobs=[summary_of(rounds) for rounds in chosen])
+            jobs = [summary_of(rounds, report_of) for rounds in chosen]
+            reply = StatusReply(id=request_id, jobs=jobs)
             return encode_frame(reply, STATUS_FRAME_BYTES_MAX)
         except FrameTooLarge:
             pass
@@ -34,9 +47,15 @@ def reply_frame(
     return encode_frame(StatusReply(id=request_id, jobs=jobs), STATUS_FRAME_BYTES_MAX)
 
 
-def summary_of(rounds: Rounds, *, brief: bool = False) -> JobSummary:
+def summary_of(
+    rounds: Rounds,
+    report_of: ReportOf = lambda _run_id, _node: None,
+    *,
+    brief: bool = False,
+) -> JobSummary:
     """Return the state of a job; if `brief`, numbers alone: no node, no line of its history."""
     job = rounds.job
+    settings = job.settings
     return JobSummary(
         run_id=job.run_id,
         phase=job.phase.value,
@@ -44,27 +63,41 @@ def summary_of(rounds: Rounds, *, brief: bool = False) -> JobSummary:
         round=job.round,
         generation=job.generation,
         restarts=job.restarts,
-        max_restarts=job.settings.max_restarts if job.settings else 0,
+        max_restarts=settings.max_restarts if settings else 0,
         present=len(job.nodes),
-        nodes=[] if brief else _nodes_of(rounds),
+        nodes=[] if brief else _nodes_of(rounds, report_of),
         history=[] if brief else [one_line(line, WHY_CHARS_MAX) for line in rounds.history],
+        causes=[] if brief else [one_line(line, WHY_CHARS_MAX) for line in rounds.causes],
+        min_nodes=settings.min_nodes if settings else 0,
+        max_nodes=settings.max_nodes if settings else 0,
+        members=len(job.members),
+        outcome=job.outcome.value if job.outcome is not None else "",
+        why="" if brief else job.why,
     )
 
 
-def _nodes_of(rounds: Rounds) -> list[NodeSummary]:
-    return [
-        NodeSummary(
-            node=name,
-            host=node.info.host,
-            address=node.info.address,
-            role=node.info.role,
-            phase=node.phase.value,
-            rank=(
-                rounds.rank_table.rank_of[name]
-                if rounds.rank_table.incarnation_of(name) == node.info.incarnation
-                else -1
-            ),
-            generation=node.generation,
+def _nodes_of(rounds: Rounds, report_of: ReportOf) -> list[NodeSummary]:
+    job, table = rounds.job, rounds.rank_table
+    is_active = job.phase is JobPhase.ACTIVE
+    summaries = []
+    for name, node in job.nodes.items():
+        info = node.info
+        rank = -1
+        if is_active and table.incarnation_of(name) == info.incarnation:
+            rank = table.rank_of[name]
+        summaries.append(
+            NodeSummary(
+                node=name,
+                host=info.host,
+                address=info.address,
+                role=info.role,
+                phase=node.phase.value,
+                rank=rank,
+                generation=node.generation,
+                first_rank=table.ranks[rank].first_rank if rank >= 0 else -1,
+                size=info.local_world_size,
+                drained=name in job.drained,
+                report=report_of(job.run_id, name),
+            )
         )
-        for name, node in rounds.job.nodes.items()
-    ]
+    return summaries

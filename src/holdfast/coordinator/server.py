@@ -20,6 +20,7 @@ from holdfast import console
 from holdfast.coordinator.admission import HALF_OPEN_MAX, HANDSHAKE_S, Acceptor
 from holdfast.coordinator.job_status import reply_frame
 from holdfast.coordinator.kv import JobStores
+from holdfast.coordinator.operators import Operators
 from holdfast.coordinator.server_connection import (
     READ_BYTES,
     NodeKey,
@@ -38,7 +39,17 @@ from holdfast.printable import one_line, quoted
 from holdfast.wire.errors import BadMessage, HandshakeRefused
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.handshake import is_job_token
-from holdfast.wire.messages import Goodbye, Message, StatusRequest, StoreCall, StoreResult
+from holdfast.wire.messages import (
+    Attach,
+    Goodbye,
+    Message,
+    NodeReport,
+    Query,
+    Reply,
+    StatusRequest,
+    StoreCall,
+    StoreResult,
+)
 
 if TYPE_CHECKING:
     import socket
@@ -51,10 +62,12 @@ if TYPE_CHECKING:
 SPARE_DESCRIPTORS = 128  # What this process needs besides connections.
 IDLE_S = 300.0  # Nodes send a heartbeat every second; a connection silent for so long is dead.
 SWEEP_S = 30.0
+WATCHED_SWEEP_S = 4.0
 STOP_S = 1.0  # For what is still to be sent when the server stops.
 WARNINGS_S = 10.0  # No more than one line about faulty peers in this time.
 GOING = "the coordinator is going away"
 NOT_MEANT = "it is not the one that took over at this place of a list of endpoints"
+READ_ONLY_MESSAGES = (Query, StatusRequest, Goodbye)
 
 
 class CoordinatorServer:
@@ -114,6 +127,8 @@ class CoordinatorServer:
 
             self._write_ahead = WriteAhead(state, self.machine, self._send_now, self._warn_rarely)
         self._stores = JobStores()
+        self._operators = Operators(self, self._loop)
+        self._operators_swept_at = self._loop.time()
         self._token = token
         self._place = place
         self._only_job = run_id
@@ -207,12 +222,23 @@ class CoordinatorServer:
     def received(self, peer: ServerConnection, message: Message) -> None:
         now = peer.heard_at = self._loop.time()
         kind = type(message)
+        if peer.read_only and kind not in READ_ONLY_MESSAGES:
+            raise BadMessage(f"a {kind.__name__}, and its token is read-only")
         if kind is Heartbeat or kind is Status:
             self._received_from_node(peer, message)  # type: ignore[arg-type]
         elif kind is StoreCall:
             self._store_call(now, peer, message)  # type: ignore[arg-type]
         elif kind is StatusRequest:
             self._status_request(peer, message)  # type: ignore[arg-type]
+        elif kind is Query:
+            self._operators.query(peer, message)  # type: ignore[arg-type]
+            self._batch_soon()
+        elif kind is Reply:
+            self._operators.reply(peer, message)  # type: ignore[arg-type]
+        elif kind is NodeReport:
+            self._operators.report(peer, message)  # type: ignore[arg-type]
+        elif kind is Attach:
+            self._operators.attach(peer, message)  # type: ignore[arg-type]
         elif kind is Goodbye:
             peer.close()
         else:
@@ -238,6 +264,7 @@ class CoordinatorServer:
             self._shares.give_back(peer.network)
         self._unread.forget(peer)
         self._stores.forget_caller(peer)
+        self._operators.disconnected(peer)
         key = peer.key
         if key is not None and self._by_key.get(key) is peer:
             del self._by_key[key]
@@ -337,10 +364,31 @@ class CoordinatorServer:
         run_id = request.run_id or peer.run_id
         if peer.run_id and run_id != peer.run_id:
             raise BadMessage(f"a request for the state of {quoted(repr(run_id))}, another's job")
-        # Who proved a token proved that it may know; so did a process of our own user.
-        may_know = self._token is not None or is_local_user(peer.user) or self._is_member(peer)
-        frame = reply_frame(self.machine, request.id, run_id, brief=not may_know)
+        may_know = self.may_know(peer)
+        if request.watch and run_id and may_know:
+            self._operators.watch(run_id)
+            self._batch_soon()
+        report_of = self._operators.report_of
+        frame = reply_frame(self.machine, request.id, run_id, report_of, brief=not may_know)
         self._answer(peer, frame, is_reply=True)
+
+    # For operators.
+
+    def may_know(self, peer: ServerConnection) -> bool:
+        """Whether a peer has proven a token, or is a process of our own user, or of a node."""
+        return self._token is not None or is_local_user(peer.user) or self._is_member(peer)
+
+    def send(self, answers: Sequence[View | Ack]) -> None:
+        self._send(answers)
+
+    def connection_of(self, key: NodeKey) -> ServerConnection | None:
+        return self._by_key.get(key)
+
+    def answer(self, peer: ServerConnection, frame: bytes) -> None:
+        """Send what a peer asked for, in one piece: it has no heartbeats that must not wait."""
+        peer.post_whole(frame)
+        for one in self._unread.note(peer):
+            one.reject("it does not read the answers that it asked for")
 
     def _answer(self, peer: ServerConnection, frame: bytes, *, is_reply: bool = False) -> None:
         """Send what a peer asked for, as long as all of them together read what they get."""
@@ -363,6 +411,8 @@ class CoordinatorServer:
         peers, self._to_flush = self._to_flush, []
         for peer in peers:
             peer.flush()
+        if self._changed:
+            self._operators.changed(self._changed)
         if self._on_change is not None:
             self._report_changes(self._on_change)
         self._changed.clear()
@@ -375,6 +425,7 @@ class CoordinatorServer:
             self._stores.next_deadline(),
             self._acceptor.next_deadline(),
             self._swept_at + SWEEP_S if self._peers else None,
+            self._operators_swept_at + WATCHED_SWEEP_S if self._operators.is_busy else None,
         ]
         at = min((one for one in deadlines if one is not None), default=None)
         if at is None:
@@ -393,6 +444,9 @@ class CoordinatorServer:
         self._send(self.machine.handle(now, TICK))
         self._answer_calls(self._stores.tick(now))
         self._answer_calls(self._stores.keep_only(self.machine.jobs))
+        if now - self._operators_swept_at >= WATCHED_SWEEP_S:
+            self._operators_swept_at = now
+            self._operators.sweep(now)
         if now - self._swept_at >= SWEEP_S:
             self._swept_at = now
             self._close_idle(now)

@@ -75,9 +75,9 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_handshake", "_incoming", "_out", "_out_bytes", "_outgoing", "_owner", "_posted_bytes",
-        "_raw", "_reader", "_reply_end", "_seals", "_started", "_transport", "address", "closed",
-        "has_share", "heard_at", "is_remote", "key", "knows_end", "local_address", "network", "node",
-        "run_id", "user",
+        "_raw", "_reader", "_reply_end", "_seals", "_started", "_transport", "address", "attached",
+        "closed", "has_share", "heard_at", "is_remote", "key", "knows_end", "local_address", "network",
+        "node", "read_only", "run_id", "user", "version",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +93,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Whose process is at the other end, if it is on this host."""
         self.run_id = ""
         """The job that it is for, as its hello said; empty of an operator."""
+        self.version = 0
+        """The version that it speaks, once the handshake is done."""
+        self.read_only = False
+        """Whether it may look and change nothing."""
+        self.attached: tuple[str, str] | None = None
+        """The job and node that can be asked over it."""
         self.node = ""
         """The one node that it may speak for, once it has spoken."""
         self.key: NodeKey | None = None
@@ -261,6 +267,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._post(frame)
         self._reply_end = self._posted_bytes
 
+    def post_whole(self, frame: bytes) -> None:
+        """Send a frame in one piece, whatever its size: no heartbeat has to wait behind it."""
+        self._post(frame)
+
     def close(self, last_frame: bytes = b"") -> None:
         """Close once everything is sent."""
         if self.closed:
@@ -293,7 +303,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.abort()
 
     def _judge(self, hello: Hello) -> None:
-        self.run_id = hello.run_id
+        self.run_id, self.read_only = hello.run_id, hello.read_only
         self._owner.judge(self, hello)
 
     def _take(self, bodies: list[bytes]) -> None:
@@ -321,6 +331,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._queue(reply)
             if handshake.done:
                 self._handshake = None
+                self.version = handshake.version
                 self._seals = handshake.seals
                 self._reader.frame_bytes_max = FRAME_BYTES_MAX + TAG_BYTES
                 return bodies[at + 1 :]

@@ -94,6 +94,11 @@ class CoordinatedSupervision(Supervision):
         self._has_workers = False
         self._reported_clear = (0, -1)  # In the term of the view that was known then.
 
+    @property
+    def grace_s(self) -> float:
+        """How long workers have to end: whoever had the job stopped may have said so."""
+        return self.view.grace_s if self.view is not None else -1.0
+
     # Handlers, in the order of a generation's life.
 
     def _begin(self, _event: Begun) -> list[Effect]:

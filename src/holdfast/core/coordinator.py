@@ -43,8 +43,12 @@ from holdfast.core.protocol import (
     NodePhase,
     NodeRole,
     RefusalReason,
+    Request,
+    RequestAnswer,
+    RequestRefusal,
     Status,
     View,
+    reason,
 )
 from holdfast.core.quotas import JOB_NODES_MAX, JOBS_MAX, MEMORIES_MAX, Shares
 from holdfast.core.rounds import (
@@ -103,6 +107,13 @@ class JobCloseRequested(Event):
     why: str
 
 
+class RequestReceived(Event):
+    """Somebody who may do so asks something of a job."""
+
+    run_id: str
+    request: Request
+
+
 class RollCall:
     """The members that were asked to show that they are there, and have not."""
 
@@ -115,7 +126,9 @@ class RollCall:
         self.awaited = {info.node: info.incarnation for info in members}
 
 
-CoordinatorEvent = StatusReceived | Heartbeat | ConnectionClosed | JobCloseRequested | Tick
+CoordinatorEvent = (
+    StatusReceived | Heartbeat | ConnectionClosed | JobCloseRequested | RequestReceived | Tick
+)
 
 
 class CoordinatorMachine:
@@ -210,6 +223,10 @@ class CoordinatorMachine:
                 rounds = self.jobs.get(run_id)
                 closing = CloseRequested(outcome, why)
                 answers = self._decide(now, rounds, closing, cause) if rounds is not None else []
+            case RequestReceived(run_id, request):
+                rounds = self.jobs.get(run_id)
+                answers = self._decide(now, rounds, request, cause) if rounds is not None else []
+                answers += self._release(now)  # A failure of an earlier generation, perhaps.
             case _:
                 raise InvalidEvent(f"{event!r} is not an event of a coordinator")
         self.story.record(now, None, event, answers, cause)
@@ -313,6 +330,17 @@ class CoordinatorMachine:
     def is_judging(self) -> bool:
         """Whether a failure is held back, so that a job may end of what has happened already."""
         return bool(self._held)
+
+    def answer_to(self, run_id: str, request_id: str) -> RequestAnswer:
+        """Return what became of a request that was received."""
+        rounds = self.jobs.get(run_id)
+        answer = rounds.answer_to(request_id) if rounds is not None else None
+        if answer is not None:
+            return answer
+        why = f"there is no job {run_id!r} here"
+        return RequestAnswer(
+            id=request_id, refusal=RequestRefusal.NO_SUCH_JOB.value, why=reason(why)
+        )
 
     def memory(self) -> list[JobMemory]:
         """Return all that must outlast this coordinator."""

@@ -40,6 +40,10 @@ WHY_CHARS_MAX = 2_000
 """A reason for a person, and a line of a job's history."""
 REPORT_BYTES_MAX = 256 * 1024
 """A whole failure report, in a status or a view."""
+REQUEST_ID_CHARS_MAX = 64
+ASKED_WHY_CHARS_MAX = 500
+"""Why somebody asks for something: one line on every console."""
+GRACE_S_MAX = 86_400.0
 
 NODES_MAX = 1_000_000
 LOCAL_WORLD_SIZE_MAX = 100_000
@@ -211,6 +215,74 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     for the one that is there to say: a newcomer may be anybody."""
 
 
+class Action(Enum):
+    """What can be asked of a job.
+
+    In a message it is text: one that another version has added is refused, not misread.
+    """
+
+    RESTART = "restart"
+    """Start all workers anew, as the next generation; no restart is charged."""
+    DRAIN = "drain"
+    """Stop the workers of a node, and let it take no part until it is undrained."""
+    UNDRAIN = "undrain"
+    STOP = "stop"
+    """End the job on all nodes, for good."""
+
+
+class RequestRefusal(Enum):
+    """Why a request is refused; in messages it is text, as an `Action` is."""
+
+    UNKNOWN = "unknown"
+    """This version does not know what is asked for."""
+    OVER = "over"
+    """The job is over."""
+    NO_ROUND = "no-round"
+    """No round is running that could be restarted."""
+    NOT_NOW = "not-now"
+    """The job is being recovered: the same request may be granted in a moment."""
+    NO_SUCH_NODE = "no-such-node"
+    NO_SUCH_JOB = "no-such-job"
+    TOO_FEW_NODES = "too-few-nodes"
+    """Without the node the job would have fewer than it needs, and there is no standby."""
+    TOO_MANY = "too-many"
+    """A limit is reached."""
+    READ_ONLY = "read-only"
+    """Whoever asks may look, and change nothing."""
+    NO_ANSWER = "no-answer"
+    """Whoever would have to answer did not in time, or is not connected."""
+    NOT_HERE = "not-here"
+    """It is there for other jobs, and not for this one."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
+    """What somebody asks of a job: which, who and why. Repeated under the same id it is the same one."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
+    action: Name
+    node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)] = ""
+    """Which node is to be drained or undrained: its id, or the host of one or several."""
+    grace_s: Annotated[float, Meta(ge=-1.0, le=GRACE_S_MAX)] = -1.0
+    """How long workers have to end by themselves when the job is stopped; below 0 as configured."""
+    who: Name = ""
+    """`user@host`, as whoever asks says it: for people, it proves nothing."""
+    why: Annotated[str, Meta(max_length=ASKED_WHY_CHARS_MAX)] = ""
+
+    def __str__(self) -> str:
+        node = f" {self.node}" if self.node else ""
+        why = f": {self.why}" if self.why else ""
+        return f"{self.action}{node} asked for by {self.who or 'somebody'}{why}"
+
+
+class RequestAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a request."""
+
+    id: Annotated[str, Meta(max_length=REQUEST_ID_CHARS_MAX)]
+    refusal: Name = ""
+    """A `RequestRefusal`, or nothing if it was granted."""
+    why: Why = ""
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker's failure in short: enough to decide, and for a line on every console."""
 
@@ -282,6 +354,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """Why the node counts as lost though it can still speak: its agent does not supervise."""
     call: Count = 0
     """The newest roll call that it has heard."""
+    request: Request | None = None
+    """What somebody asks of the job through this node, until it is answered."""
+    drained: bool = False
+    """Whether its newest view said so: a coordinator after that one is to know it."""
 
     @property
     def place(self) -> int:
@@ -383,6 +459,16 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="v
     report: Report = b""
     final: bool = False
     """Nothing more is to be waited for: the job is over and its report, if any, is here."""
+    request: Annotated[str, Meta(max_length=REQUEST_ID_CHARS_MAX)] = ""
+    """The id of the newest request that was granted; while it is new, `why` tells of it."""
+    asked: Why = ""
+    """That request in words."""
+    answered: RequestAnswer | None = None
+    """What became of the newest request that came through this node."""
+    drained: bool = False
+    """The node is to have no workers until it is undrained."""
+    grace_s: Annotated[float, Meta(ge=-1.0, le=GRACE_S_MAX)] = -1.0
+    """How long workers have to end by themselves, as somebody asked who had the job stopped."""
 
     @property
     def id(self) -> str:
@@ -416,9 +502,13 @@ def sound_status(status: Status) -> Status:
     check_address(status.info.address)
     check_settings(status.settings)
     failure = sound_failure(status.failure)
-    if failure is status.failure and status.stuck.isprintable():
+    request = sound_request(status.request) if status.request is not None else None
+    is_same = failure is status.failure and request is status.request
+    if is_same and status.stuck.isprintable():
         return status
-    return msgspec.structs.replace(status, failure=failure, stuck=reason(status.stuck))
+    return msgspec.structs.replace(
+        status, failure=failure, stuck=reason(status.stuck), request=request
+    )
 
 
 def sound_view(view: View) -> View:
@@ -426,14 +516,33 @@ def sound_view(view: View) -> View:
     check_names(view.run_id, view.node)
     check_address(view.master_addr)
     failure = sound_failure(view.failure)
-    if failure is view.failure and f"{view.why}{view.held_back}{view.slow}".isprintable():
+    answered = view.answered
+    said = answered.why if answered is not None else ""
+    text = f"{view.why}{view.held_back}{view.slow}{view.asked}{said}"
+    if failure is view.failure and text.isprintable():
         return view
+    if answered is not None:
+        answered = msgspec.structs.replace(answered, why=reason(said))
     return msgspec.structs.replace(
         view,
         failure=failure,
         why=reason(view.why),
         held_back=reason(view.held_back),
         slow=reason(view.slow),
+        asked=reason(view.asked),
+        answered=answered,
+    )
+
+
+def sound_request(request: Request) -> Request:
+    """Do the same for a request."""
+    check_names(request.id, request.action, request.node)
+    if f"{request.who}{request.why}".isprintable():
+        return request
+    return msgspec.structs.replace(
+        request,
+        who=one_line(request.who, NAME_CHARS_MAX),
+        why=one_line(request.why, ASKED_WHY_CHARS_MAX),
     )
 
 

@@ -46,6 +46,13 @@ The rules:
     and again is held back before it counts as there: not the first time, then longer each time
     (`held_back_s`), until it has stayed for `QUIET_S`. It is known by its node id, or else takes the
     place of one that went from its host, of those the one that went most often.
+14. A job does what it is asked for by people (`core.protocol.Request`), or refuses it with why.
+    What is asked again under the same id is answered as before. A restart that somebody asked for is the next
+    generation of the same round, and one that has yet to start is as good. A drained node has no
+    workers: it is replaced, or the round gets smaller, as if it had gone, but nobody counts its
+    departure; it is a standby that no round takes until it is undrained. None is drained whom the
+    job needs. None of this is charged. A request comes to whoever decides by itself or in a node's
+    status, and is answered in that node's view.
 
 Use: send each `View` that `handle` returns to its node; give it the `ended` of each of `waits` once
 that has lasted (`WaitTimers` measures). Whatever is lost on the way is repaired by `behind`, which must be asked at
@@ -72,6 +79,7 @@ from holdfast.core.protocol import (
     REPORTED_COUNTER_MAX,
     RIVALS_MAX,
     STORE_KEY_BYTES,
+    Action,
     Count,
     Failure,
     Heartbeat,
@@ -89,6 +97,9 @@ from holdfast.core.protocol import (
     Port,
     RefusalReason,
     Report,
+    Request,
+    RequestAnswer,
+    RequestRefusal,
     RunId,
     Seconds,
     Status,
@@ -100,6 +111,7 @@ from holdfast.core.protocol import (
     names_in,
     reason,
     sound_failure,
+    sound_request,
 )
 from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks
 from holdfast.core.supervision import Budget, Verdict, judge
@@ -112,6 +124,7 @@ if TYPE_CHECKING:
 NO_CLAIM = (0, -1, 0)
 RETIRED_MAX = 4_096  # Late messages of more incarnations than this would be taken for new nodes.
 HISTORY_LINES_MAX = 200
+CAUSES_MAX = 20
 STEPS_MAX = 64  # Of the story; a coordinator may have a thousand jobs.
 RECOVER_S_MIN, RECOVER_S_MAX = 0.7, 5.0
 """How long nodes of an earlier coordinator's round are waited for, from the last that came: twice
@@ -144,6 +157,9 @@ Raising these lets one that lies push the job further with each time that it joi
 TERMS_AHEAD_MAX = 2**36  # On etcd they are its revisions, which begin anew if it is set up anew.
 FENCE_AHEAD_MAX = 2**32  # Milliseconds by the clock of another machine: seven weeks.
 FIRST_HEARD_MAX = REPORTED_COUNTER_MAX // 2  # Where nothing is known to compare with.
+ANSWERS_MAX = 64
+"""A request is known again by its id as long as no more than so many others came after it."""
+DRAINED_MAX = 1_024  # Nodes that are there or not.
 NO_RANKS = NodeRanks(0, 0, 0, 0)
 NAMES_MAX = 3
 KEY_FACTOR, KEY_MODULUS = 1_000_003, 2**61 - 1
@@ -189,6 +205,8 @@ class Node(msgspec.Struct):
     departures: Count = 0
     """How often whoever had its place went and broke a round, until `Job.quiet` is `forgotten_at`."""
     forgotten_at: Count = 0
+    asked: Name = ""
+    """The id of the newest request that came through it."""
 
 
 class RetiredNode(msgspec.Struct, frozen=True):
@@ -271,6 +289,18 @@ class Job(msgspec.Struct, kw_only=True):
     failure: Failure | None = None
     report: Report = b""
     final: bool = False
+    drained: dict[str, Why] = {}
+    """Nodes that are to have no workers, whether they are there or not, each with why."""
+    asking: dict[str, Request] = {}
+    """What was asked for through a node while nothing could be decided, by node."""
+    answers: dict[str, RequestAnswer] = {}
+    """By the id of the request; the newest last."""
+    request: Name = ""
+    """The id of the newest request that was granted."""
+    asked: Why = ""
+    """That request in words."""
+    grace_s: float = -1.0
+    """Of `View`."""
 
 
 def sound_job(job: Job) -> Job:
@@ -286,7 +316,11 @@ def sound_job(job: Job) -> Job:
     for one in (*job.nodes.values(), *job.departed.values()):
         names += names_in(one.info)
         one.failure = sound_failure(one.failure)
+    names += (*job.drained, *job.asking, *job.answers)
     check_names(*names)
+    job.drained = {node: reason(why) for node, why in job.drained.items()}
+    job.asking = {node: sound_request(one) for node, one in job.asking.items()}
+    job.asked = reason(job.asked)
     check_address(job.coordinator_address)
     for info in (*job.members, *(one.info for one in job.nodes.values())):
         check_address(info.address)
@@ -325,7 +359,7 @@ def contradiction(job: Job) -> str:
         return "more restarts than it may have"
     if is_active and not settings.min_nodes <= len(job.members) <= settings.max_nodes:
         return "a round of too few or too many members"
-    counted = len(job.nodes) - len(job.held_back)
+    counted = sum(counts(job, name) for name in job.nodes)
     if job.phase is JobPhase.FORMING and job.waiting and counted < settings.min_nodes:
         return "a round about to form of too few nodes"
     return ""
@@ -381,7 +415,7 @@ class CloseRequested(Event):
     why: str
 
 
-JobEvent = Status | NodeLost | NodesLost | WaitEnded | CloseRequested
+JobEvent = Status | NodeLost | NodesLost | WaitEnded | CloseRequested | Request
 
 
 class Wait(Value):
@@ -431,6 +465,10 @@ class Rounds:
         # report to whoever decides next, too.
         self._contenders: dict[int, Status] = {}
         self.history: deque[str] = deque(maxlen=HISTORY_LINES_MAX)
+        self.changes = 0
+        """How many lines there were in the history, those that are gone included."""
+        self.causes: deque[str] = deque(maxlen=CAUSES_MAX)
+        """Of the restarts that were charged while this machine decided."""
         self.story = Story("rounds", node=job.run_id, steps_max=STEPS_MAX)
 
     def handle(self, now: float, event: JobEvent, cause: str = "") -> list[View]:
@@ -451,8 +489,14 @@ class Rounds:
                 views = self._wait_ended(event) if awaited else []
             case CloseRequested(outcome, why):
                 views = [] if phase is JobPhase.CLOSED else self._close(outcome, why)
+            case Request():
+                views = self._request(event)
             case _:
                 raise InvalidEvent(f"{event!r} is not an event of a job")
+        if self.job.asking and self.job.phase is not JobPhase.RECOVERING:
+            newer = self._answer_asking()  # What came of the event itself is over by then.
+            told = {(view.node, view.incarnation) for view in newer}
+            views = [one for one in views if (one.node, one.incarnation) not in told] + newer
         if self.job.final:
             contenders, self._contenders = self._contenders, {}
             for status in contenders.values():
@@ -560,7 +604,10 @@ class Rounds:
             return [self._send_outsider(info, role, fate.why, refusal, heard=elsewhere)]
         known = job.nodes.get(info.node)
         if known is not None and known.info.incarnation == info.incarnation:
-            return self._update(known, status) if status.seq > known.seq else []
+            if status.seq <= known.seq:
+                return []
+            self._note_request(status)
+            return self._update(known, status)
         before = self._contenders.pop(info.incarnation, None)
         if before is not None and status.term <= job.term:
             # It was told of this term here, and by no other coordinator.
@@ -728,6 +775,9 @@ class Rounds:
         job.nodes[info.node] = node
         if status.clear_of <= status.generation:
             self._set_workers(node, status.generation)
+        if status.drained and len(job.drained) < DRAINED_MAX:
+            job.drained = {info.node: "before this coordinator was there", **job.drained}
+        self._note_request(status)
         self._take_place(node)
         after_another = self._outranked(status)
         if after_another:
@@ -777,6 +827,8 @@ class Rounds:
             if here == most:
                 self._begin_wait()
             return [self._send(newcomer, anew=True)]  # It is to know what is waited for.
+        if newcomer.info.node in job.drained:
+            return [self._send(newcomer, anew=True)]
         if newcomer.info.node in job.held_back:
             if job.phase is JobPhase.ACTIVE:
                 return [self._send(newcomer, anew=True)]
@@ -875,7 +927,8 @@ class Rounds:
     @property
     def _here(self) -> int:
         """How many nodes are there and count."""
-        return len(self.job.nodes) - len(self.job.held_back)
+        job = self.job
+        return len(job.nodes) - len(job.held_back) - drained_here(job)
 
     def _size(self, here: int) -> int:
         """Return how many of so many nodes are to run; spares are kept back where possible."""
@@ -885,7 +938,7 @@ class Rounds:
 
     def _form(self, why: str) -> list[View]:
         job = self.job
-        here = [node for name, node in job.nodes.items() if name not in job.held_back]
+        here = [node for name, node in job.nodes.items() if counts(job, name)]
         previous, previous_size = previous_ranks(job, self.rank_table)
         # A lost node is replaced by a spare before the round is made smaller.
         size = max(self._size(len(here)), min(previous_size, len(here), self._settings.max_nodes))
@@ -903,7 +956,10 @@ class Rounds:
     def _next_generation(self, why: str) -> list[View]:
         """Restart all workers; in a new round if nodes wait, or members that were done are gone."""
         job = self.job
-        here = all(self._known(info.node, info.incarnation) for info in job.members)
+        here = all(
+            self._known(info.node, info.incarnation) and info.node not in job.drained
+            for info in job.members
+        )
         if not here or self._size(self._here) > len(job.members):
             return self._repair(why)
         self._begin_generation(why)
@@ -1027,6 +1083,7 @@ class Rounds:
         """Keep the place of a node that went, if it has gone before or did harm."""
         job, info = self.job, known.info
         job.held_back.pop(info.node, None)
+        job.asking.pop(info.node, None)
         departures = known.departures if job.quiet < known.forgotten_at else 0
         forgotten_at = known.forgotten_at
         if broken:
@@ -1064,7 +1121,7 @@ class Rounds:
 
     def _give_place(self, node: Node, departures: int, forgotten_at: int) -> None:
         node.departures, node.forgotten_at = departures, forgotten_at
-        if held_back_s(departures):
+        if held_back_s(departures) and node.info.node not in self.job.drained:
             self.job.held_back_seq += 1
             self.job.held_back[node.info.node] = self.job.held_back_seq
 
@@ -1077,6 +1134,7 @@ class Rounds:
         if judge(budget, retryable=retryable) is Verdict.GIVE_UP:
             return self._close(JobOutcome.FAILED, what)
         job.restarts += 1
+        self.causes.append(f"generation {job.generation}: {what}")
         views = self._next_generation(what)
         job.failure, job.report = None, b""
         return views
@@ -1097,6 +1155,127 @@ class Rounds:
         self.job.waiting = False
         self._changed(self.job.why)
         return self._send_all()
+
+    # What people ask for.
+
+    def answer_to(self, request_id: str) -> RequestAnswer | None:
+        """Return what became of a request, unless it is unknown or was long ago."""
+        return self.job.answers.get(request_id)
+
+    def _note_request(self, status: Status) -> None:
+        """Keep what is asked for through a node until it can be decided, which is mostly at once."""
+        if status.request is not None:
+            self.job.asking[status.info.node] = status.request
+
+    def _answer_asking(self) -> list[View]:
+        job = self.job
+        views: dict[tuple[str, int], View] = {}
+        asking, job.asking = job.asking, {}
+        for name, request in asking.items():
+            told = self._request(request)
+            node = job.nodes.get(name)
+            if node is not None:
+                node.asked = request.id
+                told.append(self._send(node, anew=True))
+            views |= {(view.node, view.incarnation): view for view in told}
+        return [*views.values()]
+
+    def _request(self, request: Request) -> list[View]:
+        """Do what is asked for, or refuse it; nothing if the same was asked before."""
+        job = self.job
+        if request.id in job.answers:
+            return []
+        refusal, why = self._objection(request)
+        answer = RequestAnswer(
+            id=request.id, refusal=refusal.value if refusal else "", why=reason(why)
+        )
+        kept = [*job.answers.items()][-ANSWERS_MAX + 1 :]
+        job.answers = {**dict(kept), request.id: answer}
+        if refusal is not None:
+            self._tell(f"refused: {request}: {answer.why}")
+            return []
+        asked = reason(str(request))
+        job.request, job.asked = request.id, asked
+        match Action(request.action):
+            case Action.STOP:
+                job.grace_s = request.grace_s
+                return self._close(JobOutcome.STOPPED, asked)
+            case Action.RESTART if not is_held(job):
+                return self._next_generation(asked)
+            case Action.DRAIN:
+                return self._drain(self._named(request.node), asked)
+            case Action.UNDRAIN:
+                return self._undrain(self._named(request.node), asked)
+        self._changed(asked)
+        return self._send_all()
+
+    def _objection(self, request: Request) -> tuple[RequestRefusal | None, str]:
+        """Return why a request is refused, if it is."""
+        job, action = self.job, request.action
+        if action not in (one.value for one in Action):
+            return RequestRefusal.UNKNOWN, f"{action!r} is not known to this version of Holdfast"
+        if job.phase is JobPhase.CLOSED:
+            return RequestRefusal.OVER, f"the job is over: {job.why}"
+        if action == Action.STOP.value:
+            return None, ""
+        if job.phase is JobPhase.RECOVERING:
+            return (
+                RequestRefusal.NOT_NOW,
+                "the nodes are coming back after the coordinator was gone",
+            )
+        if action == Action.RESTART.value:
+            if job.phase is not JobPhase.ACTIVE:
+                return RequestRefusal.NO_ROUND, "no round is running: the job waits for nodes"
+            return None, ""
+        named = self._named(request.node)
+        if not named:
+            return RequestRefusal.NO_SUCH_NODE, f"{request.node!r} is no node or host of the job"
+        if action == Action.UNDRAIN.value:
+            return None, ""
+        if len({*job.drained, *named}) > DRAINED_MAX:
+            return RequestRefusal.TOO_MANY, f"{DRAINED_MAX} nodes are drained already"
+        missed = sum(name in job.nodes and counts(job, name) for name in named)
+        needed, left = self._settings.min_nodes, self._here - missed
+        if missed and left < needed:
+            why = f"{left} other node{'s' * (left != 1)} would be left, and the job needs {needed}"
+            return RequestRefusal.TOO_FEW_NODES, why
+        return None, ""
+
+    def _named(self, name: str) -> list[str]:
+        """Return the nodes that go by a name: by their own, or by their host's."""
+        job = self.job
+        if name in job.nodes or name in job.drained:
+            return [name]
+        return [node for node, one in job.nodes.items() if name and one.info.host == name]
+
+    def _drain(self, nodes: list[str], why: str) -> list[View]:
+        job = self.job
+        is_missed = False
+        for name in nodes:
+            job.drained = {**job.drained, name: why}
+            job.held_back.pop(name, None)
+            is_missed = is_missed or (self._is_member(name) and name not in job.succeeded)
+        if is_missed:
+            return self._repair(why)
+        self._changed(why)
+        return self._send_all()
+
+    def _undrain(self, nodes: list[str], why: str) -> list[View]:
+        job = self.job
+        self._changed(why)
+        back = [name for name in nodes if name in job.drained]
+        job.drained = {name: why for name, why in job.drained.items() if name not in back}
+        views = self._send_all()
+        for name in back:
+            if name in job.nodes and not self._is_member(name):
+                views += self._review(job.nodes[name])
+        return views
+
+    def _is_member(self, name: str) -> bool:
+        """Whether a node that is there is in a round that is running."""
+        node = self.job.nodes.get(name)
+        is_in = node is not None and (self.rank_table.incarnation_of(name) == node.info.incarnation)
+        return is_in and self.job.phase is JobPhase.ACTIVE
 
     # Bookkeeping.
 
@@ -1129,9 +1308,11 @@ class Rounds:
         job = self.job
         job.revision += 1
         job.why = reason(why)
-        self.history.append(
-            f"{job.phase.value}, round {job.round}, generation {job.generation}: {job.why}"
-        )
+        self._tell(f"{job.phase.value}, round {job.round}, generation {job.generation}: {job.why}")
+
+    def _tell(self, line: str) -> None:
+        self.history.append(line)
+        self.changes += 1
 
     def _send(self, node: Node, *, anew: bool = False) -> View:
         """Return a node's view, noted as sent; `anew` with a revision of its own."""
@@ -1173,6 +1354,16 @@ class Rounds:
 
     def _send_all(self) -> list[View]:
         return [self._send(node) for node in self.job.nodes.values()]
+
+
+def counts(job: Job, node: str) -> bool:
+    """Whether a node that is there may be in a round."""
+    return node not in job.held_back and node not in job.drained
+
+
+def drained_here(job: Job) -> int:
+    """Return how many of the nodes that are there are drained."""
+    return sum(name in job.nodes for name in job.drained)
 
 
 def held_back_s(departures: int) -> float:
@@ -1321,6 +1512,9 @@ def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
             role, rank = NodeRole.MEMBER, rank_table.rank_of[info.node]
         elif not job.waiting and info.node not in job.held_back:
             role = NodeRole.STANDBY
+    is_drained = info.node in job.drained and role is not NodeRole.MEMBER
+    if is_drained:
+        role = NodeRole.STANDBY
     member = role is NodeRole.MEMBER
     ranks = rank_table.ranks[rank] if member else NO_RANKS
     return View(
@@ -1331,7 +1525,7 @@ def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
         revision=job.revision,
         role=role,
         why=job.why,
-        present=len(job.nodes),
+        present=len(job.nodes) - drained_here(job),
         needed=job.settings.min_nodes if job.settings else 0,
         held_back=waits_for(job, info.node) if role is NodeRole.WAITING else "",
         silence_s=job.silence_s,
@@ -1353,7 +1547,17 @@ def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
         master_port=rank_table.master_port if member else 0,
         store_key=rank_table.store_key if member else b"",
         failure=job.failure,
+        request=job.request,
+        asked=job.asked,
+        answered=answered_to(job, info),
+        drained=is_drained,
     )
+
+
+def answered_to(job: Job, info: NodeInfo) -> RequestAnswer | None:
+    """Return what became of what was asked for through a node."""
+    node = job.nodes.get(info.node)
+    return job.answers.get(node.asked) if node is not None and node.asked else None
 
 
 def view_for_outsider(
@@ -1376,6 +1580,10 @@ def view_for_outsider(
         failure=job.failure,
         report=job.report if job.final else b"",
         final=job.final,
+        request=job.request,
+        asked=job.asked,
+        answered=answered_to(job, info),
+        grace_s=job.grace_s,
     )
 
 
@@ -1485,7 +1693,7 @@ def why_formed(job: Job) -> str:
         most = job.settings.max_nodes if job.settings else 0
         return "all nodes are here" if len(job.nodes) >= most else "enough nodes are here"
     members = {info.node for info in job.members}
-    names = [node for node in job.nodes if node not in members and node not in job.held_back]
+    names = [node for node in job.nodes if node not in members and counts(job, node)]
     return f"{names_of(names)} joined" if names else "enough nodes are here"
 
 

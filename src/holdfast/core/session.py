@@ -34,6 +34,7 @@ from holdfast.core.protocol import (
     NodeInfo,
     NodePhase,
     NodeRole,
+    Request,
     Status,
     View,
 )
@@ -121,6 +122,12 @@ class PortsChanged(Event):
     ports: tuple[int, ...]
 
 
+class RequestMade(Event):
+    """Somebody asks something of the job through this node."""
+
+    request: Request
+
+
 class LoopStuck(Event):
     """The loop that supervises the workers has not turned for too long."""
 
@@ -138,6 +145,7 @@ SessionEvent = (
     | StatusChanged
     | Rejoined
     | PortsChanged
+    | RequestMade
     | LoopStuck
     | LoopTurned
     | View
@@ -285,12 +293,23 @@ class Session:
                 info = msgspec.structs.replace(self._status.info, incarnation=incarnation)
                 self.view = None
                 self.acked_seq = -1
-                self._restate(info=info, phase=NodePhase.READY, failure=None, report=b"", stuck="")
+                # Whoever fenced it knows the job, and whether the node is drained.
+                self._restate(
+                    info=info,
+                    phase=NodePhase.READY,
+                    failure=None,
+                    report=b"",
+                    stuck="",
+                    drained=False,
+                )
                 effects = self._send(at)
             case PortsChanged(ports):
                 info = msgspec.structs.replace(self._status.info, ports=ports)
                 self._restate(info=info)
                 effects = []
+            case RequestMade(request):
+                self._restate(request=request)
+                effects = self._send(at)
             case LoopStuck(why):
                 self._stop.expire(now)
                 self._restate(stuck=why)
@@ -339,6 +358,8 @@ class Session:
             rank=view.rank if member else -1,
             size=view.size if member else 0,
             master_port=view.master_port if member else 0,
+            request=unanswered(self._status, view),
+            drained=view.drained,
             **what_is_heard(self._status, view),
         )
         effects: list[SessionEffect] = [DeliverView(view)]
@@ -480,6 +501,12 @@ def what_is_heard(status: Status, view: View) -> dict[str, object]:
         "restarts": max(status.restarts, view.restarts),
         "fence": max(status.fence, view.fence),
     }
+
+
+def unanswered(status: Status, view: View) -> Request | None:
+    """Return what a node still has to ask."""
+    asked, answered = status.request, view.answered
+    return None if asked and answered and answered.id == asked.id else asked
 
 
 def older(failure: Failure, by_s: float) -> Failure:

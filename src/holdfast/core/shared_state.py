@@ -86,7 +86,9 @@ from holdfast.core.session import (
     LoopTurned,
     PortsChanged,
     Rejoined,
+    RequestMade,
     StatusChanged,
+    unanswered,
     what_is_heard,
 )
 from holdfast.printable import quoted
@@ -187,6 +189,7 @@ SessionEvent = (
     | StatusChanged
     | Rejoined
     | PortsChanged
+    | RequestMade
     | LoopStuck
     | LoopTurned
     | RefreshRequested
@@ -288,6 +291,13 @@ class SharedStateSession:
         self.story = Story("shared_state", node=info.node)
         self._cause = ""
 
+    @property
+    def rounds(self) -> Rounds | None:
+        """The job as it was last seen; only to be read."""
+        if self._rounds is None and self._state is not None:
+            return self._make_rounds(decode(self._state))
+        return self._rounds
+
     def handle(self, now: float, event: SessionEvent, cause: str = "") -> list[SessionEffect]:
         """Take in one fact; return what must now be done, in order."""
         call, self._cause = self.call, cause
@@ -331,6 +341,7 @@ class SharedStateSession:
                     failure=None,
                     report=b"",
                     stuck="",
+                    drained=False,
                 )
                 self._unstored.clear()
                 self._unstored.append(self.status)
@@ -339,6 +350,11 @@ class SharedStateSession:
             case PortsChanged(ports):
                 self._restate(info=msgspec.structs.replace(self.status.info, ports=ports))
                 return []
+            case RequestMade(request):
+                self._restate(seq=self.status.seq + 1, request=request)
+                if self._joins:
+                    self._unstored.append(self.status)
+                return self._read_soon()
             case LoopStuck() | LoopTurned():
                 why = event.why if isinstance(event, LoopStuck) else ""
                 if why:
@@ -638,6 +654,8 @@ class SharedStateSession:
             rank=view.rank if member else -1,
             size=view.size if member else 0,
             master_port=view.master_port if member else 0,
+            request=unanswered(self.status, view),
+            drained=view.drained,
             **what_is_heard(self.status, view),
         )
         if self.view is not None and _content(view) == _content(self.view):

@@ -24,6 +24,9 @@ The rules:
 5.  Success is when every worker exited with code 0. What they left is cleaned up all the same;
     then the node waits for the others at the barrier.
 6.  A generation is one start of the workers; its number only grows.
+7.  A restart that somebody asks for is not charged. After a stop that somebody asks for nothing
+    starts; a failure before it stays the reason if it ended the job anyway. What is asked again
+    under the same id is answered as before, and what cannot be now is refused with why.
 
 Use, besides the contract of `core.machine`: bring the outcome of each effect back as exactly one
 event (`JoinRound`: `RoundJoined`; `StartWorkers`: `WorkersStarted`; `StopWorkers`:
@@ -36,7 +39,12 @@ from __future__ import annotations
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, TableMachine
 from holdfast.core.values import Enum, Value
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 SIGINT, SIGKILL = 2, 9
+ANSWERS_MAX = 64  # Of `core.rounds`, which importing would cost too much.
 
 
 class State(Enum):
@@ -62,6 +70,7 @@ class StopReason(Enum):
     COORDINATOR = "the coordinator decided so"
     COORDINATOR_LOST = "the coordinator was lost"
     CUT_OFF = "others may have taken their place"
+    ASKED = "somebody asked for it"
 
 
 class Outcome(Enum):
@@ -70,6 +79,8 @@ class Outcome(Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     SIGNALLED = "signalled"
+    STOPPED = "stopped"
+    """Somebody asked for it."""
     REFUSED = "refused"
     COORDINATOR_LOST = "coordinator lost"
 
@@ -157,6 +168,16 @@ class SignalReceived(Event):
     signum: int
 
 
+class Requested(Event):
+    """Somebody asks for something: a `core.protocol.Request`, in what is needed here."""
+
+    id: str
+    action: str
+    asked: str
+    """All of it in words."""
+    grace_s: float = -1.0
+
+
 class WorkersStopped(Event):
     """Nothing is left of the generation, but for so many processes that cannot be killed."""
 
@@ -233,6 +254,11 @@ class Supervision(TableMachine):
         self.retryable = True  # Whether a new start could help against this generation's failure.
         self.signum = 0  # The signal that ends it all, if one came.
         self._interrupts = 0
+        self.asked = ""  # The newest request that was granted, in words.
+        self.stop_grace_s = -1.0  # How long workers have, if somebody said so.
+        self.answers: Mapping[str, tuple[str, str]] = {}
+        """Of requests by their id: a `core.protocol.RequestRefusal` or nothing, and why."""
+        self._stop_asked = False
 
     @property
     def restart_count(self) -> int:
@@ -248,6 +274,11 @@ class Supervision(TableMachine):
     def reason(self) -> StopReason:
         """Why the last stop began."""
         return self._after_stop
+
+    @property
+    def grace_s(self) -> float:
+        """How long workers have to end when they are stopped; below 0 as long as configured."""
+        return self.stop_grace_s
 
     def handle(self, now: float, event: Event, cause: str = "") -> list[Effect]:
         if isinstance(event, _REPORTS) and event.generation < self.generation:
@@ -326,6 +357,33 @@ class Supervision(TableMachine):
         self._note_signal(event)
         return self._finish(Outcome.SIGNALLED)
 
+    def _requested(self, event: Requested) -> list[Effect]:
+        if event.id in self.answers:
+            return []
+        refusal = self._objection(event.action)
+        kept = [*self.answers.items()][-ANSWERS_MAX + 1 :]
+        self.answers = {**dict(kept), event.id: refusal}
+        if refusal[0]:
+            return []
+        self.asked = event.asked
+        if event.action == "stop":
+            self._stop_asked, self.stop_grace_s = True, event.grace_s
+        return self._stop(StopReason.ASKED) if self.state is State.RUNNING else []
+
+    def _objection(self, action: str) -> tuple[str, str]:
+        """Return why a request is refused, or nothing twice."""
+        if action in ("drain", "undrain"):
+            return "too-few-nodes", "the job has one node, and needs it"
+        if action not in ("restart", "stop"):
+            return "unknown", f"{action!r} is not known to this version of Holdfast"
+        if self.state is State.RUNNING:
+            return "", ""
+        if self.state in (State.LEAVING, State.DONE) or self.signum or self._stop_asked:
+            return "over", "the job is about to end"
+        if self._after_stop is StopReason.SUCCEEDED:
+            return "over", "the workers are done"
+        return "", ""  # They are being stopped, and are started anew after that.
+
     def _stopped(self, event: WorkersStopped) -> list[Effect]:
         self._expect_generation(event.generation)
         self.running = frozenset()
@@ -333,7 +391,7 @@ class Supervision(TableMachine):
         failed = reason in (StopReason.WORKER_FAILED, StopReason.UNHEALTHY)
         if event.unkillable:
             self.retryable = False
-            failed = failed or reason is StopReason.REGROUP
+            failed = failed or reason in (StopReason.REGROUP, StopReason.ASKED)
         if reason is StopReason.SUCCEEDED and (self._alone or not self.signum):
             self.state = State.LEAVING
             return [EnterBarrier()]
@@ -341,6 +399,8 @@ class Supervision(TableMachine):
             return self._finish(Outcome.FAILED)
         if self.signum:
             return self._finish(Outcome.SIGNALLED)
+        if self._stop_asked:
+            return self._finish(Outcome.STOPPED)
         if failed:
             self.budget = self.budget.charge()
         self.state = State.JOINING
@@ -386,6 +446,10 @@ Supervision._handlers = {
     (_S.STOPPING, WorkersStopped): Supervision._stopped,
     (_S.LEAVING, BarrierEnded): Supervision._barrier_ended,
     (_S.LEAVING, SignalReceived): Supervision._signal_idle,
+    (_S.RUNNING, Requested): Supervision._requested,
+    (_S.STOPPING, Requested): Supervision._requested,
+    (_S.LEAVING, Requested): Supervision._requested,
+    (_S.DONE, Requested): Supervision._requested,
 }
 # What may still arrive when it no longer matters; in DONE also the outcome of a wait broken off.
 _REPORTS = (WorkerExited, WorkersUnhealthy)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.net.addresses import names_loopback
-from holdfast.wire.handshake import FILE_VARIABLE, OWN_FILE, VARIABLE
+from holdfast.wire.handshake import FILE_VARIABLE, OWN_FILE, READ_ONLY_PREFIX, VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,10 +51,12 @@ def choose_token(
     token_file: str | None = None,
     auth: str | None = None,
     certified: bool = False,
+    read_only: bool = False,
 ) -> bytes | None:
     """Return the token for an endpoint at this host, or None if there is to be none.
 
     `auth` is the setting of that name, and `certified` whether both sides must show certificates.
+    Unless it is to be `read_only`, one by which nothing can be changed is refused.
     """
     explicit = _setting(environ, token_file)
     if auth == NONE:
@@ -65,7 +67,10 @@ def choose_token(
             )
         return None
     if explicit:
-        return load_token(environ, token_file, certified=certified)
+        token = load_token(environ, token_file, certified=certified)
+        if token is not None and token.startswith(READ_ONLY_PREFIX) and not read_only:
+            raise UsageError(f"{explicit}: the token is read-only, and of no use for running jobs")
+        return token
     if auth != TOKEN and (names_loopback(host) or certified):
         return None
     return own_token()

@@ -232,6 +232,15 @@ class WatchdogEvent(LifecycleEvent):
     signum: int = 0
 
 
+class Requested(LifecycleEvent):
+    """Somebody asked for something, and it is done: `what` tells what, who and why."""
+
+    at: float
+    wall: float
+    request: str
+    what: str
+
+
 class CustomEvent(LifecycleEvent):
     """An `Event` that a subclass of an agent records besides those made of lifecycle events."""
 
@@ -256,6 +265,10 @@ class Observers:
     def add(self, observer: Observer) -> None:
         """Send lifecycle events to one more; `observer.name`, if any, is its name in messages."""
         self._each.append(observer)
+
+    def remove(self, observer: Observer) -> None:
+        """Send it no more, if it was sent any."""
+        self._each = [one for one in self._each if one is not observer]
 
     def notify(self, event: LifecycleEvent) -> None:
         """Send an event to all observers, in the order in which they were added."""

@@ -115,6 +115,16 @@ def is_below_this_process(pid: int) -> bool:
     return root_of(pid, (os.getpid(),)) > 0
 
 
+def usage_of(pid: int) -> tuple[float, int]:
+    """Return the CPU time of a process in seconds, below 0 if it is not known, and its memory."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    try:
+        ticks, pages = int(fields[11]) + int(fields[12]), int(fields[21])
+    except (IndexError, ValueError):
+        return -1.0, 0
+    return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def name_of(pid: int) -> str:
     """Return the short name a process has in `ps`."""
     return _read(f"/proc/{pid}/comm").strip()

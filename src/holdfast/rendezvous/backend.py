@@ -44,7 +44,14 @@ from holdfast.core.protocol import (
     StoreAccess,
     View,
 )
-from holdfast.core.session import DeliverView, GiveUp, PortsChanged, Rejoined, StatusChanged
+from holdfast.core.session import (
+    DeliverView,
+    GiveUp,
+    PortsChanged,
+    Rejoined,
+    RequestMade,
+    StatusChanged,
+)
 from holdfast.core.shared_state import (
     NO_ANSWER,
     CallFailed,
@@ -78,7 +85,9 @@ if TYPE_CHECKING:
 
     from holdfast.coordinator.agent_connection import JobConnection
     from holdfast.coordinator.attendance import Attendance
+    from holdfast.core.protocol import Request
     from holdfast.rendezvous.config import RendezvousParameters
+    from holdfast.wire.messages import JobSummary, NodeReport, Watch
 
 AWAY_S = 60.0
 """How long a node goes on while the backend cannot be reached."""
@@ -251,6 +260,27 @@ class BackendConnection:
             self.view = None
             self._feed(Rejoined(incarnation), cause)
         return incarnation
+
+    def request(self, request: Request) -> None:
+        """Ask for something; the answer is in a view."""
+        self._feed(RequestMade(request))
+
+    def on_watch(self, watched: Callable[[Watch], None]) -> None:
+        """Do nothing: there is nobody who could want to watch."""
+
+    def send_report(self, report: NodeReport) -> None:
+        """Do nothing: there is nobody to send it to."""
+
+    def operator(self, loop: object) -> None:
+        """Return None: there is no coordinator."""
+
+    def summary(self) -> JobSummary | None:
+        """Return the state of the job as it was last read."""
+        from holdfast.coordinator.job_status import summary_of
+
+        with self._changed:
+            rounds = self._session.rounds
+            return summary_of(rounds) if rounds is not None else None
 
     def hold_ports(self, ports: tuple[int, ...]) -> None:
         """Have the next status say that this node holds these ports for the workers' store."""

@@ -71,7 +71,7 @@ from holdfast.net.presence import PresencePort, PresenceWatcher, Sight
 from holdfast.rendezvous import config
 from holdfast.rendezvous.config import value_of
 from holdfast.rendezvous.coordinator import CoordinatorHandler
-from holdfast.wire.messages import StoreCall
+from holdfast.wire.messages import NodeReport, StoreCall
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -261,9 +261,10 @@ class EtcdTransport:
         self.heard_at: float | None = None
         self._connector = connector
 
-    def send(self, message: Status | Heartbeat | StoreCall) -> None:
+    def send(self, message: Status | Heartbeat | StoreCall | NodeReport) -> None:
         """Store the node's status, or renew its lease."""
-        assert not isinstance(message, StoreCall)  # The agents' store is in etcd itself.
+        # The agents' store is in etcd itself, and nobody asks for reports there.
+        assert not isinstance(message, StoreCall | NodeReport)
         self._connector.send(self, message)
 
     def close(self, why: str = "") -> None:
@@ -516,6 +517,16 @@ class EtcdConnection(AgentConnection):
             self._store_client = EtcdClient(self._etcd_settings)
             self._stores = GenerationStores(self._store_client, self._session.keys.store)
         return self._stores.store(scope)
+
+    def summary(self) -> JobSummary | None:
+        """Return the job as the leader stored it, and its nodes as they did."""
+        from holdfast.etcd.sync_client import EtcdClient
+
+        client = EtcdClient(self._etcd_settings)
+        try:
+            return read_job(client, self.run_id, self._prefix)[0]
+        finally:
+            client.close()
 
     def close(self, drain_s: float = LEAVE_S) -> None:
         """Close the connection and its stores."""

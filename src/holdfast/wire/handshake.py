@@ -72,6 +72,10 @@ GIVE_THE_SAME = (
 SERVER = b"holdfast coordinator"
 JOB_TOKEN_PREFIX = b"holdfast-job-"
 """What the token of one job begins with; any other is a master token, good for all jobs."""
+READ_ONLY_PREFIX = b"holdfast-read-only-"
+"""What a token begins with by which people may look at jobs and change nothing;"""
+READ_ONLY_ALL_PREFIX = READ_ONLY_PREFIX + b"all-"
+"""and one for all jobs, with which a client names none."""
 PROOF_BYTES = 32
 SEAL_KEY_BYTES = 32
 Versions = tuple[int, int]
@@ -160,6 +164,7 @@ class ClientHandshake(_Handshake):
         versions: Versions = OUR_VERSIONS,
     ) -> None:
         super().__init__(token, nonce=nonce, versions=versions)
+        self._read_only = token is not None and token.startswith(READ_ONLY_PREFIX)
         self._run_id, self._host, self._port, self._place = run_id, host, port, place
 
     def start(self) -> bytes:
@@ -173,10 +178,11 @@ class ClientHandshake(_Handshake):
             host=one_line(self._host, NAME_CHARS_MAX),
             port=self._port,
             place=self._place,
+            read_only=self._read_only,
         )
         frame = encode_frame(hello)
         if self._token is not None:
-            self._said = _begin(self._token, self._run_id, frame)
+            self._said = _begin(self._token, hello, frame)
         return frame
 
     def receive(self, body: bytes) -> bytes:
@@ -289,7 +295,7 @@ class ServerHandshake(_Handshake):
         self._version = version
         if self._token is None:
             return encode_frame(Challenge(version=version, nonce=self._nonce, token_wanted=False))
-        self._said = said = _begin(self._token, hello.run_id, _framed(body))
+        self._said = said = _begin(self._token, hello, _framed(body))
         proof = _proof_of_server(said, version, self._nonce)
         frame = encode_frame(
             Challenge(version=version, nonce=self._nonce, token_wanted=True, proof=proof)
@@ -347,6 +353,23 @@ def job_token(token: bytes, run_id: str) -> bytes:
     return JOB_TOKEN_PREFIX + key.hex().encode()
 
 
+def read_only_token(token: bytes, run_id: str) -> bytes:
+    """Return the token for looking at one job, or with an empty run id at all, or it as it is.
+
+    Nothing else follows from it: neither the token of the job, nor that of all jobs.
+    """
+    if token.startswith(READ_ONLY_PREFIX):
+        return token
+    import hashlib
+    import hmac
+
+    text = _with_lengths(b"holdfast read-only token")
+    key = hmac.digest(hashlib.sha256(job_token(token, run_id)).digest(), text, "sha256")
+    is_for_all = not run_id and not is_job_token(token)
+    prefix = READ_ONLY_ALL_PREFIX if is_for_all else READ_ONLY_PREFIX + b"job-"
+    return prefix + key.hex().encode()
+
+
 def is_job_token(token: bytes) -> bool:
     """Whether a token is good for one job only."""
     return token.startswith(JOB_TOKEN_PREFIX)
@@ -358,10 +381,12 @@ def tls_key(token: bytes, run_id: str) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def _key(token: bytes, run_id: str) -> bytes:
+def _key(token: bytes, run_id: str, *, read_only: bool = False) -> bytes:
     """Return the key of a job; remembered, because all nodes of a job ask for the same."""
     import hashlib
 
+    if read_only:
+        return hashlib.sha256(read_only_token(token, run_id)).digest()
     # HMAC fills a short key up with zeros, so that `x` and `x\0` would be the same to it.
     return hashlib.sha256(job_token(token, run_id)).digest()
 
@@ -371,8 +396,9 @@ def _key(token: bytes, run_id: str) -> bytes:
 # of one side, sent back to it, proves nothing.
 
 
-def _begin(token: bytes, run_id: str, hello: bytes) -> blake2b:
-    return blake2b(hello, key=_key(token, run_id), digest_size=2 * SEAL_KEY_BYTES)
+def _begin(token: bytes, hello: Hello, frame: bytes) -> blake2b:
+    key = _key(token, hello.run_id, read_only=hello.read_only)
+    return blake2b(frame, key=key, digest_size=2 * SEAL_KEY_BYTES)
 
 
 def _proof_of_server(said: blake2b, version: int, nonce: bytes) -> bytes:

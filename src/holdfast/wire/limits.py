@@ -31,6 +31,15 @@ STORE_KEYS_MAX = 10_000
 STORE_SCOPE_CHARS_MAX = RUN_ID_CHARS_MAX + NODE_ID_CHARS_MAX
 STORE_TIMEOUT_S_MAX = 30 * 86_400.0
 
+QUERY_BYTES_MAX = 64 * KIB
+"""What a person's question, and what it is about, may take."""
+REPLY_BYTES_MAX = 960 * KIB
+"""One answer of several to such a question: it fits into a frame."""
+WORKERS_REPORTED_MAX = 4_096
+"""Workers of one node in a report."""
+EVENTS_MAX = 1_024
+"""Events in one message."""
+
 SUMMARIES_MAX = 100_000
 """Nodes of one job in a reply. Room for as many as a peer announces is made before the first is
 read, so this is also what one short hostile message can make us allocate (8 bytes each)."""

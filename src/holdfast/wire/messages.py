@@ -18,18 +18,23 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.protocol import (
+    AWAY_S_MAX,
     MALFORMED,
     NODE_ID_CHARS_MAX,
     PLACES_MAX,
     RUN_ID_CHARS_MAX,
     Ack,
+    ClockTime,
     Count,
     Heartbeat,
+    Incarnation,
     Name,
     NodeCount,
+    NodeId,
     Number,
     Port,
     RunId,
+    Seconds,
     Status,
     View,
     Why,
@@ -43,8 +48,11 @@ from holdfast.wire import limits
 from holdfast.wire.errors import BadMessage
 
 MAGIC = "holdfast"
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """The newest version spoken here."""
+VERSION_WITH_QUERIES = 5
+"""From this one on both sides know `Query` and what belongs to it. What a query asks for is text, so
+that one that a version does not know is refused, and nothing else is lost."""
 PROTOCOL_VERSION_MIN = 4
 """The oldest one."""
 
@@ -54,6 +62,7 @@ ProofBytes = Annotated[bytes, Meta(max_length=limits.PROOF_BYTES_MAX)]
 StoreKey = Annotated[str, Meta(max_length=limits.STORE_KEY_CHARS_MAX)]
 StoreValue = Annotated[bytes, Meta(max_length=limits.STORE_VALUE_BYTES_MAX)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Age = Annotated[float, Meta(ge=-1.0, le=AWAY_S_MAX)]
 
 # The handshake.
 
@@ -76,6 +85,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     place: Annotated[int, Meta(ge=0, le=PLACES_MAX - 1)] = 0
     """Which one of its endpoints that is. At a later one than the first only a coordinator is meant
     that took over there: any other that happens to be there must not decide for the job."""
+    read_only: bool = False
+    """It proves the token by which people may look and change nothing."""
 
 
 class Challenge(msgspec.Struct, frozen=True, kw_only=True, tag="challenge"):
@@ -165,6 +176,95 @@ class StoreResult(msgspec.Struct, frozen=True, kw_only=True, tag="store_result")
     why: Why = ""
 
 
+# What people ask for, besides the state of jobs below: `wire.control` has what is in the bodies.
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
+    """A question of an operator, to a coordinator or an agent; also as one passes it on to the other."""
+
+    id: Count
+    """Of all replies to it, and of what belongs to it later (`MORE`, `CANCEL`)."""
+    what: Name
+    run_id: Annotated[str, Meta(max_length=RUN_ID_CHARS_MAX)] = ""
+    node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)] = ""
+    """Whom it is for; empty for whoever decides."""
+    body: Annotated[bytes, Meta(max_length=limits.QUERY_BYTES_MAX)] = b""
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
+    """One of the answers to the query with the same `id`; after the `last` there is none."""
+
+    id: Count
+    refusal: Name = ""
+    """A `core.protocol.RequestRefusal`, or nothing."""
+    why: Why = ""
+    body: Annotated[bytes, Meta(max_length=limits.REPLY_BYTES_MAX)] = b""
+    last: bool = True
+
+
+class Watch(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
+    """Asks a node to report, for so long; and to attach, if it is to answer queries."""
+
+    for_s: Annotated[float, Meta(ge=0.0, le=limits.STORE_TIMEOUT_S_MAX)] = 0.0
+    every_s: Annotated[float, Meta(ge=0.0, le=limits.STORE_TIMEOUT_S_MAX)] = 0.0
+    """Report of the workers this often; 0 if only events are wanted."""
+    attach: bool = False
+
+
+class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
+    """This connection is for queries to that node, and has no heartbeats to delay."""
+
+    run_id: RunId
+    node: NodeId
+    incarnation: Incarnation
+
+
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker, as its agent sees it."""
+
+    rank: Number
+    local_rank: Number = -1
+    pid: Count = 0
+    state: Name = ""
+    step: Int64 = -1
+    """-1 if it reports none."""
+    step_age_s: Age = -1.0
+    heartbeat_age_s: Age = -1.0
+    """Below 0 if there was none."""
+    section: Name = ""
+    cpu_s: Age = -1.0
+    rss_bytes: Count = 0
+
+
+class EventRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened in a job."""
+
+    wall: ClockTime
+    """The time of day where it happened: for people."""
+    source: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)] = ""
+    """The node; empty of whoever decides."""
+    kind: Name = ""
+    generation: Number = -1
+    rank: Number = -1
+    text: Why = ""
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
+    """What an agent reports of itself while somebody watches."""
+
+    run_id: RunId
+    node: NodeId
+    incarnation: Incarnation = 0
+    state: Name = ""
+    generation: Number = -1
+    running_s: Seconds = 0.0
+    """For so long its workers ran,"""
+    elapsed_s: Seconds = 0.0
+    """of so long in all."""
+    workers: Annotated[list[WorkerReport], Meta(max_length=limits.WORKERS_REPORTED_MAX)] = []
+    events: Annotated[list[EventRecord], Meta(max_length=limits.EVENTS_MAX)] = []
+
+
 # The state of jobs, for a person.
 
 
@@ -173,6 +273,8 @@ class StatusRequest(msgspec.Struct, frozen=True, kw_only=True, tag="query"):
 
     id: Count
     run_id: Annotated[str, Meta(max_length=RUN_ID_CHARS_MAX)] = ""
+    watch: bool = False
+    """Have the nodes report about their workers for a while; the next reply has it."""
 
 
 class NodeSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,6 +287,13 @@ class NodeSummary(msgspec.Struct, frozen=True, kw_only=True):
     phase: Name = ""
     rank: Number = -1
     generation: Number = -1
+    first_rank: Number = -1
+    """The rank of its first worker."""
+    size: NodeCount = 0
+    """How many workers it has."""
+    drained: bool = False
+    report: NodeReport | None = None
+    """What it last reported to those who watch."""
 
 
 class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,6 +310,14 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     """How many nodes are there, though they may not be listed."""
     nodes: Annotated[list[NodeSummary], Meta(max_length=limits.SUMMARIES_MAX)] = []
     history: Annotated[list[Why], Meta(max_length=limits.HISTORY_LINES_MAX)] = []
+    causes: Annotated[list[Why], Meta(max_length=limits.HISTORY_LINES_MAX)] = []
+    """Of the restarts that were charged, the newest last."""
+    min_nodes: NodeCount = 0
+    max_nodes: NodeCount = 0
+    members: NodeCount = 0
+    outcome: Name = ""
+    why: Why = ""
+    """What the last change was."""
 
 
 class StatusReply(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
@@ -214,6 +331,7 @@ Message = (
     Status | Heartbeat | Ack | View
     | Hello | Challenge | Proof | Welcome | Refusal | Goodbye
     | StoreCall | StoreResult | StatusRequest | StatusReply | Part | PartTaken
+    | Query | Reply | Watch | Attach | NodeReport
 )  # fmt: skip
 
 # One of each for the whole program: they are made to be shared, and making one is not cheap.
@@ -243,17 +361,44 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
     except MALFORMED as error:
         raise BadMessage(f"invalid message: {quoted(str(error))}") from None
     try:
-        if isinstance(message, (Heartbeat, Ack)):
+        if isinstance(message, (Heartbeat, Ack, Attach, NodeReport)):
             check_names(message.run_id, message.node)
+            if isinstance(message, NodeReport):
+                return sound_report(message)
+        elif isinstance(message, Query):
+            check_names(message.what, message.run_id, message.node)
         elif isinstance(message, View):
             return sound_view(message)
         elif isinstance(message, Status):
             return sound_status(message)
     except ValueError as error:
         raise BadMessage(f"invalid {type(message).__name__}: {error}") from None
-    if isinstance(message, StoreResult) and not message.why.isprintable():
+    if isinstance(message, (StoreResult, Reply)) and not message.why.isprintable():
         return msgspec.structs.replace(message, why=reason(message.why))
     return message
+
+
+def sound_report(report: NodeReport) -> NodeReport:
+    """Return a report that may be shown."""
+    text = "".join(
+        [report.state, *(f"{one.state}{one.section}" for one in report.workers)]
+        + [f"{one.kind}{one.source}{one.text}" for one in report.events]
+    )
+    if text.isprintable():
+        return report
+    replace = msgspec.structs.replace
+    return replace(
+        report,
+        state=reason(report.state),
+        workers=[
+            replace(one, state=quoted(one.state), section=quoted(one.section))
+            for one in report.workers
+        ],
+        events=[
+            replace(one, kind=quoted(one.kind), source=quoted(one.source), text=reason(one.text))
+            for one in report.events
+        ],
+    )
 
 
 def decode_handshake(body: bytes | bytearray | memoryview) -> HandshakeMessage:

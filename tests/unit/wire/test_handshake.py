@@ -258,7 +258,7 @@ def test_the_bytes_are_those_that_another_program_computes() -> None:
     first, second = message_in(challenge), message_in(proof)
     assert isinstance(first, Challenge)
     assert isinstance(second, Proof)
-    assert first.proof == mac(hello + b"holdfast coordinator 4 " + b"s" * 32)[:32]
+    assert first.proof == mac(hello + b"holdfast coordinator 5 " + b"s" * 32)[:32]
     assert second.proof == mac(hello + challenge)[:32]
     welcome = server.receive(body_in(proof))
     client.receive(body_in(welcome))

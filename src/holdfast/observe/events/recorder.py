@@ -69,6 +69,10 @@ class EventRecorder:
                 self._ended(event)
             case lifecycle.WatchdogEvent():
                 self._watchdog(event)
+            case lifecycle.Requested():
+                inner = self._inner() | {"request": event.request, "asked": event.what}
+                metadata = self._metadata("RUNNING", inner)
+                self._record(_event("holdfast.request", EventSource.AGENT, event.wall, metadata))
             case lifecycle.CustomEvent(event=Event() as custom):
                 self._record(custom)
 

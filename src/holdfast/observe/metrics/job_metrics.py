@@ -38,6 +38,7 @@ REASONS: Mapping[StopReason, str] = {
     StopReason.UNHEALTHY: "unhealthy",
     StopReason.REGROUP: "nodes_waiting",
     StopReason.COORDINATOR: "coordinator",
+    StopReason.ASKED: "asked",
 }
 NODES_LOST = "nodes_lost"
 OTHER = "other"

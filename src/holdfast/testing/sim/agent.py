@@ -31,6 +31,7 @@ from holdfast.core.session import (
     LoopStuck,
     LoopTurned,
     Rejoined,
+    RequestMade,
     Send,
     StatusChanged,
 )
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from holdfast.core.machine import Effect, Event
-    from holdfast.core.protocol import Heartbeat, Status, View
+    from holdfast.core.protocol import Heartbeat, Request, Status, View
     from holdfast.core.session import SessionEffect, SessionEvent
     from holdfast.core.supervision import Outcome
     from holdfast.testing.sim.ledger import Decider, JobTruth, RoundTruth
@@ -315,6 +316,16 @@ class Agent(Process):
         self.left = True
         self.world.note(self, f"gets signal {signum}")
         self.supervise(SignalReceived(signum))
+
+    @property
+    def unanswered(self) -> Request | None:
+        """What was asked for through it, and is not answered."""
+        return self.session.status.request
+
+    def ask(self, request: Request) -> None:
+        """Pass on what somebody asks of the job through this node."""
+        self.world.note(self, "is asked: {0}", request)
+        self._session_event(RequestMade(request))
 
     def wedge(self) -> None:
         """Let its loop stand still, as behind a file system that does not answer."""

@@ -26,6 +26,7 @@ from holdfast.core.session import (
     LoopStuck,
     LoopTurned,
     Rejoined,
+    RequestMade,
     StatusChanged,
 )
 from holdfast.core.shared_state import (
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from holdfast.core.machine import Event
-    from holdfast.core.protocol import View
+    from holdfast.core.protocol import Request, View
     from holdfast.core.rounds import Rounds
     from holdfast.core.session import SessionEvent as CoordinatorSessionEvent
     from holdfast.core.shared_state import SessionEffect, SessionEvent
@@ -260,6 +261,10 @@ class BackendAgent(Agent):
         )
 
     @property
+    def unanswered(self) -> Request | None:
+        return self.shared.status.request
+
+    @property
     def stop_at(self) -> float | None:
         """When its workers must be gone, by its own clock."""
         return self.shared.stop_at
@@ -302,7 +307,7 @@ class BackendAgent(Agent):
         return self._life
 
     def _session_event(self, event: CoordinatorSessionEvent, cause: str = "") -> None:
-        assert isinstance(event, StatusChanged | Rejoined | LoopStuck | LoopTurned)
+        assert isinstance(event, StatusChanged | Rejoined | RequestMade | LoopStuck | LoopTurned)
         self._feed(event, cause)
 
     def _feed(self, event: SessionEvent, cause: str = "") -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from holdfast.core.protocol import JobOutcome, NodePhase, NodeRole, RankOrder
-from holdfast.core.rounds import RECOVER_S_MAX, JobPhase
+from holdfast.core.protocol import Action, JobOutcome, NodePhase, NodeRole, RankOrder
+from holdfast.core.rounds import RECOVER_S_MAX, JobPhase, counts
 from holdfast.core.supervision import Outcome, State, StopReason
 
 if TYPE_CHECKING:
     from holdfast.core.protocol import View
+    from holdfast.core.rounds import Job
     from holdfast.core.supervision import StopWorkers
     from holdfast.testing.sim.agent import Agent
     from holdfast.testing.sim.ledger import Decider, Decision, JobTruth
@@ -421,6 +422,7 @@ class ClosedIsFinal(Checker):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._closed_as: dict[tuple[int, str], tuple[int, int]] = {}  # Term and revision.
+        self._stopped: set[str] = set()  # Jobs that somebody asked to be stopped.
 
     def decided(self, decision: Decision) -> None:
         before, after = decision.before, decision.after
@@ -449,8 +451,14 @@ class ClosedIsFinal(Checker):
             retryable = job.failure is None or job.failure.retryable
             if retryable and job.restarts < truth.settings.max_restarts:
                 self.violated(f"{job.run_id} failed with restarts left")
-        else:
+        elif not self._is_asked_for(job):
             self.violated(f"{job.run_id} was closed and nobody asked for it")
+
+    def _is_asked_for(self, job: Job) -> bool:
+        asked = self.world.requests.get(job.request)
+        if asked is not None and asked.action == Action.STOP.value:
+            self._stopped.add(job.run_id)
+        return job.run_id in self._stopped  # A later coordinator may know that much and no more.
 
     def view_sent(self, coordinator: Decider, view: View) -> None:
         closed_as = self._closed_as.get((coordinator.number, view.run_id))
@@ -681,7 +689,7 @@ class NobodyStarves(Checker):
         term, looked_at, waited_s = self._waits.get(key, (-1, now, 0.0))
         settings = self.world.job_of(job.run_id).settings
         agents = (self.world.ledger.agent_of[one] for one in after.incarnations)
-        here = sum(agent.alive and agent.node not in job.held_back for agent in agents)
+        here = sum(agent.alive and counts(job, agent.node) for agent in agents)
         if after.phase is not JobPhase.FORMING or here < settings.min_nodes or term != after.term:
             waited_s = 0.0
         elif now - looked_at <= ATTENDED_S:
@@ -689,6 +697,63 @@ class NobodyStarves(Checker):
         self._waits[key] = (after.term, now, waited_s)
         if waited_s > STARVED_SETTLES * settings.settle_s + STARVED_S:
             self.violated(f"{here} nodes of {job.run_id} have waited {waited_s:.1f} s for a round")
+
+
+class AskedOnce(Checker):
+    """What is asked for is done once, however often the request is repeated; by one who decides."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._done: dict[tuple[int, str], int] = {}  # The generation, by decider and request.
+
+    def decided(self, decision: Decision) -> None:
+        before, after, job = decision.before, decision.after, decision.job
+        asked = self.world.requests.get(job.request)
+        if before is None or asked is None or job.why != str(asked):
+            return
+        if after.generation > before.generation:
+            key = (decision.coordinator.number, asked.id)
+            if self._done.setdefault(key, after.generation) != after.generation:
+                self.violated(f"{asked} led to a second generation, {after.generation}")
+
+
+class DrainedRests(Checker):
+    """No generation of whoever drained a node has it, until it is undrained."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._drained: dict[tuple[int, str], set[str]] = {}
+        self._seen: dict[tuple[int, str], set[str]] = {}
+
+    def decided(self, decision: Decision) -> None:
+        before, after, job = decision.before, decision.after, decision.job
+        key = (decision.coordinator.number, job.run_id)
+        drained = self._drained.setdefault(key, set())
+        seen = self._seen.setdefault(key, set())
+        for one, answer in job.answers.items():
+            asked = self.world.requests[one]
+            if one in seen or answer.refusal:
+                continue
+            seen.add(one)
+            if asked.action == Action.DRAIN.value:
+                drained.add(asked.node)
+            elif asked.action == Action.UNDRAIN.value:
+                drained.discard(asked.node)
+        begun = before is not None and after.generation > before.generation
+        if begun and after.phase is JobPhase.ACTIVE:
+            wrong = [info.node for info in after.members if info.node in drained]
+            if wrong:
+                self.violated(f"{wrong} are drained, and in generation {after.generation}")
+
+
+class RequestsAnswered(Checker):
+    """With faults over, no node is left with a request that nobody answers."""
+
+    def settled(self, job: JobTruth) -> None:
+        for agent in job.living:
+            asked = agent.unanswered
+            if asked is not None and not job.closed_by:
+                self.violated(f"{agent.node} waits for an answer to {asked}")
 
 
 HELD_BACK_S = 35.0  # A node that comes and goes runs so long after it has come for good.

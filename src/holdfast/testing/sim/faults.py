@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.coordinator.places import LOOK_S
-from holdfast.core.protocol import PLACES_MAX, REPORT_BYTES_MAX
+from holdfast.core.protocol import PLACES_MAX, REPORT_BYTES_MAX, Action, Request
 from holdfast.core.supervision import SIGINT, State
 from holdfast.core.values import Value
 from holdfast.testing.sim.coordinator import Coordinator
@@ -177,6 +177,22 @@ PROFILES: dict[str, Profile] = {
             only_on={"etcd": {"stop_most": 4.0, "end_member": 1.0, "pause_leader": 1.0}},
         ),
         Profile(
+            "requests",
+            "people ask for restarts, drain nodes and stop jobs, while other things happen",
+            {
+                "ask": 8.0,
+                "fail": 1.0,
+                "kill": 0.5,
+                "join": 1.0,
+                "leave": 0.3,
+                "cut": 0.5,
+                "pause": 0.3,
+                "coordinator": 0.5,
+            },
+            2.0,
+            only_on={"etcd": {"leader": 0.5}},
+        ),
+        Profile(
             "everything",
             "all of it at once",
             {
@@ -218,6 +234,8 @@ FLAPS_MAX = 3  # Each costs many restarts.
 NOTICED_S = (6.0, 20.0)  # A person takes so long to do something about a coordinator that is gone,
 CUT_OFF_S = (0.5, 30.0)  # and if it was only cut off, it is so for this much longer.
 RESET_SHARE = 0.3  # Of connections that do not outlast a change of the network.
+ASKED = {Action.RESTART: 4.0, Action.DRAIN: 4.0, Action.UNDRAIN: 3.0, Action.STOP: 0.15}
+ASKED_AGAIN_SHARE = 0.4
 
 
 class FaultInjector:
@@ -295,6 +313,7 @@ class FaultInjector:
         """Start what a job lacks; some agents find out late that they have to end."""
         for job in self._world.jobs.values():
             names = {agent.node for agent in job.living}
+            self._undrain_all(job)
             if not job.closed_by:
                 for _ in range(job.settings.min_nodes - len(names)):
                     self._world.start_agent(job)
@@ -446,6 +465,40 @@ class FaultInjector:
             members, machine = self._members(agent)
             if members is not None and self._rng.random() < FROZEN_SHARE:
                 members.members.freeze(machine, at - self._world.now)
+
+    # What people ask for.
+
+    def _ask(self) -> None:
+        """Have somebody ask for something through some node, at times twice."""
+        agent = self._someone()
+        if agent is None:
+            return
+        chosen = self._rng.choices([*ASKED], [*ASKED.values()])[0]
+        node = ""
+        if chosen in (Action.DRAIN, Action.UNDRAIN):
+            node = self._rng.choice(agent.job.agents).node
+        self._request(agent, chosen, node)
+
+    def _request(self, agent: Agent, action: Action, node: str) -> None:
+        world = self._world
+        world.disturb()
+        number = len(world.requests) + 1
+        request = Request(
+            id=f"ask-{number}", action=action.value, node=node, who="ann@login", why=f"no {number}"
+        )
+        world.requests[request.id] = request
+        agent.ask(request)
+        if self._rng.random() < ASKED_AGAIN_SHARE:
+            again = self._someone(agent.job.living)
+            if again is not None:
+                again.after(self._between(0.01, 2.0), again.ask, request)
+
+    def _undrain_all(self, job: JobTruth) -> None:
+        known = self._world.coordinator.job(job.run_id)
+        for node in known.drained if known is not None else ():
+            agent = self._someone(job.living)
+            if agent is not None:
+                self._request(agent, Action.UNDRAIN, node)
 
     def _wedge(self) -> None:
         agent = self._someone()

@@ -25,9 +25,11 @@ from holdfast.core.values import Value
 from holdfast.testing.sim.backend_driver import BackendDriver
 from holdfast.testing.sim.checkers import (
     HOOKS,
+    AskedOnce,
     BudgetKept,
     Checker,
     ClosedIsFinal,
+    DrainedRests,
     FencedStaysOut,
     FlappingDamped,
     GenerationGrows,
@@ -43,6 +45,7 @@ from holdfast.testing.sim.checkers import (
     PlaceKept,
     RankOnce,
     RanksStable,
+    RequestsAnswered,
     RoundForms,
     SameRound,
     SizeInBounds,
@@ -60,7 +63,7 @@ from holdfast.wire.parts import OutgoingParts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from holdfast.core.protocol import Status, View
+    from holdfast.core.protocol import Request, Status, View
     from holdfast.core.rounds import Job
     from holdfast.core.supervision import StopWorkers
     from holdfast.testing.sim.agent import Agent
@@ -127,6 +130,9 @@ CHECKERS: tuple[type[Checker], ...] = (
     SlowIsNotLost,
     FlappingDamped,
     NobodyStarves,
+    AskedOnce,
+    DrainedRests,
+    RequestsAnswered,
     RoundForms,
     JobEnds,
 )
@@ -216,6 +222,8 @@ class World:
         self.log = log
         self.ledger = Ledger()
         self.jobs: dict[str, JobTruth] = {}
+        self.requests: dict[str, Request] = {}
+        """All that was ever asked for."""
         self.disturbed_at = 0.0
         self.coordinator_gone_at = 0.0
         self.agents_started = self.coordinators_started = 0

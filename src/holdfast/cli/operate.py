@@ -1,0 +1,614 @@
+"""The commands for running jobs: `ps`, `status`, `logs`, `events`, `restart`, `drain`, `undrain`, `stop`.
+
+They find a job by themselves if this user has just one on this machine. Elsewhere the endpoint of its
+coordinator is given, and the token as for `holdfast run`. All they know of a job comes from
+`control.client`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from holdfast.cli.parser import CommandParser, Help
+from holdfast.errors import EnvironmentProblem, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Coroutine, Sequence
+    from typing import Any
+
+    from holdfast.control.client import JobClient, Place
+    from holdfast.wire.control import LogLines, LogsQuery
+    from holdfast.wire.messages import EventRecord, JobSummary, NodeSummary
+
+WATCH_EVERY_S = 1.0
+HISTORY_SHOWN = 5
+COLOURS = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92)
+"""Of ranks, in turn; see ECMA-48."""
+CLEAR = "\x1b[H\x1b[2J"
+RANKS_MAX = 65_536
+
+WHERE = """
+Without --rdzv-endpoint the job is looked for among those that have an agent of
+yours on this machine.
+"""
+TEXTS: dict[str, tuple[str, str]] = {
+    "ps": (
+        """\
+List the jobs that have an agent of yours on this machine; with
+--rdzv-endpoint those of a coordinator.
+""",
+        """\
+examples:
+  holdfast ps
+  holdfast ps --rdzv-endpoint head:29400
+""",
+    ),
+    "status": (
+        "Show the state of a job: rounds, nodes, workers, restarts and their causes,\n"
+        "progress and goodput where workers report them.\n" + WHERE,
+        """\
+examples:
+  holdfast status
+  holdfast status --watch
+  holdfast status --json --rdzv-endpoint head:29400 --rdzv-id nightly
+""",
+    ),
+    "logs": (
+        "Show what workers write to their files (--redirects, --tee), of any rank of\nany node.\n"
+        + WHERE,
+        """\
+examples:
+  holdfast logs --follow
+      all ranks from the start of this generation on, through restarts
+  holdfast logs --rank 0,8-15 --tail 20
+  holdfast logs --node node7 --grep Error
+""",
+    ),
+    "events": (
+        "Show what happened in a job, as far as it is remembered.\n" + WHERE,
+        """\
+examples:
+  holdfast events
+  holdfast events --follow --json
+""",
+    ),
+    "restart": (
+        "Start all workers of a job anew, as its next generation. No restart is\ncharged.\n"
+        + WHERE,
+        """\
+examples:
+  holdfast restart --reason 'new data'
+""",
+    ),
+    "drain": (
+        "Stop the workers of a node, after their grace, and give it none until it is\n"
+        "undrained. A standby takes its place, or the job gets smaller; it is refused if\n"
+        "the job would have too few nodes. No restart is charged.\n" + WHERE,
+        """\
+examples:
+  holdfast drain node7 --reason 'disk is failing'
+      NODE is a node as holdfast status lists it, or a host: all its nodes
+""",
+    ),
+    "undrain": (
+        "Let a drained node take part again.\n" + WHERE,
+        "examples:\n  holdfast undrain node7\n",
+    ),
+    "stop": (
+        "End a job on all nodes, for good: its agents end with exit code 143.\n" + WHERE,
+        """\
+examples:
+  holdfast stop --reason 'wrong learning rate' --grace 60
+""",
+    ),
+}
+ACTIONS = ("restart", "drain", "undrain", "stop")
+
+
+def build_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of one of the commands."""
+    description, examples = TEXTS[name]
+    operand = " NODE" if name in ("drain", "undrain") else ""
+    parser = CommandParser(
+        prog=f"holdfast {name}",
+        usage=f"holdfast {name} [flags]{operand}",
+        description=description,
+        epilog=examples,
+        formatter_class=Help,
+    )
+    if operand:
+        parser.add_argument("node", metavar="NODE", help="a node or a host of the job")
+    if name in ("status", "events", "ps"):
+        parser.add_argument("--json", action="store_true", help="for programs: JSON")
+    if name == "status":
+        parser.add_argument(
+            "--watch", action="store_true", help="show it again every second, until Ctrl-C"
+        )
+    if name in ("logs", "events"):
+        parser.add_argument(
+            "-f", "--follow", action="store_true", help="go on with what comes, until Ctrl-C"
+        )
+    if name == "logs":
+        parser.add_argument(
+            "--rank", default="", metavar="R,R-R", help="only of these ranks (all): 0,8-15"
+        )
+        parser.add_argument("--node", default="", metavar="NODE", help="only of this node or host")
+        parser.add_argument(
+            "--tail", type=int, default=-1, metavar="N", help="begin with the last N lines of each"
+        )
+        parser.add_argument("--grep", default="", metavar="TEXT", help="only lines with this text")
+        parser.add_argument(
+            "--no-prefix", "--no_prefix", action="store_true", help="lines as they were written"
+        )
+    if name in ACTIONS:
+        parser.add_argument(
+            "--reason", default="", metavar="TEXT", help="why, for the consoles of all nodes"
+        )
+    if name == "stop":
+        parser.add_argument(
+            "--grace",
+            type=float,
+            default=-1.0,
+            metavar="SECONDS",
+            help="how long workers have to end by themselves (as the job was started)",
+        )
+    add_place(parser)
+    return parser
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say which job is meant."""
+    parser.add_argument(
+        "--rdzv-id",
+        "--rdzv_id",
+        "--run-id",
+        dest="rdzv_id",
+        default="",
+        metavar="ID",
+        help="run id of the job, if there are several",
+    )
+    parser.add_argument(
+        "--rdzv-endpoint",
+        "--rdzv_endpoint",
+        default="",
+        metavar="HOST[:PORT]",
+        help="the coordinator of the job (the agents on this machine)",
+    )
+    parser.add_argument(
+        "--rdzv-conf",
+        "--rdzv_conf",
+        default="",
+        metavar="K=V,...",
+        help="settings, as for holdfast run: token_file, auth, tls, tls_ca, ...",
+    )
+
+
+def parse_args(name: str, args: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; an invalid one ends the process with one line and exit code 2."""
+    parsed = build_parser(name).parse_args(args)
+    parsed.command = name
+    if name == "logs":
+        parsed.ranks = parse_ranks(parsed.rank)
+        if parsed.tail < -1:
+            raise UsageError(f"--tail: {parsed.tail} is no number of lines; accepted: 0 or more")
+    return parsed
+
+
+def parse_ranks(text: str) -> list[int]:
+    """Return the ranks of a list like `0,8-15`."""
+    ranks: list[int] = []
+    for part in text.split(",") if text else ():
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UsageError(f"--rank: {part!r} is no rank; accepted: a list like 0,8-15")
+        ranks += range(int(first), int(last if dash else first) + 1)
+        if len(ranks) > RANKS_MAX:
+            raise UsageError(f"--rank: more than {RANKS_MAX} ranks")
+    return ranks
+
+
+def execute(args: argparse.Namespace) -> None:
+    """Run one of the commands."""
+    import asyncio
+
+    commands: dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, None]]] = {
+        "ps": _ps,
+        "status": _status,
+        "logs": _logs,
+        "events": _events,
+    }
+    try:
+        asyncio.run(commands.get(args.command, _act)(args))
+    except BrokenPipeError:
+        pass  # The reader has seen enough.
+
+
+# Which job.
+
+
+async def connect(args: argparse.Namespace) -> JobClient:
+    """Return a connection to the one job that is meant; raise if that is not clear."""
+    from holdfast.control.client import ControlProblem, open_job
+
+    place = await find_place(args)
+    client = await open_job(place)
+    if client.run_id:
+        return client
+    jobs = [one.run_id for one in await client.jobs()]
+    going = f"at {args.rdzv_endpoint}"
+    if len(jobs) != 1:
+        client._close()
+        raise _unclear(jobs, going) if jobs else ControlProblem(f"no job {going}", exit_code=1)
+    client.run_id = jobs[0]
+    return client
+
+
+async def find_place(args: argparse.Namespace) -> Place:
+    """Return where the job is that is meant."""
+    from holdfast.control.client import ControlProblem, local_jobs
+
+    if args.rdzv_endpoint:
+        return endpoint_of(args)
+    found = await local_jobs()
+    if args.rdzv_id:
+        found = [one for one in found if one.here.run_id == args.rdzv_id]
+        if not found:
+            raise ControlProblem(
+                f"--rdzv-id: no agent of {args.rdzv_id!r} on this machine",
+                hint="elsewhere give --rdzv-endpoint, the coordinator of the job",
+                exit_code=1,
+            )
+    if not found:
+        raise ControlProblem(
+            "no job of yours has an agent on this machine",
+            hint="elsewhere give --rdzv-endpoint, the coordinator of the job",
+            exit_code=1,
+        )
+    names = sorted({one.here.run_id for one in found})
+    if len(names) > 1:
+        raise _unclear(names, "on this machine")
+    return found[0]
+
+
+def _unclear(names: list[str], where: str) -> UsageError:
+    listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    return UsageError(f"there are several jobs {where}: {listed}", hint="choose one with --rdzv-id")
+
+
+def endpoint_of(args: argparse.Namespace) -> Place:
+    """Return the coordinator that the flags name."""
+    import os
+
+    from holdfast.cli.flags import parse_rdzv_conf
+    from holdfast.control.client import Endpoint
+    from holdfast.net.endpoints import parse_rendezvous_endpoint
+    from holdfast.net.token import choose_token
+    from holdfast.rendezvous.config import RendezvousParameters, parse
+    from holdfast.rendezvous.coordinator import DEFAULT_PORT
+    from holdfast.wire.handshake import READ_ONLY_PREFIX
+
+    host, port = parse_rendezvous_endpoint(args.rdzv_endpoint, DEFAULT_PORT)
+    given = parse_rdzv_conf(args.rdzv_conf)
+    run_id = args.rdzv_id
+    config = parse(
+        RendezvousParameters("c10d", args.rdzv_endpoint, run_id or "none", 1, 1, **given)
+    )
+    token = choose_token(
+        host,
+        os.environ,
+        token_file=config.token_file,
+        auth=config.auth,
+        certified=config.certified,
+        read_only=True,
+    )
+    tls = config.tls_with(token, run_id)
+    if tls is not None and tls.is_psk and token is not None and token.startswith(READ_ONLY_PREFIX):
+        raise UsageError("--rdzv-conf: tls=psk needs the token itself, and this one is read-only")
+    return Endpoint(
+        host=host,
+        port=port,
+        run_id=run_id,
+        token=token,
+        tls=tls.for_client() if tls is not None else None,
+        server_name=tls.server_name if tls is not None else None,
+    )
+
+
+# The commands.
+
+
+async def _ps(args: argparse.Namespace) -> None:
+    from holdfast.control.client import local_jobs, open_job
+
+    rows: list[dict[str, Any]]
+    if args.rdzv_endpoint:
+        async with await open_job(endpoint_of(args)) as client:
+            rows = [
+                {
+                    "job": one.run_id,
+                    "state": one.outcome or one.phase,
+                    "generation": one.generation,
+                    "nodes": one.present,
+                    "restarts": f"{one.restarts}/{one.max_restarts}",
+                }
+                for one in await client.jobs()
+            ]
+    else:
+        rows = [
+            {
+                "job": one.here.run_id,
+                "state": one.here.state,
+                "generation": one.here.generation,
+                "workers": one.here.workers,
+                "pid": one.here.pid,
+                "node": one.here.node or "-",
+                "at": one.here.endpoint or "this machine alone",
+                "program": one.here.program,
+                "age": _duration(one.here.elapsed_s),
+            }
+            for one in await local_jobs()
+        ]
+    if args.json:
+        for row in rows:
+            _print_json(row)
+    elif rows:
+        heads = [name.upper() for name in rows[0]]
+        _print_table([heads, *([str(value) for value in row.values()] for row in rows)])
+
+
+async def _status(args: argparse.Namespace) -> None:
+    import asyncio
+
+    async with await connect(args) as client:
+        while True:
+            job = await client.status(watch=True)
+            if args.json:
+                _print_json(job)
+            else:
+                text = describe(job)
+                _print((CLEAR if args.watch and sys.stdout.isatty() else "") + text)
+            if not args.watch:
+                return
+            await asyncio.sleep(WATCH_EVERY_S)
+
+
+async def _events(args: argparse.Namespace) -> None:
+    async with await connect(args) as client:
+        async for event in client.events(follow=args.follow):
+            if args.json:
+                _print_json(event)
+            else:
+                _print(f"{event_line(event)}\n")
+
+
+async def _act(args: argparse.Namespace) -> None:
+    from holdfast.core.protocol import ASKED_WHY_CHARS_MAX, GRACE_S_MAX, Action
+
+    grace_s = getattr(args, "grace", -1.0)
+    if len(args.reason) > ASKED_WHY_CHARS_MAX:
+        raise UsageError(f"--reason: accepted: up to {ASKED_WHY_CHARS_MAX} characters")
+    if grace_s != -1.0 and not 0 <= grace_s <= GRACE_S_MAX:
+        raise UsageError(f"--grace: accepted: 0 to {GRACE_S_MAX:g} seconds")
+    async with await connect(args) as client:
+        node = getattr(args, "node", "")
+        await client.request(Action(args.command), node=node, why=args.reason, grace_s=grace_s)
+        what = f"{args.command} {node}".strip()
+        _print(f"job {client.run_id!r}: {what} granted\n")
+
+
+class LogPrinter:
+    """Prints lines of many ranks, each with its rank before it."""
+
+    def __init__(self, *, prefixed: bool, coloured: bool) -> None:
+        self._prefixed, self._coloured = prefixed, coloured
+        self._whose: tuple[int, str] | None = None  # Of a line that has no end yet.
+
+    def show(self, lines: LogLines) -> None:
+        text = lines.text
+        whose = (lines.rank, lines.stream)
+        if self._prefixed:
+            mark = b"[%d] " % lines.rank
+            if self._coloured:
+                colour = COLOURS[lines.rank % len(COLOURS)]
+                mark = b"\x1b[%dm%b\x1b[0m" % (colour, mark)
+            begun = b"" if self._whose == whose else mark
+            body = text.removesuffix(b"\n").replace(b"\n", b"\n" + mark)
+            text = begun + body + (b"\n" if text.endswith(b"\n") else b"")
+        if self._whose not in (None, whose):
+            text = b"\n" + text
+        self._whose = None if lines.text.endswith(b"\n") else whose
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
+
+
+async def _logs(args: argparse.Namespace) -> None:
+    from holdfast.wire.control import LogsQuery
+
+    wanted = LogsQuery(ranks=args.ranks, tail=args.tail, follow=args.follow, grep=args.grep)
+    printer = LogPrinter(prefixed=not args.no_prefix, coloured=sys.stdout.isatty())
+    async with await connect(args) as client:
+        await follow_logs(client, wanted, args.node, printer.show)
+
+
+async def follow_logs(
+    client: JobClient,
+    wanted: LogsQuery,
+    node: str,
+    show: Callable[[LogLines], object],
+) -> None:
+    """Show what workers of all chosen nodes write; with `follow` also of nodes that come later."""
+    import asyncio
+
+    from holdfast.control.client import ControlProblem
+
+    tasks: dict[str, asyncio.Task[None]] = {}
+    problems: list[ControlProblem] = []
+    shown = False
+
+    async def read(name: str, streams: int) -> None:
+        nonlocal shown
+        try:
+            async for lines in client.logs(name, wanted, streams=streams):
+                shown = True
+                show(lines)
+        except ControlProblem as problem:
+            problems.append(problem)
+
+    async def begin() -> None:
+        job = await client.status()
+        names = [one.node for one in job.nodes if _is_chosen(one, node, wanted.ranks)]
+        if not names and not tasks:
+            what = f"node {node!r}" if node else "these ranks"
+            raise ControlProblem(f"the job has no workers of {what}", exit_code=1)
+        for name in names:
+            if name not in tasks or tasks[name].done():
+                tasks[name] = asyncio.ensure_future(read(name, len(names)))
+
+    await begin()
+    if wanted.follow:
+
+        async def follow_nodes() -> None:
+            async for _event in client.events(follow=True):
+                await begin()
+
+        following = asyncio.ensure_future(follow_nodes())
+        try:
+            await following
+        except ControlProblem:
+            if not shown and problems:
+                raise problems[0] from None
+            # The job is over, or the connection: what was written last is on its way.
+        finally:
+            for task in tasks.values():
+                task.cancel()
+        return
+    await asyncio.gather(*tasks.values())
+    if problems and not shown:
+        raise problems[0]
+    for problem in problems:
+        print(f"holdfast logs: {problem.message}", file=sys.stderr)
+
+
+def _is_chosen(node: NodeSummary, name: str, ranks: list[int]) -> bool:
+    if name and name not in (node.node, node.host):
+        return False
+    if node.first_rank < 0:  # What it wrote was under ranks that others have now.
+        return bool(name) and not ranks
+    return not ranks or any(node.first_rank <= rank < node.first_rank + node.size for rank in ranks)
+
+
+# In words.
+
+
+def describe(job: JobSummary) -> str:
+    """Return the state of a job, for a person."""
+    state = job.outcome or job.phase
+    head = f"job {job.run_id!r}: {state}, generation {job.generation}"
+    if job.round >= 0:
+        head += f", round {job.round}"
+    reports = [node.report for node in job.nodes if node.report is not None]
+    elapsed_s = sum(one.elapsed_s for one in reports)
+    if elapsed_s:
+        head += f", goodput {100 * sum(one.running_s for one in reports) / elapsed_s:.0f} %"
+    lines = [
+        head,
+        f"nodes {job.members} of {job.min_nodes}:{job.max_nodes}, {job.present} here",
+        f"restarts {job.restarts} of {job.max_restarts}",
+    ]
+    if job.why:
+        lines.append(f"last change: {job.why}")
+    rows = [["NODE", "HOST", "STATE", "RANKS", "WORKERS", "STEP", "HEARTBEAT", "RSS"]]
+    rows += [_node_row(node) for node in sorted(job.nodes, key=_node_order)]
+    lines += ["", _table(rows).rstrip("\n")]
+    if job.causes:
+        lines += ["", "restarts:", *(f"  {line}" for line in job.causes[-HISTORY_SHOWN:])]
+    if job.history:
+        lines += ["", "history:", *(f"  {line}" for line in job.history[-HISTORY_SHOWN:])]
+    return "\n".join(lines) + "\n"
+
+
+def _node_order(node: NodeSummary) -> tuple[bool, int, str]:
+    return node.rank < 0, node.rank, node.node
+
+
+def _node_row(node: NodeSummary) -> list[str]:
+    if node.drained:
+        state = "drained"
+    elif node.rank < 0:
+        state = "standby"
+    else:
+        state = node.report.state if node.report is not None else node.phase
+    ranks = "-"
+    if node.first_rank >= 0:
+        last = node.first_rank + node.size - 1
+        ranks = str(node.first_rank) if node.size == 1 else f"{node.first_rank}-{last}"
+    workers = node.report.workers if node.report is not None else []
+    running = sum(one.state == "running" for one in workers)
+    steps = [one.step for one in workers if one.step >= 0]
+    ages = [one.heartbeat_age_s for one in workers if one.heartbeat_age_s >= 0]
+    rss = sum(one.rss_bytes for one in workers)
+    return [
+        node.node,
+        node.host,
+        state,
+        ranks,
+        f"{running}/{node.size}" if workers else "-",
+        (str(min(steps)) if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}")
+        if steps
+        else "-",
+        f"{max(ages):.1f} s" if ages else "-",
+        f"{rss / 1e6:.0f} MB" if rss else "-",
+    ]
+
+
+def event_line(event: EventRecord) -> str:
+    """Return an event as a line."""
+    import time
+
+    when = time.strftime("%H:%M:%S", time.localtime(event.wall))
+    text = event.text or event.kind
+    return f"{when} {event.source or 'job'}: {text}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, hours = int(seconds) // 60, int(seconds) // 3600
+    if hours:
+        return f"{hours}h{minutes % 60:02d}m"
+    return f"{minutes}m{int(seconds) % 60:02d}s"
+
+
+def _table(rows: list[list[str]]) -> str:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return "".join(
+        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
+        + "\n"
+        for row in rows
+    )
+
+
+def _print_table(rows: list[list[str]]) -> None:
+    _print(_table(rows))
+
+
+def _print_json(value: object) -> None:
+    import msgspec
+
+    _print(msgspec.json.encode(value).decode() + "\n")
+
+
+def _print(text: str) -> None:
+    """Write to standard output, whatever its encoding is; raise if that fails."""
+    if sys.stdout is None:
+        raise EnvironmentProblem("standard output is closed")
+    encoding = sys.stdout.encoding
+    try:
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as problem:
+        raise EnvironmentProblem(
+            f"cannot write to standard output: {problem.strerror or problem}"
+        ) from None

@@ -1,0 +1,204 @@
+"""What workers write to their files, as a stream: the end of each, then what is added, then the rest.
+
+One stream reads the files of one node's workers, for one who asks. It sends no more than its reader
+has room for, and goes on when there is more; it is woken by inotify and does not look otherwise.
+Which files there are is the agent's to say: a stream opens no path that anybody else named.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from typing import TYPE_CHECKING
+
+from holdfast.processes.logs.follower import Inotify
+from holdfast.wire.control import CHUNK_BYTES, LogLines
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from holdfast.wire.control import LogsQuery
+
+TURN_BYTES = 1024 * 1024
+"""What a stream reads before it is another's turn."""
+FILES_MAX = 1_024
+TAIL_BLOCK_BYTES = 64 * 1024
+LOOK_AGAIN_S = 1.0  # Where inotify cannot be had.
+
+
+class LogFile:
+    """One worker's file, and how far it was read."""
+
+    __slots__ = ("at", "fd", "generation", "is_ready", "rank", "stream", "watch")
+
+    def __init__(self, path: str, rank: int, stream: str, generation: int) -> None:
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        if not stat.S_ISREG(os.fstat(self.fd).st_mode):
+            os.close(self.fd)
+            raise OSError(f"{path} is not a file")
+        self.rank, self.stream, self.generation = rank, stream, generation
+        self.at = 0
+        self.watch = -1
+        self.is_ready = True
+
+    def skip_to_tail(self, lines: int) -> None:
+        """Begin so many lines before the end."""
+        end = at = os.fstat(self.fd).st_size
+        missing = lines + 1  # The last line has its own end.
+        while at > 0:
+            size = min(TAIL_BLOCK_BYTES, at)
+            block = os.pread(self.fd, size, at - size)
+            found = block.count(b"\n")
+            if found >= missing:
+                place = len(block)
+                for _ in range(missing):
+                    place = block.rfind(b"\n", 0, place)
+                self.at = at - size + place + 1
+                return
+            missing -= found
+            at -= size
+        self.at = 0 if lines else end
+
+    def read(self, room: int, *, is_over: bool) -> bytes:
+        """Return whole lines, and the rest of a file that nobody writes any more."""
+        if os.fstat(self.fd).st_size < self.at:
+            self.at = 0  # It was begun anew.
+        data = os.pread(self.fd, room, self.at)
+        end = data.rfind(b"\n") + 1
+        if not end and (len(data) == room or is_over):
+            end = len(data)  # A line longer than there is room for, or one without an end.
+        self.at += end
+        return data[:end]
+
+
+class LogStream:
+    """What one query asks for; belongs to a loop."""
+
+    def __init__(self, wanted: LogsQuery, loop: asyncio.AbstractEventLoop) -> None:
+        self.follows = wanted.follow
+        self._wanted = wanted
+        self._loop = loop
+        self._room = wanted.room
+        self._grep = wanted.grep.encode(errors="surrogateescape")
+        self._files: list[LogFile] = []
+        self._inotify: Inotify | None = None
+        self._turn: asyncio.Handle | None = None
+        self._send: Callable[[LogLines], None] | None = None
+        self._end: Callable[[str], None] | None = None
+        self._generation = -1
+
+    def add(self, generation: int, files: list[tuple[int, str, str]]) -> int:
+        """Read these too; return how many files of the wanted ranks there are now."""
+        if generation != self._generation:
+            is_first = self._generation < 0
+            self._generation = generation
+            for rank, stream, path in files:
+                if self._wanted.ranks and rank not in self._wanted.ranks:
+                    continue
+                if len(self._files) >= FILES_MAX:
+                    break
+                try:
+                    one = LogFile(path, rank, stream, generation)
+                    self._files.append(one)
+                    if is_first and self._wanted.tail >= 0:
+                        one.skip_to_tail(self._wanted.tail)
+                    if self.follows:
+                        self._observe(one, path)
+                except OSError:
+                    continue  # Somebody has removed it.
+            self._soon()
+        return len(self._files)
+
+    def begin(self, send: Callable[[LogLines], None], end: Callable[[str], None]) -> None:
+        self._send, self._end = send, end
+        self._soon()
+
+    def give_room(self, size: int) -> None:
+        self._room += size
+        self._soon()
+
+    def close(self) -> None:
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+        if self._inotify is not None:
+            self._loop.remove_reader(self._inotify.fd)
+            self._inotify.close()
+            self._inotify = None
+        for one in self._files:
+            os.close(one.fd)
+        self._files = []
+        self._send = self._end = None
+
+    def _observe(self, one: LogFile, path: str) -> None:
+        if self._inotify is None:
+            self._inotify = Inotify()
+            self._loop.add_reader(self._inotify.fd, self._changed)
+        one.watch = self._inotify.watch(path)
+
+    def _changed(self) -> None:
+        if self._inotify is None:
+            return
+        changed = self._inotify.changed()
+        for one in self._files:
+            one.is_ready = one.is_ready or one.watch in changed or -1 in changed
+        self._soon()
+
+    def _soon(self) -> None:
+        if self._turn is None and self._send is not None:
+            self._turn = self._loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._turn = None
+        budget = TURN_BYTES
+        for one in [*self._files]:
+            while one.is_ready and self._room > 0 and budget > 0 and self._send is not None:
+                is_over = one.generation != self._generation or not self.follows
+                room = min(CHUNK_BYTES, self._room, budget)
+                try:
+                    data = one.read(room, is_over=is_over)
+                except OSError as problem:
+                    self._forget(one)
+                    if self._end is not None and not self._files:
+                        self._end(f"cannot read: {problem.strerror}")
+                    break
+                if not data:
+                    one.is_ready = False
+                    if is_over and (self.follows or len(self._files) > 1):
+                        self._forget(one)
+                    break
+                budget -= len(data)
+                self._give(one, data)
+        if self._send is None:
+            return
+        if any(one.is_ready for one in self._files):
+            if self._room > 0:
+                self._soon()
+        elif not self.follows and self._end is not None:
+            self._end("")
+
+    def _give(self, one: LogFile, data: bytes) -> None:
+        if self._grep:
+            lines = data.splitlines(keepends=True)
+            data = b"".join(line for line in lines if self._grep in line)
+            if not data:
+                return
+        self._room -= len(data)
+        assert self._send is not None
+        self._send(
+            LogLines(
+                rank=one.rank,
+                stream=one.stream,
+                generation=one.generation,
+                at=time.time(),
+                text=data,
+            )
+        )
+
+    def _forget(self, one: LogFile) -> None:
+        if one.watch >= 0 and self._inotify is not None:
+            self._inotify.unwatch(one.watch)
+        os.close(one.fd)
+        self._files.remove(one)

@@ -1,0 +1,415 @@
+"""What a coordinator does for people: their requests, events as they come, and what nodes answer.
+
+::
+
+    operator ── Query ──► coordinator ── Query ──► node        over a connection of its own, which
+    operator ◄── Reply ── coordinator ◄── Reply ── node        it opens when it is first asked to
+
+Nothing here delays a job. What a stream may send is limited by what its reader says it has room for
+(`wire.control.MORE`), so nothing piles up here; whoever does not read its events is dropped. Nodes
+report only while somebody watches, and no more often than the coordinator can take in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol
+
+from holdfast.core.coordinator import RequestReceived
+from holdfast.core.protocol import WHY_CHARS_MAX, Request, RequestRefusal
+from holdfast.printable import one_line, quoted
+from holdfast.wire import control
+from holdfast.wire.errors import BadMessage
+from holdfast.wire.frames import encode_frame
+from holdfast.wire.limits import EVENTS_MAX
+from holdfast.wire.messages import (
+    VERSION_WITH_QUERIES,
+    Attach,
+    EventRecord,
+    Goodbye,
+    NodeReport,
+    Query,
+    Reply,
+    Watch,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterable, Sequence
+
+    from holdfast.coordinator.server_connection import NodeKey, ServerConnection
+    from holdfast.core.coordinator import CoordinatorMachine
+    from holdfast.core.protocol import Ack, View
+
+    Place = tuple[str, str]
+    """A run id and a node."""
+
+EVENTS_KEPT_MAX = 256  # Of each job.
+GATHER_S = 0.1  # Events that come within this time go to subscribers together.
+SUBSCRIPTIONS_MAX = 4_096
+UNREAD_EVENTS_BYTES_MAX = 1024 * 1024
+"""A subscriber that leaves more of its events unread is dropped."""
+WATCH_S = 10.0
+"""For so long nodes report after somebody has asked; who goes on watching asks again before that."""
+REPORT_EVERY_S = 1.0
+REPORT_S_PER_NODE = 0.002
+"""A coordinator's work for one report, some twenty times over."""
+ATTACH_S = 5.0
+"""How long a node has to open its connection for queries."""
+RELAYS_MAX = 1_024
+"""Queries to nodes that one operator may have under way."""
+
+
+class Host(Protocol):
+    """What is needed of the server."""
+
+    machine: CoordinatorMachine
+
+    def send(self, answers: Sequence[View | Ack]) -> None: ...
+
+    def connection_of(self, key: NodeKey) -> ServerConnection | None:
+        """Return the connection by which a node speaks."""
+
+    def answer(self, peer: ServerConnection, frame: bytes) -> None:
+        """Send what a peer asked for."""
+
+    def may_know(self, peer: ServerConnection) -> bool:
+        """Whether a peer may learn more of a job than that it is there."""
+
+
+class Relay:
+    """A query that is passed on to a node."""
+
+    __slots__ = ("asked_by", "id", "place", "query")
+
+    def __init__(self, asked_by: ServerConnection, query: Query, place: Place) -> None:
+        self.asked_by, self.query, self.place = asked_by, query, place
+        self.id = query.id
+
+
+class Operators:
+    """The operators of one coordinator, and the nodes that answer them."""
+
+    def __init__(self, host: Host, loop: asyncio.AbstractEventLoop) -> None:
+        self._host, self._loop = host, loop
+        self._relays: dict[int, Relay] = {}  # By the id that the node knows it by.
+        self._by_operator: dict[tuple[ServerConnection, int], int] = {}
+        self._relays_made = 0
+        self._attached: dict[Place, ServerConnection] = {}
+        self._awaiting: dict[Place, list[int]] = {}  # Relays whose node is not attached yet.
+        self._subscribers: dict[tuple[ServerConnection, int], str] = {}  # The job of each.
+        self._kept: dict[str, deque[EventRecord]] = {}
+        self._fresh: dict[str, list[EventRecord]] = {}
+        self._gathering: asyncio.TimerHandle | None = None
+        self._seen: dict[str, int] = {}  # How many changes of each job are among the events.
+        self._watched: dict[str, tuple[float, float, bool]] = {}  # Until when, told when, workers.
+        self._reports: dict[Place, NodeReport] = {}
+
+    # What comes from connections.
+
+    def query(self, peer: ServerConnection, query: Query) -> None:
+        """Answer, pass on or refuse what an operator asks for."""
+        run_id = query.run_id or peer.run_id
+        if peer.run_id and run_id != peer.run_id:
+            raise BadMessage(f"a query about {quoted(repr(run_id))}, another's job")
+        if query.what in (control.MORE, control.CANCEL):
+            self._follow_up(peer, query)
+            return
+        if peer.read_only and query.what not in control.READS:
+            why = "the token is read-only"
+            self._refuse(peer, query.id, RequestRefusal.READ_ONLY, why)
+        elif not self._host.may_know(peer):
+            why = "only this coordinator's user may ask that without a token"
+            self._refuse(peer, query.id, RequestRefusal.READ_ONLY, why)
+        elif run_id not in self._host.machine.jobs:
+            why = f"there is no job {run_id!r} here"
+            self._refuse(peer, query.id, RequestRefusal.NO_SUCH_JOB, why)
+        elif query.node:
+            self._pass_on(peer, query, (run_id, query.node))
+        elif query.what == control.ACT:
+            self._act(peer, query, run_id)
+        elif query.what == control.EVENTS:
+            self._subscribe(peer, query, run_id)
+        else:
+            why = f"{query.what!r} is not known to this version of Holdfast"
+            self._refuse(peer, query.id, RequestRefusal.UNKNOWN, why)
+
+    def reply(self, peer: ServerConnection, reply: Reply) -> None:
+        """Hand a node's answer to whoever asked."""
+        relay = self._relays.get(reply.id)
+        if relay is None:
+            return  # Nobody wants it any more.
+        if self._attached.get(relay.place) is not peer:
+            raise BadMessage("an answer to a query to another node")
+        self._answer(relay, reply)
+
+    def attach(self, peer: ServerConnection, attach: Attach) -> None:
+        """Ask a node over this connection from now on."""
+        place = (attach.run_id, attach.node)
+        if attach.run_id != peer.run_id or peer.read_only:
+            raise BadMessage(f"{quoted(attach.node)} on a connection that is not for its job")
+        rounds = self._host.machine.jobs.get(attach.run_id)
+        if rounds is None or not rounds.is_in(attach.node, attach.incarnation):
+            peer.close(encode_frame(Goodbye(why="the node is not in the job")))
+            return
+        older = self._attached.get(place)
+        if older is not None and older is not peer:
+            older.close(encode_frame(Goodbye(why="the node has a newer connection")))
+            self._detach(older, place)
+        self._attached[place] = peer
+        peer.attached = place
+        for number in self._awaiting.pop(place, ()):
+            relay = self._relays.get(number)
+            if relay is not None:
+                self._send_query(peer, number, relay.query)
+
+    def report(self, peer: ServerConnection, report: NodeReport) -> None:
+        """Keep what a node reports, while somebody watches."""
+        key = peer.key
+        if key is None or key != (report.run_id, report.node, report.incarnation):
+            raise BadMessage(f"a report of {quoted(report.node)} on another's connection")
+        if report.run_id not in self._watched:
+            return
+        self._reports[report.run_id, report.node] = report
+        self._note(report.run_id, report.events)
+
+    def disconnected(self, peer: ServerConnection) -> None:
+        """Forget a connection, of an operator or of a node."""
+        if peer.attached is not None:
+            self._detach(peer, peer.attached)
+        for key in [key for key in self._subscribers if key[0] is peer]:
+            del self._subscribers[key]
+        for asked_by, number in [key for key in self._by_operator if key[0] is peer]:
+            self._cancel(asked_by, number)
+
+    # Status.
+
+    def watch(self, run_id: str, *, workers: bool = True) -> None:
+        """Have the nodes of a job report for a while."""
+        rounds = self._host.machine.jobs.get(run_id)
+        if rounds is None:
+            return
+        now = self._loop.time()
+        until, told_at, told_workers = self._watched.get(run_id, (0.0, -WATCH_S, False))
+        workers = workers or (told_workers and now < until)
+        if now - told_at >= WATCH_S / 2 or workers != told_workers:
+            told_at = now
+            every_s = max(REPORT_EVERY_S, REPORT_S_PER_NODE * len(rounds.job.nodes))
+            frame = encode_frame(Watch(for_s=WATCH_S, every_s=every_s if workers else 0.0))
+            for name, node in rounds.job.nodes.items():
+                peer = self._host.connection_of((run_id, name, node.info.incarnation))
+                if peer is not None and peer.version >= VERSION_WITH_QUERIES:
+                    peer.post(frame)
+        self._watched[run_id] = (now + WATCH_S, told_at, workers)
+
+    def report_of(self, run_id: str, node: str) -> NodeReport | None:
+        """Return what a node last reported, while it is watched."""
+        return self._reports.get((run_id, node))
+
+    def sweep(self, now: float) -> None:
+        """Forget what nobody watches any more, and what belongs to jobs and nodes that are gone."""
+        jobs = self._host.machine.jobs
+        for run_id in [*{run_id for run_id in self._subscribers.values() if run_id in jobs}]:
+            self.watch(run_id, workers=False)
+        self._watched = {
+            one: watched
+            for one, watched in self._watched.items()
+            if one in jobs and now < watched[0]
+        }
+        self._reports = {
+            place: report
+            for place, report in self._reports.items()
+            if place[0] in self._watched and place[1] in jobs[place[0]].job.nodes
+        }
+        for run_id in [one for one in self._seen if one not in jobs]:
+            del self._seen[run_id]
+            self._kept.pop(run_id, None)
+            self._fresh.pop(run_id, None)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `sweep` is wanted more often than that of the connections."""
+        return bool(self._watched or self._subscribers)
+
+    # Requests.
+
+    def _act(self, peer: ServerConnection, query: Query, run_id: str) -> None:
+        request = control.unpack(Request, query.body)
+        machine = self._host.machine
+        self._host.send(machine.handle(self._loop.time(), RequestReceived(run_id, request)))
+        self.changed([run_id])
+        answer = machine.answer_to(run_id, request.id)
+        self._post(peer, Reply(id=query.id, refusal=answer.refusal, why=answer.why))
+
+    # Events.
+
+    def changed(self, run_ids: Iterable[str]) -> None:
+        """Take note that something changed in these jobs."""
+        for run_id in run_ids:
+            rounds = self._host.machine.jobs.get(run_id)
+            if rounds is None:
+                continue
+            new = min(rounds.changes - self._seen.get(run_id, 0), len(rounds.history))
+            self._seen[run_id] = rounds.changes
+            if new <= 0:
+                continue
+            wall, generation = time.time(), rounds.job.generation
+            kept = self._kept.get(run_id)
+            before = kept[-1].text if kept else ""
+            self._note(
+                run_id,
+                [
+                    EventRecord(
+                        wall=wall,
+                        kind="job",
+                        generation=generation,
+                        text=one_line(line, WHY_CHARS_MAX),
+                    )
+                    for last, line in pairwise([before, *[*rounds.history][-new:]])
+                    if line != last
+                ],
+            )
+
+    def _note(self, run_id: str, events: Sequence[EventRecord]) -> None:
+        if not events:
+            return
+        self._kept.setdefault(run_id, deque(maxlen=EVENTS_KEPT_MAX)).extend(events)
+        if run_id in self._subscribers.values():
+            self._fresh.setdefault(run_id, []).extend(events)
+            if self._gathering is None:
+                self._gathering = self._loop.call_later(GATHER_S, self._publish)
+
+    def _subscribe(self, peer: ServerConnection, query: Query, run_id: str) -> None:
+        follow = control.unpack(control.EventsQuery, query.body).follow
+        if follow and len(self._subscribers) >= SUBSCRIPTIONS_MAX:
+            why = f"the coordinator has {SUBSCRIPTIONS_MAX} subscribers already"
+            self._refuse(peer, query.id, RequestRefusal.TOO_MANY, why)
+            return
+        body = control.pack(control.Events(events=[*self._kept.get(run_id, ())]))
+        self._post(peer, Reply(id=query.id, body=body, last=not follow))
+        if follow:
+            self._subscribers[peer, query.id] = run_id
+            self.watch(run_id, workers=False)
+
+    def _publish(self) -> None:
+        self._gathering = None
+        fresh, self._fresh = self._fresh, {}
+        for run_id, events in fresh.items():
+            bodies = [
+                control.pack(control.Events(events=events[at : at + EVENTS_MAX]))
+                for at in range(0, len(events), EVENTS_MAX)
+            ]
+            for (peer, number), job in [*self._subscribers.items()]:
+                if job != run_id:
+                    continue
+                if peer.unread_answers_bytes > UNREAD_EVENTS_BYTES_MAX:
+                    why = "it does not read the events that it asked for"
+                    peer.reject(why, encode_frame(Goodbye(why=why)))
+                    continue
+                for body in bodies:
+                    self._post(peer, Reply(id=number, body=body, last=False))
+
+    # Queries to nodes.
+
+    def _pass_on(self, peer: ServerConnection, query: Query, place: Place) -> None:
+        rounds = self._host.machine.jobs[place[0]]
+        node = rounds.job.nodes.get(place[1])
+        agent = None
+        if node is not None:
+            agent = self._host.connection_of((*place, node.info.incarnation))
+        under_way = sum(asked_by is peer for asked_by, _ in self._by_operator)
+        if node is None:
+            why = f"{place[1]!r} is no node of the job"
+            self._refuse(peer, query.id, RequestRefusal.NO_SUCH_NODE, why)
+        elif agent is None:
+            why = f"{place[1]} is not connected"
+            self._refuse(peer, query.id, RequestRefusal.NO_ANSWER, why)
+        elif agent.version < VERSION_WITH_QUERIES:
+            why = f"the agent of {place[1]} is of a version of Holdfast that cannot be asked"
+            self._refuse(peer, query.id, RequestRefusal.UNKNOWN, why)
+        elif under_way >= RELAYS_MAX or (peer, query.id) in self._by_operator:
+            why = f"{under_way} queries are under way already"
+            self._refuse(peer, query.id, RequestRefusal.TOO_MANY, why)
+        else:
+            self._relays_made += 1
+            number = self._relays_made
+            self._relays[number] = Relay(peer, query, place)
+            self._by_operator[peer, query.id] = number
+            attached = self._attached.get(place)
+            if attached is not None:
+                self._send_query(attached, number, query)
+                return
+            if place not in self._awaiting:
+                agent.post(encode_frame(Watch(attach=True)))
+                self._loop.call_later(ATTACH_S, self._give_up, place)
+            self._awaiting.setdefault(place, []).append(number)
+
+    def _give_up(self, place: Place) -> None:
+        why = f"{place[1]} did not answer within {ATTACH_S:g} s"
+        self._fail(self._awaiting.pop(place, []), why)
+
+    def _detach(self, peer: ServerConnection, place: Place) -> None:
+        peer.attached = None
+        if self._attached.get(place) is peer:
+            del self._attached[place]
+            under_way = [number for number, one in self._relays.items() if one.place == place]
+            self._fail(under_way, f"the connection to {place[1]} was lost")
+
+    def _fail(self, numbers: Iterable[int], why: str) -> None:
+        for number in numbers:
+            relay = self._relays.get(number)
+            if relay is not None:
+                refusal = RequestRefusal.NO_ANSWER.value
+                self._answer(relay, Reply(id=number, refusal=refusal, why=why))
+
+    def _answer(self, relay: Relay, reply: Reply) -> None:
+        peer, number = relay.asked_by, reply.id
+        if reply.last:
+            del self._relays[number]
+            del self._by_operator[peer, relay.id]
+        self._post(
+            peer,
+            Reply(
+                id=relay.id,
+                refusal=reply.refusal,
+                why=reply.why,
+                body=reply.body,
+                last=reply.last,
+            ),
+        )
+
+    def _follow_up(self, peer: ServerConnection, query: Query) -> None:
+        """Pass on what belongs to a query that is under way."""
+        if query.what == control.CANCEL:
+            self._subscribers.pop((peer, query.id), None)
+            if (peer, query.id) in self._by_operator:
+                self._cancel(peer, query.id)
+            return
+        number = self._by_operator.get((peer, query.id))
+        attached = self._attached.get(self._relays[number].place) if number is not None else None
+        if attached is not None and number is not None:
+            self._send_query(attached, number, query)
+
+    def _cancel(self, peer: ServerConnection, query_id: int) -> None:
+        number = self._by_operator.pop((peer, query_id))
+        relay = self._relays.pop(number)
+        attached = self._attached.get(relay.place)
+        if attached is not None:
+            self._send_query(attached, number, Query(id=query_id, what=control.CANCEL))
+
+    def _send_query(self, node: ServerConnection, number: int, query: Query) -> None:
+        passed_on = Query(id=number, what=query.what, body=query.body)
+        self._host.answer(node, encode_frame(passed_on))
+
+    # Replies.
+
+    def _refuse(
+        self, peer: ServerConnection, query_id: int, refusal: RequestRefusal, why: str
+    ) -> None:
+        why = one_line(why, WHY_CHARS_MAX)
+        self._post(peer, Reply(id=query_id, refusal=refusal.value, why=why))
+
+    def _post(self, peer: ServerConnection, reply: Reply) -> None:
+        self._host.answer(peer, encode_frame(reply))

@@ -1,0 +1,153 @@
+"""What is in the bodies of queries and replies (`wire.messages.Query`), and what can be asked for.
+
+===========  ====================  ============================================================
+what         body                  replies
+===========  ====================  ============================================================
+`here`       nothing               one `Here`; of an agent's own socket alone
+`act`        `Request`             one, refused or not
+`events`     `EventsQuery`         `Events`, the kept ones first; then each as it comes
+`logs`       `LogsQuery`           `LogLines`, until all is sent that was asked for
+`stacks`     nothing               one `Stacks`
+`more`       `More`                none: the query of that id may send so much more
+`cancel`     nothing               none: the query of that id is over
+===========  ====================  ============================================================
+
+`logs` and `stacks` are for one node, `act` for whoever decides, `events` for either.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.core.protocol import (
+    MALFORMED,
+    NODE_ID_CHARS_MAX,
+    RUN_ID_CHARS_MAX,
+    Count,
+    Name,
+    Number,
+    Request,
+    Seconds,
+    Why,
+    WorkerRank,
+    sound_request,
+)
+from holdfast.printable import quoted
+from holdfast.wire import limits
+from holdfast.wire.errors import BadMessage
+from holdfast.wire.messages import EventRecord  # noqa: TC001 (msgspec reads the annotations)
+
+HERE, ACT, EVENTS, LOGS, STACKS = "here", "act", "events", "logs", "stacks"
+MORE, CANCEL = "more", "cancel"
+READS = (EVENTS, LOGS, STACKS, MORE, CANCEL)
+"""What somebody may ask for who may change nothing."""
+WINDOW_BYTES = 2 * 1024 * 1024
+"""What all streams of an operator may send before he says that there is room for more. It must stay
+below `quotas.UNREAD_BYTES_MAX`, at which a coordinator drops whoever does not read."""
+CHUNK_BYTES = 256 * 1024
+RANKS_MAX = 65_536
+GREP_CHARS_MAX = 1_000
+TAIL_LINES_MAX = 1_000_000
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Here(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent at a socket, and its job."""
+
+    run_id: Annotated[str, Meta(max_length=RUN_ID_CHARS_MAX)] = ""
+    node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)] = ""
+    """Empty of a job with one node."""
+    pid: Count = 0
+    backend: Name = ""
+    endpoint: Why = ""
+    program: Name = ""
+    state: Name = ""
+    generation: Number = -1
+    workers: Count = 0
+    elapsed_s: Seconds = 0.0
+
+
+class EventsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks for the events that are kept, and for all that come, if it is to follow."""
+
+    follow: bool = False
+
+
+class Events(msgspec.Struct, frozen=True, kw_only=True):
+    """Some events, in the order in which they became known."""
+
+    events: Annotated[list[EventRecord], Meta(max_length=limits.EVENTS_MAX)] = []
+
+
+class LogsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks a node for what its workers wrote."""
+
+    ranks: Annotated[list[WorkerRank], Meta(max_length=RANKS_MAX)] = []
+    """Only of these; empty for all."""
+    tail: Annotated[int, Meta(ge=-1, le=TAIL_LINES_MAX)] = -1
+    """So many lines of each to begin with; all below 0."""
+    follow: bool = False
+    """Go on with what they write, through restarts."""
+    grep: Annotated[str, Meta(max_length=GREP_CHARS_MAX)] = ""
+    """Only lines with this text."""
+    room: Annotated[int, Meta(ge=0, le=WINDOW_BYTES)] = 0
+    """How much may be sent before there is room for more."""
+
+
+class LogLines(msgspec.Struct, frozen=True, kw_only=True):
+    """Whole lines that one worker wrote, as it wrote them."""
+
+    rank: WorkerRank
+    stream: Name = "stdout"
+    generation: Number = -1
+    at: float = 0.0
+    """When they were seen, by the time of day of the node; of old lines when the file was last written."""
+    text: Annotated[bytes, Meta(max_length=limits.REPLY_BYTES_MAX)] = b""
+
+
+class WorkerStacks(msgspec.Struct, frozen=True, kw_only=True):
+    """The stacks of one worker."""
+
+    rank: WorkerRank
+    pid: Annotated[int, Meta(ge=0)] = 0
+    text: str = ""
+
+
+class Stacks(msgspec.Struct, frozen=True, kw_only=True):
+    """The stacks of a node's workers."""
+
+    workers: Annotated[list[WorkerStacks], Meta(max_length=limits.WORKERS_REPORTED_MAX)] = []
+
+
+class More(msgspec.Struct, frozen=True, kw_only=True):
+    """Room for so many more bytes."""
+
+    size: Annotated[int, Meta(ge=0, le=WINDOW_BYTES)]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoders: dict[type, msgspec.msgpack.Decoder[msgspec.Struct]] = {
+    kind: msgspec.msgpack.Decoder(kind)
+    for kind in (Request, Here, EventsQuery, Events, LogsQuery, LogLines, Stacks, More)
+}
+
+
+def pack(body: msgspec.Struct) -> bytes:
+    """Return the body of a query or reply."""
+    return _encode(body)
+
+
+def unpack(kind: type[T], body: bytes) -> T:
+    """Return what is in a body, or raise `BadMessage`; an empty one has all the defaults."""
+    try:
+        found = _decoders[kind].decode(body or b"\x80")
+        if isinstance(found, Request):
+            found = sound_request(found)
+    except MALFORMED as error:
+        raise BadMessage(f"no {kind.__name__}: {quoted(str(error))}") from None
+    assert isinstance(found, kind)
+    return found
