@@ -236,6 +236,7 @@ CUT_OFF_S = (0.5, 30.0)  # and if it was only cut off, it is so for this much lo
 RESET_SHARE = 0.3  # Of connections that do not outlast a change of the network.
 ASKED = {Action.RESTART: 4.0, Action.DRAIN: 4.0, Action.UNDRAIN: 3.0, Action.STOP: 0.15}
 ASKED_AGAIN_SHARE = 0.4
+ASKED_DIRECTLY_SHARE = 0.3  # Of a coordinator; elsewhere there is nobody to connect to.
 
 
 class FaultInjector:
@@ -487,7 +488,11 @@ class FaultInjector:
             id=f"ask-{number}", action=action.value, node=node, who="ann@login", why=f"no {number}"
         )
         world.requests[request.id] = request
-        agent.ask(request)
+        coordinator = world.coordinator
+        if isinstance(coordinator, Coordinator) and self._rng.random() < ASKED_DIRECTLY_SHARE:
+            coordinator.ask(agent.job.run_id, request)
+        else:
+            agent.ask(request)
         if self._rng.random() < ASKED_AGAIN_SHARE:
             again = self._someone(agent.job.living)
             if again is not None:
