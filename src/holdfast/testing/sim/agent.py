@@ -251,7 +251,12 @@ class Agent(Process):
     def healthy(self) -> bool:
         """Whether it can do its part: it is there, goes on, and is reached."""
         is_held_up = self.paused or self.wedged_at is not None
-        return self.alive and not (is_held_up or self.cut_in or self.cut_out or self.left)
+        return self.alive and not (is_held_up or self.cut_off or self.left)
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether it cannot be heard, or cannot hear, though it goes on."""
+        return self.cut_in or self.cut_out
 
     @property
     def stop_at(self) -> float | None:

@@ -339,7 +339,7 @@ class OldWorkersGone(Checker):
             workers, incarnation = other.workers, other.info.incarnation
             if other is agent or not workers.there or workers.generation >= generation:
                 continue
-            only_stopped = other.paused and not (other.cut_in or other.cut_out)
+            only_stopped = other.paused and not other.cut_off
             excused = incarnation in lost and not (only_stopped or agent.job.stops_alone)
             if incarnation in known and not excused:
                 self.violated(
