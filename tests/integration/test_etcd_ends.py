@@ -83,6 +83,14 @@ def test_an_agent_that_is_stopped_is_not_missed_though_its_connections_break(
         assert cluster.finish(starts) == {"a": 0, "b": 0}
 
 
+def test_an_agent_that_is_not_to_be_seen_is_not(tmp_path: Path, etcd: Etcd) -> None:
+    with EtcdTeam(tmp_path, OBEY, etcd=etcd, nnodes="1", conf=f"{QUICK},presence=off") as cluster:
+        cluster.start("a")
+        starts = cluster.generation(1)
+        assert presences(cluster) == {}
+        assert cluster.finish(starts) == {"a": 0}
+
+
 def reset(port: int) -> None:
     """Break the connections at a port, as a router on the way may do."""
     command = ["ss", "-K", "state", "established", "sport", "=", str(port)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import secrets
 import socket
 from enum import Enum
@@ -133,8 +134,10 @@ class PresenceWatcher:
                 connection = await addresses.connect_first(found, CONNECT_S, _prepare)
         except ConnectionRefusedError:
             report(Sight.REFUSED)
-        except OSError:
-            report(Sight.UNKNOWN)
+        except OSError as problem:
+            # The port may be closed just after its kernel has accepted.
+            is_closed = problem.errno in (errno.ECONNRESET, errno.ENOTCONN)
+            report(Sight.CLOSED if is_closed else Sight.UNKNOWN)
         else:
             with contextlib.closing(connection):
                 last = await _watch(connection, wanted.encode() + b"\n", report)

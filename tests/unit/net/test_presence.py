@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import pytest
 
 HERE = "127.0.0.1"
+RACES, RACE_S = 300, 0.0006  # More than a connection takes.
 LOOPBACK = [(socket.AF_INET, (HERE, 0))]
 
 
@@ -75,6 +77,27 @@ async def test_nobody_there_for_want_of_an_answer(monkeypatch: pytest.MonkeyPatc
             second.settimeout(0)
             second.connect_ex(where)
             assert await Watcher(where[1], "0" * 32).next() is Sight.UNKNOWN
+
+
+@in_loop
+async def test_a_port_that_closes_while_others_connect_is_closed_or_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when the keeper of a killed agent ends: that must not count as no answer."""
+    monkeypatch.setattr(presence, "CONNECT_S", PATIENCE_S)
+    for turn in range(RACES):
+        listener = listening()
+        number = listener.getsockname()[1]
+        delay_s = RACE_S * turn / RACES
+        closing = asyncio.create_task(asyncio.to_thread(close_after, listener, delay_s))
+        seen = await Watcher(number, "0" * 32).next()
+        await closing
+        assert seen in (Sight.CLOSED, Sight.REFUSED)
+
+
+def close_after(listener: socket.socket, delay_s: float) -> None:
+    time.sleep(delay_s)
+    listener.close()
 
 
 @in_loop
