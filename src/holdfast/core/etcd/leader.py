@@ -197,14 +197,17 @@ class LedJob:
         """
         views: dict[Peer, View] = {}
         peers: dict[Peer, None] = {}  # In order, so that equal runs are equal.
+        is_underway, self.own_is_underway = self.own_is_underway, True  # Until all are heard.
         for report in alive:
             info = report.status.info
             peers[info.node, info.incarnation] = None
             _merge(views, self.handle(now, report))
+        self.own_is_underway = is_underway
         there = (*self.job.nodes.values(), *self.job.departed.values())
         known = [(node.info.node, node.info.incarnation) for node in there]
         lost = tuple(NodeLost(*peer, lost_why(peer)) for peer in known if peer not in peers)
         _merge(views, self.handle(now, NodesLost(lost)))
+        _merge(views, self._release(now))
         for peer in peers:
             if peer in views:
                 continue
@@ -626,6 +629,7 @@ class Leadership:
         self._takeover = TakeoverRollCall(keys)
         self._unreadable = UnreadableKeys(keys)
         self._own_incarnation = 0
+        self._own: NodeReported | None = None  # What this node stored last.
         self.own_is_underway = False
         """Whether a status of this node's own is about to be stored."""
         self._cause = ""
@@ -799,7 +803,7 @@ class Leadership:
         for one in sorted(nodes, key=lambda one: one.create_revision):
             record_there = self._record_at(one.key, one.value)
             if record_there is not None:
-                reports.append(NodeReported(record_there.status, record_there.call))
+                reports.append(self._newest(NodeReported(record_there.status, record_there.call)))
                 subjects += self._subject_of(record_there)
         alive = {(one.status.info.node, one.status.info.incarnation) for one in reports}
         job = inherit(record, alive, self.election.term, self._run_id, self._lease_s)
@@ -833,6 +837,16 @@ class Leadership:
         effects += self._witness.handle(now, SubjectsKnown(tuple(subjects)), self._cause)
         return effects + self._decided(led.begin(now, reports, stored, self._lost_why))
 
+    def _newest(self, report: NodeReported) -> NodeReported:
+        """Return what is known of a node: of this one it may be more than what was read.
+
+        Others answer a roll call with their newest status; this one is not asked.
+        """
+        own, status = self._own, report.status
+        if own is None or own.status.info.incarnation != status.info.incarnation:
+            return report
+        return own if own.status.seq > status.seq else report
+
     def _watch_nodes(self, revision: int) -> StartWatch:
         key = self._keys.nodes
         self._watch = next(self._numbers)
@@ -851,7 +865,7 @@ class Leadership:
 
     def _own_status_stored(self, now: float, report: NodeReported) -> list[LeaderEffect]:
         info = report.status.info
-        self._own_incarnation = info.incarnation
+        self._own, self._own_incarnation = report, info.incarnation
         if self.led is None:
             return []
         self.led.own_incarnation = info.incarnation
