@@ -323,7 +323,8 @@ class CoordinatorPlayer:
 
     Verbs are those of rounds (join, back, beats, fails, done, leaves), and `cut a` (its connection
     closed), `tick`, `close job outcome why`; `new coordinator` follows another one, and knows of
-    nothing; with `remembers` it has what that one stored, in the agent of `host`. A node joins
+    nothing; with `remembers` it has what that one stored, in the agent of `host`; with `place=1` it took
+    over elsewhere. A node joins
     `from` an address, its own unless given, and with `reaches` by one of the coordinator's. Nodes
     apply each view, but for `deaf=a`, which gets none of this one's. Below are the answers, the
     jobs, and the next deadline.
@@ -358,11 +359,13 @@ class CoordinatorPlayer:
                 self.links: dict[str, tuple[str, str]] = {}
                 self.clock = Clock()
             host = fields([word for word in words if word.startswith("host=")]).get("host", "")
+            place = fields([word for word in words if word.startswith("place=")]).get("place", "0")
             self.machine = CoordinatorMachine(
                 self.clock.now,
                 silence_s=5.0,
                 grace_s=0.2,
                 follows_another=follows,
+                place=int(place),
                 memories=memories,
                 host=host,
                 strict=True,
@@ -490,7 +493,7 @@ class SessionPlayer:
             case "tick":
                 return TICK
             case "connected":
-                return ms.Connected()
+                return ms.Connected(place=int(given.get("place", "0")))
             case "disconnected":
                 return ms.Disconnected(" ".join(words))
             case "rejoined":
@@ -573,7 +576,8 @@ class SessionPlayer:
 
     def _state(self) -> str:
         deadline = self.machine.next_deadline(self.clock.now)
-        return f"{self.machine.connection.value}, next at {round(deadline, 3):g}"
+        place = f" at place {self.machine.place}" if self.machine.place else ""
+        return f"{self.machine.connection.value}{place}, next at {round(deadline, 3):g}"
 
 
 class CoordinatedPlayer:

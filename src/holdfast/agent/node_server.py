@@ -751,6 +751,10 @@ def text_of(event: lifecycle.LifecycleEvent) -> str:
             return f"stopping generation {event.generation}: {event.reason.value}"
         case lifecycle.GenerationStopped():
             return f"generation {event.generation} is gone"
+        case lifecycle.WorkersFailed():
+            return "; ".join(
+                f"rank {one.global_rank} failed: {one.ending}" for one in event.failures
+            )
         case lifecycle.WorkerEnded():
             how = "exited with an error" if event.failed else "is done"
             return f"rank {event.worker.global_rank} (pid {event.worker.pid}) {how}"

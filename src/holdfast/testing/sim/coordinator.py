@@ -38,7 +38,7 @@ class Coordinator(Process):
 
     Those of some worlds keep a state file, which the next one on the endpoint reads; of the others
     the next one knows nothing. Some of them are an agent's that was started again: they do not know
-    that they follow another, and wait for nobody.
+    that they follow another, and wait for nobody. One that took over from another is at a later place.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Coordinator(Process):
         rng: Random,
         *,
         keeps_state: bool | None = None,
+        place: int = 0,
         memories: Sequence[JobMemory] | None = None,
     ) -> None:
         super().__init__(world, f"coordinator {number}", rng)
@@ -55,12 +56,14 @@ class Coordinator(Process):
         """Whether a successor knows what this one did."""
         hurries = rng.random() < HURRIES_SHARE
         self.number = number
+        self.place = place
         self.links: dict[tuple[str, str, int], Link] = {}
         self.machine = world.machines.coordinator(
             self.clock,
             silence_s=SILENCE_S,
             grace_s=GRACE_S,
             follows_another=number > 1 and not hurries,
+            place=place,
             memories=memories,
             fence_floor=int(world.now * 1000),
             strict=True,
@@ -168,7 +171,14 @@ class Coordinator(Process):
     def return_as(self, number: int, rng: Random) -> Coordinator:
         self.host_up = True  # Whatever is sent to this one is now refused.
         memories = self.machine.memory() if self.remembers else None
-        return Coordinator(self.world, number, rng, keeps_state=self.remembers, memories=memories)
+        return Coordinator(
+            self.world,
+            number,
+            rng,
+            keeps_state=self.remembers,
+            place=self.place,
+            memories=memories,
+        )
 
     def die(self, *, host_too: bool) -> None:
         """End without a word; with the host, even without the kernel's."""
