@@ -16,6 +16,7 @@ from holdfast.top.app import Top
 from holdfast.top.screens import Question, shown
 from holdfast.top.table import Table
 from holdfast.wire.control import GenerationStages
+from holdfast.wire.messages import EventRecord
 from in_loop import in_loop
 from live_jobs import steady, summary
 
@@ -246,6 +247,10 @@ async def test_a_lost_job_stays_on_the_screen() -> None:
         app.job.lost("nobody answers at head:29400")
         lines = await settled(pilot)
         assert "nobody answers at head:29400" in lines[2]
+        app.job.add_event(EventRecord(wall=1.0, kind="over", text="stopped by somebody"))
+        lines = await settled(pilot)
+        assert "over" in lines[0]
+        assert "stopped by somebody" in lines[2]
         given(app).show(8, summary(8.0, 3, 2, outcome="failed", why="rank 3 failed"))
         app.job.lost("the agent has ended")
         lines = await settled(pilot)
