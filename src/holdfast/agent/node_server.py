@@ -732,7 +732,7 @@ def text_of(event: lifecycle.LifecycleEvent) -> str:
         case lifecycle.GenerationStopped():
             return f"generation {event.generation} is gone"
         case lifecycle.WorkerEnded():
-            how = "failed" if event.failed else "ended"
+            how = "exited with an error" if event.failed else "is done"
             return f"rank {event.worker.global_rank} (pid {event.worker.pid}) {how}"
         case lifecycle.FirstHeartbeat():
             return f"rank {event.worker.global_rank} runs"
@@ -740,6 +740,8 @@ def text_of(event: lifecycle.LifecycleEvent) -> str:
             return f"the run ended: {event.state or 'an error of the agent'}"
         case lifecycle.RendezvousEnded():
             return f"node {event.group_rank} of {event.group_world_size}" if not event.error else ""
+        case lifecycle.RanksAssigned():
+            return "the workers have their ranks"
         case lifecycle.Requested():
             return event.what
         case lifecycle.WatchdogEvent():

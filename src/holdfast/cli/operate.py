@@ -35,8 +35,10 @@ yours on this machine.
 """
 TEXTS: dict[str, tuple[str, str]] = {
     "ps": (
-        "List the jobs that have an agent of yours on this machine; with\n--rdzv-endpoint those of "
-        "a coordinator.\n",
+        """\
+List the jobs that have an agent of yours on this machine; with
+--rdzv-endpoint those of a coordinator.
+""",
         """\
 examples:
   holdfast ps
@@ -492,9 +494,9 @@ async def follow_logs(
 def _is_chosen(node: NodeSummary, name: str, ranks: list[int]) -> bool:
     if name and name not in (node.node, node.host):
         return False
-    if not ranks or node.first_rank < 0:
-        return not ranks
-    return any(node.first_rank <= rank < node.first_rank + node.size for rank in ranks)
+    if node.first_rank < 0:  # What it wrote was under ranks that others have now.
+        return bool(name) and not ranks
+    return not ranks or any(node.first_rank <= rank < node.first_rank + node.size for rank in ranks)
 
 
 # In words.
@@ -512,8 +514,8 @@ def describe(job: JobSummary) -> str:
         head += f", goodput {100 * sum(one.running_s for one in reports) / elapsed_s:.0f} %"
     lines = [
         head,
-        f"nodes {job.members} of {job.min_nodes}:{job.max_nodes}, {job.present} here; restarts "
-        f"{job.restarts} of {job.max_restarts}",
+        f"nodes {job.members} of {job.min_nodes}:{job.max_nodes}, {job.present} here",
+        f"restarts {job.restarts} of {job.max_restarts}",
     ]
     if job.why:
         lines.append(f"last change: {job.why}")

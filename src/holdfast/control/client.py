@@ -19,7 +19,7 @@ import asyncio
 import getpass
 import os
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -37,7 +37,7 @@ from holdfast.printable import one_line, quoted, visible
 from holdfast.wire import control
 from holdfast.wire.errors import WireError
 from holdfast.wire.frames import FrameReader, encode_frame
-from holdfast.wire.handshake import READ_ONLY_PREFIX
+from holdfast.wire.handshake import READ_ONLY_ALL_PREFIX
 from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
 from holdfast.wire.messages import (
     VERSION_WITH_QUERIES,
@@ -158,7 +158,7 @@ class JobClient:
         self._problem = ""
         self._streams = 0
 
-    async def __aenter__(self) -> JobClient:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -348,7 +348,7 @@ async def open_job(place: Place) -> JobClient:
     if isinstance(place, LocalJob):
         return await _open_local(place.path, place.here.run_id)
     client = JobClient(place.run_id)
-    is_for_all = place.token is not None and place.token.startswith(READ_ONLY_PREFIX)
+    is_for_all = place.token is not None and place.token.startswith(READ_ONLY_ALL_PREFIX)
     connector = CoordinatorConnector(
         place.host,
         place.port,
@@ -360,13 +360,7 @@ async def open_job(place: Place) -> JobClient:
     )
     where = f"the coordinator at {place.host}:{place.port}"
     try:
-        try:
-            connection = await connector.connect()
-        except ConnectFailed:
-            if not is_for_all or not place.run_id:
-                raise
-            connector.run_id = place.run_id  # It may be the token of this one job.
-            connection = await connector.connect()
+        connection = await connector.connect()
     except ConnectFailed as problem:
         raise ControlProblem(f"{where} cannot be asked: {problem.why}") from None
     if connection.version < VERSION_WITH_QUERIES:

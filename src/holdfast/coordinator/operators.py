@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.core.coordinator import RequestReceived
@@ -238,6 +239,7 @@ class Operators:
         request = control.unpack(Request, query.body)
         machine = self._host.machine
         self._host.send(machine.handle(self._loop.time(), RequestReceived(run_id, request)))
+        self.changed([run_id])
         answer = machine.answer_to(run_id, request.id)
         self._post(peer, Reply(id=query.id, refusal=answer.refusal, why=answer.why))
 
@@ -254,6 +256,8 @@ class Operators:
             if new <= 0:
                 continue
             wall, generation = time.time(), rounds.job.generation
+            kept = self._kept.get(run_id)
+            before = kept[-1].text if kept else ""
             self._note(
                 run_id,
                 [
@@ -263,7 +267,8 @@ class Operators:
                         generation=generation,
                         text=one_line(line, WHY_CHARS_MAX),
                     )
-                    for line in [*rounds.history][-new:]
+                    for last, line in pairwise([before, *[*rounds.history][-new:]])
+                    if line != last
                 ],
             )
 

@@ -74,7 +74,9 @@ SERVER = b"holdfast coordinator"
 JOB_TOKEN_PREFIX = b"holdfast-job-"
 """What the token of one job begins with; any other is a master token, good for all jobs."""
 READ_ONLY_PREFIX = b"holdfast-read-only-"
-"""What a token begins with by which people may look at jobs and change nothing."""
+"""What a token begins with by which people may look at jobs and change nothing;"""
+READ_ONLY_ALL_PREFIX = READ_ONLY_PREFIX + b"all-"
+"""and one for all jobs, with which a client names none."""
 PROOF_BYTES = 32
 SEAL_KEY_BYTES = 32
 Versions = tuple[int, int]
@@ -363,7 +365,9 @@ def read_only_token(token: bytes, run_id: str) -> bytes:
 
     text = _with_lengths(b"holdfast read-only token")
     key = hmac.digest(hashlib.sha256(job_token(token, run_id)).digest(), text, "sha256")
-    return READ_ONLY_PREFIX + key.hex().encode()
+    is_for_all = not run_id and not is_job_token(token)
+    prefix = READ_ONLY_ALL_PREFIX if is_for_all else READ_ONLY_PREFIX + b"job-"
+    return prefix + key.hex().encode()
 
 
 def is_job_token(token: bytes) -> bool:
