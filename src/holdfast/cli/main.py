@@ -64,6 +64,7 @@ Commands:
   dump         show the Python stacks of workers, here or on all nodes
   story        show what happened in a job, step by step, from files of --story
   simulate     run simulated jobs and check that every invariant holds
+  completion   print what a shell needs to complete commands and flags
 
 Flags:
   --version    show the version and exit
@@ -258,6 +259,17 @@ def story_command(argv: list[str]) -> int:
     return _exit_code("story", run)
 
 
+def completion_command(argv: list[str]) -> int:
+    """Run `holdfast completion` with these arguments and return its exit code; never raises."""
+
+    def run() -> None:
+        from holdfast.cli.completion import execute, parse_args
+
+        execute(parse_args(argv))
+
+    return _exit_code("completion", run)
+
+
 def simulate_command(argv: list[str]) -> int:
     """Run `holdfast simulate` with these arguments and return its exit code."""
     from holdfast.cli.simulate import command
@@ -276,6 +288,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "dump": dump_command,
     "story": story_command,
     "simulate": simulate_command,
+    "completion": completion_command,
 }
 
 
