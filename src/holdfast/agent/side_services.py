@@ -44,6 +44,7 @@ PREIMPORT_AFTER_S = 1.0
 PREIMPORTED = (
     "signal",
     "traceback",
+    "holdfast.agent.control_point",
     "holdfast.agent.worker_state",
     "holdfast.control.stacks",
     "holdfast.net.addresses",

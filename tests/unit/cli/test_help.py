@@ -187,8 +187,8 @@ def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) ->
     assert "pip install py-spy" in help_of(capsys, "dump")
     assert main.dispatch(["jump"]) == 2
     assert capsys.readouterr().err == (
-        "holdfast: error: 'jump' is not a command; commands: run, coordinator, token, dump, story, "
-        "simulate\n"
+        "holdfast: error: 'jump' is not a command; commands: run, coordinator, token, ps, status, "
+        "logs, events, restart, drain, undrain, stop, dump, story, simulate, completion\n"
     )
     assert main.dispatch(["train.py"]) == 2
     assert capsys.readouterr().err.endswith("; did you mean holdfast run train.py?\n")
