@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from holdfast.control.client import NodeStacks
     from holdfast.control.local_workers import LocalWorker
 
 AT_ONCE = 8
 """How many workers are dumped at the same time, to show which wait for each other."""
+NODES_AT_ONCE = 64
+"""How many nodes are asked at the same time."""
 BELOW_MAX = 64
 """How many subprocesses of one worker are shown."""
 NOTHING_FOUND = 1
@@ -186,8 +189,14 @@ def _dump_all_nodes(args: argparse.Namespace) -> None:
     async def dump() -> tuple[list[tuple[int, str]], list[str]]:
         async with await connect(args) as client:
             job = await client.status()
+            turns = asyncio.Semaphore(NODES_AT_ONCE)
+
+            async def ask(name: str) -> NodeStacks:
+                async with turns:
+                    return await client.stacks(name)
+
             found = await asyncio.gather(
-                *(client.stacks(node.node) for node in job.nodes if node.first_rank >= 0)
+                *(ask(node.node) for node in job.nodes if node.first_rank >= 0)
             )
         stacks = [(one.rank, one.text) for node in found for one in node.workers]
         return stacks, [f"{node.node}: {node.problem}" for node in found if node.problem]
