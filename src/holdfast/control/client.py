@@ -52,7 +52,7 @@ from holdfast.wire.messages import (
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterable
     from types import TracebackType
 
     from holdfast.wire.messages import EventRecord, Message
@@ -63,6 +63,8 @@ ANSWER_S = 30.0
 WATCH_S = 2.5
 """How long nodes that are first asked to report have for it; in its first second none does."""
 LOOK_AGAIN_S = 0.1
+ALIVE_S = 60.0
+"""One who only listens says so often that it is there; connections that are silent for long are closed."""
 ROOM_MIN_BYTES = 1_024
 REPLIES_MAX = 4_096
 """Of one question, that wait to be taken; streams are limited by the room they are given."""
@@ -151,6 +153,8 @@ class JobClient:
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
+        self._beside: dict[str, LocalJob] = {}
+        self._opened: dict[str, JobClient] = {}
         self._send: Callable[[Query | StatusRequest], None]
         self._close: Callable[[], object]
         self._replies: dict[int, asyncio.Queue[Reply | StatusReply]] = {}
@@ -167,7 +171,18 @@ class JobClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        for one in self._opened.values():
+            one._close()
         self._close()
+
+    async def _at(self, node: str) -> JobClient:
+        """Return whom to ask about a node: its own agent, if that is on this machine."""
+        place = self._beside.get(node)
+        if place is None:
+            return self
+        if node not in self._opened:
+            self._opened[node] = await _open_local(place.path, self.run_id)
+        return self._opened[node]
 
     # What can be asked.
 
@@ -237,7 +252,8 @@ class JobClient:
         room = max(ROOM_MIN_BYTES, control.WINDOW_BYTES // max(1, streams))
         query = msgspec.structs.replace(wanted, room=room)
         taken = 0
-        async for reply in self._many(control.LOGS, node=node, body=control.pack(query)):
+        at = await self._at(node)
+        async for reply in at._many(control.LOGS, node=node, body=control.pack(query)):
             if not reply.body:
                 continue
             lines = control.unpack(control.LogLines, reply.body)
@@ -245,7 +261,7 @@ class JobClient:
             taken += len(lines.text)
             if taken >= room // 2:
                 more = control.pack(control.More(size=taken))
-                self._send(Query(id=reply.id, what=control.MORE, run_id=self.run_id, body=more))
+                at._send(Query(id=reply.id, what=control.MORE, run_id=self.run_id, body=more))
                 taken = 0
 
     async def stacks(self, node: str) -> NodeStacks:
@@ -253,7 +269,8 @@ class JobClient:
         workers: list[control.WorkerStacks] = []
         try:
             async with asyncio.timeout(ANSWER_S):
-                async for reply in self._many(control.STACKS, node=node):
+                at = await self._at(node)
+                async for reply in at._many(control.STACKS, node=node):
                     found = control.unpack(control.Stacks, reply.body).workers
                     workers += [
                         msgspec.structs.replace(one, text=visible(one.text)) for one in found
@@ -295,7 +312,13 @@ class JobClient:
         try:
             self._send(Query(id=number, what=what, run_id=self.run_id, node=node, body=body))
             while not is_over:
-                reply = await replies.get()
+                try:
+                    async with asyncio.timeout(ALIVE_S):
+                        reply = await replies.get()
+                except TimeoutError:
+                    body = control.pack(control.More(size=0))
+                    self._send(Query(id=number, what=control.MORE, run_id=self.run_id, body=body))
+                    continue
                 is_over = isinstance(reply, StatusReply) or reply.last or bool(reply.refusal)
                 checked = self._checked(reply)
                 assert isinstance(checked, Reply)
@@ -343,10 +366,15 @@ class JobClient:
                 queue.put_nowait(Reply(id=number, refusal=lost, why=why))
 
 
-async def open_job(place: Place) -> JobClient:
-    """Return a connection to a job, or raise `ControlProblem`."""
+async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
+    """Return a connection to a job, or raise `ControlProblem`.
+
+    What is about a node whose agent is one of those `beside` is asked there.
+    """
     if isinstance(place, LocalJob):
-        return await _open_local(place.path, place.here.run_id)
+        local = await _open_local(place.path, place.here.run_id)
+        local._beside = {one.here.node: one for one in beside if one.here.node}
+        return local
     client = JobClient(place.run_id)
     is_for_all = place.token is not None and place.token.startswith(READ_ONLY_ALL_PREFIX)
     connector = CoordinatorConnector(

@@ -166,7 +166,7 @@ class JobConnection(Protocol):
         """Have the next status say that this node holds these ports for the workers' store."""
 
     def request(self, request: Request) -> None:
-        """Ask whoever decides for something; `View.answered` has what became of it."""
+        """Ask whoever decides for something; `View.answered` has what became of it, or has it already."""
 
     def on_watch(self, watched: Callable[[Watch], None]) -> None:
         """Have `watched` called, from any thread, when somebody wants to watch this node."""

@@ -1172,9 +1172,11 @@ class Rounds:
         views: dict[tuple[str, int], View] = {}
         asking, job.asking = job.asking, {}
         for name, request in asking.items():
+            is_new = request.id not in job.answers
             told = self._request(request)
             node = job.nodes.get(name)
-            if node is not None:
+            # A status that was on its way when the answer was needs no second one.
+            if node is not None and (is_new or node.asked != request.id):
                 node.asked = request.id
                 told.append(self._send(node, anew=True))
             views |= {(view.node, view.incarnation): view for view in told}

@@ -298,8 +298,11 @@ class Session:
                 self._restate(info=info)
                 effects = []
             case RequestMade(request):
-                self._restate(request=request)
-                effects = self._send(at)
+                if self.view is None or not is_answered(request, self.view):
+                    self._restate(request=request)
+                    effects = self._send(at)
+                else:
+                    effects = []  # The answer is there already.
             case LoopStuck(why):
                 self._stop.expire(now)
                 self._restate(stuck=why)
@@ -495,8 +498,13 @@ def what_is_heard(status: Status, view: View) -> dict[str, object]:
 
 def unanswered(status: Status, view: View) -> Request | None:
     """Return what a node still has to ask."""
-    asked, answered = status.request, view.answered
-    return None if asked and answered and answered.id == asked.id else asked
+    asked = status.request
+    return None if asked is not None and is_answered(asked, view) else asked
+
+
+def is_answered(request: Request, view: View) -> bool:
+    """Return whether a view tells what became of a request."""
+    return view.answered is not None and view.answered.id == request.id
 
 
 def older(failure: Failure, by_s: float) -> Failure:

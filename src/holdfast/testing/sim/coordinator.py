@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.coordinator import ConnectionClosed, StatusReceived
+from holdfast.core.coordinator import ConnectionClosed, RequestReceived, StatusReceived
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import Heartbeat, Status, View
 from holdfast.testing.sim.agent import Agent
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from holdfast.core.memory import JobMemory
-    from holdfast.core.protocol import Ack
+    from holdfast.core.protocol import Ack, Request
     from holdfast.core.rounds import Job
     from holdfast.testing.sim.ledger import JobTruth
     from holdfast.testing.sim.network import Link
@@ -138,6 +138,17 @@ class Coordinator(Process):
                 del self.links[peer]
                 self.machine.handle(now, ConnectionClosed(*peer))
         link.peers = []
+        self.arm(self.machine.next_deadline(now))
+
+    def ask(self, run_id: str, request: Request) -> None:
+        """Take in what somebody asks for by himself."""
+        if not self.alive or self.paused:
+            return
+        self.world.note(self, "is asked: {0}", request)
+        now = self.clock
+        answers = self.machine.handle(now, RequestReceived(run_id, request))
+        self._decided()
+        self._send(answers)
         self.arm(self.machine.next_deadline(now))
 
     def job(self, run_id: str) -> Job | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.protocol import REPORT_BYTES_MAX, Action, Request
 from holdfast.core.supervision import SIGINT, State
 from holdfast.core.values import Value
+from holdfast.testing.sim.coordinator import Coordinator
 from holdfast.testing.sim.etcd_driver import EtcdAgent, EtcdDriver
 from holdfast.testing.sim.network import NetworkConditions
 
@@ -185,6 +186,7 @@ FLAPS_S = (5.0, 60.0)  # for so long.
 FLAPS_MAX = 3  # Each costs many restarts.
 ASKED = {Action.RESTART: 4.0, Action.DRAIN: 4.0, Action.UNDRAIN: 3.0, Action.STOP: 0.15}
 ASKED_AGAIN_SHARE = 0.4
+ASKED_DIRECTLY_SHARE = 0.3  # Of a coordinator; elsewhere there is nobody to connect to.
 
 
 class FaultInjector:
@@ -421,7 +423,11 @@ class FaultInjector:
             id=f"ask-{number}", action=action.value, node=node, who="ann@login", why=f"no {number}"
         )
         world.requests[request.id] = request
-        agent.ask(request)
+        coordinator = world.coordinator
+        if isinstance(coordinator, Coordinator) and self._rng.random() < ASKED_DIRECTLY_SHARE:
+            coordinator.ask(agent.job.run_id, request)
+        else:
+            agent.ask(request)
         if self._rng.random() < ASKED_AGAIN_SHARE:
             again = self._someone(agent.job.living)
             if again is not None:
