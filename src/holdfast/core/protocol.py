@@ -399,7 +399,7 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
     """That of the heartbeat which it answers, if it answers one."""
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True, tag="view"):
+class View(msgspec.Struct, frozen=True, kw_only=True, tag="view", omit_defaults=True):
     """All that a node must know of its job."""
 
     run_id: RunId
