@@ -202,6 +202,18 @@ async def test_whoever_does_not_read_its_events_is_dropped(monkeypatch: pytest.M
 
 
 @in_loop
+async def test_subscriptions_are_limited() -> None:
+    async with serving() as served:
+        await a_job(served)
+        operator = await served.client("")
+        follow = control.pack(control.EventsQuery(follow=True))
+        for number in range(operators.SUBSCRIPTIONS_EACH_MAX):
+            operator.send(Query(id=number, what=control.EVENTS, run_id="job", body=follow))
+        last = Query(id=99, what=control.EVENTS, run_id="job", body=follow)
+        assert (await reply_to(operator, last)).refusal == RequestRefusal.TOO_MANY.value
+
+
+@in_loop
 async def test_versions_tell_each_other_what_they_cannot_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
