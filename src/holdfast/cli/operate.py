@@ -164,6 +164,7 @@ def add_place(parser: argparse.ArgumentParser) -> None:
         "--rdzv-id",
         "--rdzv_id",
         "--run-id",
+        "--run_id",
         dest="rdzv_id",
         default="",
         metavar="ID",
