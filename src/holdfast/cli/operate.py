@@ -164,6 +164,7 @@ def add_place(parser: argparse.ArgumentParser) -> None:
         "--rdzv-id",
         "--rdzv_id",
         "--run-id",
+        "--run_id",
         dest="rdzv_id",
         default="",
         metavar="ID",
@@ -508,7 +509,7 @@ def describe(job: JobSummary) -> str:
     head = f"job {job.run_id!r}: {state}, generation {job.generation}"
     if job.round >= 0:
         head += f", round {job.round}"
-    reports = [node.report for node in job.nodes if node.report is not None]
+    reports = [one.report for one in job.nodes if one.report is not None and one.rank >= 0]
     elapsed_s = sum(one.elapsed_s for one in reports)
     if elapsed_s:
         head += f", goodput {100 * sum(one.running_s for one in reports) / elapsed_s:.0f} %"

@@ -63,6 +63,8 @@ ANSWER_S = 30.0
 WATCH_S = 2.5
 """How long nodes that are first asked to report have for it; in its first second none does."""
 LOOK_AGAIN_S = 0.1
+COORDINATED = ("c10d", "static")
+"""The backends whose jobs have a coordinator."""
 ALIVE_S = 60.0
 """One who only listens says so often that it is there; connections that are silent for long are closed."""
 ROOM_MIN_BYTES = 1_024
@@ -153,6 +155,7 @@ class JobClient:
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
+        self._is_coordinated = True  # So that all nodes report, if they are asked to.
         self._beside: dict[str, LocalJob] = {}
         self._opened: dict[str, JobClient] = {}
         self._send: Callable[[Query | StatusRequest], None]
@@ -209,9 +212,24 @@ class JobClient:
                 )
             job = reply.jobs[0]
             is_whole = all(node.report is not None for node in job.nodes)
-            if not watch or is_whole or asyncio.get_running_loop().time() >= deadline:
+            is_late = asyncio.get_running_loop().time() >= deadline
+            if watch and not is_whole and not self._is_coordinated:
+                return _printable(await self._with_reports(job))
+            if not watch or is_whole or is_late:
                 return _printable(job)
             await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _with_reports(self, job: JobSummary) -> JobSummary:
+        """Return a job that has no coordinator with what its agents on this machine know."""
+        nodes = []
+        for node in job.nodes:
+            if node.report is None and node.node in self._beside:
+                at = await self._at(node.node)
+                own = [one for one in (await at.status()).nodes if one.node == node.node]
+                nodes.append(msgspec.structs.replace(node, report=own[0].report if own else None))
+            else:
+                nodes.append(node)
+        return msgspec.structs.replace(job, nodes=nodes)
 
     async def request(
         self,
@@ -374,6 +392,7 @@ async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
     if isinstance(place, LocalJob):
         local = await _open_local(place.path, place.here.run_id)
         local._beside = {one.here.node: one for one in beside if one.here.node}
+        local._is_coordinated = place.here.backend in COORDINATED
         return local
     client = JobClient(place.run_id)
     is_for_all = place.token is not None and place.token.startswith(READ_ONLY_ALL_PREFIX)

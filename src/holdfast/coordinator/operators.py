@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 EVENTS_KEPT_MAX = 256  # Of each job.
 GATHER_S = 0.1  # Events that come within this time go to subscribers together.
 SUBSCRIPTIONS_MAX = 4_096
+SUBSCRIPTIONS_EACH_MAX = 16
+"""Of one connection."""
 UNREAD_EVENTS_BYTES_MAX = 1024 * 1024
 """A subscriber that leaves more of its events unread is dropped."""
 WATCH_S = 10.0
@@ -282,8 +284,11 @@ class Operators:
 
     def _subscribe(self, peer: ServerConnection, query: Query, run_id: str) -> None:
         follow = control.unpack(control.EventsQuery, query.body).follow
-        if follow and len(self._subscribers) >= SUBSCRIPTIONS_MAX:
-            why = f"the coordinator has {SUBSCRIPTIONS_MAX} subscribers already"
+        own = sum(one is peer for one, _ in self._subscribers) if follow else 0
+        if follow and (
+            len(self._subscribers) >= SUBSCRIPTIONS_MAX or own >= SUBSCRIPTIONS_EACH_MAX
+        ):
+            why = f"the coordinator has {len(self._subscribers)} subscribers, {own} of them here"
             self._refuse(peer, query.id, RequestRefusal.TOO_MANY, why)
             return
         for body in _portions([*self._kept.get(run_id, ())]):
