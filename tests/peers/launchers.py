@@ -20,7 +20,7 @@ TIMEOUT_S = 60
 
 RUN_FOLDER = re.compile(r"(?P<run_id>.+)_[0-9a-z_]{8}")
 """The folder of a run: its id and eight random characters."""
-OWN_FILE = re.compile(r"failure\.json|events-.+\.jsonl")
+OWN_FILE = re.compile(r"failure\.json|(events|timeline)-.+\.jsonl")
 """What Holdfast alone puts there: the report and the events."""
 
 
