@@ -376,7 +376,8 @@ class CoordinatedJob:
                 self._notice_once(f"waiting: {problem}")
             return
         if view.held_back:
-            return  # It was said when it came.
+            self._wait_notice = view.held_back  # It was said when it came.
+            return
         here = f"{view.present} of {view.needed} are here"
         more = f" ({view.why})" if view.present >= view.needed and view.why else ""
         self._notice_once(f"waiting for nodes at {self._handler.endpoint}: {here}{more}")

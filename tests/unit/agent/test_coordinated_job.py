@@ -125,8 +125,9 @@ def be_done(node: Node, at: float) -> None:
     node.machine.handle(at, supervision.WorkersStopped(0))
 
 
-def test_a_wait_for_nodes_has_an_end(node: Node) -> None:
-    node.hear(0.0, view(NodeRole.WAITING))
+@pytest.mark.parametrize("held_back", ["", "it comes back too often"])
+def test_a_wait_for_nodes_has_an_end(node: Node, held_back: str) -> None:
+    node.hear(0.0, view(NodeRole.WAITING, held_back=held_back))
     node.hear(0.0)
     assert node.due() == WAIT_NOTICE_AFTER_S
     node.hear(WAIT_NOTICE_AFTER_S)
