@@ -1,15 +1,17 @@
-"""The command `dump`: the Python stacks of the workers on this machine, on standard output.
+"""The command `dump`: the Python stacks of workers, of this machine or of all nodes of a job.
 
-It asks no agent and no coordinator: workers are found in `/proc`, so it also works if an agent is
-stuck, and for scripts that import nothing of Holdfast.
+On this machine it asks no agent and no coordinator: workers are found in `/proc`, so it also works if
+an agent is stuck, and for scripts that import nothing of Holdfast. For all nodes it asks their agents,
+and shows equal stacks once.
 """
 
 from __future__ import annotations
 
 import sys
 
+from holdfast.cli.operate import add_place, connect
 from holdfast.cli.parser import CommandParser, Help
-from holdfast.errors import EnvironmentProblem, HoldfastError
+from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
 from holdfast.printable import visible
 
 TYPE_CHECKING = False
@@ -26,8 +28,8 @@ BELOW_MAX = 64
 NOTHING_FOUND = 1
 
 DESCRIPTION = """\
-Show the Python stacks of all threads of the workers on this machine. The
-scripts need not import anything of Holdfast.
+Show the Python stacks of all threads of the workers on this machine, or of all
+nodes of a job. The scripts need not import anything of Holdfast.
 """
 EXAMPLES = """\
 examples:
@@ -35,6 +37,9 @@ examples:
       all your workers on this machine
   holdfast dump --run-id nightly
       the workers of one job
+  holdfast dump --all-nodes
+      the workers of a job on all its nodes, equal stacks once:
+      31 ranks: all_reduce, train.py:88; rank 7: read, data.py:12
   holdfast dump --subprocesses 4711
       any process, and all its subprocesses
 
@@ -53,11 +58,12 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=Help,
     )
     parser.add_argument(
-        "--run-id",
-        "--run_id",
-        metavar="ID",
-        help="only the workers of this job (all jobs)",
+        "--all-nodes",
+        "--all_nodes",
+        action="store_true",
+        help="of all nodes of a job, by asking their agents",
     )
+    add_place(parser)
     parser.add_argument(
         "--subprocesses",
         action="store_true",
@@ -74,8 +80,14 @@ def parse_args(args: Sequence[str]) -> argparse.Namespace:
 
 
 def execute(args: argparse.Namespace) -> None:
-    """Print the stacks, worker by worker."""
+    """Print the stacks, worker by worker, or of all nodes."""
     from concurrent.futures import ThreadPoolExecutor
+
+    if args.all_nodes or args.rdzv_endpoint:
+        if args.pids or args.subprocesses:
+            raise UsageError("--all-nodes: accepted without PID and --subprocesses")
+        _dump_all_nodes(args)
+        return
 
     workers = _chosen(args)
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -120,12 +132,12 @@ def _chosen(args: argparse.Namespace) -> list[LocalWorker]:
         gone = [worker.pid for worker in found if not exists(worker.pid)]
         if gone:
             raise HoldfastError(f"no process {gone[0]} on this machine", exit_code=NOTHING_FOUND)
-    if args.run_id is not None:
+    if args.rdzv_id:
         others = sorted({worker.run_id for worker in found})
-        found = [worker for worker in found if worker.run_id == args.run_id]
+        found = [worker for worker in found if worker.run_id == args.rdzv_id]
         if not found and others:
             raise HoldfastError(
-                f"--run-id: no worker of {args.run_id!r} on this machine",
+                f"--run-id: no worker of {args.rdzv_id!r} on this machine",
                 hint=f"there are workers of {', '.join(map(repr, others))}",
                 exit_code=NOTHING_FOUND,
             )
@@ -152,3 +164,91 @@ def _dump(worker: LocalWorker, with_subprocesses: bool) -> str:
 def _body(stacks: str) -> str:
     """Return stacks in which no line is mistaken for the head of another process."""
     return "\n".join(f" {line}" if line.startswith("==") else line for line in stacks.split("\n"))
+
+
+# All nodes.
+
+
+class StackGroup:
+    """Workers that are at the same place."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self.ranks: list[int] = []
+        self.text = ""
+
+
+def _dump_all_nodes(args: argparse.Namespace) -> None:
+    import asyncio
+
+    from holdfast.control.client import ControlProblem
+
+    async def dump() -> tuple[list[tuple[int, str]], list[str]]:
+        async with await connect(args) as client:
+            job = await client.status()
+            found = await asyncio.gather(
+                *(client.stacks(node.node) for node in job.nodes if node.first_rank >= 0)
+            )
+        stacks = [(one.rank, one.text) for node in found for one in node.workers]
+        return stacks, [f"{node.node}: {node.problem}" for node in found if node.problem]
+
+    stacks, problems = asyncio.run(dump())
+    if not stacks:
+        why = problems[0] if problems else "the job has no workers now"
+        raise ControlProblem(why, exit_code=NOTHING_FOUND)
+    groups = grouped(stacks)
+    try:
+        summary = "; ".join(f"{_who(group.ranks)}: {group.place}" for group in groups)
+        _print(f"{summary}\n")
+        for group in groups:
+            _print(f"\n== {_who(group.ranks)}: {group.place}\n{_body(group.text)}\n")
+    except BrokenPipeError:
+        pass  # The reader has seen enough.
+    for problem in problems:
+        print(f"holdfast dump: {problem}", file=sys.stderr)
+
+
+def grouped(stacks: list[tuple[int, str]]) -> list[StackGroup]:
+    """Return stacks by where their main threads are; the largest group first."""
+    groups: dict[str, StackGroup] = {}
+    for rank, text in sorted(stacks):
+        place = place_of(text)
+        group = groups.setdefault(place, StackGroup(place))
+        group.ranks.append(rank)
+        group.text = group.text or text
+    return sorted(groups.values(), key=lambda group: (-len(group.ranks), group.ranks))
+
+
+def place_of(text: str) -> str:
+    """Return the innermost frame of the main thread: `all_reduce, train.py:88`.
+
+    py-spy writes `all_reduce (lib/train.py:88)`, Python itself `File "lib/train.py", line 88 in
+    all_reduce`; of what is neither the first line counts.
+    """
+    import os
+    import re
+
+    main = text.partition('"MainThread"')[2] or text.partition("Current thread")[2] or text
+    found = re.search(r"^ +(\S.*) \((.+):(\d+)\)$", main, re.MULTILINE)
+    if found:
+        function, path, line = found.groups()
+    else:
+        found = re.search(r'File "(.+)", line (\d+) in (.+)', main)
+        if not found:
+            return text.strip().partition("\n")[0][:200] or "nothing is known"
+        path, line, function = found.groups()
+    return f"{function}, {os.path.basename(path)}:{line}"
+
+
+def _who(ranks: list[int]) -> str:
+    """Return ranks in short: `rank 7`, or `31 ranks (0-6, 8-31)`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1][1:] = [rank]
+        else:
+            spans.append([rank])
+    listed = ", ".join("-".join(map(str, span)) for span in spans)
+    return f"{len(ranks)} ranks ({listed})"

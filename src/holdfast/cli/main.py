@@ -65,6 +65,7 @@ Commands:
   report       make a page of what happened in a job, from its log directories
   story        show what happened in a job, step by step, from files of --story
   simulate     run simulated jobs and check that every invariant holds
+  completion   print what a shell needs to complete commands and flags
 
 Flags:
   --version    show the version and exit
@@ -270,6 +271,17 @@ def story_command(argv: list[str]) -> int:
     return _exit_code("story", run)
 
 
+def completion_command(argv: list[str]) -> int:
+    """Run `holdfast completion` with these arguments and return its exit code; never raises."""
+
+    def run() -> None:
+        from holdfast.cli.completion import execute, parse_args
+
+        execute(parse_args(argv))
+
+    return _exit_code("completion", run)
+
+
 def simulate_command(argv: list[str]) -> int:
     """Run `holdfast simulate` with these arguments and return its exit code."""
     from holdfast.cli.simulate import command
@@ -289,6 +301,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "report": report_command,
     "story": story_command,
     "simulate": simulate_command,
+    "completion": completion_command,
 }
 
 

@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 CONNECT_S = 5.0
 ANSWER_S = 30.0
 """How long a question may take; more than any part of it may where it is answered."""
-WATCH_S = 1.2
-"""How long nodes that are first asked to report have for it."""
+WATCH_S = 2.5
+"""How long nodes that are first asked to report have for it; in its first second none does."""
 LOOK_AGAIN_S = 0.1
 ROOM_MIN_BYTES = 1_024
 REPLIES_MAX = 4_096

@@ -1,0 +1,211 @@
+"""People watch and steer real jobs: alone on a machine, at a coordinator and on etcd."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from real_jobs import HOLDFAST, PATIENCE_S, Job
+from real_teams import OBEY, Cluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from etcd_teams import MakeTeam
+
+STOPPED = 143
+TOKEN = "f" * 32
+LOOK_AGAIN_S = 0.05
+SAYS = """
+    print("first", NUMBER, "of", RANK, flush=True)
+    obey()
+"""
+
+
+def holdfast(
+    *words: str, env: dict[str, str] | None = None, code: int | None = 0
+) -> tuple[str, str]:
+    """Run a command; return what it printed and complained of."""
+    done = subprocess.run(
+        [*HOLDFAST, *words],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env={**os.environ, **(env or {})},
+    )
+    assert code is None or done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    return done.stdout, done.stderr
+
+
+def await_agents(*pids: int) -> str:
+    """Wait until these agents can be found on this machine; return the run id of their job."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        found = [json.loads(line) for line in holdfast("ps", "--json")[0].splitlines()]
+        ours = [one["job"] for one in found if one["pid"] in pids]
+        if len(ours) == len(pids):
+            return str(ours[0])
+        assert time.monotonic() < deadline, found
+        time.sleep(LOOK_AGAIN_S)
+
+
+def status_of(run_id: str, *flags: str, env: dict[str, str] | None = None) -> dict[str, Any]:
+    printed, _ = holdfast("status", "--json", "--rdzv-id", run_id, *flags, env=env)
+    found: dict[str, Any] = json.loads(printed)
+    return found
+
+
+def test_a_team_is_restarted_drained_and_stopped(tmp_path: Path, team: MakeTeam) -> None:
+    run_id = f"steered-{team.backend}"
+    about = ("--rdzv-id", run_id)
+    with team(tmp_path, OBEY, "--max-restarts", "1", nnodes="2:3", run_id=run_id) as cluster:
+        for name in "abc":
+            cluster.start(name, conf=f"node_id={name}")
+        cluster.generation(3)
+        await_agents(*(agent.pid for agent in cluster.agents.values()))
+        holdfast("restart", *about, "--reason", "new data")
+        again = cluster.generation(3)
+        assert {start.restarts for start in again.values()} == {0}
+        holdfast("drain", "b", *about)
+        assert set(cluster.generation(2)) == {"a", "c"}
+        job = status_of(run_id)
+        assert {one["node"] for one in job["nodes"] if one["drained"]} == {"b"}
+        assert (job["restarts"], job["members"], job["present"]) == (0, 2, 3)
+        _, why = holdfast("drain", "a", *about, code=1)
+        assert "needs 2" in why
+        holdfast("undrain", "b", *about)
+        cluster.generation(3)
+        holdfast("stop", *about, "--reason", "enough", "--grace", "20")
+        ends = cluster.end()
+        assert {code for code, _ in ends.values()} == {STOPPED}
+        for _, said in ends.values():
+            assert "new data" in said
+            assert "enough" in said
+
+
+def test_one_node_is_watched_and_steered(tmp_path: Path) -> None:
+    script = """
+        from holdfast import worker
+        print("generation", os.environ["HOLDFAST_GENERATION"], "of", RANK, flush=True)
+        worker.progress(7)
+        tell(RANK)
+        forever()
+    """
+    flags = ("--nproc-per-node", "2", "--redirects", "3", "--log-dir", str(tmp_path / "logs"))
+    with Job(tmp_path, script, *flags, "--max-restarts", "0") as job:
+        job.news.take(2)
+        run_id = await_agents(job.agent.pid)
+        about = ("--rdzv-id", run_id)
+        following = subprocess.Popen(
+            [*HOLDFAST, "logs", "--follow", *about], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert following.stdout is not None
+            lines = {following.stdout.readline() for _ in range(2)}
+            assert lines == {"[0] generation 0 of 0\n", "[1] generation 0 of 1\n"}
+            workers = status_of(run_id)["nodes"][0]["report"]["workers"]
+            assert [(one["rank"], one["step"], one["state"]) for one in workers] == [
+                (0, 7, "running"),
+                (1, 7, "running"),
+            ]
+            holdfast("drain", "x", *about, code=1)
+            holdfast("restart", *about, "--reason", "why not")
+            job.news.take(2)
+            lines = {following.stdout.readline() for _ in range(2)}
+            assert lines == {"[0] generation 1 of 0\n", "[1] generation 1 of 1\n"}
+            assert holdfast("logs", *about, "--rank", "1", "--no-prefix")[0] == (
+                "generation 1 of 1\n"
+            )
+            assert "why not" in holdfast("events", *about)[0]
+            holdfast("stop", *about, "--reason", "enough")
+            code, _, said = job.end()
+            assert (code, "enough" in said) == (STOPPED, True)
+            assert following.wait(PATIENCE_S) == 0
+        finally:
+            following.kill()
+            following.communicate()
+    assert run_id not in holdfast("ps")[0]
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Cluster:
+    """A job of three nodes whose agents have a token."""
+    flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
+    cluster = Cluster(tmp_path, SAYS, *flags, nnodes="3", run_id="guarded")
+    for name in "abc":
+        cluster.start(name, conf=f"node_id={name}", env={"HOLDFAST_TOKEN": TOKEN})
+    return cluster
+
+
+def test_a_read_only_token_shows_all_and_changes_nothing(guarded: Cluster) -> None:
+    with guarded as cluster:
+        cluster.generation(3)
+        place = ("--rdzv-endpoint", cluster.endpoint, "--rdzv-id", "guarded")
+        own = {"HOLDFAST_TOKEN": TOKEN}
+        looking, _ = holdfast("token", "--read-only", "--job", "guarded", env=own)
+        all_jobs, _ = holdfast("token", "--read-only", env=own)
+        other, _ = holdfast("token", "--read-only", "--job", "other", env=own)
+        for token in (looking, all_jobs):
+            reader = {"HOLDFAST_TOKEN": token.strip()}
+            job = status_of("guarded", *place[:2], env=reader)
+            assert all(node["report"]["workers"] for node in job["nodes"])
+            printed, _ = holdfast("logs", *place, "--tail", "1", env=reader)
+            assert set(printed.splitlines()) == {f"[{rank}] first 0 of {rank}" for rank in range(3)}
+            for words in (("restart",), ("drain", "a"), ("undrain", "a"), ("stop",)):
+                _, why = holdfast(*words, *place, env=reader, code=1)
+                assert "read-only" in why
+            start = ("run", "--rdzv-backend", "c10d", *place, "--nnodes", "3", __file__)
+            holdfast(*start, env=reader, code=2)
+        holdfast("status", *place, env={"HOLDFAST_TOKEN": other.strip()}, code=69)
+        holdfast("status", *place, env={"HOLDFAST_TOKEN": TOKEN[::-1] + "x"}, code=69)
+        assert cluster.is_quiet()
+        holdfast("stop", *place, env=own)
+        assert set(cluster.codes().values()) == {STOPPED}
+
+
+def test_stacks_of_all_nodes_are_grouped(tmp_path: Path) -> None:
+    script = """
+        from holdfast.control import worker_main
+        def reading():
+            signal.sigwaitinfo(ORDERS)
+        def reducing():
+            signal.sigwaitinfo(ORDERS)
+        @worker_main()
+        def main():
+            started()
+            reading() if RANK == "2" else reducing()
+        main()
+    """
+    with Cluster(tmp_path, "started()\n", nnodes="3", run_id="stacks") as cluster:
+        (tmp_path / "train.py").write_text(
+            (tmp_path / "train.py").read_text().replace("started()\n", "")
+            + "\n".join(line.removeprefix("        ") for line in script.splitlines())
+        )
+        env = {"TORCH_WORKER_SERVER_SOCKET": str(tmp_path / "s")}
+        for name in "abc":
+            sockets = {"TORCH_WORKER_SERVER_SOCKET": f"{env['TORCH_WORKER_SERVER_SOCKET']}{name}"}
+            cluster.start(name, conf=f"node_id={name}", env=sockets)
+        starts = cluster.generation(3)
+        await_agents(*(agent.pid for agent in cluster.agents.values()))
+        printed, _ = holdfast("dump", "--all-nodes", "--rdzv-id", "stacks")
+        summary = printed.splitlines()[0]
+        assert "2 ranks (0-1): reducing, train.py:" in summary
+        assert "rank 2: reading, train.py:" in summary
+        for start in starts.values():
+            start.finish()
+        assert set(cluster.codes().values()) == {0}
+
+
+def test_an_agent_that_was_killed_is_not_listed(tmp_path: Path) -> None:
+    with Job(tmp_path, "tell('up')\nforever()") as job:
+        job.news.take(1)
+        run_id = await_agents(job.agent.pid)
+        job.signal(signal.SIGKILL)
+        job.agent.wait(PATIENCE_S)
+        assert run_id not in holdfast("ps")[0]
