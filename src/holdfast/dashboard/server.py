@@ -31,6 +31,7 @@ from holdfast.core.protocol import (
     Action,
 )
 from holdfast.dashboard.access import Access, Session, is_on_purpose
+from holdfast.dashboard.job import logs_wanted
 
 if TYPE_CHECKING:
     import socket
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from holdfast.dashboard.live_job import LiveJob
+    from holdfast.dashboard.job import WatchedJob
 
 BODY_BYTES_MAX = 16 * 1024
 HEAD_BYTES_MAX = 16 * 1024
@@ -135,7 +136,7 @@ class Gate:
 class Dashboard:
     """The application of one job."""
 
-    def __init__(self, access: Access, job: LiveJob) -> None:
+    def __init__(self, access: Access, job: WatchedJob) -> None:
         self._access, self._job = access, job
         self._log_streams = 0
         self._stacks = asyncio.Semaphore(STACKS_AT_ONCE)
@@ -212,7 +213,7 @@ class Dashboard:
         return StreamingResponse(events(), media_type="text/event-stream")
 
     async def _logs(self, request: Request) -> Response:
-        wanted = self._job.logs_wanted(dict(request.query_params))
+        wanted = logs_wanted(dict(request.query_params))
         if self._log_streams >= LOG_STREAMS_MAX:
             raise Refused(503, "too many logs are being read")
 
@@ -322,7 +323,7 @@ class PromptProtocol(H11Protocol):
 class Server(uvicorn.Server):
     """Ends the streams of browsers first, which would go on for ever."""
 
-    def __init__(self, config: uvicorn.Config, job: LiveJob) -> None:
+    def __init__(self, config: uvicorn.Config, job: WatchedJob) -> None:
         super().__init__(config)
         self._job = job
 
@@ -331,7 +332,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-async def serve(listener: socket.socket, access: Access, job: LiveJob) -> None:
+async def serve(listener: socket.socket, access: Access, job: WatchedJob) -> None:
     """Serve the dashboard of a job until a signal ends it."""
     config = uvicorn.Config(
         Dashboard(access, job).app,

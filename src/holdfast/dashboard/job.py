@@ -1,0 +1,269 @@
+"""The job behind a dashboard: its state for browsers while there are any, and what else it is asked.
+
+The state is `holdfast.live`, followed for as long as somebody looks, and given to `Broadcast` in
+sections. A job whose dashboard nobody looks at is not asked for anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.control.client import ControlProblem
+from holdfast.core.protocol import RequestRefusal
+from holdfast.dashboard.broadcast import Broadcast
+from holdfast.live.feed import Feed
+from holdfast.live.model import LiveJob
+from holdfast.printable import visible
+from holdfast.wire.control import GREP_CHARS_MAX, LogLines, LogsQuery
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from holdfast.control.client import JobClient
+    from holdfast.dashboard.server import ActionWanted
+    from holdfast.live.model import GenerationRow, RankRow
+    from holdfast.report.model import Failure
+    from holdfast.wire.messages import EventRecord
+
+GATHER_S = 0.1
+"""Changes that come within this time go to browsers together."""
+IDLE_S = 30.0
+"""The job is asked for its state for so long after the last page was closed."""
+LOG_LINES_MAX = 10_000
+"""Of each rank, to begin with."""
+LOGS_WAITING_MAX = 8
+"""Pieces of logs that a browser has not taken; more are not read until it does."""
+LINE_CHARS_MAX = 4_000
+FAILURES_S = 2.0
+"""A report of failures is made this often at most."""
+
+
+class _NotedJob(LiveJob):
+    """A `LiveJob` that notes which events browsers have not got yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.news: list[EventRecord] = []
+
+    def add_event(self, event: EventRecord) -> None:
+        super().add_event(event)
+        self.news.append(event)
+
+
+class WatchedJob:
+    """One job. `connect` returns a new connection to it, wherever it is found at that time."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[JobClient]],
+        *,
+        is_read_only: bool,
+        log_dirs: Sequence[str] = (),
+    ) -> None:
+        self.is_read_only = is_read_only
+        self.broadcast = Broadcast(self._refresh)
+        self._connect = connect
+        self._log_dirs = log_dirs
+        self._model = _NotedJob()
+        self._events: object = self._model.events
+        self._publishing: asyncio.TimerHandle | None = None
+        self._failures: tuple[float, list[Failure], str] | None = None
+        self._reading = asyncio.Lock()
+
+    # The state.
+
+    async def run(self) -> None:
+        """Follow the job while anybody looks, until cancelled."""
+        while True:
+            await self.broadcast.is_wanted.wait()
+            feeding = asyncio.ensure_future(Feed(self._connect, self._model, self._changed).run())
+            try:
+                await self.broadcast.idle_for(IDLE_S)
+            finally:
+                feeding.cancel()
+                await asyncio.wait((feeding,))
+
+    def _changed(self) -> None:
+        if self._publishing is None:
+            loop = asyncio.get_running_loop()
+            self._publishing = loop.call_later(GATHER_S, self._publish)
+
+    def _publish(self) -> None:
+        self._publishing = None
+        self.broadcast.refresh()
+
+    def _refresh(self) -> None:
+        """Give all sections to the browsers."""
+        model = self._model
+        if model.events is not self._events:  # It is another job of the same name.
+            self._events = model.events
+            self.broadcast.drop_all()
+        news, model.news = model.news, []
+        node_of = {node.node: at for at, node in enumerate(model.nodes)}
+        self.broadcast.publish(
+            {
+                "job": {
+                    **msgspec.structs.asdict(model.header),
+                    "problem": model.problem,
+                    "ended": model.ended,
+                },
+                "nodes": [
+                    {
+                        name: getattr(node, name)
+                        for name in (
+                            "node", "host", "state", "node_rank", "drained", "ranks_text", "size",
+                            "running", "generation", "step_min", "step_max", "rate", "cpu",
+                            "heartbeat_age_s", "rss_bytes", "mark",
+                        )
+                    }
+                    for node in model.nodes
+                ],
+                "ranks": _columns(model.ranks, node_of),
+                "generations": [_generation(one) for one in reversed(model.generations)],
+            },
+            news,
+        )  # fmt: skip
+
+    # What else it is asked.
+
+    async def act(self, wanted: ActionWanted) -> None:
+        """Ask for an action; raise `ControlProblem` if it is refused."""
+        async with await self._connect() as client:
+            await client.request(
+                wanted.action,
+                node=wanted.node,
+                why=wanted.reason,
+                grace_s=wanted.grace_s,
+                request_id=wanted.id,
+            )
+
+    async def stacks(self) -> dict[str, Any]:
+        """Return the stacks of all workers, equal ones together."""
+        from holdfast.cli.dump import grouped
+
+        async with await self._connect() as client:
+            job = await client.status()
+            found = await asyncio.gather(
+                *(client.stacks(node.node) for node in job.nodes if node.first_rank >= 0)
+            )
+        groups = grouped([(one.rank, one.text) for node in found for one in node.workers])
+        return {
+            "groups": [
+                {"place": one.place, "ranks": one.ranks, "text": visible(one.text)}
+                for one in groups
+            ],
+            "problems": [f"{node.node}: {node.problem}" for node in found if node.problem],
+        }
+
+    async def logs(self, wanted: LogsQuery, node: str) -> AsyncIterator[dict[str, Any]]:
+        """Yield what workers wrote; no more is read while the browser does not take it."""
+        from holdfast.cli.operate import follow_logs
+
+        pieces: asyncio.Queue[LogLines | None] = asyncio.Queue(LOGS_WAITING_MAX)
+
+        async def read() -> None:
+            try:
+                async with await self._connect() as client:
+                    await follow_logs(client, wanted, node, pieces.put)
+            finally:
+                await pieces.put(None)
+
+        reading = asyncio.ensure_future(read())
+        try:
+            while (piece := await pieces.get()) is not None:
+                yield {
+                    "rank": piece.rank,
+                    "stream": piece.stream,
+                    "generation": piece.generation,
+                    "lines": [
+                        visible(line.decode(errors="replace")[:LINE_CHARS_MAX])
+                        for line in piece.text.removesuffix(b"\n").split(b"\n")
+                    ],
+                }
+            await reading
+        finally:
+            reading.cancel()
+            await asyncio.wait((reading,))
+
+    async def failures(self) -> dict[str, Any]:
+        """Return the failures that the log directories tell of, if any were given."""
+        if not self._log_dirs:
+            return {"failures": [], "problem": "", "folders": []}
+        async with self._reading:
+            now = time.monotonic()
+            if self._failures is None or now - self._failures[0] > FAILURES_S:
+                found, problem = await asyncio.to_thread(_read_failures, self._log_dirs)
+                self._failures = time.monotonic(), found, problem
+        return {
+            "failures": self._failures[1],
+            "problem": self._failures[2],
+            "folders": self._log_dirs,
+        }
+
+
+def logs_wanted(asked: dict[str, str]) -> LogsQuery:
+    """Return what the parameters of a request ask for; raise `ControlProblem` for nonsense."""
+    from holdfast.cli.operate import parse_ranks
+    from holdfast.errors import UsageError
+
+    try:
+        ranks = parse_ranks(asked.get("ranks", "").replace(" ", ""))
+        tail = int(asked.get("tail", "200"))
+    except (UsageError, ValueError):
+        raise ControlProblem(
+            "ranks are written as 0,8-15", RequestRefusal.UNKNOWN.value
+        ) from None
+    return LogsQuery(
+        ranks=ranks,
+        tail=min(LOG_LINES_MAX, max(0, tail)),
+        follow=asked.get("follow") == "1",
+        grep=asked.get("grep", "")[:GREP_CHARS_MAX],
+    )
+
+
+def _columns(rows: Sequence[RankRow], node_of: dict[str, int]) -> dict[str, list[Any]]:
+    """Return ranks column by column, which is half the size and quicker to read."""
+    return {
+        "rank": [row.rank for row in rows],
+        "node": [node_of.get(row.node, -1) for row in rows],
+        "local": [row.local_rank for row in rows],
+        "state": [row.state for row in rows],
+        "step": [row.step for row in rows],
+        "rate": [None if row.rate is None else round(row.rate, 3) for row in rows],
+        "lag": [row.lag for row in rows],
+        "age": [round(row.heartbeat_age_s, 1) for row in rows],
+        "cpu": [None if row.cpu is None else round(row.cpu, 2) for row in rows],
+        "rss": [row.rss_bytes for row in rows],
+        "pid": [row.pid for row in rows],
+        "mark": [row.mark for row in rows],
+        "section": [row.section for row in rows],
+    }
+
+
+def _generation(row: GenerationRow) -> dict[str, Any]:
+    shown = msgspec.structs.asdict(row)
+    started_at = shown.pop("started_at")
+    # By the time of day of this host: for people.
+    shown["started"] = (
+        None if started_at is None else round(time.time() - time.monotonic() + started_at, 2)
+    )
+    return shown
+
+
+def _read_failures(folders: Sequence[str]) -> tuple[list[Failure], str]:
+    from holdfast.errors import HoldfastError
+    from holdfast.report import model, records
+
+    try:
+        jobs = records.jobs_in(records.read(list(folders), lambda _text: None))
+        for run in jobs[0]:
+            records.look_around(run)
+        return model.describe(jobs[0], len(jobs) - 1).failures, ""
+    except HoldfastError as problem:
+        return [], problem.message
+    except OSError as problem:
+        return [], f"cannot read {problem.filename}: {problem.strerror}"
