@@ -39,6 +39,8 @@ else:
 
 BACKLOG = 16
 EVENTS_KEPT_MAX = 256
+MILESTONES_KEPT_MAX = 1_024
+"""Events that tell where the time of generations went: some ten of each, and two of each worker."""
 CALLS_MAX = 256
 """What the thread may ask of the loop and has no answer to yet."""
 
@@ -52,6 +54,9 @@ class ControlPoint:
         self.agent = agent
         self.path = ""
         self._events: deque[tuple[float, LifecycleEvent]] = deque(maxlen=EVENTS_KEPT_MAX)
+        self._milestones: deque[LifecycleEvent] = deque(maxlen=MILESTONES_KEPT_MAX)
+        self._stepped: set[int] = set()
+        """Ranks of this generation whose first step is among the milestones."""
         self._listener: _socket.socket | None = None
         self._server: NodeServer | None = None
         self._lock = allocate_lock()  # For the server, which several threads may need first.
@@ -171,9 +176,18 @@ class ControlPoint:
         """Keep an event, and tell those who watch."""
         if isinstance(event, lifecycle.WorkersObserved):
             return
+        if isinstance(event, lifecycle.ProgressSampled):
+            ranks = {rank for rank, _, _ in event.steps}
+            # The last of a generation is taken when it is being stopped.
+            if self._running_since is None or not ranks <= self._stepped:
+                self._stepped |= ranks
+                self._milestones.append(event)
+            return
+        self._milestones.append(event)
         match event:
             case lifecycle.GenerationStarted(at=at):
                 self._running_since = at
+                self._stepped.clear()
             case lifecycle.GenerationStopping(at=at) if self._running_since is not None:
                 self._running_s += at - self._running_since
                 self._running_since = None
@@ -196,6 +210,11 @@ class ControlPoint:
     def kept(self) -> list[tuple[float, LifecycleEvent]]:
         """The newest events, each with the time of day."""
         return [*self._events]
+
+    @property
+    def milestones(self) -> tuple[float, list[LifecycleEvent]]:
+        """When the run began, and the events that tell where its time went."""
+        return self._begun_at, [*self._milestones]
 
     def watched(self, watch: Watch) -> None:
         """Do what the coordinator asks for on behalf of those who watch."""

@@ -91,6 +91,10 @@ class AgentDoor(Protocol):
     def kept(self) -> list[Kept]:
         """The newest events; any thread may look."""
 
+    @property
+    def milestones(self) -> tuple[float, list[lifecycle.LifecycleEvent]]:
+        """When the run began, and the events that tell where its time went; any thread may look."""
+
     def call(self, function: Callable[[], T]) -> Future[T]: ...
 
     def request(self, request: Request) -> Future[RequestAnswer]: ...
@@ -440,6 +444,8 @@ class NodeServer:
             self._spawn(self._logs(asker, query))
         elif what == control.STACKS and is_for_here:
             self._spawn(self._stacks(asker, query))
+        elif what == control.STAGES and is_for_here:
+            self._spawn(self._stages(asker, query))
         elif (
             what == control.EVENTS
             and (isinstance(asker, Passed) or query.node or not self._has_coordinator)
@@ -612,6 +618,14 @@ class NodeServer:
         except (TimeoutError, RuntimeError):
             return 0
         return stream.add(generation, files)
+
+    async def _stages(self, asker: Asker, query: Query) -> None:
+        from holdfast.observe.stages import stages_of
+
+        began_at, milestones = self._door.milestones
+        found = stages_of(time.monotonic(), began_at, milestones)
+        body = control.pack(control.Stages(generations=found[-EVENTS_MAX:]))
+        asker.send(Reply(id=query.id, body=body))
 
     async def _stacks(self, asker: Asker, query: Query) -> None:
         try:

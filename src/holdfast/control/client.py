@@ -264,6 +264,22 @@ class JobClient:
             return NodeStacks(node=node, workers=workers, problem=f"no answer in {ANSWER_S:g} s")
         return NodeStacks(node=node, workers=workers)
 
+    async def stages(self, node: str) -> list[control.GenerationStages]:
+        """Return where the time of the newest generations went, as a node saw it."""
+        async with asyncio.timeout(ANSWER_S):
+            async for reply in self._many(control.STAGES, node=node):
+                found = control.unpack(control.Stages, reply.body).generations
+                return [
+                    msgspec.structs.replace(
+                        one,
+                        why=one_line(one.why),
+                        reason=one_line(one.reason),
+                        detail=one_line(one.detail),
+                    )
+                    for one in found
+                ]
+        return []
+
     async def here(self) -> control.Here:
         """Return what an agent says of itself; at its own socket alone."""
         reply = await self._ask(control.HERE)
