@@ -113,7 +113,7 @@ def script_for(shell: str) -> str:
 
 def flags_of_commands() -> dict[str, list[str]]:
     """Return the flags of each command, in one spelling."""
-    from holdfast.cli import coordinator, dump, operate, simulate, story, token
+    from holdfast.cli import coordinator, dashboard, dump, operate, simulate, story, token
     from holdfast.cli.flags import build_parser as parser_of_run
 
     parsers: dict[str, argparse.ArgumentParser] = {
@@ -122,6 +122,7 @@ def flags_of_commands() -> dict[str, list[str]]:
         "token": token.build_parser(),
         **{name: operate.build_parser(name) for name in operate.TEXTS},
         "dump": dump.build_parser(),
+        "dashboard": dashboard.build_parser(),
         "story": story.build_parser(),
         "simulate": simulate.build_parser(),
         "completion": build_parser(),

@@ -15,7 +15,7 @@ from holdfast.errors import EnvironmentProblem, UsageError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from typing import Any
 
     from holdfast.control.client import JobClient, Place
@@ -436,7 +436,7 @@ async def follow_logs(
     client: JobClient,
     wanted: LogsQuery,
     node: str,
-    show: Callable[[LogLines], object],
+    show: Callable[[LogLines], Awaitable[None] | None],
 ) -> None:
     """Show what workers of all chosen nodes write; with `follow` also of nodes that come later."""
     import asyncio
@@ -452,7 +452,9 @@ async def follow_logs(
         try:
             async for lines in client.logs(name, wanted, streams=streams):
                 shown = True
-                show(lines)
+                waits = show(lines)
+                if waits is not None:  # Nothing more is read until these are taken.
+                    await waits
         except ControlProblem as problem:
             problems.append(problem)
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from holdfast.control.client import ControlProblem
 from holdfast.core.protocol import RequestRefusal
 from holdfast.dashboard.broadcast import Broadcast
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.live.feed import Feed
 from holdfast.live.model import LiveJob
 from holdfast.printable import visible
 from holdfast.wire.control import GREP_CHARS_MAX, LogLines, LogsQuery
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from holdfast.control.client import JobClient
     from holdfast.dashboard.server import ActionWanted
@@ -54,19 +55,46 @@ class _NotedJob(LiveJob):
         self.news.append(event)
 
 
+class Commands(Protocol):
+    """What the commands for running jobs do too; see `cli.operate` and `cli.dump`."""
+
+    async def connect(self) -> JobClient:
+        """Return a new connection to the job, wherever it is found at that time."""
+
+    async def follow_logs(
+        self,
+        client: JobClient,
+        wanted: LogsQuery,
+        node: str,
+        show: Callable[[LogLines], Awaitable[None]],
+    ) -> None: ...
+
+    def parse_ranks(self, text: str) -> list[int]: ...
+
+    def group_stacks(self, stacks: list[tuple[int, str]]) -> Sequence[StackGroup]: ...
+
+
+class StackGroup(Protocol):
+    """Workers that are at the same place."""
+
+    place: str
+    ranks: list[int]
+    text: str
+
+
 class WatchedJob:
-    """One job. `connect` returns a new connection to it, wherever it is found at that time."""
+    """One job, from when the server begins until it ends."""
 
     def __init__(
         self,
-        connect: Callable[[], Awaitable[JobClient]],
+        commands: Commands,
         *,
         is_read_only: bool,
         log_dirs: Sequence[str] = (),
     ) -> None:
         self.is_read_only = is_read_only
         self.broadcast = Broadcast(self._refresh)
-        self._connect = connect
+        self._commands = commands
         self._log_dirs = log_dirs
         self._model = _NotedJob()
         self._events: object = self._model.events
@@ -80,7 +108,9 @@ class WatchedJob:
         """Follow the job while anybody looks, until cancelled."""
         while True:
             await self.broadcast.is_wanted.wait()
-            feeding = asyncio.ensure_future(Feed(self._connect, self._model, self._changed).run())
+            feeding = asyncio.ensure_future(
+                Feed(self._commands.connect, self._model, self._changed).run()
+            )
             try:
                 await self.broadcast.idle_for(IDLE_S)
             finally:
@@ -132,7 +162,7 @@ class WatchedJob:
 
     async def act(self, wanted: ActionWanted) -> None:
         """Ask for an action; raise `ControlProblem` if it is refused."""
-        async with await self._connect() as client:
+        async with await self._commands.connect() as client:
             await client.request(
                 wanted.action,
                 node=wanted.node,
@@ -143,14 +173,14 @@ class WatchedJob:
 
     async def stacks(self) -> dict[str, Any]:
         """Return the stacks of all workers, equal ones together."""
-        from holdfast.cli.dump import grouped
-
-        async with await self._connect() as client:
+        async with await self._commands.connect() as client:
             job = await client.status()
             found = await asyncio.gather(
                 *(client.stacks(node.node) for node in job.nodes if node.first_rank >= 0)
             )
-        groups = grouped([(one.rank, one.text) for node in found for one in node.workers])
+        groups = self._commands.group_stacks(
+            [(one.rank, one.text) for node in found for one in node.workers]
+        )
         return {
             "groups": [
                 {"place": one.place, "ranks": one.ranks, "text": visible(one.text)}
@@ -159,16 +189,30 @@ class WatchedJob:
             "problems": [f"{node.node}: {node.problem}" for node in found if node.problem],
         }
 
+    def logs_wanted(self, asked: Mapping[str, str]) -> LogsQuery:
+        """Return what the parameters of a request ask for; raise `ControlProblem` for nonsense."""
+        try:
+            ranks = self._commands.parse_ranks(asked.get("ranks", "").replace(" ", ""))
+            last = asked.get("tail", "all")
+            tail = -1 if last == "all" else min(LOG_LINES_MAX, max(0, int(last)))
+        except (UsageError, ValueError):
+            why = "ranks are written as 0,8-15"
+            raise ControlProblem(why, RequestRefusal.UNKNOWN.value) from None
+        return LogsQuery(
+            ranks=ranks,
+            tail=tail,
+            follow=asked.get("follow") == "1",
+            grep=asked.get("grep", "")[:GREP_CHARS_MAX],
+        )
+
     async def logs(self, wanted: LogsQuery, node: str) -> AsyncIterator[dict[str, Any]]:
         """Yield what workers wrote; no more is read while the browser does not take it."""
-        from holdfast.cli.operate import follow_logs
-
         pieces: asyncio.Queue[LogLines | None] = asyncio.Queue(LOGS_WAITING_MAX)
 
         async def read() -> None:
             try:
-                async with await self._connect() as client:
-                    await follow_logs(client, wanted, node, pieces.put)
+                async with await self._commands.connect() as client:
+                    await self._commands.follow_logs(client, wanted, node, pieces.put)
             finally:
                 await pieces.put(None)
 
@@ -205,26 +249,6 @@ class WatchedJob:
         }
 
 
-def logs_wanted(asked: dict[str, str]) -> LogsQuery:
-    """Return what the parameters of a request ask for; raise `ControlProblem` for nonsense."""
-    from holdfast.cli.operate import parse_ranks
-    from holdfast.errors import UsageError
-
-    try:
-        ranks = parse_ranks(asked.get("ranks", "").replace(" ", ""))
-        tail = int(asked.get("tail", "200"))
-    except (UsageError, ValueError):
-        raise ControlProblem(
-            "ranks are written as 0,8-15", RequestRefusal.UNKNOWN.value
-        ) from None
-    return LogsQuery(
-        ranks=ranks,
-        tail=min(LOG_LINES_MAX, max(0, tail)),
-        follow=asked.get("follow") == "1",
-        grep=asked.get("grep", "")[:GREP_CHARS_MAX],
-    )
-
-
 def _columns(rows: Sequence[RankRow], node_of: dict[str, int]) -> dict[str, list[Any]]:
     """Return ranks column by column, which is half the size and quicker to read."""
     return {
@@ -255,7 +279,6 @@ def _generation(row: GenerationRow) -> dict[str, Any]:
 
 
 def _read_failures(folders: Sequence[str]) -> tuple[list[Failure], str]:
-    from holdfast.errors import HoldfastError
     from holdfast.report import model, records
 
     try:

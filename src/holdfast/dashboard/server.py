@@ -31,7 +31,6 @@ from holdfast.core.protocol import (
     Action,
 )
 from holdfast.dashboard.access import Access, Session, is_on_purpose
-from holdfast.dashboard.job import logs_wanted
 
 if TYPE_CHECKING:
     import socket
@@ -61,7 +60,7 @@ TYPES = {
 }
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
     "content-security-policy": POLICY,
@@ -73,7 +72,7 @@ HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
     "cache-control": "no-store",
 }
-OPEN_PATHS = ("/login", "/login.css", "/page.css", "/icon.svg")
+OPEN_PATHS = ("/login", "/login.css", "/login.js", "/page.css", "/icon.svg")
 """What may be had without a session: nothing of the job is in it."""
 
 
@@ -114,10 +113,14 @@ class Gate:
 
     def _refusal(self, scope: Scope) -> Response | None:
         names = [name for name, _ in scope["headers"]]
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
         changes = scope["method"] not in ("GET", "HEAD")
         if names.count(b"host") != 1 or not self._access.is_ours(headers, changes=changes):
-            return problem_of(Refused(421, "this request did not come from a page of the dashboard"))
+            return problem_of(
+                Refused(421, "this request did not come from a page of the dashboard")
+            )
         session_id = cookie_of(headers.get("cookie", ""), self._access.cookie)
         session = self._access.session(time.monotonic(), session_id) if session_id else None
         scope["state"] = {"session": session, "session_id": session_id}
@@ -173,8 +176,8 @@ class Dashboard:
         form = parse_qs((await body_of(request)).decode(errors="replace"), max_num_fields=4)
         session_id = self._access.log_in(now, form.get("token", [""])[0].strip(), address)
         if session_id is None:
-            return RedirectResponse("/login?wrong", 303)
-        response = RedirectResponse("/", 303)
+            raise Refused(401, "this is not the token of this dashboard")
+        response = Response(status_code=204)
         # Not `secure`: it is plain HTTP on loopback, and some browsers would not send it there.
         response.set_cookie(
             self._access.cookie, session_id, httponly=True, samesite="strict", path="/"
@@ -213,7 +216,7 @@ class Dashboard:
         return StreamingResponse(events(), media_type="text/event-stream")
 
     async def _logs(self, request: Request) -> Response:
-        wanted = logs_wanted(dict(request.query_params))
+        wanted = self._job.logs_wanted(request.query_params)
         if self._log_streams >= LOG_STREAMS_MAX:
             raise Refused(503, "too many logs are being read")
 
