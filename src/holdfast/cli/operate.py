@@ -203,9 +203,11 @@ def parse_ranks(text: str) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UsageError(f"--rank: {part!r} is no rank; accepted: a list like 0,8-15")
-        ranks += range(int(first), int(last if dash else first) + 1)
-        if len(ranks) > RANKS_MAX:
+        # More digits than Python turns into a number are too large all the same.
+        span = range(int(first[:9]), int((last if dash else first)[:9]) + 1)
+        if len(ranks) + len(span) > RANKS_MAX:
             raise UsageError(f"--rank: more than {RANKS_MAX} ranks")
+        ranks += span
     return ranks
 
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from holdfast.control.client import ControlProblem
-from holdfast.core.protocol import RequestRefusal
 from holdfast.dashboard.broadcast import Broadcast
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.live.feed import Feed
@@ -190,14 +188,15 @@ class WatchedJob:
         }
 
     def logs_wanted(self, asked: Mapping[str, str]) -> LogsQuery:
-        """Return what the parameters of a request ask for; raise `ControlProblem` for nonsense."""
+        """Return what the parameters of a request ask for; raise `ValueError` for nonsense."""
         try:
             ranks = self._commands.parse_ranks(asked.get("ranks", "").replace(" ", ""))
-            last = asked.get("tail", "all")
-            tail = -1 if last == "all" else min(LOG_LINES_MAX, max(0, int(last)))
-        except (UsageError, ValueError):
-            why = "ranks are written as 0,8-15"
-            raise ControlProblem(why, RequestRefusal.UNKNOWN.value) from None
+        except UsageError:
+            raise ValueError("ranks are written as 0,8-15") from None
+        last = asked.get("tail", "all")
+        if last != "all" and not (last.isascii() and last.isdigit()):
+            raise ValueError("a number of lines, or all of them")
+        tail = -1 if last == "all" else min(LOG_LINES_MAX, int(last[:9]))
         return LogsQuery(
             ranks=ranks,
             tail=tail,

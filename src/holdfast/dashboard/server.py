@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 BODY_BYTES_MAX = 16 * 1024
 HEAD_BYTES_MAX = 16 * 1024
-EXCHANGE_S = 10.0
+EXCHANGE_S = 5.0
 """For the head of a request to arrive, and again for its body."""
 CONNECTIONS_MAX = 512
 PING_S = 5.0
@@ -216,7 +216,10 @@ class Dashboard:
         return StreamingResponse(events(), media_type="text/event-stream")
 
     async def _logs(self, request: Request) -> Response:
-        wanted = self._job.logs_wanted(request.query_params)
+        try:
+            wanted = self._job.logs_wanted(request.query_params)
+        except ValueError as error:
+            raise Refused(400, str(error)) from None
         if self._log_streams >= LOG_STREAMS_MAX:
             raise Refused(503, "too many logs are being read")
 

@@ -167,7 +167,7 @@ export function ranks(element) {
     const one = facts();
     if (!one) return h("p", { class: "about" }, "Choose a rank with the mouse or the arrow keys.");
     const rows = [["node", one.node], ["local rank", String(one.local)], ["process", one.pid ? String(one.pid) : "–"], ["state", one.mark ? `${one.state}, ${one.mark}` : one.state],
-      ["step", number(one.step)], ["steps per second", one.rate === null ? "–" : number(one.rate)], ["behind", `${number(one.lag)} steps`], ["last sign of life", one.age < 0 ? "–" : `${duration(one.age)} ago`],
+      ["step", number(one.step)], ["steps per second", one.rate === null ? "–" : number(one.rate)], ["behind", `${number(one.lag)} ${one.lag === 1 ? "step" : "steps"}`], ["last sign of life", one.age < 0 ? "–" : `${duration(one.age)} ago`],
       ["CPU", one.cpu === null ? "–" : `${Math.round(100 * one.cpu)} %`], ["memory", bytes(one.rss)], ["section", one.section || "–"]];
     return [h("h3", {}, `Rank ${one.rank} `, h("a", { href: `#logs?ranks=${one.rank}` }, "logs")),
       h("dl", { class: "facts columns" }, ...rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))))];
