@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import os
@@ -13,11 +12,10 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from holdfast.control.client import local_jobs
 from real_jobs import HOLDFAST, PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
     from typing import Self
 
@@ -29,9 +27,12 @@ def await_agents(*pids: int) -> str:
     """Wait until these agents can be found on this machine; return the run id of their job."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        found = [one.here for one in asyncio.run(local_jobs()) if one.here.pid in pids]
-        if len(found) == len(pids):
-            return found[0].run_id
+        # Not in this process: a browser's driver may have a loop here that runs.
+        listed = subprocess.check_output([*HOLDFAST, "ps", "--json"], text=True)
+        found = [json.loads(line) for line in listed.splitlines()]
+        ours = [str(one["job"]) for one in found if one["pid"] in pids]
+        if len(ours) == len(pids):
+            return ours[0]
         assert time.monotonic() < deadline, found
         time.sleep(LOOK_AGAIN_S)
 
@@ -50,11 +51,16 @@ class Answer(NamedTuple):
 class Dashboard:
     """One `holdfast dashboard`; ends with the test, whatever happens."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        command: Sequence[str] = (*HOLDFAST, "dashboard", "--port", "0"),
+    ) -> None:
         self.errors = folder / f"dashboard-{len(list(folder.iterdir()))}.err"
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
-                [*HOLDFAST, "dashboard", "--port", "0", *flags],
+                [*command, *flags],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,

@@ -18,6 +18,7 @@ export function ranks(element) {
   let chosen = -1; // A rank, not a place: ranks move when nodes do.
   let cells = []; // Of each rank in order: x, y, size.
   let byRow = [];
+  let drawnSize = 0;
   const buttons = h("div", { class: "choice", role: "group", "aria-label": "What the colours show" },
     ...Object.entries(METRICS).map(([name, [title]]) => h("button", { type: "button", "data-metric": name, "aria-pressed": String(name === metric), onclick: () => choose(name) }, title)));
   const about = h("p", { class: "about" });
@@ -140,7 +141,8 @@ export function ranks(element) {
       context.lineWidth = 2;
       context.strokeRect(cells[at][0], cells[at][1], size, size);
     }
-    canvas.cells = { size, count: cells.length }; // For tests: what was drawn last.
+    drawnSize = size;
+    canvas.dataset.cells = cells.length;
   }
 
   function render(next) {
@@ -182,7 +184,7 @@ export function ranks(element) {
   canvas.addEventListener("click", (event) => {
     if (!state) return;
     const box = canvas.getBoundingClientRect();
-    const x = event.clientX - box.left, y = event.clientY - box.top, size = canvas.cells?.size ?? 0;
+    const x = event.clientX - box.left, y = event.clientY - box.top, size = drawnSize;
     pick(cells.findIndex(([left, top]) => x >= left && x < left + size && y >= top && y < top + size));
   });
   canvas.addEventListener("keydown", (event) => {
