@@ -7,6 +7,7 @@ terminal if there is one; never in an address.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 
@@ -17,7 +18,6 @@ from holdfast.errors import EnvironmentProblem, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Awaitable, Callable, Sequence
 
     from holdfast.cli.dump import StackGroup
@@ -82,6 +82,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="a log directory of the job, for tracebacks of failures; may be repeated (none)",
     )
+    # For the agent that starts a dashboard of itself: it ends when standard input does.
+    parser.add_argument("--agent-pid", type=int, default=0, help=argparse.SUPPRESS)
     add_place(parser)
     return parser
 
@@ -121,6 +123,8 @@ def require_extra() -> None:
 
 
 async def _serve(args: argparse.Namespace) -> None:
+    import asyncio
+
     from holdfast.cli.operate import endpoint_of
     from holdfast.control.client import Endpoint
     from holdfast.dashboard.access import Access, draw_token
@@ -131,8 +135,9 @@ async def _serve(args: argparse.Namespace) -> None:
     from holdfast.wire.handshake import READ_ONLY_PREFIX
 
     commands = Commands(args)
-    async with await commands.connect() as client:  # Which one it is is clear from now on.
-        args.rdzv_id = client.run_id
+    if not args.agent_pid:
+        async with await commands.connect() as client:  # Which one it is is clear from now on.
+            args.rdzv_id = client.run_id
     is_read_only = args.read_only
     if args.rdzv_endpoint:
         place = endpoint_of(args)
@@ -148,13 +153,36 @@ async def _serve(args: argparse.Namespace) -> None:
                 f"--host {args.host}: whoever is between a browser and this server can read all of "
                 "it; ssh -L to a dashboard on loopback is safer"
             )
-        shown = f"[{host}]" if ":" in host else host
-        print(f"The dashboard of job {args.rdzv_id!r} is at http://{shown}:{port}/")
-        if sys.stdout.isatty():
-            print(f"Log in with the token {token}")
-        print(f"The login token is in {path}", flush=True)
+        shown = f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+        ended = None
+        if args.agent_pid:
+            ended = asyncio.ensure_future(_end_of_stdin())
+            console.notice(f"dashboard: {shown} (the login token is in {path})")
+        else:
+            print(f"The dashboard of job {args.rdzv_id!r} is at {shown}")
+            if sys.stdout.isatty():
+                print(f"Log in with the token {token}")
+            print(f"The login token is in {path}", flush=True)
         job = WatchedJob(commands, is_read_only=is_read_only, log_dirs=args.log_dir)
-        await serve(listener, Access(token, port, names), job)
+        await serve(listener, Access(token, port, names), job, ended)
+
+
+async def _end_of_stdin() -> None:
+    """Return when standard input ends."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+
+    def look() -> None:
+        if not os.read(0, 1024):
+            ended.set()
+
+    loop.add_reader(0, look)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(0)
 
 
 class Commands:
@@ -165,8 +193,14 @@ class Commands:
 
     async def connect(self) -> JobClient:
         from holdfast.cli.operate import connect
+        from holdfast.control.client import ControlProblem, local_jobs, open_job
 
-        return await connect(self._args)
+        if not self._args.agent_pid:
+            return await connect(self._args)
+        for one in await local_jobs():
+            if one.here.pid == self._args.agent_pid:
+                return await open_job(one)
+        raise ControlProblem("the agent of this dashboard does not answer yet")
 
     async def follow_logs(
         self,

@@ -338,8 +338,13 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-async def serve(listener: socket.socket, access: Access, job: WatchedJob) -> None:
-    """Serve the dashboard of a job until a signal ends it."""
+async def serve(
+    listener: socket.socket,
+    access: Access,
+    job: WatchedJob,
+    ended: asyncio.Future[None] | None = None,
+) -> None:
+    """Serve the dashboard of a job until a signal ends it, or `ended` is done."""
     config = uvicorn.Config(
         Dashboard(access, job).app,
         http=PromptProtocol,
@@ -355,8 +360,11 @@ async def serve(listener: socket.socket, access: Access, job: WatchedJob) -> Non
         timeout_graceful_shutdown=1,
         h11_max_incomplete_event_size=HEAD_BYTES_MAX,
     )
+    server = Server(config, job)
+    if ended is not None:
+        ended.add_done_callback(lambda _: setattr(server, "should_exit", True))
     feeding = asyncio.ensure_future(job.run())
     try:
-        await Server(config, job).serve(sockets=[listener])
+        await server.serve(sockets=[listener])
     finally:
         feeding.cancel()
