@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import gathering, losing, regrouping, scaling, waves
+from benchmarks import gathering, losing, operating, regrouping, scaling, waves
 from benchmarks.figures import HOLDFAST, TORCHRUN, Metric, Target
 from benchmarks.measuring import Row
 
@@ -221,10 +221,42 @@ SCALING_ROWS = (
     ),
 )  # fmt: skip
 
+OPERATING_ROWS = (
+    Row(
+        "watching",
+        operating.measure_watching,
+        (
+            Metric("status", "a status of 1,000 agents", "ms", (Target("limit", 50),)),
+            Metric("alone", "... the coordinator's core, nobody watches", "%"),
+            Metric("watched", "... 100 subscribers", "%", (Target("limit", 5),)),
+            Metric("added", "... which is more by", "%"),
+        ),
+        (HOLDFAST,),
+        rounds=3,
+        quick_rounds=1,
+        warm_up=False,
+    ),
+    Row(
+        "following",
+        operating.measure_following,
+        (
+            Metric(
+                "speed", "a log of 300 MB followed", "MB/s",
+                (Target("floor", 100),), higher_is_better=True,
+            ),
+        ),
+        (HOLDFAST,),
+        rounds=3,
+        quick_rounds=1,
+        warm_up=False,
+    ),
+)  # fmt: skip
+
 NODE_ROWS = (
     *FORMING_ROWS,
     *LOSING_ROWS,
     *map(_restart_row, (2, 8, 16)),
     *WAVE_ROWS,
     *SCALING_ROWS,
+    *OPERATING_ROWS,
 )

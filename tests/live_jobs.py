@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from holdfast.wire.messages import JobSummary, NodeReport, NodeSummary, WorkerReport
 
@@ -26,10 +28,10 @@ def summary(
     step_of: Callable[[int, float], int] = steady,
     generation: int = 0,
     pid: int = 100,
-    **fields: object,
+    **fields: Any,
 ) -> JobSummary:
     """Return a job that runs, after so long."""
-    return JobSummary(
+    job = JobSummary(
         run_id="nightly",
         phase="active",
         round=0,
@@ -64,8 +66,8 @@ def summary(
             )
             for at in range(nodes)
         ],
-        **fields,  # type: ignore[arg-type]
     )
+    return replace(job, **fields)
 
 
 def worker(

@@ -43,6 +43,8 @@ from holdfast.wire.handshake import ClientHandshake
 from holdfast.wire.messages import decode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from holdfast.wire.sealing import Seal
 
 RUN_ID = "fleet"
@@ -54,13 +56,16 @@ PAUSE_S = 1.5  # Before each restart, unless given: a heartbeat and a half.
 IN_FLIGHT = 64
 READ_BYTES = 1 << 16
 NO_CALL = b"\xa4call\x00"  # In an acknowledgement that is no roll call.
+WATCH = b"\xa5watch"
 PR_SET_PDEATHSIG = 1  # The coordinator does not outlive this process.
 
 
 class Agent:
     """One connection, and the machine behind it."""
 
-    __slots__ = ("beat", "generation", "handshake", "link", "membership", "reader", "seals")
+    __slots__ = (
+        "beat", "generation", "handshake", "link", "membership", "on_other", "reader", "seals",
+    )  # fmt: skip
 
     def __init__(self, number: int, port: int, settings: JobSettings, token: bytes | None) -> None:
         self.membership = Session(
@@ -76,6 +81,8 @@ class Agent:
         self.reader = FrameReader()
         self.generation = -1
         self.beat = b""
+        self.on_other: Callable[[Agent, bytes], None] | None = None
+        """Gets what is no concern of the machine."""
         self.link = socket.socket()
 
     def connect(self, port: int) -> None:
@@ -100,6 +107,9 @@ class Agent:
             seals = self.seals
             if seals is not None:
                 body = seals[1].open(body)  # noqa: PLW2901 (it is the same, without its tag)
+            if self.on_other is not None and WATCH in body[:16]:
+                self.on_other(self, body)
+                continue
             if b"\xa4view" not in body[:16]:  # Most acknowledgements change nothing here.
                 if NO_CALL not in body:
                     self._perform(decode(body))  # type: ignore[arg-type]

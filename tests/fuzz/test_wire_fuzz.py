@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from wire_strategies import anything, messages
+from wire_strategies import anything, messages, structs
 
+from holdfast.core.protocol import Request
+from holdfast.wire import control
 from holdfast.wire.errors import (
     BadMessage,
     BrokenSeal,
@@ -408,3 +410,30 @@ def test_only_what_was_sealed_is_ever_taken_and_in_that_order(
         (at for at, (a, b) in enumerate(zip(arrived, sent, strict=False)) if a != b), len(arrived)
     )
     assert taken == bodies[:unharmed]
+
+
+bodies: tuple[type[msgspec.Struct], ...] = (
+    Request,
+    control.Here,
+    control.EventsQuery,
+    control.Events,
+    control.LogsQuery,
+    control.LogLines,
+    control.Stacks,
+    control.More,
+)
+
+
+@given(st.sampled_from(bodies), st.binary(max_size=200))
+def test_any_bytes_as_what_is_asked_for(kind: type[msgspec.Struct], body: bytes) -> None:
+    try:
+        found = control.unpack(kind, body)
+    except BadMessage:
+        return
+    assert control.unpack(kind, control.pack(found)) == found
+
+
+@given(st.data(), st.sampled_from((Request, control.LogsQuery, control.EventsQuery, control.More)))
+def test_what_is_asked_for_comes_back_as_it_was(data: st.DataObject, kind: Any) -> None:
+    sent = data.draw(structs(kind))
+    assert control.unpack(kind, control.pack(sent)) == sent

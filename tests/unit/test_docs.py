@@ -18,7 +18,9 @@ from typing import NamedTuple
 
 import pytest
 
+from holdfast.cli.completion import flags_of_commands
 from holdfast.cli.flags import FLAGS, build_parser
+from holdfast.cli.operate import TEXTS
 from holdfast.rendezvous.config import KEYS, Key
 from holdfast.report import model, records
 from real_teams import free_port
@@ -156,12 +158,22 @@ def test_the_flag_table_is_complete_and_true() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_flags_named_in_the_text_exist(page: Path) -> None:
-    # The last four are of `simulate`, the older launcher and `report`.
-    known = KNOWN_FLAGS | {"--version", "--flag", "--driver", "--use-env", "--output", "--json"}
+    # The last two are of `simulate` and of the older launcher.
+    known = KNOWN_FLAGS | {"--version", "--flag", "--driver", "--use-env"}
+    known |= {flag for flags in flags_of_commands().values() for flag in flags}
     named = flags_in(" ".join(re.findall(r"`(-[^`]+)`", prose_of(page))))
     # A short form such as `--nproc` may be named as well.
     unknown = [word for word in named if not any(flag.startswith(word) for flag in known)]
     assert not unknown
+
+
+def test_the_flags_for_running_jobs_are_documented() -> None:
+    text = (DOCS / "reference" / "cli.md").read_text()
+    section = text.partition("## Running jobs\n")[2].partition("\n## ")[0]
+    flags = flags_of_commands()
+    wanted = {flag for name in TEXTS for flag in flags[name]} - {"-h", "--help"}
+    assert flags_in(section) - set(flags["dump"]) - KNOWN_FLAGS <= wanted
+    assert wanted <= flags_in(section)
 
 
 def test_every_variable_of_a_worker_is_documented() -> None:

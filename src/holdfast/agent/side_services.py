@@ -48,6 +48,7 @@ SAMPLE_S_MIN, SAMPLE_S_MAX = 0.1, 30.0
 PREIMPORTED = (
     "signal",
     "traceback",
+    "holdfast.agent.control_point",
     "holdfast.agent.worker_state",
     "holdfast.control.stacks",
     "holdfast.net.addresses",

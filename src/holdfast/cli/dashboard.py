@@ -20,7 +20,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from holdfast.cli.dump import StackGroup
     from holdfast.control.client import JobClient
     from holdfast.wire.control import LogLines, LogsQuery
 
@@ -217,11 +216,6 @@ class Commands:
         from holdfast.cli.operate import parse_ranks
 
         return parse_ranks(text)
-
-    def group_stacks(self, stacks: list[tuple[int, str]]) -> list[StackGroup]:
-        from holdfast.cli.dump import grouped
-
-        return grouped(stacks)
 
 
 class TokenFile:

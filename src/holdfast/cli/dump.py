@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from holdfast.control.client import NodeStacks
     from holdfast.control.local_workers import LocalWorker
 
 AT_ONCE = 8
 """How many workers are dumped at the same time, to show which wait for each other."""
+NODES_AT_ONCE = 64
+"""How many nodes are asked at the same time."""
 BELOW_MAX = 64
 """How many subprocesses of one worker are shown."""
 NOTHING_FOUND = 1
@@ -169,25 +172,23 @@ def _body(stacks: str) -> str:
 # All nodes.
 
 
-class StackGroup:
-    """Workers that are at the same place."""
-
-    def __init__(self, place: str) -> None:
-        self.place = place
-        self.ranks: list[int] = []
-        self.text = ""
-
-
 def _dump_all_nodes(args: argparse.Namespace) -> None:
     import asyncio
 
     from holdfast.control.client import ControlProblem
+    from holdfast.control.stack_groups import grouped
 
     async def dump() -> tuple[list[tuple[int, str]], list[str]]:
         async with await connect(args) as client:
             job = await client.status()
+            turns = asyncio.Semaphore(NODES_AT_ONCE)
+
+            async def ask(name: str) -> NodeStacks:
+                async with turns:
+                    return await client.stacks(name)
+
             found = await asyncio.gather(
-                *(client.stacks(node.node) for node in job.nodes if node.first_rank >= 0)
+                *(ask(node.node) for node in job.nodes if node.first_rank >= 0)
             )
         stacks = [(one.rank, one.text) for node in found for one in node.workers]
         return stacks, [f"{node.node}: {node.problem}" for node in found if node.problem]
@@ -198,57 +199,11 @@ def _dump_all_nodes(args: argparse.Namespace) -> None:
         raise ControlProblem(why, exit_code=NOTHING_FOUND)
     groups = grouped(stacks)
     try:
-        summary = "; ".join(f"{_who(group.ranks)}: {group.place}" for group in groups)
+        summary = "; ".join(f"{group.who}: {group.place}" for group in groups)
         _print(f"{summary}\n")
         for group in groups:
-            _print(f"\n== {_who(group.ranks)}: {group.place}\n{_body(group.text)}\n")
+            _print(f"\n== {group.who}: {group.place}\n{_body(group.text)}\n")
     except BrokenPipeError:
         pass  # The reader has seen enough.
     for problem in problems:
         print(f"holdfast dump: {problem}", file=sys.stderr)
-
-
-def grouped(stacks: list[tuple[int, str]]) -> list[StackGroup]:
-    """Return stacks by where their main threads are; the largest group first."""
-    groups: dict[str, StackGroup] = {}
-    for rank, text in sorted(stacks):
-        place = place_of(text)
-        group = groups.setdefault(place, StackGroup(place))
-        group.ranks.append(rank)
-        group.text = group.text or text
-    return sorted(groups.values(), key=lambda group: (-len(group.ranks), group.ranks))
-
-
-def place_of(text: str) -> str:
-    """Return the innermost frame of the main thread: `all_reduce, train.py:88`.
-
-    py-spy writes `all_reduce (lib/train.py:88)`, Python itself `File "lib/train.py", line 88 in
-    all_reduce`; of what is neither the first line counts.
-    """
-    import os
-    import re
-
-    main = text.partition('"MainThread"')[2] or text.partition("Current thread")[2] or text
-    found = re.search(r"^ +(\S.*) \((.+):(\d+)\)$", main, re.MULTILINE)
-    if found:
-        function, path, line = found.groups()
-    else:
-        found = re.search(r'File "(.+)", line (\d+) in (.+)', main)
-        if not found:
-            return text.strip().partition("\n")[0][:200] or "nothing is known"
-        path, line, function = found.groups()
-    return f"{function}, {os.path.basename(path)}:{line}"
-
-
-def _who(ranks: list[int]) -> str:
-    """Return ranks in short: `rank 7`, or `31 ranks (0-6, 8-31)`."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1][1:] = [rank]
-        else:
-            spans.append([rank])
-    listed = ", ".join("-".join(map(str, span)) for span in spans)
-    return f"{len(ranks)} ranks ({listed})"

@@ -55,6 +55,7 @@ Commands:
   token        make the token of this user's jobs, or one for a single job
   ps           list the jobs on this machine, or of a coordinator
   status       show the state of a job
+  top          watch a job in the terminal, and steer it
   logs         show what workers write, of any rank of any node
   events       show what happened in a job
   restart      start all workers of a job anew
@@ -307,7 +308,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "token": token_command,
     **{
         name: operating_command(name)
-        for name in ("ps", "status", "logs", "events", "restart", "drain", "undrain", "stop")
+        for name in ("ps", "status", "top", "logs", "events", "restart", "drain", "undrain", "stop")
     },
     "dump": dump_command,
     "dashboard": dashboard_command,

@@ -1,4 +1,4 @@
-"""The commands for running jobs: `ps`, `status`, `logs`, `events`, `restart`, `drain`, `undrain`, `stop`.
+"""The commands for running jobs: `ps`, `status`, `top`, `logs`, `events`, `restart`, `drain`, `undrain`, `stop`.
 
 They find a job by themselves if this user has just one on this machine. Elsewhere the endpoint of its
 coordinator is given, and the token as for `holdfast run`. All they know of a job comes from
@@ -53,6 +53,16 @@ examples:
   holdfast status
   holdfast status --watch
   holdfast status --json --rdzv-endpoint head:29400 --rdzv-id nightly
+""",
+    ),
+    "top": (
+        "Watch a job in the terminal: its nodes and ranks, how fast they are, where the\n"
+        "time of restarts went; with keys for logs, stacks, restart, drain and stop.\n"
+        "JOB is a run id, as --rdzv-id. It needs textual: pip install 'holdfast[top]'.\n" + WHERE,
+        """\
+examples:
+  holdfast top
+  holdfast top nightly --rdzv-endpoint head:29400
 """,
     ),
     "logs": (
@@ -110,7 +120,7 @@ ACTIONS = ("restart", "drain", "undrain", "stop")
 def build_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of one of the commands."""
     description, examples = TEXTS[name]
-    operand = " NODE" if name in ("drain", "undrain") else ""
+    operand = {"drain": " NODE", "undrain": " NODE", "top": " [JOB]"}.get(name, "")
     parser = CommandParser(
         prog=f"holdfast {name}",
         usage=f"holdfast {name} [flags]{operand}",
@@ -118,7 +128,9 @@ def build_parser(name: str) -> argparse.ArgumentParser:
         epilog=examples,
         formatter_class=Help,
     )
-    if operand:
+    if name == "top":
+        parser.add_argument("job", nargs="?", default="", metavar="JOB", help="a run id")
+    elif operand:
         parser.add_argument("node", metavar="NODE", help="a node or a host of the job")
     if name in ("status", "events", "ps"):
         parser.add_argument("--json", action="store_true", help="for programs: JSON")
@@ -189,6 +201,10 @@ def parse_args(name: str, args: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; an invalid one ends the process with one line and exit code 2."""
     parsed = build_parser(name).parse_args(args)
     parsed.command = name
+    if name == "top":
+        if parsed.job and parsed.rdzv_id not in ("", parsed.job):
+            raise UsageError(f"--rdzv-id: {parsed.rdzv_id!r} and JOB {parsed.job!r}: give one")
+        parsed.rdzv_id = parsed.rdzv_id or parsed.job
     if name == "logs":
         parsed.ranks = parse_ranks(parsed.rank)
         if parsed.tail < -1:
@@ -218,6 +234,7 @@ def execute(args: argparse.Namespace) -> None:
     commands: dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, None]]] = {
         "ps": _ps,
         "status": _status,
+        "top": _top,
         "logs": _logs,
         "events": _events,
     }
@@ -374,6 +391,25 @@ async def _status(args: argparse.Namespace) -> None:
             if not args.watch:
                 return
             await asyncio.sleep(WATCH_EVERY_S)
+
+
+async def _top(args: argparse.Namespace) -> None:
+    try:
+        from holdfast.top.run import run
+    except ModuleNotFoundError as problem:
+        if (problem.name or "").partition(".")[0] not in ("textual", "rich"):
+            raise
+        raise EnvironmentProblem("textual is missing: pip install 'holdfast[top]'") from None
+    # textual reads from the first and writes to the last of these.
+    if not all(one and one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr)):
+        raise EnvironmentProblem(
+            "this is not a terminal", hint="holdfast status --watch needs none"
+        )
+    client = await connect(args)
+    args.rdzv_id = (
+        client.run_id
+    )  # After a loss of the connection it is this job that is looked for.
+    await run(client, lambda: connect(args))
 
 
 async def _events(args: argparse.Namespace) -> None:

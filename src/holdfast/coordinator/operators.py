@@ -263,7 +263,7 @@ class Operators:
                 [
                     EventRecord(
                         wall=wall,
-                        kind="job",
+                        kind="job" if rounds.job.outcome is None else "over",
                         generation=generation,
                         text=one_line(line, WHY_CHARS_MAX),
                     )
@@ -279,7 +279,7 @@ class Operators:
         if run_id in self._subscribers.values():
             self._fresh.setdefault(run_id, []).extend(events)
             if self._gathering is None:
-                self._gathering = self._loop.call_later(GATHER_S, self._publish)
+                self._gathering = self._loop.call_later(GATHER_S, self.publish)
 
     def _subscribe(self, peer: ServerConnection, query: Query, run_id: str) -> None:
         follow = control.unpack(control.EventsQuery, query.body).follow
@@ -293,8 +293,11 @@ class Operators:
             self._subscribers[peer, query.id] = run_id
             self.watch(run_id, workers=False)
 
-    def _publish(self) -> None:
-        self._gathering = None
+    def publish(self) -> None:
+        """Tell subscribers what has happened since they were last told."""
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         fresh, self._fresh = self._fresh, {}
         for run_id, events in fresh.items():
             bodies = [

@@ -515,6 +515,8 @@ class CoordinatorServer:
     async def stop(self) -> None:
         """Send a goodbye to all, and close everything."""
         self._acceptor.close()
+        self._operators.changed(self._changed)
+        self._operators.publish()
         goodbye = encode_frame(Goodbye(why=GOING))
         for peer in tuple(self._peers):
             peer.close(goodbye)

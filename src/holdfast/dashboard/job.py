@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from holdfast.control.stack_groups import grouped
 from holdfast.dashboard.broadcast import Broadcast
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.live.feed import Feed
@@ -54,7 +55,7 @@ class _NotedJob(LiveJob):
 
 
 class Commands(Protocol):
-    """What the commands for running jobs do too; see `cli.operate` and `cli.dump`."""
+    """What the commands for running jobs do too; see `cli.operate`."""
 
     async def connect(self) -> JobClient:
         """Return a new connection to the job, wherever it is found at that time."""
@@ -68,16 +69,6 @@ class Commands(Protocol):
     ) -> None: ...
 
     def parse_ranks(self, text: str) -> list[int]: ...
-
-    def group_stacks(self, stacks: list[tuple[int, str]]) -> Sequence[StackGroup]: ...
-
-
-class StackGroup(Protocol):
-    """Workers that are at the same place."""
-
-    place: str
-    ranks: list[int]
-    text: str
 
 
 class WatchedJob:
@@ -176,9 +167,7 @@ class WatchedJob:
             found = await asyncio.gather(
                 *(client.stacks(node.node) for node in job.nodes if node.first_rank >= 0)
             )
-        groups = self._commands.group_stacks(
-            [(one.rank, one.text) for node in found for one in node.workers]
-        )
+        groups = grouped([(one.rank, one.text) for node in found for one in node.workers])
         return {
             "groups": [
                 {"place": one.place, "ranks": one.ranks, "text": visible(one.text)}

@@ -162,10 +162,11 @@ class _Samples:
 
     def add(self, at: float, step: int) -> None:
         steps = self.steps
+        if steps and step == steps[-1][1]:
+            return
         if steps and (step < steps[-1][1] or at < steps[-1][0]):
             steps.clear()
-        if not steps or step > steps[-1][1]:
-            steps.append((at, step))
+        steps.append((at, step))
         while len(steps) > 2 and at - steps[0][0] > RATE_S:
             steps.popleft()
 
@@ -196,13 +197,14 @@ class LiveJob:
         self.events: deque[EventRecord] = deque(maxlen=EVENTS_MAX)
         self.updated_at: float | None = None
         self.ended = ""
-        """How the run of a node ended, as it told; of a job that is over."""
+        """How the job ended, as whoever decides told it, or the run of its node."""
         self._rank_rows: dict[tuple[str, int], RankRow] = {}
         self._samples: dict[tuple[str, int], _Samples] = {}
         self._reported: dict[str, tuple[int, float, int]] = {}
         self._stages: dict[int, dict[str, tuple[float, GenerationStages]]] = {}
         self._first_seen: dict[int, float] = {}
         self._generations: list[GenerationRow] | None = None
+        self._generation_mark: object = None
 
     # What comes.
 
@@ -245,7 +247,7 @@ class LiveJob:
         """Take something that happened."""
         self.version += 1
         self.events.append(event)
-        if event.kind == "RunEnded":
+        if event.kind == "over" or (event.kind == "RunEnded" and not self.ended):
             self.ended = event.text
 
     def add_stages(self, now: float, node: str, stages: Sequence[GenerationStages]) -> None:
@@ -284,7 +286,7 @@ class LiveJob:
         return bool(known.run_id) and (
             job.run_id != known.run_id
             or job.generation < known.generation
-            or (bool(known.outcome) and not job.outcome)
+            or (bool(known.outcome or self.ended) and not job.outcome)
         )
 
     def _drop_nodes(self, present: set[str]) -> None:
@@ -404,7 +406,12 @@ class LiveJob:
         )
 
     def _note_generation(self, now: float, job: JobSummary) -> None:
-        self._generations = None
+        mark = (job.generation, job.outcome, job.why)
+        if mark != self._generation_mark:
+            self._generation_mark, self._generations = mark, None
+        for row in self._generations or ():
+            if not row.is_over and row.started_at is not None:
+                row.ran_s = now - row.started_at
         if job.generation >= 0:
             self._first_seen.setdefault(job.generation, now)
         for number in sorted(self._first_seen)[:-GENERATIONS_MAX]:
@@ -425,6 +432,8 @@ class LiveJob:
         )
         if row.started_at is None:
             row.started_at = self._first_seen.get(number)
+        if not row.is_over and row.started_at is not None and self.updated_at is not None:
+            row.ran_s = max(0.0, self.updated_at - row.started_at)
         # Whoever stopped last has waited least for the others.
         row.stages = {
             name: seconds

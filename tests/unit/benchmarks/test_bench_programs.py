@@ -31,6 +31,12 @@ def test_a_fleet_without_time_has_no_figures() -> None:
     assert run("fleet.py", 20, 0, 0) is None
 
 
+def test_a_fleet_is_watched() -> None:
+    found = run("watching.py", 10, 2, 0.2)
+    assert found["status_s"] > 0
+    assert found["core_watched"] > 0
+
+
 def test_a_wave_of_handlers_joins_one_round() -> None:
     found = run("wave.py", "holdfast", 5, 2, 30)
     assert (found["done"], found["of"]) == (5, 5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -11,11 +13,11 @@ from holdfast.wire.messages import EventRecord
 from live_jobs import STEPS_PER_S, steady, summary
 
 
-def watched(seconds: int, **fields: object) -> LiveJob:
+def watched(seconds: int, **fields: Any) -> LiveJob:
     """Return a job that was looked at every second."""
     job = LiveJob()
     for at in range(1, seconds + 1):
-        job.add_summary(1000.0 + at, summary(float(at), **fields))  # type: ignore[arg-type]
+        job.add_summary(1000.0 + at, summary(float(at), **fields))
     return job
 
 
@@ -37,6 +39,13 @@ def test_a_report_that_comes_again_changes_no_rate() -> None:
         job.add_summary(1006.0 + late, summary(5.0))
     assert {row.rate for row in job.ranks} == {STEPS_PER_S}
     assert {row.cpu for row in job.ranks} == {0.5}
+    again = summary(5.0)
+    report = again.nodes[0].report
+    assert report is not None
+    # The clocks of an agent and of its workers' steps are not read at the same moment.
+    again.nodes[0] = replace(again.nodes[0], report=replace(report, elapsed_s=4.9999))
+    job.add_summary(1070.0, again)
+    assert {row.rate for row in job.ranks} == {STEPS_PER_S}
 
 
 def test_slow_ranks_and_those_behind_are_marked() -> None:

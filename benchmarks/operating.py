@@ -1,0 +1,69 @@
+"""Rows about people who watch a job: what a status takes, what subscribers cost, how fast logs come.
+
+`workers/watching.py` and `workers/following.py` do the work. That a job which nobody watches pays
+nothing shows in the rows of starts and of waiting.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+from benchmarks.launching import WORKERS, BenchmarkError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchmarks.launching import Lab, Samples
+
+AGENTS, SUBSCRIBERS, WINDOW_S = 1_000, 100, 5
+WATCHING_S_MAX = 180.0
+FOLLOWED_BYTES = 300_000_000
+FOLLOWING_S_MAX = 60.0
+LOOK_AGAIN_S = 0.05
+END_S_MAX = 10.0
+
+
+def measure_watching(lab: Lab, _: str) -> Samples:
+    """A status of many agents, and the coordinator's CPU time without and with subscribers."""
+    found = lab.figures_of("watching.py", (AGENTS, SUBSCRIBERS, WINDOW_S), WATCHING_S_MAX)
+    return {
+        "status": [found["status_s"] * 1e3],
+        "alone": [found["core_alone"] * 100],
+        "watched": [found["core_watched"] * 100],
+        "added": [(found["core_watched"] - found["core_alone"]) * 100],
+    }
+
+
+def measure_following(lab: Lab, launcher: str) -> Samples:
+    """How fast what a worker writes comes to one who follows it, by the agent's socket."""
+    folder = lab.folder / "following"
+    runtime = folder / "run"
+    runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
+    env = lab.env | {"XDG_RUNTIME_DIR": str(runtime)}
+    command = [
+        lab.program(launcher), "run", "--redirects", "3", "--log-dir", str(folder / "logs"),
+        str(WORKERS / "pouring.py"), str(FOLLOWED_BYTES),
+    ]  # fmt: skip
+    nothing = subprocess.DEVNULL
+    with subprocess.Popen(command, env=env, stdin=nothing, stderr=nothing) as agent:
+        try:
+            path = _socket_in(runtime / "holdfast", agent)
+            words = (path, "", FOLLOWED_BYTES)
+            found = lab.figures_of("following.py", words, FOLLOWING_S_MAX, env)
+        finally:
+            agent.terminate()
+            agent.wait(END_S_MAX)
+    return {"speed": [FOLLOWED_BYTES / 1e6 / found["took_s"]]}
+
+
+def _socket_in(folder: Path, agent: subprocess.Popen[bytes]) -> str:
+
+    deadline = time.monotonic() + END_S_MAX
+    while time.monotonic() < deadline and agent.poll() is None:
+        found = [*folder.glob("*.sock")]
+        if found:
+            return str(found[0])
+        time.sleep(LOOK_AGAIN_S)
+    raise BenchmarkError("the agent cannot be reached")

@@ -1,0 +1,37 @@
+"""Follows a worker's log over the agent's own socket: how fast it comes.
+
+    following.py SOCKET RUN_ID BYTES
+
+Answers with one line of JSON once so much has come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+
+from holdfast.control.client import LocalJob, open_job
+from holdfast.wire.control import Here, LogsQuery
+
+
+async def follow(path: str, run_id: str, size: int) -> float:
+    """Return how many seconds so many bytes took, from the first of them on."""
+    begun, came = 0.0, 0
+    async with await open_job(LocalJob(path=path, here=Here(run_id=run_id))) as client:
+        async for lines in client.logs("", LogsQuery(follow=True)):
+            begun = begun or time.monotonic()
+            came += len(lines.text)
+            if came >= size:
+                return time.monotonic() - begun
+    return 0.0
+
+
+def main() -> None:
+    path, run_id, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    print(json.dumps({"took_s": asyncio.run(follow(path, run_id, size))}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""People who watch a fleet of agents: what a status takes, and what subscribers cost the coordinator.
+
+    watching.py AGENTS SUBSCRIBERS SECONDS
+
+The fleet is that of `fleet.py`; its agents report as they are asked to, each about eight workers. The
+subscribers are in a process of their own, and have asked for events and for the state of the job. Answers
+with one line of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import statistics
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from fleet import RUN_ID, Agent, Fleet, cpu_s_of, serve  # type: ignore[import-not-found]
+
+from holdfast.control.client import Endpoint, open_job
+from holdfast.net.listening import try_bind
+from holdfast.wire.frames import encode_frame
+from holdfast.wire.messages import NodeReport, Watch, WorkerReport, decode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WORKERS = 8
+STATUSES = 20
+FORM_S_MAX = 60.0
+
+
+class WatchedFleet(Fleet):  # type: ignore[misc]
+    """Agents that report while they are watched."""
+
+    def __init__(self, port: int, count: int, deadline: float) -> None:
+        super().__init__(port, count, deadline, None)
+        self._every_s = 0.0
+        self._until = 0.0
+        self._due: list[tuple[float, Agent]] = []
+        workers = [
+            WorkerReport(rank=rank, pid=1000 + rank, state="running", step=rank, section="forward")
+            for rank in range(WORKERS)
+        ]
+        self._reports = {
+            agent: encode_frame(
+                NodeReport(
+                    run_id=RUN_ID,
+                    node=agent.membership.status.info.node,
+                    incarnation=1,
+                    state="running",
+                    workers=workers,
+                )
+            )
+            for agent in self.agents
+        }
+        for agent in self.agents:
+            agent.on_other = self._watched
+
+    def _watched(self, agent: Agent, body: bytes) -> None:
+        message = decode(body)
+        if not isinstance(message, Watch):
+            return
+        now = time.monotonic()
+        if now >= self._until:
+            self._due = []
+        self._until = now + message.for_s
+        self._every_s = message.every_s
+        if all(one is not agent for _, one in self._due) and message.every_s:
+            self._due.append((now, agent))
+
+    def _step(self, wait_s: float) -> None:
+        now = time.monotonic()
+        due = [one for one in self._due if one[0] <= now]
+        if due:
+            self._due = [one for one in self._due if one[0] > now]
+            for at, agent in due:
+                agent.send(self._reports[agent])
+                if now < self._until:
+                    self._due.append((max(now, at + self._every_s), agent))
+        super()._step(min(wait_s, 0.01))
+
+
+async def ask(port: int) -> list[float]:
+    """Return how long statuses took, in seconds."""
+    place = Endpoint(host="127.0.0.1", port=port, run_id=RUN_ID)
+    took = []
+    async with await open_job(place) as client:
+        await client.status(watch=True)
+        for _ in range(STATUSES):
+            began = time.monotonic()
+            await client.status()
+            took.append(time.monotonic() - began)
+            await asyncio.sleep(0.05)
+    return took
+
+
+async def subscribe(port: int, count: int) -> None:
+    """Follow the events of a job, so many times, and ask for its workers now and then."""
+    place = Endpoint(host="127.0.0.1", port=port, run_id=RUN_ID)
+
+    async def follow() -> None:
+        async with await open_job(place) as client:
+            async for _ in client.events(follow=True):
+                pass
+
+    async with await open_job(place) as client:
+        for _ in range(count):
+            asyncio.ensure_future(follow())  # noqa: RUF006 (they end with the process)
+        while True:
+            await client.status(watch=True)
+            await asyncio.sleep(1.0)
+
+
+def forked(work: Callable[[], object]) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return child
+
+
+def main() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    count, subscribers, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    listener = try_bind("127.0.0.1", 0, is_host=True)
+    assert listener is not None
+    port = listener.getsockname()[1]
+    server = os.fork()
+    if server == 0:
+        try:
+            serve(listener, None)
+        finally:
+            os._exit(1)
+    listener.close()
+    children = [server]
+    try:
+        fleet = WatchedFleet(port, count, time.monotonic() + FORM_S_MAX + 4 * seconds + 30)
+        fleet.form()
+        told, tell = os.pipe()
+        asking = forked(lambda: os.write(tell, json.dumps(asyncio.run(ask(port))).encode()))
+        children.append(asking)
+        while not os.waitpid(asking, os.WNOHANG)[0]:
+            fleet.rest(0.05)
+        children.remove(asking)
+        statuses = json.loads(os.read(told, 1 << 16))
+        fleet.rest(12.0)  # Until nobody watches any more.
+        cpu_s = cpu_s_of(server)
+        fleet.rest(seconds)
+        alone = (cpu_s_of(server) - cpu_s) / seconds
+        children.append(forked(lambda: asyncio.run(subscribe(port, subscribers))))
+        fleet.rest(3.0)
+        cpu_s = cpu_s_of(server)
+        fleet.rest(seconds)
+        watched = (cpu_s_of(server) - cpu_s) / seconds
+    finally:
+        for child in reversed(children):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    found = {
+        "status_s": statistics.median(statuses),
+        "status_max_s": max(statuses),
+        "core_alone": alone,
+        "core_watched": watched,
+    }
+    print(json.dumps(found), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Stacks of many workers, those that are at the same place together."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from holdfast.printable import one_line
+
+PLACE_CHARS_MAX = 200
+
+
+class StackGroup:
+    """Workers that are at the same place; `text` is the stacks of the first of them."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self.ranks: list[int] = []
+        self.text = ""
+
+    @property
+    def who(self) -> str:
+        """The ranks in short: `rank 7`, or `31 ranks (0-6, 8-31)`."""
+        if len(self.ranks) == 1:
+            return f"rank {self.ranks[0]}"
+        spans: list[list[int]] = []
+        for rank in self.ranks:
+            if spans and rank == spans[-1][-1] + 1:
+                spans[-1][1:] = [rank]
+            else:
+                spans.append([rank])
+        listed = ", ".join("-".join(map(str, span)) for span in spans)
+        return f"{len(self.ranks)} ranks ({listed})"
+
+
+def grouped(stacks: list[tuple[int, str]]) -> list[StackGroup]:
+    """Return stacks by where their main threads are; the largest group first."""
+    groups: dict[str, StackGroup] = {}
+    for rank, text in sorted(stacks):
+        place = place_of(text)
+        group = groups.setdefault(place, StackGroup(place))
+        group.ranks.append(rank)
+        group.text = group.text or text
+    return sorted(groups.values(), key=lambda group: (-len(group.ranks), group.ranks))
+
+
+def place_of(text: str) -> str:
+    """Return the innermost frame of the main thread: `all_reduce, train.py:88`.
+
+    py-spy writes `all_reduce (lib/train.py:88)`, Python itself `File "lib/train.py", line 88 in
+    all_reduce`; of what is neither the first line counts.
+    """
+    main = text.partition('"MainThread"')[2] or text.partition("Current thread")[2] or text
+    found = re.search(r"^ +(\S.*) \((.+):(\d+)\)$", main, re.MULTILINE)
+    if found:
+        function, path, line = found.groups()
+    else:
+        found = re.search(r'File "(.+)", line (\d+) in (.+)', main)
+        if not found:
+            first = text.strip().partition("\n")[0]
+            return one_line(first, PLACE_CHARS_MAX) or "nothing is known"
+        path, line, function = found.groups()
+    return f"{function}, {os.path.basename(path)}:{line}"

@@ -1,0 +1,242 @@
+"""Operators at a coordinator: what they get, what they are refused, and what they cannot do to jobs."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+from serving import Client, Served, serving, status
+
+from holdfast.control.client import ControlProblem, Endpoint, open_job
+from holdfast.coordinator import operators, server_connection
+from holdfast.core.protocol import Action, Heartbeat, Request, RequestRefusal, View
+from holdfast.wire import control
+from holdfast.wire.handshake import ServerHandshake, job_token, read_only_token
+from holdfast.wire.messages import (
+    Attach,
+    EventRecord,
+    NodeReport,
+    Query,
+    Reply,
+    StatusRequest,
+    StoreCall,
+    Watch,
+)
+from in_loop import in_loop
+
+if TYPE_CHECKING:
+    from holdfast.wire.messages import Message
+
+TOKEN = b"t" * 32
+INCARNATION = sum(b"a")
+
+
+async def a_job(served: Served) -> Client:
+    """Return the one node of a job that runs."""
+    node = await served.client()
+    node.send(status("a"))
+    await node.until(lambda message: isinstance(message, View))
+    return node
+
+
+def act(number: int, request_id: str, action: str = "restart", *, why: str = "") -> Query:
+    request = Request(id=request_id, action=action, why=why)
+    return Query(id=number, what=control.ACT, run_id="job", body=control.pack(request))
+
+
+async def reply_to(operator: Client, query: Query) -> Reply:
+    operator.send(query)
+    reply = await operator.until(lambda one: isinstance(one, Reply) and one.id == query.id)
+    assert isinstance(reply, Reply)
+    return reply
+
+
+@in_loop
+async def test_a_request_is_decided_once_and_answered_each_time() -> None:
+    async with serving() as served:
+        node, operator = await a_job(served), await served.client("")
+        for number in (1, 2):
+            assert not (await reply_to(operator, act(number, "r"))).refusal
+        told = await node.until(lambda one: isinstance(one, View) and one.generation == 1)
+        assert told.request == "r"
+        assert served.server.machine.jobs["job"].job.generation == 1
+        for query, refusal in (
+            (act(3, "s", "dance"), RequestRefusal.UNKNOWN),
+            (Query(id=4, what="sing", run_id="job"), RequestRefusal.UNKNOWN),
+            (Query(id=5, what="act", run_id="none"), RequestRefusal.NO_SUCH_JOB),
+            (Query(id=6, what="logs", run_id="job", node="x"), RequestRefusal.NO_SUCH_NODE),
+        ):
+            assert (await reply_to(operator, query)).refusal == refusal.value
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Query(id=1, what=control.ACT, run_id="job", body=b"\xc1"),
+        Query(id=1, what=control.EVENTS, run_id="other"),
+        Attach(run_id="other", node="a", incarnation=INCARNATION),
+        NodeReport(run_id="job", node="a", incarnation=INCARNATION),
+        Watch(attach=True),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+@in_loop
+async def test_what_nobody_may_send_ends_the_connection(message: Message) -> None:
+    async with serving() as served:
+        await a_job(served)
+        peer = await served.client()
+        peer.send(message)
+        assert isinstance(await peer.next(), str)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        status("b"),
+        status("a", seq=2),
+        Heartbeat(run_id="job", node="a", incarnation=INCARNATION, seq=9, term=0, revision=0),
+        StoreCall(id=1, run_id="job", op="set", keys=("k",)),
+        NodeReport(run_id="job", node="a", incarnation=INCARNATION),
+        Attach(run_id="job", node="a", incarnation=INCARNATION),
+        Reply(id=1),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+@in_loop
+async def test_who_may_only_read_cannot_be_a_node(message: Message) -> None:
+    async with serving(token=TOKEN) as served:
+        await a_job(served)
+        looking = read_only_token(TOKEN, "job")
+        reader = await served.client("job", token=looking)
+        reader.send(StatusRequest(id=1))
+        assert (await reader.next()).jobs[0].nodes
+        refused = await reply_to(reader, act(2, "r"))
+        assert refused.refusal == RequestRefusal.READ_ONLY.value
+        reader.send(message)
+        assert isinstance(await reader.next(), str)
+        job = served.server.machine.jobs["job"].job
+        assert ([*job.nodes], job.generation) == (["a"], 0)
+
+
+def test_a_read_only_token_is_no_other_and_makes_none() -> None:
+    of_job = read_only_token(TOKEN, "job")
+    assert of_job == read_only_token(job_token(TOKEN, "job"), "")
+    assert len({of_job, read_only_token(TOKEN, ""), read_only_token(TOKEN, "other"), TOKEN}) == 4
+    assert read_only_token(of_job, "other") == of_job
+
+
+@in_loop
+async def test_a_query_is_passed_on_to_its_node_and_back() -> None:
+    async with serving() as served:
+        node, operator = await a_job(served), await served.client("")
+        query = Query(id=7, what=control.STACKS, run_id="job", node="a")
+        operator.send(query)
+        assert await node.until(lambda one: isinstance(one, Watch)) == Watch(attach=True)
+        asked = await served.client()
+        asked.send(Attach(run_id="job", node="a", incarnation=INCARNATION))
+        passed = await asked.next()
+        assert (passed.what, passed.node) == (control.STACKS, "")
+        asked.send(Reply(id=passed.id, body=b"1", last=False), Reply(id=passed.id, body=b"2"))
+        assert await operator.next() == Reply(id=7, body=b"1", last=False)
+        assert await operator.next() == Reply(id=7, body=b"2")
+        # From now on it is asked at once; what belongs to a query goes the same way.
+        operator.send(query, Query(id=7, what=control.MORE, run_id="job", body=b"more"))
+        passed, more = await asked.next(), await asked.next()
+        assert (more.id, more.body) == (passed.id, b"more")
+        operator.connection.abort()
+        cancelled = await asked.next()
+        assert (cancelled.id, cancelled.what) == (passed.id, control.CANCEL)
+        another = await served.client("")
+        another.send(query)
+        await asked.next()
+        asked.connection.abort()
+        assert (await another.next()).refusal == RequestRefusal.NO_ANSWER.value
+
+
+@in_loop
+async def test_a_node_answers_only_what_it_was_asked() -> None:
+    async with serving() as served:
+        node, operator, second = await a_job(served), await served.client(""), await served.client()
+        asked = await served.client()
+        asked.send(Attach(run_id="job", node="a", incarnation=INCARNATION))
+        operator.send(Query(id=7, what=control.STACKS, run_id="job", node="a"))
+        passed = await asked.next()
+        second.send(Reply(id=passed.id, body=b"forged"))
+        assert isinstance(await second.next(), str)
+        asked.send(Reply(id=passed.id, body=b"true"))
+        assert (await operator.next()).body == b"true"
+        assert node.connection.is_open
+
+
+@in_loop
+async def test_a_node_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "ATTACH_S", 0.01)
+    async with serving() as served:
+        await a_job(served)
+        operator = await served.client("")
+        refused = await reply_to(operator, Query(id=1, what="logs", run_id="job", node="a"))
+        assert refused.refusal == RequestRefusal.NO_ANSWER.value
+
+
+@in_loop
+async def test_whoever_does_not_read_its_events_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "UNREAD_EVENTS_BYTES_MAX", 100_000)
+    monkeypatch.setattr(operators, "GATHER_S", 0.0)
+    async with serving() as served:
+        node, slow, quick = await a_job(served), await served.client(""), await served.client("")
+        follow = control.pack(control.EventsQuery(follow=True))
+        for one in (slow, quick):
+            one.send(Query(id=1, what=control.EVENTS, run_id="job", body=follow))
+            await one.next()
+        slow.stop_reading()
+        record = EventRecord(wall=1.0, source="a", kind="x", text="y" * 1_000)
+        report = NodeReport(run_id="job", node="a", incarnation=INCARNATION, events=[record] * 100)
+        seen = 0
+        while not any("does not read" in line for line in served.warnings):
+            node.send(report)
+            seen += len(control.unpack(control.Events, (await quick.next()).body).events)
+        assert seen
+        assert node.connection.is_open
+        slow.connection.abort()
+
+
+@in_loop
+async def test_versions_tell_each_other_what_they_cannot_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = partial(ServerHandshake, versions=(4, 4))
+    with monkeypatch.context() as patched:
+        patched.setattr(server_connection, "ServerHandshake", old)
+        async with serving() as served:
+            node = await a_job(served)  # It can be in a job there all the same.
+            place = Endpoint(host="127.0.0.1", port=served.port, run_id="job")
+            with pytest.raises(ControlProblem) as refused:
+                await open_job(place)
+            assert refused.value.refusal == RequestRefusal.UNKNOWN.value
+            assert node.connection.is_open
+    async with serving() as served:
+        node, operator = await a_job(served), await served.client("")
+        for peer in served.server._peers:
+            peer.version = min(peer.version, 4 if peer.key is not None else peer.version)
+        refused_by = await reply_to(operator, Query(id=1, what="logs", run_id="job", node="a"))
+        assert refused_by.refusal == RequestRefusal.UNKNOWN.value
+        operator.send(StatusRequest(id=2, run_id="job", watch=True))
+        await operator.next()
+        assert node.received.empty()
+
+
+@in_loop
+async def test_the_client_has_it_all() -> None:
+    async with serving() as served:
+        node = await a_job(served)
+        place = Endpoint(host="127.0.0.1", port=served.port, run_id="job")
+        async with await open_job(place) as client:
+            await client.request(Action.RESTART, why="tired")
+            told = await node.until(lambda one: isinstance(one, View) and one.generation == 1)
+            assert told.why.endswith(": tired")
+            assert (await client.status()).generation == 1
+            assert [event.text async for event in client.events()][-1].endswith(": tired")
+            with pytest.raises(ControlProblem) as refused:
+                await client.request(Action.DRAIN, node="a")
+            assert refused.value.refusal == RequestRefusal.TOO_FEW_NODES.value
