@@ -2,7 +2,7 @@
 
     python large_dashboard.py RANKS [--read-only]
 
-It prints what `holdfast dashboard` does. Every rank makes a step each second, but for rank 7.
+It prints what `holdfast dashboard` does. Every rank makes a step each second, but for rank 333.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.control.client import JobClient
 
 PER_NODE = 8
-SLOW = 7
+SLOW = 333
 
 
 class LargeJob:

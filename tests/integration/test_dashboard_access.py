@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -15,7 +16,8 @@ import pytest
 from dashboards import Dashboard, await_agents
 from holdfast.dashboard.access import LOGIN_FAILURES_MAX
 from holdfast.dashboard.server import BODY_BYTES_MAX, HEAD_BYTES_MAX
-from real_jobs import PATIENCE_S, Job
+from real_jobs import HOLDFAST, PATIENCE_S, Job
+from real_teams import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -210,6 +212,22 @@ def test_who_may_only_look_changes_nothing(job: Served) -> None:
         one.log_in()
         assert one.get("/session").json()["readOnly"] is True
         assert one.post("/action", RESTART).status == 403
+
+
+def test_a_read_only_token_makes_a_read_only_dashboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_TOKEN", "f" * 32)
+    with Cluster(tmp_path, nnodes="1:2", run_id="guarded", conf="auth=token,settle=0.2") as cluster:
+        cluster.start_host("a")
+        cluster.generation(1)
+        words = [*HOLDFAST, "token", "--read-only", "--job", "guarded"]
+        monkeypatch.setenv("HOLDFAST_TOKEN", subprocess.check_output(words, text=True).strip())
+        place = ("--rdzv-endpoint", cluster.endpoint, "--rdzv-conf", "auth=token")
+        with Dashboard(tmp_path, "guarded", *place) as one:
+            one.log_in()
+            assert one.get("/session").json()["readOnly"] is True
+            assert one.post("/action", {**RESTART, "action": "stop"}).status == 403
 
 
 def test_clients_that_send_nothing_or_too_much_have_to_go(dashboard: Dashboard) -> None:

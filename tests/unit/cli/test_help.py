@@ -189,7 +189,8 @@ def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) ->
     assert main.dispatch(["jump"]) == 2
     assert capsys.readouterr().err == (
         "holdfast: error: 'jump' is not a command; commands: run, coordinator, token, ps, status, "
-        "top, logs, events, restart, drain, undrain, stop, dump, report, story, simulate, completion\n"
+        "top, logs, events, restart, drain, undrain, stop, dump, dashboard, report, story, simulate, "
+        "completion\n"
     )
     assert main.dispatch(["train.py"]) == 2
     assert capsys.readouterr().err.endswith("; did you mean holdfast run train.py?\n")

@@ -22,12 +22,17 @@ function set(made, attributes) {
   }
 }
 
-// Replaces the children only if what they show has changed, so that a selection or a focus is kept.
+// Replaces the children only if what they show has changed, and keeps the focus and how far they
+// are scrolled.
+const shown = new WeakMap();
+const SCROLLED = ".wide, .scroll-y";
 export function fill(parent, key, make) {
-  if (parent.dataset.shown === key) return;
+  if (shown.get(parent) === key) return;
+  const places = [...parent.querySelectorAll(SCROLLED)].map((one) => [one.scrollLeft, one.scrollTop]);
   const focused = parent.contains(document.activeElement) ? document.activeElement.dataset.focus : null;
-  parent.dataset.shown = key;
+  shown.set(parent, key);
   parent.replaceChildren(...[make()].flat());
+  parent.querySelectorAll(SCROLLED).forEach((one, at) => { [one.scrollLeft, one.scrollTop] = places[at] ?? [0, 0]; });
   if (focused) parent.querySelector(`[data-focus="${CSS.escape(focused)}"]`)?.focus();
 }
 

@@ -30,7 +30,7 @@ export function overview(element) {
     fill(figures, JSON.stringify(shown), () => shown.map(([value, text]) => h("div", { class: "figure" }, h("b", {}, value), h("span", {}, text))));
     fill(nodes, JSON.stringify([state.nodes, session.readOnly]), () => nodeTable(state.nodes));
     fill(slow, slowKey(state), () => stragglers(state));
-    const newest = state.events.filter(isOfJob).slice(-EVENTS_SHOWN);
+    const newest = state.events.filter((event) => isOfJob(event, state)).slice(-EVENTS_SHOWN);
     fill(events, `${newest.length} ${newest[0]?.wall} ${newest.at(-1)?.wall}`, () => [
       h("ol", { class: "events" }, ...newest.reverse().map(eventLine)),
       h("p", { class: "about" }, h("a", { href: "#timeline" }, "All that is remembered"))]);
@@ -38,9 +38,9 @@ export function overview(element) {
   return { render };
 }
 
-// Of a thousand workers each has its own events; these are of all of them.
-export function isOfJob(event) {
-  return event.source === "" || ["Requested", "WatchdogEvent", "RunEnded", "GenerationStopping"].includes(event.kind);
+// Each of a thousand nodes tells of the same; whoever decides for all of them tells of it once.
+export function isOfJob(event, state) {
+  return event.source === "" || event.kind === "WatchdogEvent" || state.job.max_nodes <= 1;
 }
 
 export function eventLine(event) {

@@ -8,19 +8,25 @@ const SPAN_MIN_S = 0.05;
 const LANE = 34, EVENTS_LANE = 26, AXIS = 22;
 const GENERATIONS_SHOWN = 200, EVENTS_SHOWN = 300;
 
-// The pieces of time of a generation, from what led to it to its end.
-export function pieces(generations, at, now) {
-  const one = generations[at], next = generations[at + 1];
+// The pieces of time of a generation, from what led to it until its stop began. What lies between two
+// generations is measured on several nodes and need not add up: it is drawn in proportion.
+function pieces(generations, at, now) {
+  const one = generations[at];
   if (one.started === null) return [];
-  const stage = (row, name) => row?.stages[name] ?? 0;
-  const start = one.started, ran = one.is_over ? one.ran_s ?? Math.max(0, (next?.started ?? now) - start) : now - start;
-  const first = Math.min(ran, stage(one, "first step"));
-  const follows = next && next.number === one.number + 1 ? next : null;
-  const detect = Math.min(ran - first, stage(follows, "detect"));
-  const marks = [
-    ["regroup", start - stage(one, "start") - stage(one, "regroup")], ["start", start - stage(one, "start")], ["warm-up", start],
-    ["useful", start + first], ["detect", start + ran - detect], ["stop", start + ran], ["", start + ran + stage(follows, "stop")]];
-  return marks.slice(0, -1).map(([kind, from], place) => ({ kind, from, to: marks[place + 1][1], generation: one.number })).filter((piece) => piece.to > piece.from);
+  const last = generations[at - 1]?.number === one.number - 1 ? generations[at - 1] : null;
+  const next = generations[at + 1]?.number === one.number + 1 ? generations[at + 1] : null;
+  const ran = one.is_over ? one.ran_s ?? Math.max(0, (next?.started ?? now) - one.started) : now - one.started;
+  const led = [["stop", one.stages.stop ?? 0], ["regroup", one.stages.regroup ?? 0], ["start", one.stages.start ?? 0]];
+  const measured = led.reduce((sum, [, seconds]) => sum + seconds, 0);
+  const isKnown = last && last.started !== null && last.ran_s !== null;
+  const begun = isKnown ? Math.min(one.started, last.started + last.ran_s) : one.started - measured;
+  const scale = measured ? (one.started - begun) / measured : 0;
+  const first = Math.min(ran, one.stages["first step"] ?? 0);
+  const detect = Math.min(ran - first, next?.stages.detect ?? 0);
+  let from = begun;
+  return [...led.map(([kind, seconds]) => [kind, seconds * scale]), ["warm-up", first], ["useful", ran - first - detect], ["detect", detect]]
+    .map(([kind, seconds]) => ({ kind, from, to: (from += seconds), seconds, generation: one.number }))
+    .filter((piece) => piece.to > piece.from);
 }
 
 export function timeline(element) {
@@ -28,7 +34,7 @@ export function timeline(element) {
   let range = null; // What is shown: [from, to], or all if null.
   let wanted = null;
   const box = h("div", { class: "chart", tabindex: 0, role: "application", "aria-label": "Timeline; plus and minus zoom, arrow keys move, 0 shows all", id: "chart" });
-  const chosen = h("p", { class: "about", "aria-live": "polite" });
+  const chosen = h("p", { class: "chosen", "aria-live": "polite" });
   const buttons = h("div", { class: "zoom" },
     ...[["Zoom in", () => zoom(0.5)], ["Zoom out", () => zoom(2)], ["All", () => show(null)], ["Last failure", () => lastFailure()]].map(([text, act]) => h("button", { type: "button", onclick: act }, text)),
     h("span", {}, "or + − 0 and the arrow keys while it has the focus; Ctrl and the wheel"));
@@ -36,8 +42,8 @@ export function timeline(element) {
   const events = h("div", {});
   const every = h("input", { type: "checkbox", id: "every-event", onchange: () => render(state) });
   element.append(
-    h("section", {}, h("h2", {}, "Timeline"), buttons, box,
-      h("div", { class: "legend" }, ...Object.entries(KINDS).map(([kind, text]) => h("span", {}, h("span", { class: `key ${kind}` }), text))), chosen),
+    h("section", {}, h("h2", {}, "Timeline"), buttons, box, chosen,
+      h("div", { class: "legend" }, ...Object.entries(KINDS).map(([kind, text]) => h("span", {}, h("span", { class: `key ${kind}` }), text)))),
     h("section", {}, h("h2", {}, "Generations"), h("p", { class: "about" }, "Detect to first step are the stages of the restart that led to a generation."), list),
     h("section", {}, h("h2", {}, "Events"), h("label", { class: "about" }, every, " of every node and worker, too"), events));
 
@@ -72,8 +78,9 @@ export function timeline(element) {
 
   function zoomTo(at) {
     const all = state.generations;
-    const found = [...pieces(all, at, now()).filter((one) => ["detect", "stop"].includes(one.kind)), ...(all[at + 1] ? pieces(all, at + 1, now()).filter((one) => ["regroup", "start", "warm-up"].includes(one.kind)) : [])];
     const own = pieces(all, at, now());
+    const after = all[at + 1] ? pieces(all, at + 1, now()).filter((one) => !["useful", "detect"].includes(one.kind)) : [];
+    const found = [...own.filter((one) => one.kind === "detect"), ...after];
     const from = found[0]?.from ?? own[0]?.from ?? 0, to = found.at(-1)?.to ?? own.at(-1)?.to ?? now();
     const room = Math.max(SPAN_MIN_S, (to - from) * 0.35);
     show([from - room, to + room]);
@@ -103,8 +110,9 @@ export function timeline(element) {
     const drawn = svg("svg", { width, height, role: "img" });
     const step = STEPS.find((one) => one >= (to - from) / Math.max(2, width / 110)) ?? 86400;
     for (let at = Math.ceil(from / step) * step; at < to; at += step) {
-      drawn.append(svg("line", { x1: x(at), x2: x(at), y1: 0, y2: height - AXIS }),
-        svg("text", { x: x(at), y: height - 5, "text-anchor": x(at) < 30 ? "start" : x(at) > width - 30 ? "end" : "middle" }, step < 1 ? `${clock(at)}${(at % 1).toFixed(2).slice(1)}` : clock(at)));
+      drawn.append(svg("line", { x1: x(at), x2: x(at), y1: 0, y2: height - AXIS }));
+      if (x(at) < 40 || x(at) > width - 40) continue;
+      drawn.append(svg("text", { x: x(at), y: height - 5, "text-anchor": "middle" }, step < 1 ? `${clock(at)}${(at % 1).toFixed(2).slice(1)}` : clock(at)));
     }
     drawn.append(svg("rect", { class: "lane", x: 0, y: 4, width, height: LANE - 8 }));
     state.generations.forEach((one, at) => {
@@ -145,7 +153,7 @@ export function timeline(element) {
         duration(one.is_over ? one.ran_s ?? NaN : now() - (one.started ?? NaN)),
         ...["detect", "stop", "regroup", "start", "first step"].map((name) => duration(one.stages[name] ?? NaN)),
         one.is_over ? one.ended_by || "–" : h("span", { class: "dim" }, "runs")])) : h("p", { class: "about" }, "No generation is known yet."));
-    const listed = every.checked ? state.events : state.events.filter(isOfJob);
+    const listed = every.checked ? state.events : state.events.filter((event) => isOfJob(event, state));
     fill(events, `${listed.length} ${listed.at(-1)?.wall}`, () => listed.length
       ? h("ol", { class: "events scroll-y", tabindex: 0, "aria-label": "Events, the newest first" }, ...listed.slice(-EVENTS_SHOWN).reverse().map(eventLine))
       : h("p", { class: "about" }, "Nothing has happened yet."));
