@@ -237,6 +237,15 @@ OPERATING_ROWS = (
         warm_up=False,
     ),
     Row(
+        "viewing",
+        operating.measure_viewing,
+        (Metric("core", "`holdfast top` of 1,000 ranks: its core", "%", (Target("limit", 3),)),),
+        (HOLDFAST,),
+        rounds=3,
+        quick_rounds=1,
+        warm_up=False,
+    ),
+    Row(
         "following",
         operating.measure_following,
         (

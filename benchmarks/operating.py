@@ -1,6 +1,7 @@
-"""Rows about people who watch a job: what a status takes, what subscribers cost, how fast logs come.
+"""Rows about people who watch a job: what a status takes, what subscribers and views cost, how fast
+logs come.
 
-`workers/watching.py` and `workers/following.py` do the work. That a job which nobody watches pays
+`workers/watching.py`, `viewing.py` and `following.py` do the work. That a job which nobody watches pays
 nothing shows in the rows of starts and of waiting.
 """
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 AGENTS, SUBSCRIBERS, WINDOW_S = 1_000, 100, 5
 WATCHING_S_MAX = 180.0
+VIEWED_NODES, VIEWED_RANKS, VIEWED_EVERY_S, VIEWED_UPDATES = 125, 8, 1.0, 10
+VIEWING_S_MAX = 60.0
 FOLLOWED_BYTES = 300_000_000
 FOLLOWING_S_MAX = 60.0
 LOOK_AGAIN_S = 0.05
@@ -34,6 +37,13 @@ def measure_watching(lab: Lab, _: str) -> Samples:
         "watched": [found["core_watched"] * 100],
         "added": [(found["core_watched"] - found["core_alone"]) * 100],
     }
+
+
+def measure_viewing(lab: Lab, _: str) -> Samples:
+    """The CPU time of `holdfast top`, of a job with many ranks."""
+    words = (VIEWED_NODES, VIEWED_RANKS, VIEWED_EVERY_S, VIEWED_UPDATES)
+    found = lab.figures_of("viewing.py", words, VIEWING_S_MAX, {"TERM": "xterm-256color"})
+    return {"core": [found["core"] * 100]}
 
 
 def measure_following(lab: Lab, launcher: str) -> Samples:

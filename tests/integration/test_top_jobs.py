@@ -12,8 +12,11 @@ import termios
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from holdfast.control.client import Endpoint, local_jobs, open_job
 from holdfast.live.feed import Feed
+from holdfast.live.model import LiveJob
 from holdfast.top.app import Top
 from holdfast.top.screens import TextScreen
 from holdfast.top.table import TextView
@@ -97,6 +100,34 @@ async def test_a_job_of_three_nodes_that_loses_a_worker_is_watched_and_steered(
             assert "stop asked for by" in (job.header.why if job.header.outcome else job.ended)
             await pilot.press("q")
         assert app.return_code == 0
+
+
+@in_loop
+async def test_a_job_whose_coordinator_was_killed_is_found_again(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2", run_id="back") as team:
+        coordinator = team.start_coordinator("first")
+        team.start_all("a", "b")
+        await asyncio.to_thread(team.generation, 2)
+        place = Endpoint(host=team.host, port=team.port, run_id="back")
+        job, changed = LiveJob(), asyncio.Event()
+        feed = asyncio.create_task(Feed(lambda: open_job(place), job, changed.set).run())
+
+        async def until_so(fact: Callable[[], object]) -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                while not fact():
+                    changed.clear()
+                    await changed.wait()
+
+        await until_so(lambda: job.header.running == 2)
+        coordinator.kill()
+        await until_so(lambda: job.problem)
+        assert len(job.ranks) == 2, "what was known is still shown"
+        await asyncio.to_thread(team.start_coordinator, "second")
+        await until_so(lambda: not job.problem and job.header.running == 2)
+        assert job.header.generation == 0
+        feed.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await feed
 
 
 def lines_of(app: Top) -> list[str]:

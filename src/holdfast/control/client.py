@@ -19,7 +19,7 @@ import asyncio
 import getpass
 import os
 import secrets
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from holdfast.wire.messages import EventRecord, Message
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0
@@ -177,12 +179,13 @@ class JobClient:
         assert isinstance(reply, StatusReply)
         return [_printable(one) for one in reply.jobs]
 
-    async def status(self, *, watch: bool = False) -> JobSummary:
+    async def status(self, *, watch: bool = False, wait_s: float = WATCH_S) -> JobSummary:
         """Return the state of the job; with `watch` the nodes report about their workers.
 
-        The first time that takes a moment; from then on what they last reported is there at once.
+        The first time that takes a moment, for which `wait_s` is the limit; from then on what they
+        last reported is there at once.
         """
-        deadline = asyncio.get_running_loop().time() + WATCH_S
+        deadline = asyncio.get_running_loop().time() + wait_s
         while True:
             reply = await self._one(
                 lambda number: StatusRequest(id=number, run_id=self.run_id, watch=watch)
@@ -222,7 +225,7 @@ class JobClient:
         """Yield the events that are kept, and with `follow` each as it comes."""
         body = control.pack(control.EventsQuery(follow=follow))
         async for reply in self._many(control.EVENTS, node=node, body=body):
-            for event in control.unpack(control.Events, reply.body).events:
+            for event in _unpacked(control.Events, reply.body).events:
                 yield msgspec.structs.replace(
                     event,
                     source=quoted(event.source),
@@ -240,7 +243,7 @@ class JobClient:
         async for reply in self._many(control.LOGS, node=node, body=control.pack(query)):
             if not reply.body:
                 continue
-            lines = control.unpack(control.LogLines, reply.body)
+            lines = _unpacked(control.LogLines, reply.body)
             yield lines
             taken += len(lines.text)
             if taken >= room // 2:
@@ -254,7 +257,7 @@ class JobClient:
         try:
             async with asyncio.timeout(ANSWER_S):
                 async for reply in self._many(control.STACKS, node=node):
-                    found = control.unpack(control.Stacks, reply.body).workers
+                    found = _unpacked(control.Stacks, reply.body).workers
                     workers += [
                         msgspec.structs.replace(one, text=visible(one.text)) for one in found
                     ]
@@ -268,7 +271,7 @@ class JobClient:
         """Return where the time of the newest generations went, as a node saw it."""
         async with asyncio.timeout(ANSWER_S):
             async for reply in self._many(control.STAGES, node=node):
-                found = control.unpack(control.Stages, reply.body).generations
+                found = _unpacked(control.Stages, reply.body).generations
                 return [
                     msgspec.structs.replace(
                         one,
@@ -283,7 +286,7 @@ class JobClient:
     async def here(self) -> control.Here:
         """Return what an agent says of itself; at its own socket alone."""
         reply = await self._ask(control.HERE)
-        return control.unpack(control.Here, reply.body)
+        return _unpacked(control.Here, reply.body)
 
     # Questions and answers.
 
@@ -448,6 +451,13 @@ def _remove_if_dead(path: str) -> None:
                 pass  # Somebody else was quicker.
         except OSError:
             pass
+
+
+def _unpacked(kind: type[T], body: bytes) -> T:
+    try:
+        return control.unpack(kind, body)
+    except WireError as problem:
+        raise ControlProblem(f"it sent something else than was asked for: {problem}") from None
 
 
 def who_asks() -> str:

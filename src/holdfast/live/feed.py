@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from holdfast.control.client import JobClient
-    from holdfast.live.model import LiveJob
+    from holdfast.live.model import LiveJob, NodeRow
 
 EVERY_S = 1.0
 EVERY_S_PER_NODE = 0.002
@@ -30,6 +30,8 @@ SOON_S = 0.2
 RETRY_S, RETRY_S_MAX = 0.5, 5.0
 STAGES_ASKED_OF = 4
 """So many nodes are asked where the time went; the others saw about the same."""
+STAGES_S = 5.0
+"""How long they have to answer."""
 STAGES_EVERY_S = 10.0
 """Even if nothing is known to have changed."""
 
@@ -47,6 +49,7 @@ class Feed:
         self.job = job
         self._connect, self._changed = connect, changed
         self._soon = asyncio.Event()
+        self._stages_wanted = asyncio.Event()
         self._stages_mark: object = None
         self._stages_at = 0.0
 
@@ -56,6 +59,7 @@ class Feed:
         while True:
             try:
                 async with await self._connect() as client:
+                    self._stages_mark = None
                     await self._follow(client)
             except* HoldfastError as problems:
                 told = _first(problems)
@@ -72,12 +76,12 @@ class Feed:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_events(client))
             tasks.create_task(self._follow_status(client))
+            tasks.create_task(self._follow_stages(client))
 
     async def _follow_events(self, client: JobClient) -> None:
-        known = [*self.job.events]
+        known = {*self.job.events}
         async for event in client.events(follow=True):
-            if event in known:  # It was kept from before the connection was lost.
-                known.remove(event)
+            if event in known:  # It was told before the connection was lost.
                 continue
             self.job.add_event(event)
             self._soon.set()
@@ -86,13 +90,13 @@ class Feed:
 
     async def _follow_status(self, client: JobClient) -> None:
         now = asyncio.get_running_loop().time
+        summary = await client.status(watch=True)
         while True:
-            summary = await client.status(watch=True)
             self.client = client
             self.job.connected()
             self.job.add_summary(now(), summary)
             self._changed()
-            await self._ask_stages(client, now())
+            self._look_for_stages(now())
             pause_s = max(EVERY_S, EVERY_S_PER_NODE * len(summary.nodes))
             try:
                 async with asyncio.timeout(pause_s):
@@ -101,23 +105,38 @@ class Feed:
             except TimeoutError:
                 pass
             self._soon.clear()
+            # Some may never report: lost ones, older ones, those of other machines on etcd.
+            summary = await client.status(watch=True, wait_s=0.0)
 
-    async def _ask_stages(self, client: JobClient, now: float) -> None:
-        """Ask some members where the time went, whenever that may have changed."""
+    def _look_for_stages(self, now: float) -> None:
+        """Have some nodes asked where the time went, whenever that may have changed."""
         job = self.job
-        members = [one for one in job.nodes if one.node_rank >= 0][:STAGES_ASKED_OF]
-        states = [(one.state, one.step_min >= 0) for one in members]
+        states = [(one.state, one.step_min >= 0) for one in self._members]
         mark = (job.header.state, job.header.generation, states)
-        if mark == self._stages_mark and now - self._stages_at < STAGES_EVERY_S:
-            return
-        self._stages_mark, self._stages_at = mark, now
-        for node in members:
+        if mark != self._stages_mark or now - self._stages_at >= STAGES_EVERY_S:
+            self._stages_mark, self._stages_at = mark, now
+            self._stages_wanted.set()
+
+    @property
+    def _members(self) -> list[NodeRow]:
+        return [one for one in self.job.nodes if one.node_rank >= 0][:STAGES_ASKED_OF]
+
+    async def _follow_stages(self, client: JobClient) -> None:
+        now = asyncio.get_running_loop().time
+
+        async def ask(node: str) -> None:
             try:
-                found = await client.stages(node.node)
+                async with asyncio.timeout(STAGES_S):
+                    found = await client.stages(node)
             except (ControlProblem, TimeoutError):
-                continue  # It is of an older version, or gone; the status will tell.
-            job.add_stages(now, node.node, found)
-        self._changed()
+                return  # It is of an older version, or gone; the status will tell.
+            self.job.add_stages(now(), node, found)
+
+        while True:
+            await self._stages_wanted.wait()
+            self._stages_wanted.clear()
+            await asyncio.gather(*(ask(one.node) for one in self._members))
+            self._changed()
 
 
 def _first(problems: BaseExceptionGroup[HoldfastError]) -> str:

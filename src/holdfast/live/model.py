@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from holdfast.wire.control import GenerationStages
-    from holdfast.wire.messages import EventRecord, JobSummary, NodeReport, NodeSummary
+    from holdfast.wire.messages import EventRecord, JobSummary, NodeSummary
 
 SAMPLES_MAX = 8
 """Of the steps of a rank, for its rate."""
@@ -200,7 +200,6 @@ class LiveJob:
         """How the job ended, as whoever decides told it, or the run of its node."""
         self._rank_rows: dict[tuple[str, int], RankRow] = {}
         self._samples: dict[tuple[str, int], _Samples] = {}
-        self._reported: dict[str, tuple[int, float, int]] = {}
         self._stages: dict[int, dict[str, tuple[float, GenerationStages]]] = {}
         self._first_seen: dict[int, float] = {}
         self._generations: list[GenerationRow] | None = None
@@ -290,9 +289,6 @@ class LiveJob:
         )
 
     def _drop_nodes(self, present: set[str]) -> None:
-        for name in [*self._reported]:
-            if name not in present:
-                del self._reported[name]
         for table in (self._rank_rows, self._samples):
             for key in [key for key in table if key[0] not in present]:
                 del table[key]
@@ -301,15 +297,12 @@ class LiveJob:
         report = node.report
         rows: list[RankRow] = []
         if report is not None and node.first_rank >= 0:
-            is_new = self._is_new(node.node, report)
             for worker in report.workers:
                 key = (node.node, worker.local_rank)
                 row = self._rank_rows.get(key)
                 if row is None:
                     row = self._rank_rows[key] = RankRow(worker.rank)
                 rows.append(row)
-                if not is_new:
-                    continue
                 row.rank, row.node, row.host = worker.rank, node.node, node.host
                 row.local_rank, row.pid, row.state = worker.local_rank, worker.pid, worker.state
                 row.step, row.section = worker.step, worker.section
@@ -349,12 +342,6 @@ class LiveJob:
         row.rank, row.local_rank = node.first_rank + local_rank, local_rank
         row.node, row.host, row.state = node.node, node.host, node.phase
         return row
-
-    def _is_new(self, node: str, report: NodeReport) -> bool:
-        mark = (report.incarnation, report.elapsed_s, report.generation)
-        known = self._reported.get(node)
-        self._reported[node] = mark
-        return mark != known
 
     def _mark(self, rows: list[RankRow]) -> None:
         for row in self.ranks:

@@ -37,6 +37,10 @@ def test_a_fleet_is_watched() -> None:
     assert found["core_watched"] > 0
 
 
+def test_a_job_is_viewed() -> None:
+    assert run("viewing.py", 2, 2, 0.05, 3)["core"] > 0
+
+
 def test_a_wave_of_handlers_joins_one_round() -> None:
     found = run("wave.py", "holdfast", 5, 2, 30)
     assert (found["done"], found["of"]) == (5, 5)

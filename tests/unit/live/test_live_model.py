@@ -85,7 +85,9 @@ def test_a_rank_without_steps_for_long_is_stalled_and_comes_back() -> None:
 
 def test_a_new_process_begins_anew() -> None:
     job = watched(5)
+    assert [one.number for one in job.generations] == [0]
     job.add_summary(1006.0, summary(6.0, generation=1, pid=500, step_of=lambda *_: 3))
+    assert [(one.number, one.is_over) for one in job.generations] == [(1, False), (0, True)]
     assert {(row.rate, row.cpu, row.step, row.pid - row.rank) for row in job.ranks} == {
         (None, None, 3, 500)
     }
@@ -158,4 +160,4 @@ def test_memory_does_not_grow_with_the_job() -> None:
     assert len(job.events) == EVENTS_MAX
     assert all(len(one.steps) <= SAMPLES_MAX for one in job._samples.values())
     job.add_summary(1e6, summary(1e6, nodes=1, generation=3 * GENERATIONS_MAX))
-    assert (len(job._samples), len(job._rank_rows), len(job._reported)) == (2, 2, 1)
+    assert (len(job._samples), len(job._rank_rows)) == (2, 2)
