@@ -42,7 +42,7 @@ class LargeJob:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def status(self, *, watch: bool = False) -> JobSummary:
+    async def status(self, **_: Any) -> JobSummary:
         elapsed_s = time.monotonic() - self._begun
         nodes = [self._node(first, elapsed_s) for first in range(0, self._ranks, PER_NODE)]
         count = len(nodes)

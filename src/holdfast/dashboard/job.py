@@ -100,11 +100,15 @@ class WatchedJob:
             feeding = asyncio.ensure_future(
                 Feed(self._commands.connect, self._model, self._changed).run()
             )
+            idle = asyncio.ensure_future(self.broadcast.idle_for(IDLE_S))
             try:
-                await self.broadcast.idle_for(IDLE_S)
+                await asyncio.wait((feeding, idle), return_when=asyncio.FIRST_COMPLETED)
+                if feeding.done():
+                    feeding.result()  # It ends by a bug alone.
             finally:
                 feeding.cancel()
-                await asyncio.wait((feeding,))
+                idle.cancel()
+                await asyncio.wait((feeding, idle))
 
     def _changed(self) -> None:
         if self._publishing is None:

@@ -364,7 +364,10 @@ async def serve(
     if ended is not None:
         ended.add_done_callback(lambda _: setattr(server, "should_exit", True))
     feeding = asyncio.ensure_future(job.run())
+    feeding.add_done_callback(lambda _: setattr(server, "should_exit", True))
     try:
         await server.serve(sockets=[listener])
+        if feeding.done():
+            feeding.result()
     finally:
         feeding.cancel()
