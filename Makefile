@@ -63,7 +63,7 @@ format: $(VENV)/.lint ## Lay out the source as `make lint` wants it
 bench: $(VENV)/.holdfast $(VENV)/.torch ## Measure against torchrun and bare processes
 	$(BIN)/python -m benchmarks $(ARGS)
 
-chaos: $(VENV)/.holdfast $(VENV)/.test ## Run real jobs under random faults (as root): SEED=1 MINUTES=10
+chaos: $(VENV)/.holdfast $(VENV)/.test ## Run real jobs under random faults (as root): SEED=1 MINUTES=10, ARGS='--backend ha'
 	$(BIN)/python -m chaos --seed $(SEED) --minutes $(MINUTES) $(ARGS)
 
 docs: $(DOCS_VENV)/.docs ## Build the documentation into site/

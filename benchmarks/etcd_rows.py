@@ -36,6 +36,19 @@ def _compared(name: str, what: str, measure: Callable[[Lab, str], Samples], roun
     )  # fmt: skip
 
 
+def _ha_form(count: int, measure: Callable[[Lab, str], Samples]) -> Row:
+    title = f"{count} agents with --ha, 3 members: last command to all in user code"
+    return Row(
+        f"ha-form-{count}",
+        measure,
+        (Metric("form", title, "s", (Target("limit", 3),)),),
+        (HOLDFAST,),
+        rounds=5,
+        quick_rounds=1,
+        warm_up=False,
+    )
+
+
 ETCD_ROWS = (
     _compared(
         "etcd-form-2", "2 agents, command to all in user code", etcd_work.measure_form_2, 3
@@ -48,6 +61,52 @@ ETCD_ROWS = (
         "worker killed, 16 agents -> all in the next generation",
         etcd_work.measure_restart_16,
         2,
+    ),
+    _ha_form(3, etcd_work.measure_ha_form_3),
+    _ha_form(8, etcd_work.measure_ha_form_8),
+    Row(
+        "ha-restart-16",
+        etcd_work.measure_ha_restart_16,
+        (
+            Metric(
+                "embedded", "worker killed, 16 agents -> all in the next generation, coordinator", "s"
+            ),
+            Metric("ha", "... with --ha, 3 members", "s"),
+            Metric("ratio", "... with --ha / at the coordinator", "times", (Target("limit", 1.5),)),
+        ),
+        (HOLDFAST,),
+        rounds=2,
+        quick_rounds=1,
+        warm_up=False,
+    ),
+    Row(
+        "etcd-lost",
+        etcd_work.measure_lost,
+        (
+            Metric(
+                "follower", "node killed on etcd -> survivors in user code", "s",
+                (Target("limit", 1.5),),
+            ),
+            Metric("leader", "... the node that leads", "s", (Target("limit", 1.5),)),
+        ),
+        (HOLDFAST,),
+        rounds=5,
+        quick_rounds=1,
+        warm_up=False,
+    ),
+    Row(
+        "ha-lost",
+        etcd_work.measure_lost_member,
+        (
+            Metric(
+                "member", "--ha: the leader killed with etcd's leader -> survivors in user code", "s",
+                (Target("limit", 2.5),),
+            ),
+        ),
+        (HOLDFAST,),
+        rounds=5,
+        quick_rounds=1,
+        warm_up=False,
     ),
     Row(
         "etcd-writes",

@@ -8,30 +8,38 @@ agents. Its round trip is that of a small write.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import signal
 import statistics
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from http.client import HTTPConnection
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import HOLDFAST
 from benchmarks.gathering import NS_PER_S
-from benchmarks.nodes import Nodes
+from benchmarks.launching import BenchmarkError, descendants_of
+from benchmarks.nodes import LISTENING, Nodes, free_pairs, open_files, sockets
 from benchmarks.regrouping import PAUSE_S
 from holdfast.core.etcd.calls import Put, Txn, TxnDone
 from holdfast.etcd.server import EtcdServer
+from holdfast.etcd.settings import EtcdSettings, parse_endpoints
+from holdfast.etcd.sync_client import EtcdClient
+from holdfast.rendezvous.etcd import read_job
 
 if TYPE_CHECKING:
     from benchmarks.launching import Lab, Samples
-    from holdfast.etcd.sync_client import EtcdClient
+    from benchmarks.nodes import Agent
 
 PAIRS = {2: 7, 16: 4}
 KILLS = 5
 TRIPS = 200
 IDLE_S = 10.0
 FEW, MANY = 4, 16
+MEMBERS = 3
+TOKEN = ("--rdzv-conf", "auth=token")  # As on machines of a network; loopback alone needs none.
 
 _jobs = itertools.count()
 
@@ -57,6 +65,24 @@ def measure_restart(count: int, lab: Lab, launcher: str) -> Samples:
         return _compared(_restart_s(lab, count, ()), _restart_s(lab, count, _flags(server)), trip_s)
 
 
+def measure_ha_form(count: int, lab: Lab, launcher: str) -> Samples:
+    """So many agents of which three run the members, from the last command to all in user code."""
+    del launcher
+    with Nodes(lab, HOLDFAST, f"{count}:{count}", flags=_ha_flags()) as job:
+        agents = job.start(count)
+        starts = job.formed(count)
+        begun_ns = max(agent.started_ns for agent in agents)
+        return {"form": [(max(start.reached_ns for start in starts) - begun_ns) / NS_PER_S]}
+
+
+def measure_ha_restart(count: int, lab: Lab, launcher: str) -> Samples:
+    """Workers killed one after the other, with the members on the same machine as all agents."""
+    del launcher
+    embedded, own = _restart_s(lab, count, TOKEN), _restart_s(lab, count, _ha_flags())
+    ratio = statistics.median(own) / statistics.median(embedded)
+    return {"embedded": embedded, "ha": own, "ratio": [ratio]}
+
+
 def measure_writes(lab: Lab, launcher: str) -> Samples:
     """How often etcd is written to: for a round, while nothing happens, and for a restart."""
     del launcher
@@ -71,11 +97,81 @@ def measure_writes(lab: Lab, launcher: str) -> Samples:
     }
 
 
+def measure_lost(lab: Lab, launcher: str) -> Samples:
+    """SIGKILL one of three agents of `2:3`, one that leads and one that does not; defaults."""
+    del launcher
+    with EtcdServer() as server:
+        return {
+            "follower": [_lost_s(lab, _flags(server), [server.get_endpoint()], leads=False)],
+            "leader": [_lost_s(lab, _flags(server), [server.get_endpoint()], leads=True)],
+        }
+
+
+def measure_lost_member(lab: Lab, launcher: str) -> Samples:
+    """With `--ha`, SIGKILL the agent that leads, with the member that leads etcd below it."""
+    del launcher
+    where = [f"127.0.0.1:{port}" for port in free_pairs(3)]
+    name = f"bench-{next(_jobs)}"
+    flags = ("--rdzv-backend", "ha", "--rdzv-endpoint", ",".join(where), "--rdzv-id", name)
+    return {"member": [_lost_s(lab, flags, where, leads=True)]}
+
+
+def _lost_s(lab: Lab, flags: tuple[str, ...], where: list[str], *, leads: bool) -> float:
+    with Nodes(lab, HOLDFAST, "2:3", flags=flags) as job:
+        job.start(3)
+        job.formed(3)
+        settings = EtcdSettings(endpoints=parse_endpoints(",".join(where))[0])
+        with EtcdClient(settings) as client:
+            _summary, name = read_job(client, flags[-1])
+        leader = next(one for one in job.agents if str(one.pid) in name.split("-"))
+        if len(where) > 1:
+            _give_office(job, leader, where)
+        time.sleep(random.uniform(*PAUSE_S))
+        victim = leader if leads else next(one for one in job.agents if one is not leader)
+        since_ns = victim.kill()
+        left = [one for one in job.agents if one is not victim]
+        starts = job.wait_for(left, since_ns=since_ns)
+        return (max(one.reached_ns for one in starts) - since_ns) / NS_PER_S
+
+
+def _give_office(job: Nodes, to: Agent, where: list[str]) -> None:
+    """Have the member below an agent lead etcd: losing that one is the worst case."""
+    below = descendants_of(to.pid)
+    status = {one: _asked(one, "/v3/maintenance/status", {}) for one in where}
+    for one, its in status.items():
+        port = int(one.rpartition(":")[2])
+        if any(sockets(LISTENING, port) & open_files(pid) for pid in below):
+            target = its["header"]["member_id"]
+            of = next(
+                at for at, each in status.items() if each["header"]["member_id"] == its["leader"]
+            )
+            if its["leader"] != target:
+                _asked(of, "/v3/maintenance/transfer-leadership", {"targetID": target})
+            return
+    raise BenchmarkError(f"the leader has no member of the cluster{job.words()}")
+
+
+def _asked(endpoint: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    connection = HTTPConnection(endpoint, timeout=5.0)
+    try:
+        connection.request("POST", path, json.dumps(body))
+        answer: dict[str, Any] = json.load(connection.getresponse())
+    finally:
+        connection.close()
+    return answer
+
+
 def _flags(server: EtcdServer) -> tuple[str, ...]:
     # A job that ended is known for a while under its name.
     name = f"bench-{next(_jobs)}"
     endpoint = server.get_endpoint()
     return ("--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint, "--rdzv-id", name)
+
+
+def _ha_flags() -> tuple[str, ...]:
+    """Three machines of the list are this one."""
+    listed = ",".join(f"127.0.0.1:{port}" for port in free_pairs(MEMBERS))
+    return ("--rdzv-backend", "ha", "--rdzv-endpoint", listed, *TOKEN)
 
 
 def _form_s(lab: Lab, count: int, flags: tuple[str, ...]) -> float:
@@ -150,4 +246,7 @@ def _compared(embedded: list[float], on_etcd: list[float], trip_s: float) -> Sam
 
 measure_form_2 = partial(measure_form, 2)
 measure_form_16 = partial(measure_form, 16)
+measure_ha_form_3 = partial(measure_ha_form, 3)
+measure_ha_form_8 = partial(measure_ha_form, 8)
+measure_ha_restart_16 = partial(measure_ha_restart, 16)
 measure_restart_16 = partial(measure_restart, 16)

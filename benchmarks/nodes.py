@@ -18,6 +18,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -277,6 +278,21 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+def free_pairs(count: int) -> list[int]:
+    """Return so many ports that nobody uses now, nor the one after each."""
+    pairs: list[int] = []
+    with ExitStack() as held:
+        while len(pairs) < count:
+            port = free_port()
+            try:
+                for one in (port, port + 1):
+                    held.enter_context(socket.socket()).bind(("127.0.0.1", one))
+            except (OSError, OverflowError):
+                continue
+            pairs.append(port)
+    return pairs
 
 
 def sockets(state: str, port: int, *, of_peer: bool = False) -> set[str]:

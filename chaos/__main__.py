@@ -11,15 +11,18 @@ from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
+from chaos import ha
 from chaos.job import BACKENDS, Job, Plan, make_plan
 from chaos.network import missing
 from chaos.rules import Record, violations
 
+FAULTS, FAULTS_MAX = 200, 10_000
 EXAMPLES = """\
 examples:
   python -m chaos --minutes 10               random jobs for ten minutes
   python -m chaos --seed 7 --jobs 1 --keep   one job again, and its consoles
   python -m chaos --backend etcd --jobs 50
+  python -m chaos --backend ha --faults 200  one long job with --ha on five machines
 """
 
 
@@ -33,7 +36,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first job's; others count on")
     parser.add_argument("--minutes", type=float, help="begin no job after so long")
     parser.add_argument("--jobs", type=int, help="how many jobs; 10 without --minutes")
-    parser.add_argument("--backend", choices=BACKENDS, default="", help="only this one")
+    parser.add_argument("--backend", choices=(*BACKENDS, "ha"), default="", help="only this one")
+    parser.add_argument("--faults", type=int, help="of the job with --ha; 200 without --minutes")
     parser.add_argument("--parallel", type=int, default=2, help="jobs at the same time (2)")
     parser.add_argument("--keep", action="store_true", help="keep the folders of all jobs")
     args = parser.parse_args()
@@ -43,6 +47,8 @@ def main() -> int:
         return 78
     jobs = args.jobs or (10 if args.minutes is None else sys.maxsize)
     until = time.monotonic() + args.minutes * 60 if args.minutes is not None else float("inf")
+    if args.backend == "ha":
+        return run_long(args.seed, args.faults, until, keep=args.keep)
     tally = Tally()
     with ThreadPoolExecutor(args.parallel) as pool:
         running: set[Future[bool]] = set()
@@ -101,6 +107,22 @@ def run_one(plan: Plan, tally: Tally, *, keep: bool = False) -> bool:
     if not keep and not found:
         shutil.rmtree(folder)
     return not found
+
+
+def run_long(seed: int, faults: int | None, until: float, *, keep: bool) -> int:
+    """Run one job with `--ha` until it has had so many faults or the time is over."""
+    folder = Path(tempfile.mkdtemp(prefix=f"chaos-ha-{seed}-"))
+    plan = ha.make_plan(seed, faults or (FAULTS if until == float("inf") else FAULTS_MAX))
+    record = ha.LongJob(plan, folder, lambda line: print(line, flush=True), until).run()
+    found = violations(record)
+    print(ha.summary(record))
+    for one in found:
+        print(f"    {one}")
+    if found or keep:
+        print(f"seed {seed}{' broke a rule' if found else ''}: see {folder}")
+    else:
+        shutil.rmtree(folder)
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,6 +38,10 @@ KINDS = (
     "kill worker", "fail worker", "kill keeper", "kill agent", "stop agent", "freeze agent",
     "freeze machine", "cut machine", "mute machine", "kill machine", "kill coordinator",
 )  # fmt: skip
+
+
+# What ends all processes of a machine until they are started again.
+DOWN = ("kill machine", "replace machine")
 
 
 class Plan(NamedTuple):
@@ -119,19 +124,36 @@ class Machine:
     def processes(self) -> list[int]:
         return marked(self.mark)
 
+    @property
+    def temporary(self) -> Path:
+        """Its folder for temporary files."""
+        return self.job.folder / "tmp" / str(self.number)
+
     def workers(self) -> list[int]:
         return [pid for pid in self.processes() if b"\0RANK=" in _read(pid, "environ")]
 
     def keepers(self) -> list[int]:
         return [pid for pid in self.processes() if b"keeper of agent" in _read(pid, "cmdline")]
 
+    def members(self) -> list[int]:
+        return [
+            pid for pid in self.processes() if b"--initial-cluster-token" in _read(pid, "cmdline")
+        ]
+
     def signal_all(self, signum: int) -> None:
         for pid in self.processes():
             send(pid, signum)
 
+    def wipe(self) -> None:
+        """Lose all files."""
+        shutil.rmtree(self.temporary)
+        self.temporary.mkdir()
+
 
 class Job:
     """A job that is run once, and leaves nothing."""
+
+    going_s_max = GOING_S_MAX
 
     def __init__(self, plan: Plan, folder: Path, tries: int = 0) -> None:
         self.plan = plan
@@ -141,9 +163,10 @@ class Job:
         self._ledger = folder / "ledger"
         self._goal = folder / "goal"
         self._ledger.touch()
-        (folder / "tmp").mkdir()
         self._network = Network(plan.nodes)
         self.machines = [Machine(self, number) for number in range(plan.nodes)]
+        for machine in self.machines:
+            machine.temporary.mkdir(parents=True)
         self._coordinator: subprocess.Popen[bytes] | None = None
         self._etcd: subprocess.Popen[bytes] | None = None
         self._undo: list[tuple[float, str, int]] = []
@@ -159,16 +182,19 @@ class Job:
                 machine.start()
             stalled = self._await_going("the job has not begun")
             if not stalled:
-                self._go_through_faults()
-                stalled = self._await_going("the job does not go on after the faults")
+                stalled = self._go_through_faults()
             if not stalled:
                 self._goal.touch()
                 stalled = self._await_ends()
         finally:
             self.close()
+        return self.record(self._left(), stalled)
+
+    def record(self, left: list[str], stalled: str) -> Record:
+        """Return what is known of the job so far."""
         ends = [end for machine in self.machines for end in machine.ends]
         entries = read_ledger(self._ledger.read_text().splitlines())
-        return Record(entries, self.faults, ends, self._left(), stalled, self.plan.safe)
+        return Record(entries, self.faults, ends, left, stalled, self.plan.safe)
 
     def close(self) -> None:
         for _, kind, number in self._undo:
@@ -212,13 +238,18 @@ class Job:
             "CHAOS_LEDGER": str(self._ledger),
             "CHAOS_GOAL": str(self._goal),
             "CHAOS_STOP_S": str(self.plan.stop_s),
-            "TMPDIR": str(self.folder / "tmp"),
+            "TMPDIR": str(self.machines[number].temporary),
             "HOME": str(self.folder),  # Where all machines of a job find its token.
+            **self._variables(),
         }
         # If the driver itself is killed, so is the agent, and its keeper leaves nothing.
         words = ["setpriv", "--pdeathsig", "KILL", *self._network.inside(number), *command]
         null = subprocess.DEVNULL
         return subprocess.Popen(words, stdin=null, stdout=console, stderr=console, env=env)
+
+    def _variables(self) -> dict[str, str]:
+        """Return more of the environment of agents and workers."""
+        return {}
 
     def _settings(self) -> str:
         if not self.plan.safe:
@@ -256,9 +287,15 @@ class Job:
 
     # Faults.
 
-    def _go_through_faults(self) -> None:
+    def _go_through_faults(self) -> str:
+        """Let all happen that is planned; return what was waited for in vain afterwards."""
+        self._do_faults(self.plan.faults)
+        return self._await_going("the job does not go on after the faults")
+
+    def _do_faults(self, faults: list[tuple[float, str, int, float]]) -> None:
+        """Do and undo them, each at its time from now on."""
         begin = time.monotonic()
-        coming = list(self.plan.faults)
+        coming = list(faults)
         while coming or self._undo:
             now = time.monotonic()
             for fault in [one for one in coming if begin + one[0] <= now]:
@@ -272,7 +309,7 @@ class Job:
             time.sleep(LOOK_AGAIN_S)
 
     def _is_down(self, number: int) -> bool:
-        return any(kind == "kill machine" and which == number for _, kind, which in self._undo)
+        return any(kind in DOWN and which == number for _, kind, which in self._undo)
 
     def _is_disturbed(self, number: int) -> bool:
         return any(which == number for _, _, which in self._undo)
@@ -282,7 +319,7 @@ class Job:
         if self._is_disturbed(number) or machine.agent is None:
             return  # One thing at a time happens to a machine; all of them may have something.
         now = time.monotonic()
-        lasts = kind.split(maxsplit=1)[0] in ("freeze", "cut", "mute") or kind == "kill machine"
+        lasts = kind.split(maxsplit=1)[0] in ("freeze", "cut", "mute", "deafen") or kind in DOWN
         if kind == "kill coordinator" and self._coordinator is None:
             kind = "kill agent"
         self.faults.append(Fault(now, kind, number, now + length_s if lasts else now))
@@ -308,11 +345,13 @@ class Job:
                 machine.signal_all(signal.SIGSTOP)
             case "cut machine":
                 self._network.cut(number)
-            case "mute machine":
-                for other in range(self.plan.nodes):
-                    if other != number:
-                        self._network.silence(number, other)
-            case "kill machine":
+            case "mute machine" | "deafen machine":
+                for one, other in self._one_way(kind, number):
+                    self._network.silence(one, other)
+            case "kill member":
+                for pid in machine.members():
+                    send(pid, signal.SIGKILL)
+            case "kill machine" | "replace machine":
                 machine.ended_by = kind
                 self._network.cut(number)  # A machine that loses its power says no goodbye.
                 for signum in (signal.SIGSTOP, signal.SIGKILL):
@@ -329,20 +368,28 @@ class Job:
                 machine.signal_all(signal.SIGCONT)
             case "cut machine" | "kill machine":
                 self._network.heal(number)
-            case "mute machine":
-                for other in range(self.plan.nodes):
-                    if other != number:
-                        with suppress(AssertionError):
-                            self._network.unsilence(number, other)
+            case "replace machine":
+                machine.wipe()
+                self._network.heal(number)
+            case "mute machine" | "deafen machine":
+                for one, other in self._one_way(kind, number):
+                    with suppress(AssertionError):
+                        self._network.unsilence(one, other)
             case "kill coordinator":
                 self._start_coordinator()
+
+    def _one_way(self, kind: str, number: int) -> list[tuple[int, int]]:
+        """Return from whom to whom nothing comes through."""
+        others = [other for other in range(self.plan.nodes) if other != number]
+        mutes = kind == "mute machine"
+        return [(number, other) if mutes else (other, number) for other in others]
 
     # Waits.
 
     def _await_going(self, otherwise: str) -> str:
         """Wait until every machine has workers of one generation that make steps."""
         begin = time.monotonic()
-        while time.monotonic() < begin + GOING_S_MAX:
+        while time.monotonic() < begin + self.going_s_max:
             for machine in self.machines:
                 machine.look(start_again=True)
             now = time.monotonic()
@@ -354,10 +401,14 @@ class Job:
             is_over = now > begin + 2 * GOING_FOR_S and not any(
                 machine.ended_by for machine in self.machines
             )
-            if is_whole and is_over:
+            if is_whole and is_over and self._is_healthy():
                 return ""
             time.sleep(LOOK_AGAIN_S)
-        return f"{otherwise} within {GOING_S_MAX:g} s"
+        return f"{otherwise} within {self.going_s_max:g} s"
+
+    def _is_healthy(self) -> bool:
+        """Whether what is not to be seen from the workers is well, too."""
+        return True
 
     def _await_ends(self) -> str:
         begin = time.monotonic()

@@ -20,6 +20,9 @@ ALIVE = ("start", "step", "saving", "failing", "done")
 # What is charged as a restart; all else that happens to a job is not the workers' fault.
 CHARGED = ("kill worker", "fail worker", "kill keeper")
 BUG = 70
+# What costs nothing with default settings, and how long afterwards it could.
+FREEZE_S_MAX = 2.0
+SMALL_S = 4.0
 SHOWN_MAX = 3
 
 
@@ -35,6 +38,7 @@ class Entry(NamedTuple):
     generation: int
     restarts: int
     fence: int
+    step: int = 0
 
 
 class Fault(NamedTuple):
@@ -56,6 +60,13 @@ class End(NamedTuple):
     printed: str
 
 
+class Look(NamedTuple):
+    """What each machine of `--ha` had at one moment: a cluster, if any, and whether it had a leader."""
+
+    at_s: float
+    members: tuple[tuple[str, bool], ...]
+
+
 class Record(NamedTuple):
     """All that is known of a job that is over."""
 
@@ -67,6 +78,8 @@ class Record(NamedTuple):
     """What was waited for in vain after the faults were over."""
     safe: bool = True
     """Whether the job's settings promise that nothing runs beside its successor or goes back."""
+    looks: tuple[Look, ...] = ()
+    """What was seen of the members of the job's own etcd."""
 
 
 def read_ledger(lines: Iterable[str]) -> list[Entry]:
@@ -75,6 +88,17 @@ def read_ledger(lines: Iterable[str]) -> list[Entry]:
         at, event, *numbers = line.split()
         entries.append(Entry(int(at) / 1e9, event, *map(int, numbers)))
     return sorted(entries)
+
+
+def read_looks(lines: Iterable[str]) -> list[Look]:
+    looks = []
+    for line in lines:
+        if not line[:1].isdigit():
+            continue  # Said about the token.
+        at, *words = line.split()
+        members = (word.partition("/") for word in words)
+        looks.append(Look(int(at) / 1e9, tuple((name, led == "1") for name, _, led in members)))
+    return looks
 
 
 def violations(record: Record) -> list[str]:
@@ -165,6 +189,67 @@ def ends_are_honest(record: Record) -> Iterator[str]:
             yield f"the agent of machine {end.machine} printed a traceback"
 
 
+def sums_are_right(record: Record) -> Iterator[str]:
+    """Every rank checks what it trains with."""
+    for one in record.entries:
+        if one.event == "wrong":
+            yield f"rank {one.rank} of generation {one.generation} has a wrong sum in step {one.step}"
+
+
+def progress_is_kept(record: Record) -> Iterator[str]:
+    """A generation goes on from the last step that rank 0 of the one before it has saved."""
+    fence = saved = newest = 0
+    for one in record.entries:
+        if one.event != "step" or not one.step:
+            continue
+        if one.fence > fence:
+            # Rank 0 saves before it says so, and may not come to say so.
+            if not saved < one.step <= newest + 2:
+                yield f"generation {one.generation} goes on with step {one.step} after {saved}"
+            fence = one.fence
+        if one.fence == fence:
+            newest = max(newest, one.step)
+            saved = max(saved, one.step) if one.rank == 0 else saved
+
+
+def no_job_is_lost(record: Record) -> Iterator[str]:
+    """With `--ha` no agent ends before the work is done, but those that were killed."""
+    if not record.looks:
+        return
+    for end in record.ends:
+        if not end.by and end.code:
+            yield f"the agent of machine {end.machine} gave up with {end.code}: {_last_line(end)}"
+
+
+def one_cluster_decides(record: Record) -> Iterator[str]:
+    """All leaders that are ever seen are of one cluster."""
+    found = {name for look in record.looks for name, has_leader in look.members if has_leader}
+    if len(found) > 1:
+        yield f"clusters {sorted(found)} have had leaders"
+
+
+def small_faults_cost_nothing(record: Record) -> Iterator[str]:
+    """With `--ha`, whose times are the default ones, no worker is stopped for these."""
+    starts = [one for one in record.entries if one.event == "start"] if record.looks else []
+    for fault in filter(is_small, record.faults):
+        others = [one for one in record.faults if one is not fault]
+        # Two that are small add up: a node that was frozen needs an etcd that answers right then.
+        if any(one.at_s <= fault.until_s and fault.at_s <= one.until_s for one in others):
+            continue
+        next_at_s = [one.at_s for one in others if one.at_s > fault.until_s]
+        until_s = min(fault.until_s + SMALL_S, *next_at_s, float("inf"))
+        late = [one for one in starts if fault.at_s < one.at_s <= until_s]
+        if late:
+            yield f"{fault.kind} on machine {fault.machine} led to generation {late[0].generation}"
+
+
+def is_small(fault: Fault) -> bool:
+    lasts_s = fault.until_s - fault.at_s
+    return fault.kind == "kill member" or (
+        fault.kind == "freeze machine" and lasts_s <= FREEZE_S_MAX
+    )
+
+
 def nothing_is_left(record: Record) -> Iterator[str]:
     """No process and no file outlives the job."""
     yield from record.left
@@ -177,6 +262,11 @@ RULES: tuple[Callable[[Record], Iterator[str]], ...] = (
     restarts_are_failures,
     job_goes_on,
     ends_are_honest,
+    sums_are_right,
+    progress_is_kept,
+    no_job_is_lost,
+    one_cluster_decides,
+    small_faults_cost_nothing,
     nothing_is_left,
 )
 

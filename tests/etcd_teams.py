@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import quote
 
+from holdfast.core.etcd.keys import NodeRecord, read_record
 from real_etcd import b64
 from real_jobs import PATIENCE_S
 from real_teams import FOREVER, QUICK, Agent, Cluster
@@ -173,4 +174,15 @@ def leaves(etcd: Etcd, prefix: str) -> list[Leaf]:
         key = base64.b64decode(one["key"]).decode()
         value = base64.b64decode(one.get("value", ""))
         found.append(Leaf(key.removeprefix(prefix), int(ttl.get("grantedTTL", -1)), value))
+    return found
+
+
+def presences(team: EtcdTeam) -> dict[str, int]:
+    """Return the port at which each agent says that it is there, by node."""
+    found = {}
+    for one in team.left().values():
+        if one.name.startswith("nodes/"):
+            record = read_record(NodeRecord, one.value)
+            if record.presence is not None:
+                found[record.status.info.node] = record.presence.port
     return found

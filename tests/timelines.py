@@ -61,14 +61,21 @@ class Timeline:
         self.lines[-1] = msgspec.json.encode(line) + b"\n"
 
     def generation(
-        self, number: int, ready: float, started: float, *, why: str = "", nodes: int = 1
+        self,
+        number: int,
+        ready: float,
+        started: float,
+        *,
+        why: str = "",
+        nodes: int = 1,
+        restarts: int | None = None,
     ) -> None:
         rank, fence = self._node_rank, 500 + number
         self.note(lifecycle.RendezvousEnded(self.at(ready), 0.0, 1.0, rank, nodes))
         self.note(
             lifecycle.GenerationStarted(
-                self.at(started), 0.0, 0.1, number, number, rank, nodes, self.workers(), 2 * nodes,
-                fence, why, f"/logs/attempt_{number}",
+                self.at(started), 0.0, 0.1, number, number if restarts is None else restarts, rank,
+                nodes, self.workers(), 2 * nodes, fence, why, f"/logs/attempt_{number}",
             )
         )  # fmt: skip
 
@@ -83,7 +90,9 @@ class Timeline:
         self, number: int, since: float, gone: float, reason: StopReason, *failures: WorkerFailure
     ) -> None:
         self.note(lifecycle.GenerationStopping(self.at(since), number, reason))
-        self.note(lifecycle.GenerationStopped(self.at(gone), number, failures))
+        self.note(lifecycle.GenerationStopped(self.at(gone), number))
+        if failures:
+            self.note(lifecycle.WorkersFailed(self.at(gone), number, failures))
 
     def failure(
         self, rank: int, since: float, *, text: str = "no data", consequence: bool = False
@@ -96,7 +105,13 @@ class Timeline:
         )
 
     def end(self, since: float, state: str = "succeeded", error: str = "") -> None:
-        self.note(lifecycle.RunEnded(self.at(since), 0.0, since, state, 1, 2, 3, 0, 1, (), error))
+        """End with a state of the workers or, with an error, of the agent."""
+        at, of_workers, of_agent = self.at(since), "" if error else state, state if error else ""
+        self.note(
+            lifecycle.RunEnded(
+                at, 0.0, since, of_workers, 1, 2, 3, 0, 1, error=error, cut_short=of_agent
+            )
+        )
 
     def runs(self) -> list[records.NodeRun]:
         return records.parse([line.rstrip(b"\n") for line in self.lines])

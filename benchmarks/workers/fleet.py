@@ -55,7 +55,7 @@ PAUSE_S = 1.5  # Before each restart, unless given: a heartbeat and a half.
 # Agents of real hosts do not wait for each other in one interpreter: so many connect at a time.
 IN_FLIGHT = 64
 READ_BYTES = 1 << 16
-NO_CALL = b"\xa4call\x00"  # In an acknowledgement that is no roll call.
+CALL = b"\xa4call"  # In an acknowledgement that is a roll call.
 WATCH = b"\xa5watch"
 PR_SET_PDEATHSIG = 1  # The coordinator does not outlive this process.
 
@@ -111,7 +111,7 @@ class Agent:
                 self.on_other(self, body)
                 continue
             if b"\xa4view" not in body[:16]:  # Most acknowledgements change nothing here.
-                if NO_CALL not in body:
+                if CALL in body:
                     self._perform(decode(body))  # type: ignore[arg-type]
                 continue
             view = decode(body)

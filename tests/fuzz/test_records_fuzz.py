@@ -12,7 +12,16 @@ from wire_strategies import anything
 
 from fake_node import RUN, FakeNode, a_job_of, a_node
 from holdfast.core.etcd.calls import Get, Grant, KeepAlive, Request, Revoke, Txn
-from holdfast.core.etcd.keys import MARK, JobRecord, NodeRecord, pack, unpack
+from holdfast.core.etcd.keys import (
+    MARK,
+    JobRecord,
+    NodeRecord,
+    Presence,
+    leader_value,
+    pack,
+    read_leader,
+    unpack,
+)
 from holdfast.core.etcd.leader import LedJob, inherit
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import NodeInfo, NodePhase, NodeRole, View
@@ -219,7 +228,10 @@ def test_any_shared_state_is_gone_on_with_or_refused(data: DataObject) -> None:
 
 # Records in etcd.
 
-NODE = msgspec.msgpack.decode(pack(NodeRecord(nodes_of(1)[0].status(), 3))[len(MARK) + 1 :])
+PRESENCE = Presence("a.example", 4711, "0123456789abcdef" * 2)
+NODE = msgspec.msgpack.decode(
+    pack(NodeRecord(nodes_of(1)[0].status(), 3, 1001, PRESENCE))[len(MARK) + 1 :]
+)
 VIEW = msgspec.msgpack.decode(
     pack(View(run_id=RUN, node="a", incarnation=1, term=1, revision=1, role=NodeRole.MEMBER))[
         len(MARK) + 1 :
@@ -245,10 +257,25 @@ def test_any_job_is_taken_over_or_refused(data: DataObject) -> None:
         return
     alive = {("a", 1), ("b", 2)}
     led = LedJob(0.0, inherit(record, alive, 5, RUN, 5.0), step_s=1.0, strict=True)
-    led.begin(0.0, [], {}, "gone")
+    led.begin(0.0, [], {}, lambda _peer: "gone")
     for now in (3.0, 70.0, 140.0):
         led.handle(now, TICK)
     assert unpack(JobRecord, pack(JobRecord(led.job, 7))) is not None
+
+
+@untimed
+@given(st.data())
+def test_any_leader_is_followed_or_not_watched(data: DataObject) -> None:
+    text = leader_value("a b", 1001, PRESENCE)
+    first = data.draw(st.integers(0, len(text)))
+    last = data.draw(st.integers(first, len(text)))
+    value = text[:first] + data.draw(st.binary(max_size=4)) + text[last:]
+    name, lease, presence = read_leader(value)
+    assert isinstance(name, str)
+    assert 0 <= lease < 2**63
+    if presence is not None:
+        assert read_leader(leader_value(name, lease, presence)) == (name, lease, presence)
+    event(f"watched: {presence is not None}")
 
 
 @pytest.mark.parametrize("body", [DEEP, NOT_UTF8])

@@ -1,10 +1,11 @@
-"""A few jobs of `make chaos`, one on each backend."""
+"""A few jobs of `make chaos`, one on each backend, and a short one with `--ha`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
+from chaos import ha
 from chaos.job import BACKENDS, Job, make_plan
 from chaos.network import missing
 from chaos.rules import violations
@@ -27,3 +28,22 @@ def test_a_job_under_chaos_breaks_no_rule(tmp_path: Path, backend: str) -> None:
     record = Job(plan, tmp_path).run()
     assert {fault.kind for fault in record.faults} >= {"fail worker", "cut machine"}
     assert violations(record) == []
+
+
+# Most members are killed again and again, which costs nothing; then a machine comes back with nothing
+# while another is cut off.
+HA_FAULTS = [
+    *[(0.1 * number, "kill member", number % 2, 0.0) for number in range(10)],
+    (0.0, "replace machine", 1, 0.5),
+    (0.2, "cut machine", 3, 6.0),
+]
+
+
+def test_a_job_with_ha_under_chaos_breaks_no_rule(tmp_path: Path) -> None:
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    said: list[str] = []
+    record = ha.LongJob(ha.make_plan(1, 0)._replace(faults=HA_FAULTS), tmp_path, said.append).run()
+    assert violations(record) == []
+    assert len(record.faults) == len(HA_FAULTS), said

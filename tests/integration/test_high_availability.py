@@ -18,7 +18,10 @@ import pytest
 from chaos.network import Network, address, missing
 
 from certificates import make_ca, make_certificate
+from holdfast.etcd.settings import EtcdSettings, parse_endpoints
+from holdfast.etcd.sync_client import EtcdClient
 from holdfast.net.token_certificates import make_certificate as make_token_certificate
+from holdfast.rendezvous.etcd import read_job
 from real_jobs import HOLDFAST, PATIENCE_S, Watched
 from real_teams import OBEY, QUICK, Agent, Cluster, descendants, held_pairs
 
@@ -39,9 +42,15 @@ class OwnCluster(Cluster):
     """Agents with `--ha`."""
 
     def __init__(
-        self, folder: Path, nnodes: str, listed: str, script: str = OBEY, conf: str = ""
+        self,
+        folder: Path,
+        nnodes: str,
+        listed: str,
+        script: str = OBEY,
+        conf: str = "",
+        lost_after: str = SOON_LOST,
     ) -> None:
-        every = ",".join(filter(None, (QUICK, SOON_LOST, conf)))
+        every = ",".join(filter(None, (QUICK, lost_after, conf)))
         super().__init__(folder, script, nnodes=nnodes, backend="ha", endpoint=listed, conf=every)
 
     def folders(self) -> list[str]:
@@ -176,6 +185,26 @@ def test_an_etcd_that_ends_or_hangs_costs_nothing_and_a_killed_agent_leaves_noth
         finish(after)
         assert cluster.codes() == {"a": 0, "b": 0}
         assert cluster.folders() == []
+
+
+def test_the_leader_is_killed_with_its_member_and_missed_at_once(
+    tmp_path: Path, listed: str
+) -> None:
+    """Leases last for five minutes: it is seen to end, as soon as the others have a new etcd leader."""
+    with OwnCluster(tmp_path, "2:3", listed, lost_after="keep_alive_interval=60") as cluster:
+        for name in ("a", "b", "c"):
+            cluster.start(name, conf=f"node_id={name}", env={"LOGLEVEL": "debug"})
+        starts = cluster.generation(3)
+        settings = EtcdSettings(endpoints=parse_endpoints(listed)[0])
+        with EtcdClient(settings) as client:
+            leader = read_job(client, cluster.run_id)[1]
+        for agent in cluster.agents.values():
+            agent.says(": seen", times=2 if agent.name == leader else 1)
+        cluster.agents.pop(leader).kill()
+        after = cluster.generation(2)
+        assert after.keys() == starts.keys() - {leader}
+        finish(after)
+        assert set(cluster.codes().values()) == {0}
 
 
 def test_strangers_are_kept_out_and_another_job_is_told_who_has_the_ports(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -132,7 +133,7 @@ def test_a_node_that_is_cut_off_stops_its_workers_before_others_take_their_place
         gone.gone_already()
         network.heal(2)
         after = meeting(cluster, *"abc")
-        assert "others may take their place" in cluster.agents["c"].said()
+        assert "no answer of the coordinator" in cluster.agents["c"].said()
         finish(after)
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
@@ -154,13 +155,22 @@ def test_a_cut_of_one_direction_is_a_cut(tmp_path: Path, network: Network, direc
 def test_the_coordinators_machine_may_be_cut_off_and_healed(
     tmp_path: Path, network: Network
 ) -> None:
+    """Nothing tells the others but silence, and they must say so within 10 s by default."""
+    by_default = "keep_alive_interval=1,keep_alive_max_attempt=5"
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
-        cluster.start_nodes("abc")
+        cluster.start_nodes("abc", conf=by_default)
         meeting(cluster, *"abc")
         network.cut(0)
+        for name in "bc":
+            said = cluster.agents[name].says("(coordinator_timeout=60)")
+            left = re.search(r"(\d+) s more \(coordinator_timeout", said)
+            assert left is not None
+            assert 60 - int(left[1]) <= 10
         cluster.agents["a"].says("the round is broken")
         network.heal(0)
         after = meeting(cluster, *"abc")
+        for name in "bc":
+            cluster.agents[name].says(f"the coordinator at {cluster.endpoint} is back")
         finish(after)
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 

@@ -55,6 +55,14 @@ def await_agents(*pids: int) -> str:
         time.sleep(LOOK_AGAIN_S)
 
 
+def await_text(path: Path, text: str) -> None:
+    """Wait until a file, which another thread writes, has this in it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while text not in path.read_text():
+        assert time.monotonic() < deadline, path.read_text()
+        time.sleep(LOOK_AGAIN_S)
+
+
 def status_of(run_id: str, *flags: str, env: dict[str, str] | None = None) -> dict[str, Any]:
     printed, _ = holdfast("status", "--json", "--rdzv-id", run_id, *flags, env=env)
     found: dict[str, Any] = json.loads(printed)
@@ -123,6 +131,8 @@ def test_one_node_is_watched_and_steered(tmp_path: Path) -> None:
                 "generation 1 of 1\n"
             )
             assert "why not" in holdfast("events", *about)[0]
+            [recorded] = (tmp_path / "logs").rglob("events-*.jsonl")
+            await_text(recorded, "holdfast.request")
             holdfast("stop", *about, "--reason", "enough")
             code, _, said = job.end()
             assert (code, "enough" in said) == (STOPPED, True)

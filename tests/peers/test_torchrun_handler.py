@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.core.protocol import TERMS_PER_PLACE
+from holdfast.etcd.process import hold_port
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.coordinator import CoordinatorHandler
+from real_coordinators import Coordinator
 from real_teams import free_port
 
 if TYPE_CHECKING:
@@ -94,6 +97,21 @@ def test_torchs_registry_has_it_as_a_handler_of_its_own_kind() -> None:
         assert isinstance(info.bootstrap_store_info, rendezvous.RendezvousStoreInfo)
         assert info.bootstrap_store_info.master_addr == "127.0.0.1"
         assert (info.rank, info.world_size) == (0, 1)
+
+
+def test_a_coordinator_that_took_over_is_followed_and_restarts_nothing() -> None:
+    with hold_port() as one, hold_port() as other, job_of("2") as job:
+        ports = [held.getsockname()[1] for held in (one, other)]
+        job.endpoint = ",".join(f"127.0.0.1:{port}" for port in ports)
+        with Coordinator(f"--endpoint={job.endpoint}"):
+            nodes = [job.node(is_host=False) for _ in range(2)]
+            meet(*nodes)
+        with Coordinator("--take-over", f"--endpoint={job.endpoint}"):
+            connections = [node._node._connection for node in nodes]
+            until(lambda: all(one.view.term >= TERMS_PER_PLACE for one in connections))
+            assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
+            for node in nodes:
+                node.shutdown()
 
 
 def test_finding_it_loads_neither_torch_nor_the_rest_of_holdfast() -> None:

@@ -5,6 +5,9 @@ the node takes them in, and so do the changes that watches saw. After every inpu
 until nothing is left, but for what is held back::
 
     new min=2 max=3 restarts=1 nodes=abc     a job's settings, and nodes that join one by one
+    new min=1 max=2 nodes=ab shown=1         ... whose presence others can watch
+    seen a b / closed a b                    what a sees at its connection to the presence of b
+    refused a b / unknown a b                ... or there is none
     join a / add a                           a node, with a session or without one
     open a / drop a / leave a / crash a      its session; crash ends it without a word
     reports a failed / beats a / again a     a status of another phase; a heartbeat; the last status
@@ -62,7 +65,7 @@ from holdfast.core.etcd.calls import (
     TxnDone,
     WatchEnded,
 )
-from holdfast.core.etcd.keys import JobKeys, JobRecord, NodeRecord, get_prefix, unpack
+from holdfast.core.etcd.keys import JobKeys, JobRecord, NodeRecord, Presence, get_prefix, unpack
 from holdfast.core.etcd.leader import LeaderState
 from holdfast.core.etcd.session import (
     DeliverMessage,
@@ -76,6 +79,14 @@ from holdfast.core.etcd.session import (
     ReportOpened,
     SessionEvent,
 )
+from holdfast.core.etcd.witness import (
+    ConnectPresence,
+    DropPresence,
+    PresenceClosed,
+    PresenceRefused,
+    PresenceSeen,
+    PresenceUnknown,
+)
 from holdfast.core.machine import TICK, InvalidEvent
 from holdfast.core.protocol import Ack, JobSettings, NodePhase, NodeRole, Status, View
 from holdfast.testing.sim.etcd import SimEtcd
@@ -88,6 +99,12 @@ LEASE_S = 5.0
 STEPS_MAX = 10_000
 KEYS = JobKeys(PREFIX, RUN)
 QUEUES = ("requests", "answers", "changes")
+SIGHTS: dict[str, Any] = {
+    "seen": PresenceSeen,
+    "closed": PresenceClosed,
+    "refused": PresenceRefused,
+    "unknown": PresenceUnknown,
+}
 
 
 class EtcdNode:
@@ -96,8 +113,14 @@ class EtcdNode:
     def __init__(self, scene: EtcdPlayer, name: str, incarnation: int) -> None:
         self.node = a_node(name, scene.settings, incarnation)
         self.session = EtcdSession(
-            run_id=RUN, info=self.node.info, prefix=PREFIX, lease_s=LEASE_S, strict=True
+            run_id=RUN,
+            info=self.node.info,
+            prefix=PREFIX,
+            lease_s=LEASE_S,
+            presence=Presence("", incarnation, f"{incarnation:032x}") if scene.shown else None,
+            strict=True,
         )
+        self.looks: dict[str, int] = {}  # Connections to other nodes.
         self.obeys = True
         self.held: set[str] = set()
         self.requests: list[SendRequest] = []
@@ -125,6 +148,14 @@ class EtcdNode:
                     self._watch(effect)
                 case StopWatch(number):
                     self._scene.etcd.unsubscribe(self.watches.pop(number, -1))
+                case ConnectPresence(number, presence):
+                    other = presence.address.partition(".")[0]
+                    self._log(f"connects to {other}")
+                    self.looks[other] = number
+                case DropPresence(number):
+                    other = next(name for name, one in self.looks.items() if one == number)
+                    self._log(f"has done with {other}")
+                    del self.looks[other]
                 case ReportOpened():
                     self._log("session opened")
                     if self.obeys:
@@ -238,6 +269,7 @@ class EtcdPlayer:
         self.nodes: dict[str, EtcdNode] = {}
         self.log: list[str] = []
         self.born = 0
+        self.shown = False
 
     def play(self, line: str) -> list[str]:
         self.log = []
@@ -250,10 +282,11 @@ class EtcdPlayer:
     def play_one(self, verb: str, *words: str) -> list[str]:
         if verb == "new":
             given = fields([*words])
-            names = given.pop("nodes", "")
+            names, shown = given.pop("nodes", ""), given.pop("shown", "")
             known: dict[str, Any] = {SETTINGS[name]: number(text) for name, text in given.items()}
             least, most = int(known.pop("min_nodes")), int(known.pop("max_nodes"))
             self.begin(a_job_of(least, most, **known))
+            self.shown = bool(shown)
             for name in names:
                 self.join(name)
             self.log = []
@@ -330,6 +363,9 @@ class EtcdPlayer:
                 node.node.info = msgspec.structs.replace(node.node.info, address="")
             case ["portions", ops]:
                 node.session.leadership.ops_max = int(ops)
+            case ["seen" | "closed" | "refused" | "unknown", other]:
+                number = node.looks[other] if verb == "seen" else node.looks.pop(other)
+                node.happens(SIGHTS[verb](number))
             case ["mute" | "obeys"]:
                 node.obeys = verb == "obeys"
             case ["stands", *_]:
@@ -453,7 +489,7 @@ def value_text(key: bytes, value: bytes) -> str:
         return text + (f", call {node.call}" if node.call else "")
     if key.startswith(KEYS.views) and (view := unpack(View, value)):
         return f"{view.term}.{view.revision} {described(view)}"
-    return value.decode(errors="replace")
+    return value.decode(errors="replace").replace("\n", " at ")
 
 
 def job_text(job: Job) -> str:

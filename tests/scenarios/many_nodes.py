@@ -39,6 +39,7 @@ from holdfast.core.coordinator import (
     CoordinatorEvent,
     CoordinatorMachine,
     JobCloseRequested,
+    RequestReceived,
     StatusReceived,
 )
 from holdfast.core.machine import TICK, Event, InvalidEvent
@@ -52,6 +53,7 @@ from holdfast.core.protocol import (
     NodeRole,
     RankOrder,
     Request,
+    RequestAnswer,
     Status,
     View,
 )
@@ -321,7 +323,8 @@ class CoordinatorPlayer:
 
     Verbs are those of rounds (join, back, beats, fails, done, leaves), and `cut a` (its connection
     closed), `tick`, `close job outcome why`; `new coordinator` follows another one, and knows of
-    nothing; with `remembers` it has what that one stored, in the agent of `host`. A node joins
+    nothing; with `remembers` it has what that one stored, in the agent of `host`; with `place=1` it took
+    over elsewhere. A node joins
     `from` an address, its own unless given, and with `reaches` by one of the coordinator's. Nodes
     apply each view, but for `deaf=a`, which gets none of this one's. Below are the answers, the
     jobs, and the next deadline.
@@ -356,11 +359,13 @@ class CoordinatorPlayer:
                 self.links: dict[str, tuple[str, str]] = {}
                 self.clock = Clock()
             host = fields([word for word in words if word.startswith("host=")]).get("host", "")
+            place = fields([word for word in words if word.startswith("place=")]).get("place", "0")
             self.machine = CoordinatorMachine(
                 self.clock.now,
                 silence_s=5.0,
                 grace_s=0.2,
                 follows_another=follows,
+                place=int(place),
                 memories=memories,
                 host=host,
                 strict=True,
@@ -370,11 +375,16 @@ class CoordinatorPlayer:
         now = self.clock.read(first)
         self.deaf = fields([word for word in words if word.startswith("deaf=")]).get("deaf", "")
         self.stopped: list[FakeNode] = []
-        lines = [self._answer(one) for one in self.machine.handle(now, self._event(*words))]
+        event = self._event(*words)
+        lines = [self._answer(one) for one in self.machine.handle(now, event)]
+        if isinstance(event, RequestReceived):
+            answer = self.machine.answer_to(event.run_id, event.request.id)
+            why = answer.why and f": {answer.why}"
+            lines.append(f"{answer.id} is {answer.refusal or 'granted'}{why}")
         while self.stopped:
             node = self.stopped.pop(0)
-            event = self._received(node.status())
-            views = [one for one in self.machine.handle(now, event) if isinstance(one, View)]
+            news = self._received(node.status())
+            views = [one for one in self.machine.handle(now, news) if isinstance(one, View)]
             lines += map(self._answer, views)
         return [*lines, self._state()]
 
@@ -383,6 +393,10 @@ class CoordinatorPlayer:
             return TICK
         if verb == "close":
             return JobCloseRequested(name, JobOutcome(more[0]), " ".join(more[1:]))
+        if verb == "asks":  # An id, a job, an action and what it is about.
+            run_id, action, *whom = more
+            request = Request(id=name, action=action, node="".join(whom), who="ann@login")
+            return RequestReceived(run_id, request)
         if verb == "join":
             short, _, run = name.partition("@")
             short = short.partition("/")[0]
@@ -479,7 +493,7 @@ class SessionPlayer:
             case "tick":
                 return TICK
             case "connected":
-                return ms.Connected()
+                return ms.Connected(place=int(given.get("place", "0")))
             case "disconnected":
                 return ms.Disconnected(" ".join(words))
             case "rejoined":
@@ -488,6 +502,8 @@ class SessionPlayer:
                 return ms.LoopStuck(" ".join(words))
             case "turned":
                 return ms.LoopTurned()
+            case "asked":
+                return ms.RequestMade(Request(id=words[0], action="restart", who="ann@login"))
             case "ack":
                 incarnation = int(given.get("of", self.machine.status.info.incarnation))
                 call = int(given.get("call", "0"))
@@ -504,7 +520,10 @@ class SessionPlayer:
         raise AssertionError(f"what is {verb!r}?")
 
     def _view(self, role: NodeRole, given: dict[str, str], *, final: bool) -> View:
+        answered = given.pop("answered", "")
         numbers: dict[str, Any] = {name: int(text) for name, text in given.items() if name != "of"}
+        if answered:
+            numbers["answered"] = RequestAnswer(id=answered)
         term, revision = numbers.pop("term", 1), numbers.pop("revision")
         incarnation = int(given.get("of", self.machine.status.info.incarnation))
         return View(
@@ -548,12 +567,17 @@ class SessionPlayer:
                     words.append(f"report {status.report.decode()!r}")
                 if status.stuck:
                     words.append(f"stuck: {status.stuck}")
+                if status.request:
+                    words.append(f"asks {status.request.id}")
+                if status.drained:
+                    words.append("drained")
                 return ", ".join(words)
         raise AssertionError(effect)
 
     def _state(self) -> str:
         deadline = self.machine.next_deadline(self.clock.now)
-        return f"{self.machine.connection.value}, next at {round(deadline, 3):g}"
+        place = f" at place {self.machine.place}" if self.machine.place else ""
+        return f"{self.machine.connection.value}{place}, next at {round(deadline, 3):g}"
 
 
 class CoordinatedPlayer:

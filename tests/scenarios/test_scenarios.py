@@ -46,6 +46,7 @@ PLAYERS: dict[str, type[Player]] = {
     "etcd_session": EtcdPlayer,
     "etcd_election": EtcdPlayer,
     "etcd_leader": EtcdPlayer,
+    "etcd_witness": EtcdPlayer,
     "etcd_cluster": ClusterPlayer,
 }
 
@@ -174,7 +175,7 @@ def test_a_transcript_that_says_otherwise_is_noticed_and_rewritten() -> None:
 
 def test_the_transcripts_on_etcd_have_every_state_event_and_effect() -> None:
     player = EtcdPlayer()
-    for folder in ("etcd_session", "etcd_election", "etcd_leader"):
+    for folder in ("etcd_session", "etcd_election", "etcd_leader", "etcd_witness"):
         for path in transcripts(folder):
             Transcript(path.read_text()).replayed(player)
     assert player.states == {*SessionState}

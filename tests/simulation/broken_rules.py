@@ -14,6 +14,7 @@ from holdfast.core.etcd.election import Election
 from holdfast.core.etcd.keys import pack
 from holdfast.core.etcd.leader import Leadership
 from holdfast.core.etcd.session import EtcdSession
+from holdfast.core.etcd.witness import WatchState, Witness
 from holdfast.core.protocol import JobOutcome, NodeRole, Request, RequestRefusal, Status, View
 from holdfast.core.rounds import JobPhase, NodeLost, Rounds
 from holdfast.core.session import Session
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from holdfast.core.etcd.election import ElectionEffect
     from holdfast.core.etcd.keys import JobRecord
     from holdfast.core.etcd.leader import LeaderEffect
+    from holdfast.core.etcd.witness import WitnessEffect, _Watch
     from holdfast.core.machine import Effect
     from holdfast.core.protocol import NodeInfo, Status
     from holdfast.core.rounds import Node
@@ -174,6 +176,12 @@ class ForgetsItsMemory(CoordinatorMachine):
 
     def __init__(self, now: float, **more: Any) -> None:
         super().__init__(now, **{**more, "memories": None})
+
+
+class AllPlacesAreAlike(Session):
+    """A node connects to a coordinator that another one replaced."""
+
+    place = property(lambda _: 0, lambda *_: None)
 
 
 class RoundChangesUnseen(Rounds):
@@ -399,6 +407,34 @@ class NobodyLeadsAgain(EtcdSession):
 class NotInterested(Election):
     def _leader_changed(self, change: Change) -> list[ElectionEffect]:
         return []
+
+
+class SilenceIsRefusal(EtcdSession):
+    """An agent that does not answer, after its connection broke, is taken for ended."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.witness.__class__ = Impatient
+
+
+class Impatient(Witness):
+    def _unknown(self, now: float, watch: _Watch) -> list[WitnessEffect]:
+        is_checked = watch.state is WatchState.CHECKING
+        return self._refused(now, watch) if is_checked else super()._unknown(now, watch)
+
+
+class AnyRefusalCounts(EtcdSession):
+    """An agent is taken for ended because some host refuses where it was never seen."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.witness.__class__ = Gullible
+
+
+class Gullible(Witness):
+    def _refused(self, now: float, watch: _Watch) -> list[WitnessEffect]:
+        watch.state = WatchState.CHECKING
+        return super()._refused(now, watch)
 
 
 class ConflictsAreIgnored(SharedStateSession):

@@ -16,6 +16,7 @@ from holdfast.testing.sim.checkers import (
     GenerationGrows,
     JobEnds,
     LossIsFree,
+    NeverBack,
     NobodyStarves,
     NoNeedlessRestart,
     NothingGoesBack,
@@ -38,8 +39,10 @@ SEEDS_MAX = 40
 ON_ETCD: list[tuple[Machines, type[Checker], str]] = [
     (Machines(rounds=broken.AnybodyTakesOver), PlaceKept, "churn"),
     (Machines(etcd_session=broken.DeposedLeadersWrite), GenerationGrows, "pauses"),
-    (Machines(etcd_session=broken.NobodyIsToldAgain), JobEnds, "lossy"),
+    (Machines(etcd_session=broken.NobodyIsToldAgain), JobEnds, "everything"),
     (Machines(etcd_session=broken.NobodyLeadsAgain), RoundForms, "crashes"),
+    (Machines(etcd_session=broken.SilenceIsRefusal), OldWorkersGone, "partitions"),
+    (Machines(etcd_session=broken.AnyRefusalCounts), OldWorkersGone, "calm"),
     (Machines(rounds=broken.FencedComesBack), FencedStaysOut, "partitions"),
     (Machines(rounds=broken.LossesCost), BudgetKept, "crashes"),
     (Machines(session=broken.NeverExpires), OldWorkersGone, "partitions"),
@@ -80,6 +83,7 @@ CASES: list[tuple[Machines, type[Checker], str]] = [
     (Machines(rounds=broken.FencesBeginAnew), NothingGoesBack, "coordinator"),
     (Machines(coordinator=broken.ForgetsItsMemory), NothingGoesBack, "everything"),
     (Machines(coordinator=broken.NobodyIsAsked), LossIsFree, "crashes"),
+    (Machines(session=broken.AllPlacesAreAlike), NeverBack, "take_over"),
     (Machines(rounds=broken.StartsAtOnce), OldWorkersGone, "calm"),
     (Machines(rounds=broken.FreeRestarts), BudgetKept, "calm"),
     (Machines(rounds=broken.LossesCost), BudgetKept, "crashes"),
@@ -132,11 +136,16 @@ def test_broken_rules_are_caught(
     nodes = 5 if driver == "coordinator" else 9
     if profile == "flapping":  # The more of them, the more come while others wait.
         nodes = 12
+    if driver == "etcd" and profile == "everything":  # And the more writes a leader dies between.
+        nodes = 20
+    minutes = 1.7
+    if profile == "take_over":  # Somebody must take over, and be wrong about it.
+        nodes, minutes = 9, 3.0
     for seed in range(SEEDS_MAX):
         result = simulate(
             seed,
             nodes=nodes,
-            minutes=1.7,
+            minutes=minutes,
             profile=profile,
             driver=driver,
             machines=machines,

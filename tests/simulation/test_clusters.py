@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cluster_worlds import Split, World, run_faults
+from cluster_worlds import World, run_faults
 
 from holdfast.core.etcd.cluster import ClusterMember, DropEtcd, Founding, MemberEffect, MemberState
+from holdfast.testing.sim import Machines, simulate
+from holdfast.testing.sim.members import Split
 
 FAULTS_S = 150.0
 QUIET_S = 200.0
@@ -58,3 +60,27 @@ def test_members_without_a_rule_split(size: int, broken: dict[str, Any]) -> None
 
     with pytest.raises(Split):
         run_seeds()
+
+
+# The same, with the nodes that are on those machines.
+
+
+class Careless(ClusterMember):
+    """Drops its data when etcd has ended twice in a row, whether others have them or not."""
+
+    def _ended(self, now: float) -> list[MemberEffect]:
+        effects = super()._ended(now)
+        if self.state is not MemberState.RESTING:
+            return effects
+        self.cluster = ""
+        return [DropEtcd()]
+
+
+@pytest.mark.parametrize("broken", [Forgetful, Careless])
+def test_nodes_do_not_survive_members_without_a_rule(broken: type[ClusterMember]) -> None:
+    machines = Machines(cluster_member=broken)
+    runs = (
+        simulate(seed, nodes=3, profile="majorities", driver="etcd", machines=machines)
+        for seed in range(SEEDS_MAX)
+    )
+    assert any(run.violation.startswith("Split") for run in runs)

@@ -63,8 +63,9 @@ def test_long_reports_on_slow_links_cost_nobody_its_place() -> None:
 
 # Faults that were found and repaired: writes that were carried out late undid newer ones, and nodes
 # that came when the job had just failed did not learn when all was known of it; nodes that had
-# much to say did not renew their leases. The last two are of checkers that saw faults in what was
-# right: the late end of a lease that etcd had renewed, and a failure of which a new leader heard.
+# much to say did not renew their leases. Two are of checkers that saw faults in what was
+# right: the late end of a lease that etcd had renewed, and a failure of which a new leader heard. In
+# the last three, members of the job's own etcd gave up data that the others lacked.
 @pytest.mark.parametrize(
     ("seed", "profile", "nodes"),
     [
@@ -76,15 +77,20 @@ def test_long_reports_on_slow_links_cost_nobody_its_place() -> None:
         (2083, "crashes", 11),
         (201396, "churn", 12),
         (203135, "pauses", 6),
+        (216, "members", 3),
+        (231, "majorities", 10),
+        (378, "majorities", 5),
     ],
 )
 def test_what_went_wrong_once_does_not_again(seed: int, profile: str, nodes: int) -> None:
     held(seed, nodes=nodes, profile=profile, driver="etcd")
 
 
-# Nodes that came when the job had just failed did not learn when all was known of it.
+# Nodes that came when the job had just failed did not learn when all was known of it. The last is
+# of a checker that took a node for stopped whose store did not answer while it went on.
 @pytest.mark.parametrize(
-    ("seed", "profile", "nodes"), [(135, "pauses", 6), (155, "pauses", 8), (207, "wedged", 64)]
+    ("seed", "profile", "nodes"),
+    [(135, "pauses", 6), (155, "pauses", 8), (207, "wedged", 64), (5018, "pauses", 7)],
 )
 def test_what_went_wrong_on_a_backend_does_not_again(seed: int, profile: str, nodes: int) -> None:
     held(seed, nodes=nodes, profile=profile, driver="backend")

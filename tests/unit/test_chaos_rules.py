@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from chaos import ha
 from chaos.job import make_plan
-from chaos.rules import End, Fault, Record, read_ledger, violations
+from chaos.rules import End, Fault, Record, read_ledger, read_looks, violations
 
 GOOD = """\
 1000000000 start 0 10 0 2 0 0 1
@@ -66,6 +67,68 @@ def test_a_worker_that_was_frozen_may_do_one_step_more() -> None:
 def test_a_seed_is_one_plan() -> None:
     assert make_plan(3) == make_plan(3)
     assert len({str(make_plan(seed)) for seed in range(50)}) > 40
+
+
+TRAINING = """\
+1000000000 start 0 10 0 2 0 0 1 0
+1010000000 start 1 11 1 2 0 0 1 0
+1020000000 step 0 10 0 2 0 0 1 1
+1030000000 step 1 11 1 2 0 0 1 1
+"""
+LOOKS = """\
+[holdfast] made a token
+900000000 - - -
+1000000000 a/1 a/1 -
+1050000000 a/1 a/0 b/0
+"""
+
+
+def training(
+    more: str = "",
+    looks: str = "",
+    faults: tuple[Fault, ...] = (),
+    ends: tuple[End, ...] = (End(0, 0, "", ""),),
+) -> Record:
+    job = record(TRAINING + more, faults, ends)
+    return job._replace(looks=tuple(read_looks((LOOKS + looks).splitlines())))
+
+
+def test_a_good_job_with_ha_breaks_no_rule() -> None:
+    assert violations(training("2000000000 step 0 12 0 1 1 0 2 2")) == []
+    killed = End(0, -9, "kill machine", "")
+    assert violations(training(ends=(killed,))) == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "rule"),
+    [
+        (training("1040000000 wrong 0 10 0 2 0 0 1 2"), "sums are right"),
+        (training("2000000000 step 0 12 0 1 1 0 2 1"), "progress is kept"),
+        (training("2000000000 step 0 12 0 1 1 0 2 4"), "progress is kept"),
+        (training(ends=(End(0, 78, "", "lost the cluster"),)), "no job is lost"),
+        (training(looks="1100000000 b/1 - b/1"), "one cluster decides"),
+        (
+            training(
+                "2000000000 start 0 12 0 1 1 0 2 0", faults=(Fault(1.1, "freeze machine", 1, 3.1),)
+            ),
+            "small faults cost nothing",
+        ),
+    ],
+)
+def test_a_rule_of_ha_that_is_broken_is_named(broken: Record, rule: str) -> None:
+    assert {one.partition(":")[0] for one in violations(broken)} == {rule}
+
+
+def test_a_machine_that_was_frozen_for_long_may_cost_a_generation() -> None:
+    start = "2000000000 start 0 12 0 1 1 0 2 0"
+    assert violations(training(start, faults=(Fault(1.1, "freeze machine", 1, 11.1),))) == []
+
+
+def test_every_kind_of_fault_meets_every_machine() -> None:
+    faults = ha.make_plan(5, 43).faults
+    met = {(kind, number, length if "freeze" in kind else 0) for _, kind, number, length in faults}
+    assert len(met) == len(faults) == 43
+    assert ha.make_plan(5, 43) == ha.make_plan(5, 43)
 
 
 def test_with_default_settings_a_node_that_is_cut_off_may_run_on() -> None:

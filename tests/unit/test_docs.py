@@ -158,8 +158,10 @@ def test_the_flag_table_is_complete_and_true() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_flags_named_in_the_text_exist(page: Path) -> None:
-    # The last two are of `simulate` and of the older launcher.
-    known = KNOWN_FLAGS | {"--version", "--flag", "--driver", "--use-env"}
+    # Besides those of commands: of `coordinator`, `simulate`, `report` and the older launcher.
+    known = KNOWN_FLAGS | {
+        "--version", "--flag", "--take-over", "--driver", "--output", "--json", "--use-env",
+    }  # fmt: skip
     known |= {flag for flags in flags_of_commands().values() for flag in flags}
     named = flags_in(" ".join(re.findall(r"`(-[^`]+)`", prose_of(page))))
     # A short form such as `--nproc` may be named as well.
@@ -171,7 +173,7 @@ def test_the_flags_for_running_jobs_are_documented() -> None:
     text = (DOCS / "reference" / "cli.md").read_text()
     section = text.partition("## Running jobs\n")[2].partition("\n## ")[0]
     flags = flags_of_commands()
-    wanted = {flag for name in TEXTS for flag in flags[name]} - {"-h", "--help"}
+    wanted = {flag for name in (*TEXTS, "dashboard") for flag in flags[name]} - {"-h", "--help"}
     assert flags_in(section) - set(flags["dump"]) - KNOWN_FLAGS <= wanted
     assert wanted <= flags_in(section)
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from holdfast import console
+from holdfast.coordinator import agent_connection
+from holdfast.core.protocol import NodePhase
+from holdfast.core.session import SessionTimeouts
 from holdfast.errors import EnvironmentProblem
+from holdfast.rendezvous.config import RendezvousParameters
+from holdfast.rendezvous.coordinator import CoordinatorHandler
+from real_coordinators import Coordinator, eventually, fault, member, node, started, until
 
 
 def test_levels_choose_what_is_shown(
@@ -114,3 +122,73 @@ def test_what_an_exception_says_fits_a_line() -> None:
     assert console.describe(ValueError("two\n  lines")) == "ValueError: two lines"
     assert console.describe(Mute()) == "Mute"
     assert len(console.describe(OSError("x" * 100_000))) < 2 * console.PROBLEM_CHARS_MAX
+
+
+@pytest.mark.parametrize("on_lost", ["run", "stop"])
+def test_a_lost_coordinator_is_described_until_it_is_back(
+    on_lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What happened, what still runs, how long it is waited for, and what helps."""
+    lines: list[str] = []
+    monkeypatch.setattr(console, "notice", lines.append)
+    timeouts = SessionTimeouts(away_s=60.0, needs_answers=on_lost == "stop")
+    with Coordinator("--endpoint=localhost:0") as first:
+        one = node(first.port, "a", nodes=1, timeouts=timeouts, advice="that helps")
+        with started(one):
+            until(one, member)
+            one.report(NodePhase.RUNNING, 0)
+            first.end(signal.SIGKILL)
+            eventually(lambda: len(lines) == 2)
+            runs = "run on"
+            if on_lost == "stop":
+                runs = r"are stopped unless it is back within \d\.\d s \(on_lost=stop\)"
+            assert re.fullmatch(
+                rf"lost the coordinator at 127\.0\.0\.1:{first.port}, last heard of at "
+                rf"\d\d:\d\d:\d\d \(.+\); the workers of generation 0 {runs}",
+                lines[0],
+            ), lines
+            assert re.fullmatch(
+                r"this node waits for it for \d\d s more \(coordinator_timeout=60\), then stops "
+                "its workers and ends; that helps",
+                lines[1],
+            ), lines
+            with Coordinator(f"--endpoint=localhost:{first.port}"):
+                eventually(lambda: len(lines) == 3)
+                assert lines[2] == f"the coordinator at 127.0.0.1:{first.port} is back"
+
+
+def test_a_coordinator_that_stays_away_is_named_again_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(console, "notice", lines.append)
+    monkeypatch.setattr(agent_connection, "OUTAGE_NOTICE_S", 0.1)
+    monkeypatch.setattr(agent_connection, "OUTAGE_REMIND_S", 0.1)
+    with Coordinator("--endpoint=localhost:0") as first:
+        one = node(first.port, "a", nodes=1, timeouts=SessionTimeouts(away_s=1.0))
+        with started(one):
+            until(one, member)
+            first.end(signal.SIGKILL)
+            fault(one)
+            assert 2 <= len(lines[2:]) <= 3
+            for line in lines[2:]:
+                assert re.fullmatch(
+                    r"still without the coordinator at .+ \(.+\): this node ends in \d s", line
+                )
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "config", "advice"),
+    [
+        ("node0:29400", {}, "--ha"),
+        ("node0:29400", {"is_host": "0"}, "holdfast coordinator"),
+        ("localhost:29400", {}, ""),
+    ],
+)
+def test_what_helps_against_the_loss_of_a_coordinator(
+    endpoint: str, config: dict[str, str], advice: str
+) -> None:
+    handler = CoordinatorHandler(RendezvousParameters("c10d", endpoint, "job", 1, 2, **config))
+    told = handler._advice(endpoint.partition(":")[0])
+    assert advice in told
+    assert bool(told) is bool(advice)

@@ -142,6 +142,9 @@ class ControlPoint:
             if agent.connection is not None:
                 self._asking[request.id] = answer
                 agent.connection.request(request)
+                view = agent.connection.view
+                if view is not None and view.answered is not None:
+                    self.answered(view.answered)  # The same may have been asked before.
                 continue
             known = request.id in agent.machine.answers
             yield supervision.Requested(request.id, request.action, str(request), request.grace_s)

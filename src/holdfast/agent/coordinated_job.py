@@ -68,7 +68,7 @@ class CoordinatedJob:
             max_restarts=spec.max_restarts,
         )
         self._exit_barrier_s = exit_barrier_s
-        self.workers_deadline = WorkersDeadline()
+        self.workers_deadline = WorkersDeadline(self._connection.presence_fd)
         """When the workers must be gone, as the connection renews it."""
         self._connection.guard(self.workers_deadline.renew)
         self._loss = ""
@@ -296,7 +296,8 @@ class CoordinatedJob:
             )
         refused = outcome is supervision.Outcome.REFUSED
         if view is not None and view.role is NodeRole.CLOSED:
-            if view.outcome is JobOutcome.STOPPED and view.request and not refused:
+            is_asked_for = view.outcome is JobOutcome.STOPPED and view.why == view.asked
+            if is_asked_for and not refused:
                 return JobStopped(f"the job {view.run_id!r} was stopped: {view.why}")
             if refused or view.outcome is JobOutcome.STOPPED:
                 return RendezvousClosedError(

@@ -21,6 +21,7 @@ from holdfast.observe.lifecycle import (
     WorkerOutcome,
     now,
 )
+from holdfast.processes.signals import SignalException
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from holdfast.core.supervision import StopReason
     from holdfast.observe.standalone import StandaloneRecords
     from holdfast.processes.failures.failure import ProcessFailure
+
+
+FAILURES_AFTER_S = 1.0
+"""Tracebacks are looked for after a restart, not before; unless that takes so long."""
 
 
 class LifecycleReporter:
@@ -46,6 +51,9 @@ class LifecycleReporter:
         self._rendezvous_since = 0.0
         self._rendezvous_is_over = False
         self._entered = 0
+        self._failed: tuple[int, dict[int, ProcessFailure]] | None = None
+        self.failures_due: float | None = None
+        """When to `report_failures` at the latest, by the monotonic clock."""
 
     def __enter__(self) -> None:
         """Raise `UsageError` if the records cannot be kept."""
@@ -139,6 +147,7 @@ class LifecycleReporter:
             )
         )
         self.workers_observed("healthy")
+        self.report_failures()
 
     def workers_observed(self, state: str) -> None:
         if self.observers:
@@ -155,10 +164,6 @@ class LifecycleReporter:
             generation = self._agent.machine.generation
             self.report(lifecycle.FirstHeartbeat(now()[0], generation, self._worker(local_rank)))
 
-    def requested(self, request: str, what: str) -> None:
-        if self.observers:
-            self.report(lifecycle.Requested(*now(), request, what))
-
     def progress_sampled(self, steps: tuple[tuple[int, int, float], ...]) -> None:
         """Report steps by local rank."""
         if self.observers:
@@ -166,6 +171,10 @@ class LifecycleReporter:
             known = tuple((workers[rank].global_rank, step, at) for rank, step, at in steps)
             generation = self._agent.machine.generation
             self.report(lifecycle.ProgressSampled(now()[0], generation, known))
+
+    def requested(self, request: str, what: str) -> None:
+        if self.observers:
+            self.report(lifecycle.Requested(*now(), request, what))
 
     def generation_stopping(self, generation: int, reason: StopReason) -> None:
         if self.observers:
@@ -179,8 +188,16 @@ class LifecycleReporter:
         at = self._rendezvous_since = now()[0]
         self._rendezvous_is_over = False
         if self.observers:
-            described = _described(failures) if failures else ()
-            self.report(lifecycle.GenerationStopped(at, generation, described))
+            self.report(lifecycle.GenerationStopped(at, generation))
+            if failures:
+                self._failed, self.failures_due = (generation, failures), at + FAILURES_AFTER_S
+
+    def report_failures(self) -> None:
+        """Report why workers of a generation before had failed, if that was not done yet."""
+        failed, self._failed, self.failures_due = self._failed, None, None
+        if failed is not None:
+            generation, failures = failed
+            self.report(lifecycle.WorkersFailed(now()[0], generation, _described(failures)))
 
     def run_ended(self, result: RunResult, *, workers_recorded: bool = False) -> RunResult:
         if self.observers:
@@ -204,6 +221,7 @@ class LifecycleReporter:
         error: BaseException | None,
         workers_recorded: bool = False,
     ) -> None:
+        self.report_failures()
         at, wall = now()
         machine = self._agent.machine
         self.report(
@@ -219,6 +237,7 @@ class LifecycleReporter:
                 self._outcomes(result) if result is not None else (),
                 _traceback(error),
                 workers_recorded,
+                _cut_short(error),
             )
         )
 
@@ -295,6 +314,14 @@ def _json(data: object) -> str:
     import json
 
     return json.dumps(data, default=str)
+
+
+def _cut_short(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    if isinstance(error, SignalException):
+        return "stopped"
+    return "error" if getattr(error, "exit_code", 1) else "standby"
 
 
 def _traceback(error: BaseException | None) -> str:

@@ -75,8 +75,9 @@ LOOP_S = 5.0
 """How long the agent's loop has for an answer."""
 ACT_S = 15.0
 """How long whoever decides has for one."""
-STACKS_S = 15.0
 STACKS_AT_ONCE = 8
+STACKS_IN_REPLY = 3
+"""However long their texts are, they fit into a frame."""
 IDLE_S = 60.0
 """A connection to the coordinator that nobody needs any more is kept for so long."""
 CLOSE_S = 1.0
@@ -261,7 +262,7 @@ class NodeServer:
     def close(self) -> None:
         """End the thread; those who watch see their connections end."""
         try:
-            self._thread.ask(self._end(), CLOSE_S + LOOP_S)
+            self._thread.ask(self._end(), CLOSE_S)
         except (TimeoutError, RuntimeError):
             pass  # A file system that hangs, perhaps: the thread ends with the process.
         self._thread.stop()
@@ -270,13 +271,11 @@ class NodeServer:
         for asker in [*self.askers]:
             asker.drop("the agent has ended")
             asker.forget()
-        for timer in (self._reporting,):
-            if timer is not None:
-                timer.cancel()
+        if self._reporting is not None:
+            self._reporting.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.sleep(0)
-        await self._loop.shutdown_default_executor()
 
     def _broke(self, what: str) -> None:
         console.debug(f"those who watch this job see an error: {what}")
@@ -374,16 +373,15 @@ class NodeServer:
             report = await self._own_report(workers=every_s > 0)
         except (TimeoutError, RuntimeError):
             report = NodeReport(run_id=self._run_id, node=self._node, state="does not answer")
-        events, self._unreported = self._unreported, []
+        size = control.EVENTS_AT_ONCE
+        events, self._unreported = self._unreported[:size], self._unreported[size:]
         view = self._connection.view if self._connection is not None else None
         if self._connection is not None and view is not None and (every_s or events):
             self._connection.send_report(
-                msgspec.structs.replace(
-                    report, incarnation=view.incarnation, events=events[-EVENTS_MAX:]
-                )
+                msgspec.structs.replace(report, incarnation=view.incarnation, events=events)
             )
-        if every_s:
-            self._report_soon(every_s)
+        if every_s or self._unreported:
+            self._report_soon(0.05 if self._unreported else every_s)
 
     async def _own_report(self, *, workers: bool = True) -> NodeReport:
         return await self._in_agent(lambda: report_of(self._door, self._agent, workers=workers))
@@ -396,7 +394,7 @@ class NodeServer:
 
     def _happened(self, kept: Kept) -> None:
         record = record_of(self._node, kept)
-        if self._loop.time() < self._watched_until:
+        if self._loop.time() < self._watched_until and len(self._unreported) < EVENTS_MAX:
             self._unreported.append(record)
             if self._reporting is None or not self._report_every_s:
                 self._report_soon(0.05)
@@ -477,8 +475,12 @@ class NodeServer:
             stream = asker.streams.pop(query.id, None)
             if stream is not None:
                 stream.close()
+            return
+        size = control.unpack(control.More, query.body).size
+        if not size:
+            asker.send(Reply(id=query.id, last=False))  # It is still there.
         elif query.id in asker.streams:
-            asker.streams[query.id].give_room(control.unpack(control.More, query.body).size)
+            asker.streams[query.id].give_room(size)
 
     async def _here(self, asker: Asker, query: Query) -> None:
         try:
@@ -569,10 +571,14 @@ class NodeServer:
     def _events(self, asker: Asker, query: Query) -> None:
         follow = control.unpack(control.EventsQuery, query.body).follow
         records = [record_of(self._node, one) for one in self._door.kept]
-        body = control.pack(control.Events(events=records[-EVENTS_MAX:]))
-        asker.send(Reply(id=query.id, body=body, last=not follow))
+        size = control.EVENTS_AT_ONCE
+        for at in range(0, len(records), size):
+            body = control.pack(control.Events(events=records[at : at + size]))
+            asker.send(Reply(id=query.id, body=body, last=False))
         if follow:
             asker.following.add(query.id)
+        else:
+            asker.send(Reply(id=query.id))
 
     async def _logs(self, asker: Asker, query: Query) -> None:
         try:
@@ -647,9 +653,9 @@ class NodeServer:
 
         await asyncio.gather(*(dump(rank, pid) for rank, pid in workers[:WORKERS_REPORTED_MAX]))
         stacks.sort(key=lambda one: one.rank)
-        for at in range(0, max(1, len(stacks)), STACKS_AT_ONCE):
-            body = control.pack(control.Stacks(workers=stacks[at : at + STACKS_AT_ONCE]))
-            last = at + STACKS_AT_ONCE >= len(stacks)
+        for at in range(0, max(1, len(stacks)), STACKS_IN_REPLY):
+            body = control.pack(control.Stacks(workers=stacks[at : at + STACKS_IN_REPLY]))
+            last = at + STACKS_IN_REPLY >= len(stacks)
             asker.send(Reply(id=query.id, body=body, last=last))
 
 
@@ -745,6 +751,10 @@ def text_of(event: lifecycle.LifecycleEvent) -> str:
             return f"stopping generation {event.generation}: {event.reason.value}"
         case lifecycle.GenerationStopped():
             return f"generation {event.generation} is gone"
+        case lifecycle.WorkersFailed():
+            return "; ".join(
+                f"rank {one.global_rank} failed: {one.ending}" for one in event.failures
+            )
         case lifecycle.WorkerEnded():
             how = "exited with an error" if event.failed else "is done"
             return f"rank {event.worker.global_rank} (pid {event.worker.pid}) {how}"

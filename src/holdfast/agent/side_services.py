@@ -167,8 +167,10 @@ class SideServices:
 
     def next_deadline(self, deadline: float | None) -> float | None:
         """Return when to `look`, or the other deadline if that is sooner."""
-        deadline = min_of(min_of(deadline, self._preimport_at), self._sample_at)
-        return min_of(deadline, self.watchdogs.next_deadline())
+        own = (self._preimport_at, self._sample_at, self._reporter.failures_due)
+        for at in (*own, self.watchdogs.next_deadline()):
+            deadline = min_of(deadline, at)
+        return deadline
 
     def look(self, now: float) -> None:
         if self._probe is not None:
@@ -178,12 +180,14 @@ class SideServices:
                 console.warning(f"health probe disabled: {problem}")
                 self._close_probe()
         self.watchdogs.look(now)
-        if self.control is not None:
-            self.control.look()
         if self._sample_at is not None and now >= self._sample_at:
             self._sample()
             pause_s = (now - self._sampled_since) * SAMPLE_PART
             self._sample_at = now + min(SAMPLE_S_MAX, max(SAMPLE_S_MIN, pause_s))
+        if self._reporter.failures_due is not None and now >= self._reporter.failures_due:
+            self._reporter.report_failures()
+        if self.control is not None:
+            self.control.look()
         if self._preimport_at is not None and now >= self._preimport_at:
             self._preimport_at = None
             preimport()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
+    from holdfast.coordinator.places import Places
     from holdfast.coordinator.state_file import StateFile
     from holdfast.net.tls import TlsFiles, TlsToken
     from holdfast.rendezvous.config import RendezvousConfig
@@ -32,6 +33,9 @@ DEFAULT_ENDPOINT = "localhost"
 DEFAULT_PORT = 29400
 RESOLVE_S = 30.0
 ADDRESSES_SHOWN_MAX = 4
+NODES_SHOWN_MAX = 100
+OWN_PLACE_S = 5.0
+DRAIN_S = 5.0  # For nodes to receive how their job ended.
 
 DESCRIPTION = """\
 Run a coordinator without an agent. Start the agents of all jobs with this
@@ -52,6 +56,10 @@ examples:
   holdfast coordinator --endpoint head --rdzv-conf tls_cert=head.pem,tls_key=head.key
       with TLS; agents get tls_ca
 
+  holdfast coordinator --take-over --endpoint node0,node1,node2
+      on node1, when node0, where the coordinator of a job with this list was, is
+      known to be gone
+
   holdfast coordinator --ha node0,node1,login --rdzv-id my-job
       on login: a third vote in the cluster of a job of two machines
 
@@ -71,10 +79,20 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--endpoint",
+        "--rdzv-endpoint",
+        "--rdzv_endpoint",
         default=DEFAULT_ENDPOINT,
-        metavar="HOST[:PORT]",
+        metavar="HOST[:PORT],...",
         help=f"where to listen; the default port is {DEFAULT_PORT}, 0 is any free one. Loopback names "
-        "listen on loopback only, all others on every address of this machine",
+        "listen on loopback only, all others on every address of this machine. Of a list, as the agents "
+        "have it, the first",
+    )
+    parser.add_argument(
+        "--take-over",
+        action="store_true",
+        help="coordinate for agents that have this list as --rdzv-endpoint, at the place of this machine "
+        "in it, because the machine that did so is gone. That is for you to know: this only sees whether "
+        "it answers, and refuses to begin if it does. Ends with the jobs that it took over",
     )
     parser.add_argument(
         "--rdzv-conf",
@@ -105,7 +123,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--rdzv_id",
         default="none",
         metavar="ID",
-        help="run id of the job; with --ha only (none)",
+        help="run id of the job; with --ha, and with a list of endpoints (none)",
     )
     parser.add_argument(
         "--ready-fd",
@@ -132,7 +150,8 @@ def execute(args: argparse.Namespace) -> None:
     """Coordinate until a signal comes, which is raised as `SignalException`."""
     from holdfast import console
     from holdfast.coordinator.agent_connection import warn_if_open
-    from holdfast.net.endpoints import parse_rendezvous_endpoint
+    from holdfast.core.protocol import PLACES_MAX
+    from holdfast.net.endpoints import parse_rendezvous_endpoints
     from holdfast.net.listening import raise_descriptor_limit, try_bind
     from holdfast.net.token import choose_token
 
@@ -141,8 +160,10 @@ def execute(args: argparse.Namespace) -> None:
         with _story(args.story):
             _be_member(args)
         return
-    host, port = parse_rendezvous_endpoint(args.endpoint, DEFAULT_PORT, flag="--endpoint")
+    ends = parse_rendezvous_endpoints(args.endpoint, DEFAULT_PORT, PLACES_MAX, flag="--endpoint")
     config = _config(args)
+    place = _own_place(args, ends) if args.take_over else 0
+    host, port = ends[place]
     token = choose_token(
         host,
         os.environ,
@@ -155,12 +176,14 @@ def execute(args: argparse.Namespace) -> None:
         tls.for_server()  # Files that cannot be used are reported before the port is bound.
     raise_descriptor_limit()
     state_path = args.state or config.state_file
+    places = _places(args, config, ends, token) if len(ends) > 1 else None
     with _story(args.story):
         listener = try_bind(host, port, is_host=True)
         assert listener is not None
         try:
             warn_if_open(listener, token, tls, host)
-            _serve(args, config, host, listener, token, tls, _open_state(state_path))
+            state = _open_state(state_path)
+            _serve(args, config, host, listener, token, tls, state, place=place, places=places)
         finally:
             listener.close()
 
@@ -193,6 +216,67 @@ def _config(args: argparse.Namespace) -> RendezvousConfig:
     return parse(RendezvousParameters("c10d", args.endpoint, "none", 1, 1, **given))
 
 
+def _own_place(args: argparse.Namespace, ends: Sequence[tuple[str, int]]) -> int:
+    """Return which of the endpoints is this machine's, to take over at."""
+    from holdfast.net import addresses
+    from holdfast.net.endpoints import format_endpoint
+    from holdfast.net.listening import is_local
+
+    if len(ends) == 1:
+        raise UsageError(
+            f"--take-over: {args.endpoint!r} is one machine; accepted: with the list that the agents have "
+            "as --rdzv-endpoint, HOST[:PORT],HOST[:PORT],..."
+        )
+    own = []
+    for place, (host, port) in enumerate(ends):
+        try:
+            found = addresses.resolve_within(host, port, OWN_PLACE_S)
+        except OSError:
+            continue  # The name of a machine that is gone may be gone with it.
+        if all(is_local(one) for one in found):
+            own.append(place)
+    if any(own):
+        return next(filter(None, own))
+    if own:
+        raise UsageError(
+            f"--take-over: this machine is {format_endpoint(*ends[0])}, the first of the list; accepted: on "
+            "a later one. Here, start the agent again, and it coordinates"
+        )
+    raise UsageError(
+        f"--take-over: {args.endpoint!r} does not name this machine; accepted: on the next one of the list"
+    )
+
+
+def _places(
+    args: argparse.Namespace,
+    config: RendezvousConfig,
+    ends: Sequence[tuple[str, int]],
+    token: bytes | None,
+) -> Places:
+    """Return how to look for coordinators at the other endpoints, as an agent of the job would."""
+    from holdfast.coordinator.connect import CoordinatorConnector
+    from holdfast.coordinator.places import Places
+
+    tls = config.tls_with(token, args.rdzv_id)
+    context = tls.for_client() if tls is not None else None
+    return Places(
+        [
+            CoordinatorConnector(
+                host,
+                port,
+                run_id=args.rdzv_id,
+                token=token,
+                tls=context,
+                has_psk=tls is not None and tls.is_psk,
+                server_name=tls.server_name if tls is not None else None,
+                place=place,
+            )
+            for place, (host, port) in enumerate(ends)
+        ],
+        floor=lambda: 0,
+    )
+
+
 def _serve(
     args: argparse.Namespace,
     config: RendezvousConfig,
@@ -201,24 +285,50 @@ def _serve(
     token: bytes | None,
     tls: TlsFiles | TlsToken | None,
     state: StateFile | None,
+    *,
+    place: int = 0,
+    places: Places | None = None,
 ) -> None:
     import asyncio
     import signal
 
+    from holdfast.coordinator.places import FIRST_LOOK_S
     from holdfast.coordinator.server import CoordinatorServer
+    from holdfast.errors import EnvironmentProblem
     from holdfast.net.endpoints import format_endpoint
     from holdfast.processes.signals import SignalException, in_words
 
-    async def serve() -> signal.Signals:
-        loop = asyncio.get_running_loop()
-        stopped: asyncio.Future[signal.Signals] = loop.create_future()
+    where = format_endpoint(host, listener.getsockname()[1])
 
-        def stop(signum: signal.Signals) -> None:
-            if not stopped.done():
-                stopped.set_result(signum)
+    async def serve() -> signal.Signals | None:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[signal.Signals | None] = loop.create_future()
+
+        def end(signum: signal.Signals | None) -> None:
+            if not ended.done():
+                ended.set_result(signum)
 
         for signum in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signum, stop, signum)
+            loop.add_signal_handler(signum, end, signum)
+        if places is not None:
+            answers = await (places.others(place) if place else places.replaced_at(0, FIRST_LOOK_S))
+            if answers:
+                raise EnvironmentProblem(
+                    f"a coordinator answers at {answers}: none is needed at {where}"
+                )
+        known: set[str] = set()
+
+        def report(run_id: str, line: str) -> None:
+            _print_line(f"job {run_id!r}: {line}")
+            jobs = server.machine.jobs.values()
+            if place and all(one.job.final for one in jobs):
+                end(None)
+
+        def came(run_id: str, node: str, address: str) -> None:
+            if node not in known and len(known) < NODES_SHOWN_MAX:
+                known.add(node)
+                _print_line(f"job {run_id!r}: {node} came from {address}")
+
         server = CoordinatorServer(
             listener,
             silence_s=config.lost_after_s,
@@ -227,24 +337,41 @@ def _serve(
             advertised_port=config.advertised_port,
             tls=tls.for_server() if tls is not None else None,
             follows_another=True,
+            place=place,
             recover_s=config.recover_timeout,
             state=state,
-            on_change=lambda run_id, line: _print_line(f"job {run_id!r}: {line}"),
+            on_change=report,
+            on_node=came if place else None,
         )
         port = listener.getsockname()[1]
         secured = [name for name, there in (("a token", token), ("TLS", tls)) if there]
-        _print_line(
-            f"coordinating at {format_endpoint(host, port)}, with {' and '.join(secured) or 'no token'}"
-        )
+        what = "taking over" if place else "coordinating"
+        _print_line(f"{what} at {where}, with {' and '.join(secured) or 'no token'}")
         _announce(args.ready_fd, port)
         checking = loop.create_task(warn_of_name(host, port))  # Name servers may be slow.
-        signum = await stopped
-        checking.cancel()
-        await server.stop()
-        return signum
+        by = ""
 
-    signum = asyncio.run(serve())
-    raise SignalException(f"stopped by {in_words(signum)}", signum)
+        async def watch(places: Places) -> None:
+            nonlocal by
+            by = await places.replaced(place)
+            end(None)
+
+        watching = loop.create_task(watch(places)) if places is not None else None
+        why = await ended
+        for task in filter(None, (checking, watching)):
+            task.cancel()
+        if by:
+            await server.stop(f"a coordinator took over at {by}")
+            raise EnvironmentProblem(f"a coordinator took over at {by}: the one at {where} ended")
+        if why is None:
+            await server.drain(DRAIN_S)
+        await server.stop()
+        return why
+
+    stopped_by = asyncio.run(serve())
+    if stopped_by is not None:
+        raise SignalException(f"stopped by {in_words(stopped_by)}", stopped_by)
+    _print_line("all jobs that were taken over are over")
 
 
 def _be_member(args: argparse.Namespace) -> None:
@@ -259,8 +386,8 @@ def _be_member(args: argparse.Namespace) -> None:
     from holdfast.rendezvous.config import RendezvousParameters, parse
     from holdfast.rendezvous.ha import list_of
 
-    if args.endpoint != DEFAULT_ENDPOINT or args.state:
-        other = "--state" if args.state else "--endpoint"
+    if args.endpoint != DEFAULT_ENDPOINT or args.state or args.take_over:
+        other = "--state" if args.state else "--take-over" if args.take_over else "--endpoint"
         raise UsageError(f"{other}: conflicts with --ha; accepted: one of the two")
     warning = advice(len(parse_machines(args.ha)))
     if warning:

@@ -528,7 +528,8 @@ FLAGS = (
     ),
     Flag(
         RENDEZVOUS, "--rdzv-endpoint", "", "HOST[:PORT]",
-        "address of the coordinator (the agent on that host runs it), or the etcd endpoints",
+        "address of the coordinator (the agent on that host runs it), or several in order, of which a later "
+        "one can take over (holdfast coordinator --take-over); or the etcd endpoints",
     ),
     Flag(
         RENDEZVOUS, "--ha", "", "HOST[:PORT],...",

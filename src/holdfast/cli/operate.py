@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from typing import Any
 
-    from holdfast.control.client import JobClient, Place
+    from holdfast.control.client import JobClient, LocalJob, Place
     from holdfast.wire.control import LogLines, LogsQuery
     from holdfast.wire.messages import EventRecord, JobSummary, NodeSummary
 
@@ -176,6 +176,7 @@ def add_place(parser: argparse.ArgumentParser) -> None:
         "--rdzv-id",
         "--rdzv_id",
         "--run-id",
+        "--run_id",
         dest="rdzv_id",
         default="",
         metavar="ID",
@@ -251,8 +252,8 @@ async def connect(args: argparse.Namespace) -> JobClient:
     """Return a connection to the one job that is meant; raise if that is not clear."""
     from holdfast.control.client import ControlProblem, open_job
 
-    place = await find_place(args)
-    client = await open_job(place)
+    place, beside = await find_place(args)
+    client = await open_job(place, beside)
     if client.run_id:
         return client
     jobs = [one.run_id for one in await client.jobs()]
@@ -264,12 +265,12 @@ async def connect(args: argparse.Namespace) -> JobClient:
     return client
 
 
-async def find_place(args: argparse.Namespace) -> Place:
-    """Return where the job is that is meant."""
+async def find_place(args: argparse.Namespace) -> tuple[Place, list[LocalJob]]:
+    """Return where the job is that is meant, and all its agents on this machine."""
     from holdfast.control.client import ControlProblem, local_jobs
 
     if args.rdzv_endpoint:
-        return endpoint_of(args)
+        return endpoint_of(args), []
     found = await local_jobs()
     if args.rdzv_id:
         found = [one for one in found if one.here.run_id == args.rdzv_id]
@@ -288,7 +289,7 @@ async def find_place(args: argparse.Namespace) -> Place:
     names = sorted({one.here.run_id for one in found})
     if len(names) > 1:
         raise _unclear(names, "on this machine")
-    return found[0]
+    return found[0], found
 
 
 def _unclear(names: list[str], where: str) -> UsageError:
@@ -516,10 +517,10 @@ async def follow_logs(
         following = asyncio.ensure_future(follow_nodes())
         try:
             await following
-        except ControlProblem:
-            if not shown and problems:
-                raise problems[0] from None
-            # The job is over, or the connection: what was written last is on its way.
+        except ControlProblem as end:
+            if not shown:
+                raise (problems or [end])[0] from None
+            print(f"holdfast logs: {end.message}", file=sys.stderr)
         finally:
             for task in tasks.values():
                 task.cancel()
@@ -548,7 +549,7 @@ def describe(job: JobSummary) -> str:
     head = f"job {job.run_id!r}: {state}, generation {job.generation}"
     if job.round >= 0:
         head += f", round {job.round}"
-    reports = [node.report for node in job.nodes if node.report is not None]
+    reports = [one.report for one in job.nodes if one.report is not None and one.rank >= 0]
     elapsed_s = sum(one.elapsed_s for one in reports)
     if elapsed_s:
         head += f", goodput {100 * sum(one.running_s for one in reports) / elapsed_s:.0f} %"

@@ -11,7 +11,7 @@ import sys
 import time
 
 from holdfast.cli.parser import CommandParser, Help
-from holdfast.errors import EnvironmentProblem
+from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.printable import one_line
 
 TYPE_CHECKING = False
@@ -94,6 +94,9 @@ def execute(args: argparse.Namespace) -> None:
     if output == STDOUT:
         _print(text)
         return
+    if not args.output and os.path.islink(output):
+        # Who made the folder must not choose which file of this user is replaced.
+        raise UsageError(f"{output} is a symbolic link; name a file with --output")
     from holdfast.processes.failures.error_file import write_whole
 
     try:
@@ -112,6 +115,8 @@ def make(folders: Sequence[str]) -> Report:
 
     tell = _Teller()
     jobs = records.jobs_in(records.read(folders, tell))
+    if not jobs:
+        raise UsageError(f"FOLDER: no timeline in {folders[0]!r} can be read")
     if len(jobs) > 1:
         tell.line(f"these folders have {len(jobs)} jobs; the newest is {_named(jobs[0])}")
         tell.line("name the folders of another one for its report")

@@ -52,7 +52,7 @@ from holdfast.wire.messages import (
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterable
     from types import TracebackType
 
     from holdfast.wire.messages import EventRecord, Message
@@ -65,6 +65,10 @@ ANSWER_S = 30.0
 WATCH_S = 2.5
 """How long nodes that are first asked to report have for it; in its first second none does."""
 LOOK_AGAIN_S = 0.1
+COORDINATED = ("c10d", "static")
+"""The backends whose jobs have a coordinator."""
+ALIVE_S = 60.0
+"""One who only listens says so often that it is there; connections that are silent for long are closed."""
 ROOM_MIN_BYTES = 1_024
 REPLIES_MAX = 4_096
 """Of one question, that wait to be taken; streams are limited by the room they are given."""
@@ -153,6 +157,9 @@ class JobClient:
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
+        self._is_coordinated = True  # So that all nodes report, if they are asked to.
+        self._beside: dict[str, LocalJob] = {}
+        self._opened: dict[str, JobClient] = {}
         self._send: Callable[[Query | StatusRequest], None]
         self._close: Callable[[], object]
         self._replies: dict[int, asyncio.Queue[Reply | StatusReply]] = {}
@@ -169,7 +176,18 @@ class JobClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        for one in self._opened.values():
+            one._close()
         self._close()
+
+    async def _at(self, node: str) -> JobClient:
+        """Return whom to ask about a node: its own agent, if that is on this machine."""
+        place = self._beside.get(node)
+        if place is None:
+            return self
+        if node not in self._opened:
+            self._opened[node] = await _open_local(place.path, self.run_id)
+        return self._opened[node]
 
     # What can be asked.
 
@@ -197,9 +215,24 @@ class JobClient:
                 )
             job = reply.jobs[0]
             is_whole = all(node.report is not None for node in job.nodes)
-            if not watch or is_whole or asyncio.get_running_loop().time() >= deadline:
+            is_late = asyncio.get_running_loop().time() >= deadline
+            if watch and not is_whole and not self._is_coordinated:
+                return _printable(await self._with_reports(job))
+            if not watch or is_whole or is_late:
                 return _printable(job)
             await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _with_reports(self, job: JobSummary) -> JobSummary:
+        """Return a job that has no coordinator with what its agents on this machine know."""
+        nodes = []
+        for node in job.nodes:
+            if node.report is None and node.node in self._beside:
+                at = await self._at(node.node)
+                own = [one for one in (await at.status()).nodes if one.node == node.node]
+                nodes.append(msgspec.structs.replace(node, report=own[0].report if own else None))
+            else:
+                nodes.append(node)
+        return msgspec.structs.replace(job, nodes=nodes)
 
     async def request(
         self,
@@ -240,7 +273,8 @@ class JobClient:
         room = max(ROOM_MIN_BYTES, control.WINDOW_BYTES // max(1, streams))
         query = msgspec.structs.replace(wanted, room=room)
         taken = 0
-        async for reply in self._many(control.LOGS, node=node, body=control.pack(query)):
+        at = await self._at(node)
+        async for reply in at._many(control.LOGS, node=node, body=control.pack(query)):
             if not reply.body:
                 continue
             lines = _unpacked(control.LogLines, reply.body)
@@ -248,7 +282,7 @@ class JobClient:
             taken += len(lines.text)
             if taken >= room // 2:
                 more = control.pack(control.More(size=taken))
-                self._send(Query(id=reply.id, what=control.MORE, run_id=self.run_id, body=more))
+                at._send(Query(id=reply.id, what=control.MORE, run_id=self.run_id, body=more))
                 taken = 0
 
     async def stacks(self, node: str) -> NodeStacks:
@@ -256,7 +290,8 @@ class JobClient:
         workers: list[control.WorkerStacks] = []
         try:
             async with asyncio.timeout(ANSWER_S):
-                async for reply in self._many(control.STACKS, node=node):
+                at = await self._at(node)
+                async for reply in at._many(control.STACKS, node=node):
                     found = _unpacked(control.Stacks, reply.body).workers
                     workers += [
                         msgspec.structs.replace(one, text=visible(one.text)) for one in found
@@ -269,19 +304,23 @@ class JobClient:
 
     async def stages(self, node: str) -> list[control.GenerationStages]:
         """Return where the time of the newest generations went, as a node saw it."""
-        async with asyncio.timeout(ANSWER_S):
-            async for reply in self._many(control.STAGES, node=node):
-                found = _unpacked(control.Stages, reply.body).generations
-                return [
-                    msgspec.structs.replace(
-                        one,
-                        why=one_line(one.why),
-                        reason=one_line(one.reason),
-                        detail=one_line(one.detail),
-                    )
-                    for one in found
-                ]
-        return []
+        found: list[control.GenerationStages] = []
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                at = await self._at(node)
+                async for reply in at._many(control.STAGES, node=node):
+                    found += _unpacked(control.Stages, reply.body).generations
+        except TimeoutError:
+            raise ControlProblem(f"{node} did not answer within {ANSWER_S:g} s") from None
+        return [
+            msgspec.structs.replace(
+                one,
+                why=one_line(one.why),
+                reason=one_line(one.reason),
+                detail=one_line(one.detail),
+            )
+            for one in found
+        ]
 
     async def here(self) -> control.Here:
         """Return what an agent says of itself; at its own socket alone."""
@@ -314,7 +353,13 @@ class JobClient:
         try:
             self._send(Query(id=number, what=what, run_id=self.run_id, node=node, body=body))
             while not is_over:
-                reply = await replies.get()
+                try:
+                    async with asyncio.timeout(ALIVE_S):
+                        reply = await replies.get()
+                except TimeoutError:
+                    body = control.pack(control.More(size=0))
+                    self._send(Query(id=number, what=control.MORE, run_id=self.run_id, body=body))
+                    continue
                 is_over = isinstance(reply, StatusReply) or reply.last or bool(reply.refusal)
                 checked = self._checked(reply)
                 assert isinstance(checked, Reply)
@@ -362,10 +407,16 @@ class JobClient:
                 queue.put_nowait(Reply(id=number, refusal=lost, why=why))
 
 
-async def open_job(place: Place) -> JobClient:
-    """Return a connection to a job, or raise `ControlProblem`."""
+async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
+    """Return a connection to a job, or raise `ControlProblem`.
+
+    What is about a node whose agent is one of those `beside` is asked there.
+    """
     if isinstance(place, LocalJob):
-        return await _open_local(place.path, place.here.run_id)
+        local = await _open_local(place.path, place.here.run_id)
+        local._beside = {one.here.node: one for one in beside if one.here.node}
+        local._is_coordinated = place.here.backend in COORDINATED
+        return local
     client = JobClient(place.run_id)
     is_for_all = place.token is not None and place.token.startswith(READ_ONLY_ALL_PREFIX)
     connector = CoordinatorConnector(

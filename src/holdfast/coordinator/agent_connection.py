@@ -30,7 +30,6 @@ from holdfast.coordinator.attendance import Attendance, StuckLoop
 from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
 from holdfast.coordinator.kv import DEFAULT_TIMEOUT_S, KeyValueStore, StoreCalls
 from holdfast.core.coordinated_supervision import CoordinatorLost
-from holdfast.core.liveness import STOP_SHARE
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import (
     NAME_CHARS_MAX,
@@ -75,8 +74,9 @@ from holdfast.wire.messages import StoreCall, StoreResult, Watch, check
 if TYPE_CHECKING:
     import socket
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from holdfast.coordinator.places import Places
     from holdfast.coordinator.server import CoordinatorServer
     from holdfast.coordinator.state_file import StateFile
     from holdfast.core.protocol import Request
@@ -88,6 +88,9 @@ if TYPE_CHECKING:
 LOSSES_MAX = 16  # In the mailbox, besides the newest view.
 CLOSE_S = 1.0  # For what is still to be sent at the end.
 OUTAGE_NOTICE_S = 1.0  # Shorter outages are not reported.
+OUTAGE_REMIND_S = 15.0
+"""An outage is reported again when half of the time is over for which it is waited for, and then of the
+rest, as long as that is more than this: often enough to be seen, and a few lines in all."""
 START_S = 10.0
 DRAIN_S = 5.0
 """How long a coordinator whose job is over waits for nodes to receive that."""
@@ -124,6 +127,10 @@ class JobConnection(Protocol):
     """The newest view of this incarnation."""
     hosting: bool
     """Whether all other nodes depend on this process."""
+
+    @property
+    def presence_fd(self) -> int:
+        """A socket that must stay open until the workers are gone, or -1."""
 
     @property
     def where(self) -> str:
@@ -166,7 +173,7 @@ class JobConnection(Protocol):
         """Have the next status say that this node holds these ports for the workers' store."""
 
     def request(self, request: Request) -> None:
-        """Ask whoever decides for something; `View.answered` has what became of it."""
+        """Ask whoever decides for something; `View.answered` has what became of it, or has it already."""
 
     def on_watch(self, watched: Callable[[Watch], None]) -> None:
         """Have `watched` called, from any thread, when somebody wants to watch this node."""
@@ -294,8 +301,13 @@ class Transport(Protocol):
 class Connector(Protocol):
     """Makes transports, one at a time."""
 
-    suspicion: str
-    """What seems wrong with the attempt that is under way; any thread may look."""
+    @property
+    def suspicion(self) -> str:
+        """What seems wrong with the attempt that is under way; any thread may look."""
+
+    @property
+    def place(self) -> int:
+        """At which one of several endpoints the last transport was made, or tried first."""
 
     async def connect(self) -> Transport:
         """Return a transport that is ready, or raise `ConnectFailed`."""
@@ -309,7 +321,7 @@ class SessionDriver:
     a wrong token: then nothing more is tried. A node that was in touch before is not turned away
     like that: another program may have the port for a moment, and the limit for an absent
     coordinator applies. `on_outage` gets the reason when a connection that was there has been gone
-    for a moment, and an empty text when it is back. Neither may block.
+    for a moment, now and then again, and an empty text when it is back. Neither may block.
     """
 
     def __init__(
@@ -335,8 +347,9 @@ class SessionDriver:
         self._deliver = deliver
         self._on_outage = on_outage
         self._supervision = supervision
+        self.outage_noted = False
+        """Whether it was reported that the connection is gone."""
         self._outage: asyncio.TimerHandle | None = None
-        self._outage_noted = False
         self._transport: Transport | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -477,7 +490,7 @@ class SessionDriver:
         self.down_since = None
         if not self.session.is_refused:
             self._outage_over()
-        self.handle(Connected(transport.heard_at))
+        self.handle(Connected(transport.heard_at, self._connector.place))
         self.store.connected()
 
     def _connect_failed(self, problem: ConnectFailed) -> None:
@@ -514,16 +527,20 @@ class SessionDriver:
         self._received_some.set()
 
     def _outage_lasts(self) -> None:
-        if self._on_outage is not None and not self._closed and not self.is_over:
-            self._outage_noted = True
-            self._on_outage(self.session.last_problem)
+        left_s = self.session.silence(self._loop.time())[1]
+        if self._on_outage is None or self._closed or self.is_over or not left_s:
+            return
+        self._on_outage(self.last_problem)
+        self.outage_noted = True
+        if left_s / 2 >= OUTAGE_REMIND_S:
+            self._outage = self._loop.call_later(left_s / 2, self._outage_lasts)
 
     def _outage_over(self) -> None:
         if self._outage is not None:
             self._outage.cancel()
             self._outage = None
-        if self._outage_noted and self._on_outage is not None:
-            self._outage_noted = False
+        if self.outage_noted and self._on_outage is not None:
+            self.outage_noted = False
             self._on_outage("")
 
     def _received(self, message: Message) -> None:
@@ -567,6 +584,8 @@ class AgentConnection:
 
     decider = "the coordinator"
     """What decides for the job, as a person calls it."""
+    advice = ""
+    """What would help while that is lost, or would have helped; for a person."""
 
     def __init__(
         self, *, run_id: str, info: NodeInfo, settings: JobSettings, timeouts: SessionTimeouts
@@ -582,8 +601,13 @@ class AgentConnection:
         self._driver: SessionDriver | None = None
         self._closed = False
         self._ending = False
+        self._lost_from = ""
 
     # What subclasses provide.
+
+    @property
+    def presence_fd(self) -> int:
+        return -1
 
     @property
     def where(self) -> str:
@@ -722,7 +746,9 @@ class AgentConnection:
             return f"{decider} at {self.where}: {driver.refused}"
         since = driver.down_since
         if since is None:
-            return ""
+            silent_s = driver.session.silence(time.monotonic())[0]
+            is_late = silent_s >= self._timeouts.silence_s / 2  # Two answers are missing, at least.
+            return f"no answer of {self.decider} at {self.where} for {silent_s:.1f} s" * is_late
         why = driver.last_problem or "connecting"
         return f"no {decider} at {self.where} for {time.monotonic() - since:.1f} s: {why}"
 
@@ -767,15 +793,40 @@ class AgentConnection:
         loop.call_later(REMIND_S, self._remind, loop)
 
     def _note_outage(self, why: str) -> None:
+        """Say what is lost, what still runs, how long it is waited for and what helps; or its return."""
+        who = f"{self.decider} at {self.where}"
+        driver = self._driver
         if not why:
-            console.notice(f"{self.decider} at {self.where} is back")
-        elif not self._ending:
-            timeouts = self._timeouts
-            then = f"workers go on without it for up to {timeouts.away_s:g} s"
-            if timeouts.needs_answers:
-                limit_s = STOP_SHARE * timeouts.silence_s
-                then = f"the workers are stopped unless it is back within {limit_s:g} s (on_lost)"
-            console.notice(f"lost {self.decider} at {self.where} ({why}); {then}")
+            moved = self.where != self._lost_from
+            console.notice(f"{self.decider} is at {self.where} now" if moved else f"{who} is back")
+        elif not self._ending and driver is not None:
+            silent_s, left_s = driver.session.silence(time.monotonic())
+            if driver.outage_noted:
+                console.notice(f"still without {who} ({why}): this node ends in {left_s:.0f} s")
+                return
+            self._lost_from = self.where
+            since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent_s))
+            console.notice(
+                f"lost {who}, last heard of at {since} ({why}); {self._what_runs(driver)}"
+            )
+            advice = f"; {self.advice}" if self.advice else ""
+            runs = driver.session.status.phase is NodePhase.RUNNING
+            console.notice(
+                f"this node waits for it for {left_s:.0f} s more (coordinator_timeout="
+                f"{self._timeouts.away_s:g}), then {'stops its workers and ' * runs}ends{advice}"
+            )
+
+    def _what_runs(self, driver: SessionDriver) -> str:
+        status, stop_at = driver.session.status, driver.session.stop_at
+        if status.phase is NodePhase.SUCCEEDED:
+            return "this node's workers are done"
+        if status.phase is not NodePhase.RUNNING:
+            return "no workers run here"
+        workers = f"the workers of generation {status.generation}"
+        if not self._timeouts.needs_answers or stop_at is None:
+            return f"{workers} run on"
+        left_s = max(0.0, stop_at - time.monotonic())
+        return f"{workers} are stopped unless it is back within {left_s:.1f} s (on_lost=stop)"
 
 
 class CoordinatorConnection(AgentConnection):
@@ -783,7 +834,8 @@ class CoordinatorConnection(AgentConnection):
 
     If the coordinator goes away and the endpoint is this machine's, the connection's thread binds
     it and coordinates from then on; the other nodes connect to it, and it learns from them where
-    the job was.
+    the job was. With `later` endpoints, a coordinator that took over at one of them is followed, and
+    replaces the one here (`coordinator.places`).
     """
 
     def __init__(
@@ -803,9 +855,15 @@ class CoordinatorConnection(AgentConnection):
         recover_s: float | None = None,
         state_file: str | None = None,
         may_raise_limit: bool = False,
+        advice: str = "",
+        later: Sequence[tuple[str, int]] = (),
     ) -> None:
         super().__init__(run_id=run_id, info=info, settings=settings, timeouts=timeouts)
+        self.advice = advice
         self._host, self._port = endpoint_host, endpoint_port
+        self._later = later
+        self._places: Places | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._is_host, self._token, self._tls = is_host, token, tls
         self._grace_s, self._advertised_port = reconnect_grace_s, advertised_port
         self._recover_s, self._state_file = recover_s, state_file
@@ -847,11 +905,17 @@ class CoordinatorConnection(AgentConnection):
 
     @property
     def where(self) -> str:
-        return format_endpoint(self._host, self._port)
+        return format_endpoint(*self._here()[1])
+
+    def _here(self) -> tuple[int, tuple[str, int]]:
+        """Return the place at which the coordinator was last, and its endpoint."""
+        place = self._places.place if self._places is not None else 0
+        return place, [(self._host, self._port), *self._later][place]
 
     def operator(self, loop: asyncio.AbstractEventLoop) -> CoordinatorConnector | None:
         del loop
-        return self._connector(None)
+        place, (host, port) = self._here()
+        return self._connector(host, port, place=place)
 
     # The job's store.
 
@@ -872,18 +936,42 @@ class CoordinatorConnection(AgentConnection):
     # In the thread.
 
     async def _begin(self) -> Connector:
+        when_refused = self._take_over if self._may_host else None
+        connector = self._connector(self._host, self._port, when_refused=when_refused)
+        if self._later:
+            from holdfast.coordinator.places import FIRST_LOOK_S, Places
+
+            ends = [(self._host, self._port), *self._later]
+            self._places = Places(
+                [self._connector(*one, place=place) for place, one in enumerate(ends)],
+                floor=lambda: self._driver.session.place if self._driver is not None else 0,
+                host=connector if self._may_host else None,
+            )
+            if self._listener is not None:
+                by = await self._places.replaced_at(0, FIRST_LOOK_S)
+                if by:
+                    self._listener.close()
+                    self._listener = None
+                    console.notice(
+                        f"a coordinator took over at {by}: this node does not coordinate"
+                    )
         if self._listener is not None:
             self._serve(self._listener, self._open_state())
         elif self._may_host:
             asyncio.get_running_loop().call_later(PREIMPORT_S, preimport_server)
-        return self._connector(self._take_over if self._may_host else None)
+        return self._places or connector
 
     def _connector(
-        self, when_refused: Callable[[list[Address]], bool] | None
+        self,
+        host: str,
+        port: int,
+        *,
+        place: int = 0,
+        when_refused: Callable[[list[Address]], bool] | None = None,
     ) -> CoordinatorConnector:
         return CoordinatorConnector(
-            self._host,
-            self._port,
+            host,
+            port,
             run_id=self.run_id,
             token=self._token,
             tls=self._client_tls,
@@ -891,6 +979,7 @@ class CoordinatorConnection(AgentConnection):
             server_name=self._tls.server_name if self._tls is not None else None,
             # Who has a token proves it; who says is_host=0 means whoever is there.
             own_users_only=self._token is None and self._is_host is not False,
+            place=place,
             when_refused=when_refused,
         )
 
@@ -923,11 +1012,24 @@ class CoordinatorConnection(AgentConnection):
             state=state,
         )
         self.hosting = True
+        if self._places is not None:
+            self._watch = asyncio.get_running_loop().create_task(self._until_replaced(self._places))
+
+    async def _until_replaced(self, places: Places) -> None:
+        """End the coordinator here when another has taken over: it was cut off, and thought dead."""
+        by = await places.replaced(0)
+        why = f"a coordinator took over at {by}"
+        console.warning(f"{why}: the one at {self.where} ends, and this node joins there")
+        server, self._server = self._server, None
+        self._may_host = self.hosting = False
+        if server is not None:
+            await server.stop(why)
 
     def _take_over(self, found: list[Address]) -> bool:
         """Coordinate from now on, if the endpoint is this machine's and nobody was quicker."""
         driver = self._driver
-        if self._ending or self._server is not None or (driver is not None and driver.is_over):
+        is_over = driver is not None and driver.is_over
+        if self._ending or not self._may_host or self._server is not None or is_over:
             return False
         try:
             listener = listening.bind_one_of(self._host, self._port, found, None)
@@ -946,6 +1048,8 @@ class CoordinatorConnection(AgentConnection):
         return True
 
     async def _end(self, drain_s: float) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
         if self._driver is not None:
             await self._driver.close()
         if self._server is None:

@@ -54,10 +54,15 @@ NO_CERTIFICATE = (
 class ConnectFailed(Exception):
     """A connection could not be made or kept; `why` is one line."""
 
-    def __init__(self, why: str, *, permanent: bool = False) -> None:
+    reached = False
+    """Whether somebody took the connection."""
+
+    def __init__(self, why: str, *, permanent: bool = False, refused: bool = False) -> None:
         super().__init__(why)
         self.why = why
         self.permanent = permanent
+        self.refused = refused
+        """Whether it is certain that nobody listens there."""
 
 
 class ClientConnection(asyncio.BufferedProtocol):
@@ -85,7 +90,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._has_tls = connector.has_tls
         self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
         self._handshake: ClientHandshake | None = ClientHandshake(
-            connector.token, run_id=connector.run_id, host=connector.host, port=connector.port
+            connector.token,
+            run_id=connector.run_id,
+            host=connector.host,
+            port=connector.port,
+            place=connector.place,
         )
         self._seals: tuple[Seal, Seal] | None = None
         self._transport: asyncio.Transport | None = None
@@ -263,7 +272,7 @@ class CoordinatorConnector:
     """Where the coordinator is and how to connect to it; belongs to one loop.
 
     `has_psk` is whether TLS is by the token. With `own_users_only` a listener on this host must be
-    this user's or root's. `when_refused` is called with the endpoint's addresses if nobody listens at any of them. If it
+    this user's or root's. `place` is that of `Hello`. `when_refused` is called with the endpoint's addresses if nobody listens at any of them. If it
     returns true, somebody does now, and the connection is tried again at once.
     """
 
@@ -278,11 +287,13 @@ class CoordinatorConnector:
         has_psk: bool = False,
         server_name: str | None = None,
         own_users_only: bool = False,
+        place: int = 0,
         when_refused: Callable[[list[Address]], bool] | None = None,
     ) -> None:
         self.host = host
         self.port = port
         self.run_id = run_id
+        self.place = place
         self.token = token
         self.has_tls, self.has_psk = tls is not None, has_psk
         self.read_buffer = memoryview(bytearray(READ_BYTES))
@@ -304,10 +315,15 @@ class CoordinatorConnector:
             try:
                 connected = await self._connect_first(found)
             except OSError as error:
-                raise ConnectFailed(_describe(error)) from None
+                refused = isinstance(error, ConnectionRefusedError)
+                raise ConnectFailed(_describe(error), refused=refused) from None
             if self._own_users_only:
                 _check_listener(connected, self.port)
-            return await self._shake_hands(connected)
+            try:
+                return await self._shake_hands(connected)
+            except ConnectFailed as problem:
+                problem.reached = True
+                raise
 
     async def _connect_first(self, found: list[Address]) -> socket.socket:
         try:

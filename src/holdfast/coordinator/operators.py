@@ -23,7 +23,6 @@ from holdfast.printable import one_line, quoted
 from holdfast.wire import control
 from holdfast.wire.errors import BadMessage
 from holdfast.wire.frames import encode_frame
-from holdfast.wire.limits import EVENTS_MAX
 from holdfast.wire.messages import (
     VERSION_WITH_QUERIES,
     Attach,
@@ -49,6 +48,8 @@ if TYPE_CHECKING:
 EVENTS_KEPT_MAX = 256  # Of each job.
 GATHER_S = 0.1  # Events that come within this time go to subscribers together.
 SUBSCRIPTIONS_MAX = 4_096
+SUBSCRIPTIONS_EACH_MAX = 16
+"""Of one connection."""
 UNREAD_EVENTS_BYTES_MAX = 1024 * 1024
 """A subscriber that leaves more of its events unread is dropped."""
 WATCH_S = 10.0
@@ -283,13 +284,18 @@ class Operators:
 
     def _subscribe(self, peer: ServerConnection, query: Query, run_id: str) -> None:
         follow = control.unpack(control.EventsQuery, query.body).follow
-        if follow and len(self._subscribers) >= SUBSCRIPTIONS_MAX:
-            why = f"the coordinator has {SUBSCRIPTIONS_MAX} subscribers already"
+        own = sum(one is peer for one, _ in self._subscribers) if follow else 0
+        if follow and (
+            len(self._subscribers) >= SUBSCRIPTIONS_MAX or own >= SUBSCRIPTIONS_EACH_MAX
+        ):
+            why = f"the coordinator has {len(self._subscribers)} subscribers, {own} of them here"
             self._refuse(peer, query.id, RequestRefusal.TOO_MANY, why)
             return
-        body = control.pack(control.Events(events=[*self._kept.get(run_id, ())]))
-        self._post(peer, Reply(id=query.id, body=body, last=not follow))
-        if follow:
+        for body in _portions([*self._kept.get(run_id, ())]):
+            self._post(peer, Reply(id=query.id, body=body, last=False))
+        if not follow:
+            self._post(peer, Reply(id=query.id))
+        else:
             self._subscribers[peer, query.id] = run_id
             self.watch(run_id, workers=False)
 
@@ -300,10 +306,7 @@ class Operators:
             self._gathering = None
         fresh, self._fresh = self._fresh, {}
         for run_id, events in fresh.items():
-            bodies = [
-                control.pack(control.Events(events=events[at : at + EVENTS_MAX]))
-                for at in range(0, len(events), EVENTS_MAX)
-            ]
+            bodies = _portions(events)
             for (peer, number), job in [*self._subscribers.items()]:
                 if job != run_id:
                     continue
@@ -416,3 +419,12 @@ class Operators:
 
     def _post(self, peer: ServerConnection, reply: Reply) -> None:
         self._host.answer(peer, encode_frame(reply))
+
+
+def _portions(events: list[EventRecord]) -> list[bytes]:
+    """Return events as the bodies of replies."""
+    size = control.EVENTS_AT_ONCE
+    return [
+        control.pack(control.Events(events=events[at : at + size]))
+        for at in range(0, len(events), size)
+    ]

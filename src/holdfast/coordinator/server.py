@@ -66,6 +66,7 @@ WATCHED_SWEEP_S = 4.0
 STOP_S = 1.0  # For what is still to be sent when the server stops.
 WARNINGS_S = 10.0  # No more than one line about faulty peers in this time.
 GOING = "the coordinator is going away"
+NOT_MEANT = "it is not the one that took over at this place of a list of endpoints"
 READ_ONLY_MESSAGES = (Query, StatusRequest, Goodbye)
 
 
@@ -73,7 +74,8 @@ class CoordinatorServer:
     """A coordinator behind one listening socket.
 
     With the token of one job it serves that job alone: `run_id`, or else the first that proves it.
-    `advertised_port` is one that agents may dial besides the one that is listened at.
+    `advertised_port` is one that agents may dial besides the one that is listened at. `on_node` gets job,
+    node and address of each connection's node.
     """
 
     def __init__(
@@ -90,10 +92,12 @@ class CoordinatorServer:
         half_open_max: int = HALF_OPEN_MAX,
         handshake_s: float = HANDSHAKE_S,
         follows_another: bool = False,
+        place: int = 0,
         host: str = "",
         recover_s: float | None = None,
         state: StateFile | None = None,
         on_change: Callable[[str, str], None] | None = None,
+        on_node: Callable[[str, str, str], None] | None = None,
         warn: Callable[[str], None] = console.warning,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -109,6 +113,7 @@ class CoordinatorServer:
             grace_s=grace_s,
             nodes_max=self._connections_max,
             follows_another=follows_another,
+            place=place,
             memories=state.memories if state is not None else None,
             recover_s=recover_s,
             fence_floor=int(time.time() * 1000),  # Above those of all that were here before.
@@ -125,11 +130,12 @@ class CoordinatorServer:
         self._operators = Operators(self, self._loop)
         self._operators_swept_at = self._loop.time()
         self._token = token
+        self._place = place
         self._only_job = run_id
         self._port: int = listener.getsockname()[1]
         self._advertised_port = advertised_port
         self._tls = tls
-        self._on_change = on_change
+        self._on_change, self._on_node = on_change, on_node
         self._warn = warn
         self._shares = Shares(self._connections_max)
         self._unread = UnreadAnswers(UNREAD_ANSWERS_BYTES_MAX)
@@ -174,6 +180,8 @@ class CoordinatorServer:
     def judge(self, peer: ServerConnection, hello: Hello) -> None:
         """Count a connection whose handshake is all but done, or refuse it."""
         self._acceptor.finished(peer)
+        if hello.run_id and hello.place != self._place:
+            raise HandshakeRefused(NOT_MEANT, permanent=False)
         if self._token is None:
             if not is_own_user(peer.user):
                 raise HandshakeRefused(
@@ -241,6 +249,8 @@ class CoordinatorServer:
         self._batch_soon()
 
     def faulty(self, peer: ServerConnection, why: str) -> None:
+        if why == NOT_MEANT:  # Others look here now and then whether somebody took over from them.
+            return
         self._warn_rarely(
             f"closed a connection from {peer.address}: {one_line(why, WHY_CHARS_MAX)}"
         )
@@ -297,6 +307,8 @@ class CoordinatorServer:
         self._by_key[key] = peer
         peer.key = key
         self._knows_end.discard(key)
+        if self._on_node is not None:
+            self._on_node(key[0], key[1], peer.address)
         if older is not None:
             older.key = None
             older.close(encode_frame(Goodbye(why="the node has a newer connection")))
@@ -512,12 +524,12 @@ class CoordinatorServer:
                     return False
         return True
 
-    async def stop(self) -> None:
+    async def stop(self, why: str = GOING) -> None:
         """Send a goodbye to all, and close everything."""
         self._acceptor.close()
         self._operators.changed(self._changed)
         self._operators.publish()
-        goodbye = encode_frame(Goodbye(why=GOING))
+        goodbye = encode_frame(Goodbye(why=why))
         for peer in tuple(self._peers):
             peer.close(goodbye)
         deadline = self._loop.time() + STOP_S

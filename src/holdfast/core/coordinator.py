@@ -18,6 +18,11 @@ member that does not answer is soon lost, and that is then the reason. If all ar
 the rule, it costs one exchange, while the node that failed stops its workers. A node that leaves
 meanwhile, or closes the job, cannot be lost any more: its failure came first, and keeps its say.
 
+**Places.** Agents may be given a list of endpoints. The coordinator is at the first, place 0, until a
+person who knows that it is gone starts another at a later one. That one's terms are above all of the
+earlier places, so nodes that obeyed it never obey those again. A coordinator that meets a node of a
+later place is out of office, and does not outrank it.
+
 A job that breaks an invariant is closed as failed, and the other jobs go on; with `strict` the
 error is raised instead, so that a test sees it.
 """
@@ -30,6 +35,7 @@ from holdfast.core.liveness import CLOSED, STEPS_PER_SILENCE, AttendedClock, Liv
 from holdfast.core.machine import Event, InvalidEvent, Story, Tick
 from holdfast.core.memory import JobMemory, recall, remember
 from holdfast.core.protocol import (
+    TERMS_PER_PLACE,
     Ack,
     Heartbeat,
     JobOutcome,
@@ -139,6 +145,7 @@ class CoordinatorMachine:
         nodes_max: int = JOB_NODES_MAX,
         coordinator_address: str = "",
         follows_another: bool = False,
+        place: int = 0,
         memories: Iterable[JobMemory] | None = None,
         recover_s: float | None = None,
         fence_floor: int = 0,
@@ -164,6 +171,7 @@ class CoordinatorMachine:
         self._keep_s = closed_job_keep_s
         self._silence_s = silence_s
         self._young_until = now + SUCCESSOR_WAIT_S if follows_another else now
+        self._place = place
         self._recover_s = recover_s
         # With memories, even none, it is known which jobs there were.
         self._recover_until = now + (recover_s or 0.0) if memories is None else now
@@ -227,6 +235,12 @@ class CoordinatorMachine:
     def _answer_without_job(self, status: Status, address: str) -> Answer | None:
         """Answer a status that no job gets to see."""
         rounds = self.jobs.get(status.run_id)
+        if status.place > self._place:
+            why = (
+                f"it has heard of a coordinator at place {status.place + 1} of its endpoints, and this one "
+                f"is at place {self._place + 1}: give all nodes the same list"
+            )
+            return _refused(status, RefusalReason.SETTINGS, why)
         if rounds is not None:
             if not self._is_full(rounds.job, status.info):
                 return None
@@ -287,7 +301,11 @@ class CoordinatorMachine:
         if memory is not None:
             return self._take_up(recall(memory, patience_s=self._recover_s or RECOVER_S_MAX))
         job = Job(run_id=run_id)
-        if now < max(self._young_until, self._recover_until):
+        if (
+            self._place
+        ):  # They have to find it first: the machine where it was may not even refuse them.
+            job.recover_s = RECOVER_S_MAX
+        if self._place or now < max(self._young_until, self._recover_until):
             # It may be a job that another coordinator had, whose nodes are still to come.
             job.phase, job.waiting, job.wait_seq = JobPhase.RECOVERING, True, 1
         if now < self._recover_until:
@@ -300,6 +318,7 @@ class CoordinatorMachine:
 
     def _take_up(self, job: Job) -> Rounds:
         job.coordinator_address, job.silence_s = self._address, self._silence_s
+        job.term = max(job.term, self._place * TERMS_PER_PLACE)
         job.fence_floor = self._fence_floor
         rounds = self.jobs[job.run_id] = self._rounds(job)
         rounds.story.node = f"{self.story.node}/{job.run_id}"

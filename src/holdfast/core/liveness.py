@@ -32,11 +32,14 @@ class AttendedClock:
 
     def look(self, now: float) -> float:
         """Note that the owner is awake at `now`; return the time it was awake in all."""
-        gap = now - self._looked_at
-        if gap > 0.0:
-            self._attended += min(gap, self.step_s)
+        self._attended = self.peek(now)
         self._looked_at = now
         return self._attended
+
+    def peek(self, now: float) -> float:
+        """Return what `look` would, and note nothing; any thread may ask."""
+        gap = now - self._looked_at
+        return self._attended + (min(gap, self.step_s) if gap > 0.0 else 0.0)
 
 
 class LoopWatch:

@@ -12,6 +12,9 @@ of a `RendezvousBackend`, and run through the simulator. Their limits are part o
 hold for everything that is decoded; a machine may build any value. Each limit is far above what a
 real job needs and far below what would hurt. What a type cannot say (printable names, `min_nodes`
 not over `max_nodes`) is checked by `sound_status` and `sound_view`, of whatever was decoded.
+
+A field that has its default is not sent: most have, and a third less is to be sent, read and sealed.
+So a default is part of the protocol, and never changes.
 """
 
 from __future__ import annotations
@@ -60,6 +63,10 @@ of what msgpack can write (2**64) that counting on from a hostile value never ge
 REPORTED_COUNTER_MAX = 2**53
 """The same where a node reports what it heard: a coordinator counts on from there, if it believes it
 (`core.rounds`)."""
+TERMS_PER_PLACE = 2**32
+"""Of one place in a list of endpoints: so many times a coordinator may be started there. Those of
+a later place are higher, whatever the coordinators at earlier ones have done meanwhile."""
+PLACES_MAX = 8
 INCARNATION_MAX = 2**64 - 1
 PID_MAX = 2**31 - 1
 EXITCODE_MAX = 2**31 - 1
@@ -166,7 +173,7 @@ class JobOutcome(Enum):
     STOPPED = "stopped"
 
 
-class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
+class JobSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What all nodes of a job must agree on; the first to join sets it."""
 
     min_nodes: Annotated[int, Meta(ge=1, le=NODES_MAX)]
@@ -181,7 +188,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     store: StoreAccess = StoreAccess.HOSTS
 
 
-class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What does not change about a node while it is one incarnation."""
 
     node: NodeId
@@ -276,7 +283,7 @@ class RequestAnswer(msgspec.Struct, frozen=True, kw_only=True):
     why: Why = ""
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker's failure in short: enough to decide, and for a line on every console."""
 
     node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)]
@@ -305,7 +312,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     spoke_ns: Count = 0
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
+class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="status"):
     """All that a coordinator must know of a node; also enough to rebuild a lost job from."""
 
     seq: Number
@@ -353,6 +360,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """Whether its newest view said so: a coordinator after that one is to know it."""
 
     @property
+    def place(self) -> int:
+        """The last place in its list of endpoints at which a coordinator decided for it."""
+        return max(0, self.term) // TERMS_PER_PLACE
+
+    @property
     def clear_of(self) -> int:
         """Return the first generation of which workers may be on the node."""
         if self.clear >= 0:
@@ -368,7 +380,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
         return f"{self.id}[{self.phase.value}, generation {self.generation}]"
 
 
-class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="beat"):
     """The node is alive, its newest status has this number, and its newest view is this one."""
 
     run_id: RunId
@@ -383,7 +395,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     """When it was sent, by the node's own clock: of meaning to the node alone."""
 
 
-class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
+class Ack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ack"):
     """The coordinator is alive, and the newest status it has of this incarnation is this one.
 
     `seq` is -1 if it does not know the incarnation at all.
@@ -399,7 +411,7 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
     """That of the heartbeat which it answers, if it answers one."""
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True, tag="view"):
+class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="view"):
     """All that a node must know of its job."""
 
     run_id: RunId

@@ -1172,9 +1172,11 @@ class Rounds:
         views: dict[tuple[str, int], View] = {}
         asking, job.asking = job.asking, {}
         for name, request in asking.items():
+            is_new = request.id not in job.answers
             told = self._request(request)
             node = job.nodes.get(name)
-            if node is not None:
+            # A status that was on its way when the answer was needs no second one.
+            if node is not None and (is_new or node.asked != request.id):
                 node.asked = request.id
                 told.append(self._send(node, anew=True))
             views |= {(view.node, view.incarnation): view for view in told}
@@ -1363,7 +1365,7 @@ def counts(job: Job, node: str) -> bool:
 
 def drained_here(job: Job) -> int:
     """Return how many of the nodes that are there are drained."""
-    return sum(name in job.nodes for name in job.drained)
+    return sum(name in job.nodes for name in job.drained) if job.drained else 0
 
 
 def held_back_s(departures: int) -> float:
@@ -1556,6 +1558,8 @@ def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
 
 def answered_to(job: Job, info: NodeInfo) -> RequestAnswer | None:
     """Return what became of what was asked for through a node."""
+    if not job.answers:
+        return None
     node = job.nodes.get(info.node)
     return job.answers.get(node.asked) if node is not None and node.asked else None
 

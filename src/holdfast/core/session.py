@@ -87,6 +87,8 @@ class Connected(Event):
     heard_at: float | None = None
     """When that was sent which the other side last heard of the node, if it was before; 0 if
     nobody may have heard of it."""
+    place: int = 0
+    """Which of several endpoints it is, in their order."""
 
 
 class Disconnected(Event):
@@ -205,6 +207,8 @@ class Session:
         self.last_problem = ""
         self.had_contact = False
         self.had_view = False
+        self.place = 0
+        """The last place at which it was connected: it goes back to none before that."""
         self.is_refused = False
         """Whether the other side accepts connections and soon refuses to go on, every time."""
         self.story = Story("session", node=info.node)
@@ -234,6 +238,11 @@ class Session:
         if view is None:
             return None
         return self._stop.at(view.silence_s or self._timeouts.silence_s)
+
+    def silence(self, now: float) -> tuple[float, float]:
+        """Return how long nothing was heard, and how much longer that is borne; any thread may ask."""
+        silent_s = self._clock.peek(now) - self._received_at
+        return silent_s, 0.0 if self._given_up else max(0.0, self._limit_s() - silent_s)
 
     @property
     def status(self) -> Status:
@@ -267,6 +276,7 @@ class Session:
                 effects = self._send(at)
             case Connected():
                 self.connection = ConnectionState.UP
+                self.place = max(self.place, event.place)
                 self._opened_at = self._heartbeat_at = at
                 self._heard_at = now if event.heard_at is None else event.heard_at
                 if not self.is_refused:
@@ -298,8 +308,11 @@ class Session:
                 self._restate(info=info)
                 effects = []
             case RequestMade(request):
-                self._restate(request=request)
-                effects = self._send(at)
+                if self.view is None or not is_answered(request, self.view):
+                    self._restate(request=request)
+                    effects = self._send(at)
+                else:
+                    effects = []  # The answer is there already.
             case LoopStuck(why):
                 self._stop.expire(now)
                 self._restate(stuck=why)
@@ -495,8 +508,13 @@ def what_is_heard(status: Status, view: View) -> dict[str, object]:
 
 def unanswered(status: Status, view: View) -> Request | None:
     """Return what a node still has to ask."""
-    asked, answered = status.request, view.answered
-    return None if asked and answered and answered.id == asked.id else asked
+    asked = status.request
+    return None if asked is not None and is_answered(asked, view) else asked
+
+
+def is_answered(request: Request, view: View) -> bool:
+    """Return whether a view tells what became of a request."""
+    return view.answered is not None and view.answered.id == request.id
 
 
 def older(failure: Failure, by_s: float) -> Failure:

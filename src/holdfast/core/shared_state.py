@@ -88,6 +88,7 @@ from holdfast.core.session import (
     Rejoined,
     RequestMade,
     StatusChanged,
+    is_answered,
     unanswered,
     what_is_heard,
 )
@@ -351,6 +352,8 @@ class SharedStateSession:
                 self._restate(info=msgspec.structs.replace(self.status.info, ports=ports))
                 return []
             case RequestMade(request):
+                if self.view is not None and is_answered(request, self.view):
+                    return []  # The answer is there already.
                 self._restate(seq=self.status.seq + 1, request=request)
                 if self._joins:
                     self._unstored.append(self.status)

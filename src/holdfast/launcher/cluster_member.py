@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -111,6 +112,7 @@ VERSION_MIN = (3, 4)
 VERSION_S = 10.0
 START_S = 10.0
 FOLDER_PREFIX = "holdfast-ha-"
+LOCK = "lock"
 READY_AGAIN_S = 0.5  # Only for an etcd that does not report that it is ready.
 NOTICE_BYTES_MAX = 4096
 TELL_S = 2.0
@@ -251,6 +253,20 @@ def _refusal(host: str, port: int, problem: OSError) -> EnvironmentProblem:
     )
 
 
+def remove_orphans(temporary: str) -> None:
+    """Remove what members left that were killed with their keeper: machines lose their power."""
+    for folder in Path(temporary).glob(f"{FOLDER_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+                continue
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Nobody is there any more.
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
 # The member.
 
 
@@ -275,6 +291,7 @@ class EtcdMember:
             tempfile.gettempdir(), f"{FOLDER_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         )
         self._keeper: Keeper | None = None
+        self._lock: int | None = None
         self._began = False
 
     @property
@@ -354,7 +371,13 @@ class EtcdMember:
         return keeper
 
     def _make_folder(self) -> None:
+        remove_orphans(os.path.dirname(self._folder))
         os.mkdir(self._folder, 0o700)
+        # Locked before it has the name that others look for, and as long as this process is there.
+        new = f"{self._folder}/{LOCK}.new"
+        self._lock = os.open(new, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.rename(new, f"{self._folder}/{LOCK}")
         if self._certificates.pem is not None:
             names = ("ca.pem", "cert.pem", "key.pem")
             for name, data in zip(names, self._certificates.pem, strict=True):
@@ -725,8 +748,7 @@ class EtcdMember:
 
     async def _stop(self, linger_s: float) -> None:
         if not self._began:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            Keeper.withhold(self._folder)
+            self._remove_folder()
             if self._keeper is not None:
                 self._keeper.close()
             return
@@ -746,8 +768,13 @@ class EtcdMember:
         if self._keeper is not None:
             self._loop.remove_reader(self._keeper.fileno())
             self._keeper.close()
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
         Keeper.withhold(self._folder)
+        if self._lock is not None:
+            os.close(self._lock)
 
     async def _linger(self, limit_s: float) -> None:
         """Stay as long as nodes of the job are there and too few other members would be left."""

@@ -278,13 +278,14 @@ def needs_no_others(config: LaunchConfig) -> bool:
         return False
     if config.rdzv_backend == "static":
         return True
-    return not config.rdzv_endpoint or config.rdzv_endpoint.endswith(":0")
+    endpoint = config.rdzv_endpoint
+    return not endpoint or (endpoint.endswith(":0") and "," not in endpoint)
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
     """Split `host:port`; an IPv6 address stands in brackets."""
     host, colon, port = endpoint.strip().rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+    if not colon or not host or "," in host or not port.isdecimal() or int(port) > 65535:
         raise UsageError(
             f"--rdzv-endpoint: {endpoint!r} is not an endpoint; accepted: host:port, and "
             "[address]:port for IPv6"

@@ -303,7 +303,9 @@ class LiveJob:
                 if row is None:
                     row = self._rank_rows[key] = RankRow(worker.rank)
                 rows.append(row)
-                row.rank, row.node, row.host = worker.rank, node.node, node.host
+                # Not the rank that it reported: that may be of a generation before this one.
+                row.rank = node.first_rank + max(0, worker.local_rank)
+                row.node, row.host = node.node, node.host
                 row.local_rank, row.pid, row.state = worker.local_rank, worker.pid, worker.state
                 row.step, row.section = worker.step, worker.section
                 row.heartbeat_age_s, row.step_age_s = worker.heartbeat_age_s, worker.step_age_s

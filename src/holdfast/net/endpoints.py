@@ -28,6 +28,42 @@ def parse_rendezvous_endpoint(
         ) from None
 
 
+def parse_rendezvous_endpoints(
+    endpoints: str | None,
+    default_port: int,
+    places_max: int,
+    *,
+    flag: str = "--rdzv-endpoint",
+) -> tuple[tuple[str, int], ...]:
+    """Return host and port of each place of a list with commas, which may be one endpoint alone."""
+    parts = (endpoints or "").split(",")
+    if len(parts) == 1:
+        return (parse_rendezvous_endpoint(endpoints, default_port, flag=flag),)
+    accepted = f"HOST[:PORT] of up to {places_max} machines, with commas, each once"
+    places: list[tuple[str, int]] = []
+    for part in parts:
+        try:
+            host, port = split_endpoint(part.strip(), default_port, port_min=1)
+        except ValueError as problem:
+            raise UsageError(f"{flag}: {part.strip()!r} {problem}; accepted: {accepted}") from None
+        if any((host.lower(), port) == (one.lower(), other) for one, other in places):
+            raise UsageError(
+                f"{flag}: {endpoints!r} names {format_endpoint(host, port)} twice; accepted: {accepted}"
+            )
+        places.append((host, port))
+    if len(places) > places_max:
+        raise UsageError(f"{flag}: {len(places)} endpoints; accepted: {accepted}")
+    from holdfast.net.addresses import names_loopback
+
+    own = [host for host, _ in places if names_loopback(host)]
+    if own and len(own) < len(places):
+        raise UsageError(
+            f"{flag}: {own[0]!r} is another machine to each node of {endpoints!r}; accepted: names or "
+            "addresses that all of them know, or loopback alone"
+        )
+    return tuple(places)
+
+
 def split_endpoint(text: str, default_port: int, *, port_min: int = 0) -> tuple[str, int]:
     """Return host and port, or raise `ValueError` with a phrase such as "is empty".
 

@@ -1,5 +1,21 @@
-"""CPU binding: workers on CPUs near their GPUs, as `AffinityMode` and `NumaOptions` say."""
+"""CPU binding: workers on CPUs near their GPUs, as `AffinityMode` and `NumaOptions` say.
 
-from holdfast.numa.binding import AffinityMode, NumaOptions
+The names are fetched when they are first used: every agent comes to need `visible_devices`, few
+need `dataclasses`, which is a megabyte.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.numa.binding import AffinityMode, NumaOptions
 
 __all__ = ["AffinityMode", "NumaOptions"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'holdfast.numa' has no attribute {name!r}")
+    from holdfast.numa import binding
+
+    return getattr(binding, name)

@@ -174,7 +174,18 @@ class GenerationStopped(LifecycleEvent):
 
     at: float
     generation: int
-    failures: tuple[WorkerFailure, ...] = ()
+
+
+class WorkersFailed(LifecycleEvent):
+    """Workers of a generation that is over had failed: what is known of why.
+
+    It comes when nothing is held up by finding that out: once the next generation is started, or the
+    run is over, or some time has passed.
+    """
+
+    at: float
+    generation: int
+    failures: tuple[WorkerFailure, ...]
     """On this node, in the order in which they are to blame; no more than `FAILURES_MAX`."""
 
 
@@ -205,6 +216,8 @@ class RunEnded(LifecycleEvent):
     error: str = ""
     workers_recorded: bool = False
     """Whether a hook of the agent has recorded how the workers ended."""
+    cut_short: str = ""
+    """If the agent raised: `stopped` by a signal, a `standby` that nobody needed, or an `error`."""
 
 
 class WatchdogEvent(LifecycleEvent):

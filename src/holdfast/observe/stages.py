@@ -114,6 +114,7 @@ def stages_of(
                 of(number).stopping = event
             case lifecycle.GenerationStopped(generation=number):
                 of(number).stopped_at = gone_at = event.at
+            case lifecycle.WorkersFailed(generation=number):
                 of(number).failures = event.failures
             case lifecycle.Requested() if found:
                 found[max(found)].asked = event.what

@@ -75,10 +75,12 @@ class TimelineRecorder:
                 reason, detail = event.reason.value, event.detail
                 fields = {"generation": event.generation, "reason": reason, "detail": detail}
             case lifecycle.GenerationStopped():
+                fields = {"generation": event.generation}
+            case lifecycle.WorkersFailed():
                 failures = [_failure(one) for one in event.failures]
                 fields = {"generation": event.generation, "failures": failures}
             case lifecycle.RunEnded():
-                fields = {"state": event.state, "error": event.error}
+                fields = {"state": event.state or event.cut_short, "error": event.error}
             case _:
                 return
         self._record(Line(KINDS[type(event)], event.at, fields))
@@ -92,6 +94,7 @@ KINDS = {
     lifecycle.WorkerEnded: "exit",
     lifecycle.GenerationStopping: "stopping",
     lifecycle.GenerationStopped: "stopped",
+    lifecycle.WorkersFailed: "failures",
     lifecycle.RunEnded: "end",
 }
 

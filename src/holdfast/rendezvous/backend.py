@@ -135,6 +135,7 @@ class BackendConnection:
     """One node's `JobConnection`, from `start` until `close`."""
 
     hosting = False  # No other node depends on this process.
+    presence_fd = -1
 
     def __init__(
         self,

@@ -273,6 +273,9 @@ KEYS = (
     Key("store", "hosts|open|private", None, MEETING,
         "whom the workers' store serves: hosts of the job, everybody (the default for one node), or "
         "workers through their own agents alone"),
+    Key("presence", "on|off", "on", (*ETCD, "ha"),
+        "whether agents hold connections to each other and see by these when one has ended; with "
+        "off, a lost node costs its lease"),
     Key("protocol", "http|https", "http", ETCD, "how etcd is reached"),
     Key("cert", "path", None, ETCD, "the certificate to show to etcd"),
     Key("key", "path", None, ETCD, "the key of that certificate"),
@@ -335,6 +338,7 @@ class RendezvousConfig:
     replace: bool | None
     spares: int
     worker_store: bool
+    presence: str
     store: str
     given: frozenset[str] = field(default=frozenset(), compare=False)
     """The keys that were given a value."""

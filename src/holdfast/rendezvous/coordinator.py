@@ -6,11 +6,11 @@ import hmac
 import os
 
 from holdfast.coordinator.agent_connection import CoordinatorConnection, draw_incarnation
-from holdfast.core.protocol import JobSettings, NodeInfo, RankOrder, StoreAccess
+from holdfast.core.protocol import PLACES_MAX, JobSettings, NodeInfo, RankOrder, StoreAccess
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import UsageError
 from holdfast.net.addresses import names_loopback
-from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoint
+from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoints
 from holdfast.net.listening import LOOPBACK, address_of
 from holdfast.net.token import choose_token
 from holdfast.rendezvous import config
@@ -75,7 +75,13 @@ class CoordinatorHandler(PolledHandler):
             self.given_id = f"node_id={conf.node_id}"
         elif fixed_rank >= 0:
             self.given_id = f"--node-rank {fixed_rank}"
-        self._address()  # What cannot be an endpoint is refused now.
+        if (
+            len(self._endpoints()) > 1 and params.backend == "static"
+        ):  # What cannot be is refused now.
+            raise UsageError(
+                f"--rdzv-endpoint: {params.endpoint!r} names several machines; accepted: one with static, "
+                "several with c10d"
+            )
 
     @property
     def endpoint(self) -> str:
@@ -138,7 +144,7 @@ class CoordinatorHandler(PolledHandler):
     def _connect(self, info: NodeInfo, settings: JobSettings) -> JobConnection:
         """Return a connection that is started."""
         conf = self._config
-        host, port = self._address()
+        (host, port), *later = self._endpoints()
         token = choose_token(
             host,
             self.environ,
@@ -170,9 +176,23 @@ class CoordinatorHandler(PolledHandler):
             state_file=conf.state_file,
             # Workers that another launcher starts would have the higher limit too.
             may_raise_limit=not self._is_polled,
+            advice=self._advice(host),
+            later=later,
         )
         connection.start()
         return connection
+
+    def _advice(self, host: str) -> str:
+        """Return what helps against the loss of the coordinator, for those who can have it."""
+        survives = "a job with --ha HOST,HOST,HOST survives this"
+        if len(self._endpoints()) > 1:
+            take_over = f"holdfast coordinator --take-over --endpoint {self._params.endpoint}"
+            return f"if its machine is gone, run `{take_over}` on the next one ({survives})"
+        if self._config.is_host is False:
+            return "start `holdfast coordinator` there again, and the job goes on"
+        if self._is_polled or names_loopback(host):
+            return ""  # Another launcher's job, or one of one machine.
+        return survives
 
     def _store_key(self, view: View) -> bytes:
         """Return the key of a view's store, for those who have the job's token, if there is one.
@@ -188,8 +208,12 @@ class CoordinatorHandler(PolledHandler):
             return connection.store(scope, ANNOUNCE_S)
         return super()._arrivals(connection, scope)
 
+    def _endpoints(self) -> tuple[tuple[str, int], ...]:
+        return parse_rendezvous_endpoints(self._params.endpoint, DEFAULT_PORT, PLACES_MAX)
+
     def _address(self) -> tuple[str, int]:
-        return parse_rendezvous_endpoint(self._params.endpoint, DEFAULT_PORT)
+        """Return where the coordinator is when the job begins."""
+        return self._endpoints()[0]
 
     def _make_node_id(self) -> str:
         if self._fixed_rank >= 0:

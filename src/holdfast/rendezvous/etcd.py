@@ -30,7 +30,15 @@ from holdfast.core.etcd.calls import (
     Txn,
     WatchEnded,
 )
-from holdfast.core.etcd.keys import JobKeys, JobRecord, NodeRecord, get_prefix, unpack
+from holdfast.core.etcd.keys import (
+    JobKeys,
+    JobRecord,
+    NodeRecord,
+    Presence,
+    get_prefix,
+    read_leader,
+    unpack,
+)
 from holdfast.core.etcd.session import (
     DeliverMessage,
     DropRequested,
@@ -43,11 +51,23 @@ from holdfast.core.etcd.session import (
     ReportOpened,
     SessionEvent,
 )
+from holdfast.core.etcd.witness import (
+    WATCHED_MAX,
+    ConnectPresence,
+    DropPresence,
+    PresenceClosed,
+    PresenceRefused,
+    PresenceSeen,
+    PresenceUnknown,
+)
 from holdfast.core.machine import TICK
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.etcd.settings import NAMES, EtcdSettings, parse_endpoints
 from holdfast.etcd.store import EtcdStore
+from holdfast.net import addresses, listening
+from holdfast.net.endpoints import format_endpoint
+from holdfast.net.presence import PresencePort, PresenceWatcher, Sight
 from holdfast.rendezvous import config
 from holdfast.rendezvous.config import value_of
 from holdfast.rendezvous.coordinator import CoordinatorHandler
@@ -85,6 +105,8 @@ FIRST_CONTACT_S = 30.0
 """How long an etcd that was never reached is retried, unless `read_timeout` is set: unlike a
 coordinator, it should be there before the job is."""
 HEARTBEATS_PER_LEASE = 3
+WATCHED_SHARE = 4
+"""Connections to other agents take no more than one in so many of the descriptors there are."""
 
 
 # Settings. Whatever contradicts is refused, in one line that names the key: certificates that would
@@ -218,6 +240,13 @@ class GenerationStores:
 
 # The session, performed on a real etcd.
 
+_SIGHTS: dict[Sight, type[PresenceSeen | PresenceClosed | PresenceRefused | PresenceUnknown]] = {
+    Sight.SEEN: PresenceSeen,
+    Sight.CLOSED: PresenceClosed,
+    Sight.REFUSED: PresenceRefused,
+    Sight.UNKNOWN: PresenceUnknown,
+}
+
 
 class EtcdTransport:
     """One session at etcd, as a `coordinator.agent_connection.Transport`."""
@@ -258,6 +287,8 @@ class EtcdConnector:
     is in the job, and one transport at a time.
     """
 
+    place = 0
+
     def __init__(self, etcd: AsyncEtcdClient, session: EtcdSession, lease_s: float) -> None:
         self._etcd = etcd
         self._session = session
@@ -267,6 +298,8 @@ class EtcdConnector:
         self._transport: EtcdTransport | None = None
         self._calls: set[asyncio.Task[None]] = set()
         self._watches: dict[int, WatchHandle] = {}
+        self._watcher = PresenceWatcher()
+        self._presences: dict[int, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._left = asyncio.Event()
         self._early: list[Ack | View] = []
@@ -313,15 +346,17 @@ class EtcdConnector:
         for watch in self._watches.values():
             watch.cancel()
         self._watches.clear()
-        for call in self._calls:
-            call.cancel()
-        if self._calls:
-            await asyncio.wait(self._calls)
+        under_way = [*self._calls, *self._presences.values()]
+        for one in under_way:
+            one.cancel()
+        if under_way:
+            await asyncio.wait(under_way)
 
     # Performing.
 
     def _handle(self, event: SessionEvent, cause: str = "") -> None:
         session = self._session
+        session.address = self._etcd.local_address
         for effect in session.handle(self._loop.time(), event, cause):
             match effect:
                 case SendRequest():
@@ -336,8 +371,13 @@ class EtcdConnector:
                         watch.cancel()
                 case DeliverMessage(message):
                     self._deliver(message)
+                case ConnectPresence(number, presence):
+                    self._see(number, presence, session.witness.story.last)
+                case DropPresence(number):
+                    seeing = self._presences.pop(number, None)
+                    if seeing is not None:
+                        seeing.cancel()
                 case ReportOpened(heard_at):
-                    session.address = self._etcd.local_address
                     if self._transport is not None and not self._transport.ready.done():
                         self._transport.heard_at = heard_at
                         self._transport.ready.set_result(None)
@@ -369,6 +409,19 @@ class EtcdConnector:
         self._watches[number] = self._etcd.watch(
             watch.key, watch.end, watch.start_revision, changed, ended
         )
+
+    def _see(self, number: int, presence: Presence, cause: str) -> None:
+        """Watch another agent's presence until that ends, or is not wanted any more."""
+        where = format_endpoint(presence.address, presence.port)
+
+        def report(sight: Sight) -> None:
+            console.debug(f"the agent at {where}: {sight.value}")
+            if sight is not Sight.SEEN:
+                self._presences.pop(number, None)
+            self._handle(_SIGHTS[sight](number), cause)
+
+        work = self._watcher.watch(presence.address, presence.port, presence.id, report)
+        self._presences[number] = self._loop.create_task(work)
 
     def _deliver(self, message: Ack | View) -> None:
         transport = self._transport
@@ -431,8 +484,11 @@ class EtcdConnection(AgentConnection):
         settings: JobSettings,
         timeouts: SessionTimeouts,
         lease_s: float,
+        shows_presence: bool = True,
     ) -> None:
         super().__init__(run_id=run_id, info=info, settings=settings, timeouts=timeouts)
+        self._shows_presence = shows_presence
+        self._presence: PresencePort | None = None
         self._etcd_settings = etcd
         self._prefix = prefix
         self._lease_s = lease_s
@@ -446,6 +502,11 @@ class EtcdConnection(AgentConnection):
     def where(self) -> str:
         """The endpoints of etcd, as text."""
         return self._etcd_settings.where
+
+    @property
+    def presence_fd(self) -> int:
+        """The socket that must not close before the workers are gone."""
+        return self._presence.fileno() if self._presence is not None else -1
 
     def store(self, scope: str) -> EtcdStore:
         """Return the store of this job's nodes; scopes have separate keys."""
@@ -484,10 +545,28 @@ class EtcdConnection(AgentConnection):
 
         self._etcd = etcd = AsyncEtcdClient(self._etcd_settings)
         self._session = EtcdSession(
-            run_id=self.run_id, info=self._info, prefix=self._prefix, lease_s=self._lease_s
+            run_id=self.run_id,
+            info=self._info,
+            prefix=self._prefix,
+            lease_s=self._lease_s,
+            presence=self._show_presence() if self._shows_presence else None,
         )
+        at_most = listening.descriptor_limit() // WATCHED_SHARE
+        self._session.witness.watched_max = min(WATCHED_MAX, at_most)
         self._connector = self._make_connector(etcd, self._session)
         return self._connector
+
+    def _show_presence(self) -> Presence | None:
+        address = self._info.address
+        is_alone = bool(address) and addresses.names_loopback(address)
+        try:
+            where = listening.candidates_of(address, 0) if is_alone else listening.everywhere(0)
+            self._presence = shown = PresencePort(where)
+        except OSError as problem:
+            console.debug(f"no port for this agent's presence: {problem}")
+            return None
+        shown.open()
+        return Presence("", shown.port, shown.id)
 
     def _make_connector(self, etcd: AsyncEtcdClient, session: EtcdSession) -> EtcdConnector:
         return EtcdConnector(etcd, session, self._lease_s)
@@ -501,6 +580,8 @@ class EtcdConnection(AgentConnection):
             await self._connector.close()
         if self._etcd is not None:
             await self._etcd.close()
+        if self._presence is not None:
+            self._presence.close()  # Last: who sees that it is gone finds nothing of this node.
 
 
 # The handler.
@@ -559,15 +640,18 @@ class EtcdHandler(CoordinatorHandler):
             settings=settings,
             timeouts=timeouts,
             lease_s=lease_s,
+            shows_presence=conf.presence == "on",
         )
+        if not self._is_polled:
+            listening.raise_descriptor_limit()  # A leader has a connection to each node.
         connection.start()
         return connection
 
     def _first_contact_s(self) -> float:
         return FIRST_CONTACT_S
 
-    def _address(self) -> tuple[str, int]:
-        return self._etcd.endpoints[0]
+    def _endpoints(self) -> tuple[tuple[str, int], ...]:
+        return self._etcd.endpoints[:1]  # Whichever answers: they are no list of places.
 
     def _own_loopback(self) -> str:
         return ""  # Each host of a job may have a member, or a proxy, of etcd on it.
@@ -603,5 +687,5 @@ def read_job(
             continue
         known.phase, known.generation = node.status.phase, node.status.generation
     summary = summary_of(Rounds(job))
-    who = leader[0].value.decode(errors="replace").rpartition(" ")[0] if leader else ""
+    who = read_leader(leader[0].value)[0] if leader else ""
     return msgspec.structs.replace(summary, history=[job.why] if job.why else []), who

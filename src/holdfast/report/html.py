@@ -45,7 +45,7 @@ VERDICTS = {
     "succeeded": "Succeeded",
     "failed": "Failed",
     "stopped": "Stopped",
-    "refused": "Did not run",
+    "error": "Error",
     "running": "Running",
     "killed": "Killed",
 }
@@ -204,7 +204,6 @@ def _timeline(report: Report) -> str:
         return ""
     lanes = _lanes(report)
     height = LANE_HEIGHT * (len(lanes) + 1) + 22
-    ends = {one.number: one for one in report.generations}
     rows = [_lane(0)]
     rows += [_span(one, whole) for one in report.spans[:SPANS_SHOWN]]
     rows += [_number(one, whole) for one in report.generations if _has_room(one, whole)]
@@ -235,14 +234,13 @@ def _timeline(report: Report) -> str:
     )
     hidden = len(report.nodes) - len(lanes)
     more = f'<p class="about">{hidden} more nodes are not drawn.</p>' if hidden else ""
-    count = len(ends)
     return (
         '<div class="zoom"><button type="button" data-zoom="in">Zoom in</button>'
         '<button type="button" data-zoom="out">Zoom out</button>'
         '<button type="button" data-zoom="all">All</button><span>or + &minus; 0 while it has the focus</span></div>'
         f'<div class="lanes"><div class="names"><div>job</div>{names}</div>'
         f'<div class="scroll" id="scroll" tabindex="0" data-seconds="{whole}" role="region" '
-        f'aria-label="Timeline of {count} generations on {len(lanes)} nodes">'
+        f'aria-label="Timeline of {len(report.generations)} generations on {len(lanes)} nodes">'
         f'<svg height="{height}"><g class="ticks">{ticks}</g>{"".join(rows)}</svg></div></div>'
         f'<div class="legend">{legend}</div>{more}'
     )
@@ -365,7 +363,7 @@ def _failure(one: Failure, *, is_open: bool) -> str:
         "worker": f"rank {one.rank} (local rank {one.local_rank}), pid {one.pid}",
         "node": f"{one.node} on {one.host}" if one.node else one.host,
         "when": f"{duration(one.at_s)} after the beginning, in generation {one.generation}",
-        "ending": f"{one.ending} (exit code {one.exitcode})",
+        "ending": one.ending,
         "reason": one.detail,
     }
     listed = "".join(

@@ -72,6 +72,8 @@ TAILS_SHOWN = 16
 STALL_STEPS, STALL_S = 5.0, 2.0
 """No step for so many times the usual time of one, and for so long, before a failure: it had begun
 when the last step was made."""
+QUIET_S = 0.5
+"""A shorter time without a step is not drawn as standing still."""
 STACKS = "[holdfast] stacks (pid "
 
 
@@ -79,7 +81,7 @@ class Outcome(Struct, kw_only=True):
     """How the job ended."""
 
     state: str
-    """`succeeded`, `failed`, `stopped` (by a signal), `refused`, `running` or `killed`."""
+    """`succeeded`, `failed`, `stopped` (by a signal), `error`, `running` or `killed`."""
     reason: str
     """In one line; of a failed job, its first failure."""
 
@@ -95,7 +97,7 @@ class Node(Struct, kw_only=True):
     ended_s: float
     """When its record ends."""
     state: str
-    """`succeeded`, `failed`, `stopped`, or `lost` if its record has no end."""
+    """One of `NODE_STATES`, `running`, or `lost` if its record has no end."""
     reason: str
     generations: list[int]
     ranks: str
@@ -256,6 +258,7 @@ class Report(Struct, kw_only=True):
     """What a reader must know of how this was made: clocks, what is missing."""
 
 
+NODE_STATES = ("succeeded", "failed", "stopped", "error", "standby")
 KINDS = (
     "useful", "repeated", "warm-up", "detect", "stop", "regroup", "start", "gather", "end",
 )  # fmt: skip
@@ -311,8 +314,9 @@ class _Merged:
         self.number = number
         self.axis = axis
         self.parts = [(node, node.generations[number]) for node in nodes]
-        every = [axis.of(node, part.started.at) for node, part in self.parts]
-        self.started = max(every)
+        self.started = max(axis.of(node, part.started.at) for node, part in self.parts)
+        self.restarts = max(part.started.restarts for _, part in self.parts)
+        self.size = max(part.started.nodes or 0 for _, part in self.parts)
         ready = [axis.of(node, part.ready_at) for node, part in self.parts if part.ready_at]
         self.ready = max(ready) if ready else None
         # Nodes whose workers are done wait for the others'; any other reason to stop is all nodes'.
@@ -343,11 +347,7 @@ class _Merged:
         self.last_step = max((found[-1][1] for found in self.samples.values()), default=None)
 
     def failures(self) -> list[tuple[NodeRun, FailedWorker]]:
-        found = [
-            (node, one)
-            for node, part in self.parts
-            for one in (part.stopped.failures if part.stopped else ())
-        ]
+        found = [(node, one) for node, part in self.parts for one in part.failures]
         found.sort(key=lambda item: (item[1].consequence, self.happened(*item)))
         return found
 
@@ -405,6 +405,12 @@ class _Description:
             for number in numbers
         ]
         self.uses_steps = any(one.samples for one in self.merged)
+        self.first_later: dict[int, int | None] = {}  # The first step of any later generation.
+        first: int | None = None
+        for one in reversed(self.merged):
+            self.first_later[one.number] = first
+            if one.first_step is not None:
+                first = one.first_step if first is None else min(first, one.first_step)
         self.end_s = max(self._end_of(node) for node in nodes)
         self.spans: list[Span] = []
         self.generations: list[Generation] = []
@@ -437,9 +443,7 @@ class _Description:
             duration_s=_round(self.end_s),
             goodput=_round(useful / self.end_s) if self.end_s > 0 else 0.0,
             measure="progress" if self.uses_steps else "running",
-            restarts=max(
-                (part.started.restarts for one in self.merged for _, part in one.parts), default=0
-            ),
+            restarts=max((one.restarts for one in self.merged), default=0),
             max_restarts=run.max_restarts,
             world_size=last.world_size if last else 0,
             costs=costs,
@@ -491,7 +495,7 @@ class _Description:
                 ended_s=_round(begun),
                 nodes=[node.run.node for node, _ in one.parts][:NODES_SHOWN],
                 world_size=max(part.started.world_size for _, part in one.parts),
-                restarts=max(part.started.restarts for _, part in one.parts),
+                restarts=one.restarts,
                 why=_first_line(next((p.started.why for _, p in one.parts if p.started.why), "")),
                 end=kind,
                 end_reason=reason,
@@ -529,17 +533,13 @@ class _Description:
 
     def _add_useful(self, one: _Merged, begun: float, end: float) -> float:
         """Add what was of use, and return the seconds of what a later generation repeated."""
-        later = [
-            other.first_step
-            for other in self.merged
-            if other.number > one.number and other.first_step is not None
-        ]
-        if not later or one.last_step is None or one.goes_back or min(later) > one.last_step:
+        again = self.first_later[one.number]
+        if again is None or one.last_step is None or one.goes_back or again > one.last_step:
             self._add_span("useful", begun, end, one.number)
             return 0.0
-        kept = one.time_of_step(min(later) - 1)
+        kept = one.time_of_step(again - 1)
         middle = end if kept is None else min(end, max(begun, kept))
-        if one.first_step is not None and min(later) <= one.first_step:
+        if one.first_step is not None and again <= one.first_step:
             middle = begun
         self._add_span("useful", begun, middle, one.number)
         self._add_span("repeated", middle, end, one.number)
@@ -563,21 +563,28 @@ class _Description:
         if said == StopReason.SIGNAL.value:
             return "stopped", said
         if causes:
-            return "failed", _summary(*causes[0])
+            node, first = causes[0]
+            return "failed", _summary(node.run.host, first)
         if detail:
             return "failed", _first_line(detail)
         lost = self._lost_in(one)
         if lost and following is not None:
             return "lost", _first_line(why or f"node {lost[0].run.node} was lost")
-        if said == StopReason.SUCCEEDED.value and following is None:
-            return "succeeded", said
+        ends = {node.end.state for node, _ in one.parts if node.end is not None}
+        if following is None and "succeeded" in ends and "failed" not in ends:
+            return "succeeded", said or StopReason.SUCCEEDED.value
         if following is not None:
-            grown = "lost" if " lost" in why else "regrouped"
-            kind = "failed" if " failed" in why else grown
+            kind = "regrouped"
+            if following.restarts > one.restarts:
+                kind = "failed"
+            elif (
+                following.size < one.size > len(one.parts)
+            ):  # Of who is missing, no record is here.
+                kind = "lost"
             return kind, _first_line(why or said or "another generation was started")
         final = self._final()
         if final is not None and said:
-            return "failed", _final_summary(final)
+            return "failed", _summary(final.first.host, final.first)
         return ("failed", said) if said else ("unknown", "no end is recorded")
 
     def _lost_in(self, one: _Merged) -> list[NodeRun]:
@@ -625,17 +632,19 @@ class _Description:
             final = self._final()
             reason = last.end_reason if last is not None and last.end == "failed" else ""
             if final is not None and (not reason or not self._has_failure(final)):
-                reason = _final_summary(final)
+                reason = _summary(final.first.host, final.first)
             return Outcome(state="failed", reason=reason or "workers failed")
         if "succeeded" in states:
             gone = sum(node.end is None for node in self.nodes)
             lost = "one of its nodes was" if gone == 1 else f"{gone} of its nodes were"
             more = f"; {lost} lost on the way" if gone else ""
             return Outcome(state="succeeded", reason=f"all workers succeeded{more}")
-        errors = [_error_line(end.error) for end in ends if end.error]
-        if errors:
-            signalled = any("SignalException" in end.error for end in ends)
-            return Outcome(state="stopped" if signalled else "refused", reason=errors[0])
+        for state in ("stopped", "error", "standby"):
+            reasons = [_error_line(end.error) for end in ends if end.state == state]
+            if reasons:
+                return Outcome(
+                    state="stopped" if state == "stopped" else "error", reason=reasons[0]
+                )
         if any(node.is_alive for node in self.nodes):
             return Outcome(state="running", reason="it was running when this report was made")
         return Outcome(
@@ -721,11 +730,8 @@ class _Description:
         if node.is_alive:
             state, reason = "running", ""
         elif node.end is not None:
-            state, reason = node.end.state, ""
-            if node.end.error:
-                signalled = "SignalException" in node.end.error
-                state = "stopped" if signalled else "refused"
-                reason = _error_line(node.end.error)
+            state = node.end.state if node.end.state in NODE_STATES else "ended"
+            reason = _error_line(node.end.error)
         last = node.last_generation
         return Node(
             name=node.run.node,
@@ -734,7 +740,7 @@ class _Description:
             folder=node.folder,
             began_s=_round(self.axis.of_wall(node, node.run.wall)),
             ended_s=_round(self._end_of(node)),
-            state=state or "ended",
+            state=state,
             reason=reason,
             generations=sorted(node.generations)[-GENERATIONS_SHOWN:],
             ranks=ranges(rank for rank, _, _ in last.started.workers) if last else "",
@@ -756,9 +762,7 @@ class _Description:
 
     def _note_what_is_missing(self, outcome: Outcome) -> None:
         notes = self.notes
-        expected = max(
-            (part.started.nodes or 0 for one in self.merged for _, part in one.parts), default=0
-        )
+        expected = max((one.size for one in self.merged), default=0)
         there = max((len(one.parts) for one in self.merged), default=0)
         if expected > there:
             notes.append(
@@ -861,7 +865,7 @@ class _Description:
             # It may hang, or only not be done with the next step: to be judged by the usual time of one.
             over = one.exits.get(rank, one.stopping if one.stopping is not None else self.end_s)
             quiet = over - found[-1][0]
-            if quiet > max(STALL_STEPS * one.usual_step_s, width):
+            if quiet > max(STALL_STEPS * one.usual_step_s, QUIET_S, width):
                 _spread(made, ran, found[-1][0], over, 0.0, width)
                 for at in range(last + 1, min(BUCKETS, int(over / width) + 1)):
                     steps[at] = steps[at - 1]
@@ -940,16 +944,9 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in found)
 
 
-def _summary(node: NodeRun, one: FailedWorker) -> str:
+def _summary(host: str, one: FailedWorker) -> str:
     why = one.detail or one.message or _last_line(one.traceback)
-    who = f"rank {one.rank} on {node.run.host} failed: {one.ending}"
-    return _first_line(f"{who}: {_first_line(why)}" if why.strip() else who)
-
-
-def _final_summary(final: records.FinalReport) -> str:
-    first = final.first
-    why = first.detail or first.message or _last_line(first.traceback)
-    who = f"rank {first.rank} on {first.host} failed: {first.ending}"
+    who = f"rank {one.rank} on {host} failed: {one.ending}"
     return _first_line(f"{who}: {_first_line(why)}" if why.strip() else who)
 
 

@@ -142,6 +142,13 @@ class Stopped(Struct, tag_field="kind", tag="stopped"):
 
     at: Seconds
     generation: Number
+
+
+class Failures(Struct, tag_field="kind", tag="failures"):
+    """Why workers of a generation on this node had failed."""
+
+    at: Seconds
+    generation: Number
     failures: list[FailedWorker] = []
 
 
@@ -153,7 +160,7 @@ class End(Struct, tag_field="kind", tag="end"):
     error: str = ""
 
 
-Line = Run | Rendezvous | Started | Progress | Exit | Stopping | Stopped | End
+Line = Run | Rendezvous | Started | Progress | Exit | Stopping | Stopped | Failures | End
 _decode = msgspec.json.Decoder(Line).decode
 
 
@@ -181,6 +188,7 @@ class Generation:
         self.exits: list[Exit] = []
         self.stopping: Stopping | None = None
         self.stopped: Stopped | None = None
+        self.failures: list[FailedWorker] = []
 
     def add_step(self, rank: int, step: int, at: float) -> None:
         known = self.samples.setdefault(rank, [])
@@ -225,18 +233,20 @@ class NodeRun:
             case Rendezvous():
                 self._ready_at = line.at
             case Started():
-                if len(self.generations) < GENERATIONS_MAX:
+                known = self.generations.get(line.generation)
+                repeated = known is not None and known.started.at == line.at
+                if not repeated and len(self.generations) < GENERATIONS_MAX:
                     new = self.generations[line.generation] = Generation(line, self._samples_max)
                     new.ready_at, self._ready_at = self._ready_at, None
             case End():
                 self.end = line
-            case Progress() | Exit() | Stopping() | Stopped():
+            case Progress() | Exit() | Stopping() | Stopped() | Failures():
                 generation = self.generations.get(line.generation)
                 if generation is not None:
                     _add_to(generation, line)
 
 
-def _add_to(one: Generation, line: Progress | Exit | Stopping | Stopped) -> None:
+def _add_to(one: Generation, line: Progress | Exit | Stopping | Stopped | Failures) -> None:
     match line:
         case Progress():
             for rank, step, at in line.steps:
@@ -246,8 +256,9 @@ def _add_to(one: Generation, line: Progress | Exit | Stopping | Stopped) -> None
         case Stopping():
             one.stopping = one.stopping or line
         case Stopped():
-            del line.failures[FAILURES_MAX:]
             one.stopped = line
+        case Failures():
+            one.failures = line.failures[:FAILURES_MAX]
 
 
 def parse(lines: Iterable[bytes], folder: str = "", nodes: int = 1) -> list[NodeRun]:
@@ -264,6 +275,8 @@ def parse(lines: Iterable[bytes], folder: str = "", nodes: int = 1) -> list[Node
         except (ValueError, RecursionError):  # `msgspec`'s errors are the former.
             unreadable += 1
             continue
+        if runs and line == runs[-1].run:
+            continue  # Each file of a timeline begins with it.
         if isinstance(line, Run):
             runs.append(NodeRun(line, folder, nodes))
         elif runs:
@@ -277,6 +290,7 @@ def parse(lines: Iterable[bytes], folder: str = "", nodes: int = 1) -> list[Node
 
 # Files.
 
+ATTEMPT = re.compile(r"attempt_[^/]+")
 TIMELINE = re.compile(r"timeline-.*\.jsonl(\.1)?")
 
 
@@ -328,7 +342,9 @@ def look_around(run: NodeRun) -> None:
     last = run.last_generation
     if run.end is not None or last is None:
         return
-    logs = os.path.join(run.folder, os.path.basename(last.started.logs))
+    if not ATTEMPT.fullmatch(last.started.logs):
+        return
+    logs = os.path.join(run.folder, last.started.logs)
     for rank, local_rank, _pid in last.started.workers:
         for stream in ("stderr", "stdout"):
             path = os.path.join(logs, str(local_rank), f"{stream}.log")
@@ -359,6 +375,8 @@ def _timelines(folder: str) -> list[str]:
     """Return the timelines in a folder or in those below it."""
     if not os.path.isdir(folder):
         raise UsageError(f"FOLDER: {folder!r} is not a folder; accepted: a log directory")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise UsageError(f"FOLDER: {folder!r} cannot be read; accepted: a log directory of yours")
     found: list[str] = []
     level, looked = [folder], 0
     for _ in range(DEPTH_MAX + 1):
@@ -379,10 +397,8 @@ def _listed(folder: str) -> tuple[list[str], list[str]]:
     try:
         with os.scandir(folder) as entries:
             every = [*entries]
-    except OSError as problem:
-        if isinstance(problem, PermissionError):
-            raise UsageError(f"FOLDER: cannot read {folder!r}: {problem.strerror}") from None
-        return [], []
+    except OSError:
+        return [], []  # Another user's, or it was just removed.
     files = {one.path.removesuffix(".1") for one in every if TIMELINE.fullmatch(one.name)}
     return sorted(files), [one.path for one in every if one.is_dir(follow_symlinks=False)]
 

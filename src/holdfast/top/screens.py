@@ -57,7 +57,7 @@ HELP = """\
   q  leave; the job goes on
 
 [b]slow[/b]     below 80 % of the median rate
-[b]behind[/b]   three steps or two seconds behind the furthest rank, or more
+[b]behind[/b]   three steps and two seconds behind the furthest rank, or more
 [b]stalled[/b]  no step for five times as long as one takes
 [b]BEAT[/b]     age of the last call of holdfast.worker
 """

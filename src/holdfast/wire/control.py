@@ -9,7 +9,8 @@ what         body                  replies
 `logs`       `LogsQuery`           `LogLines`, until all is sent that was asked for
 `stacks`     nothing               one `Stacks`
 `stages`     nothing               one `Stages`
-`more`       `More`                none: the query of that id may send so much more
+`more`       `More`                none: the query of that id may send so much more; an empty one to a
+                                   stream of a node is answered by an empty reply, to show that it is there
 `cancel`     nothing               none: the query of that id is over
 ===========  ====================  ============================================================
 
@@ -49,6 +50,8 @@ WINDOW_BYTES = 2 * 1024 * 1024
 """What all streams of an operator may send before he says that there is room for more. It must stay
 below `quotas.UNREAD_BYTES_MAX`, at which a coordinator drops whoever does not read."""
 CHUNK_BYTES = 256 * 1024
+EVENTS_AT_ONCE = 64
+"""In one message: with the longest texts there are, they fit into a frame."""
 RANKS_MAX = 65_536
 GREP_CHARS_MAX = 1_000
 TAIL_LINES_MAX = 1_000_000

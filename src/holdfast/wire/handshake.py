@@ -30,10 +30,10 @@ connection if the whole takes too long.
 from __future__ import annotations
 
 import os
+from _blake2 import blake2b
+from _operator import _compare_digest
 from functools import lru_cache
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from holdfast.core.protocol import NAME_CHARS_MAX, WHY_CHARS_MAX
 from holdfast.errors import InternalError
@@ -56,7 +56,6 @@ from holdfast.wire.messages import (
 from holdfast.wire.sealing import Seal
 
 if TYPE_CHECKING:
-    import hashlib
     from collections.abc import Callable
 
 VARIABLE = "HOLDFAST_TOKEN"
@@ -107,7 +106,7 @@ class _Handshake:
         self._nonce = nonce()
         self._versions = versions
         self._version = 0
-        self._said: hashlib.blake2b | None = None  # All that was, by the key; None without one.
+        self._said: blake2b | None = None  # All that was, by the key; None without one.
         self._seals: tuple[Seal, Seal] | None = None
         self._done = False
 
@@ -136,7 +135,7 @@ class _Handshake:
         if self._done:
             raise InternalError("a message for a handshake that is done")
 
-    def _draw_seals(self, said: hashlib.blake2b, *, serving: bool) -> None:
+    def _draw_seals(self, said: blake2b, *, serving: bool) -> None:
         """Begin to seal, now that everything that can be proven has been said."""
         keys = said.digest()
         of_client, of_server = Seal(keys[:SEAL_KEY_BYTES]), Seal(keys[SEAL_KEY_BYTES:])
@@ -148,7 +147,7 @@ class ClientHandshake(_Handshake):
     """The side that connects: `start`, then `receive` until `done`.
 
     `run_id` is the job that it connects for, empty for an operator; `host` and `port` are the
-    endpoint as the user wrote it.
+    endpoint as the user wrote it, and `place` which one it is of several.
     """
 
     _challenged = False
@@ -160,12 +159,13 @@ class ClientHandshake(_Handshake):
         run_id: str = "",
         host: str = "",
         port: int = 0,
+        place: int = 0,
         nonce: Callable[[], bytes] = draw_nonce,
         versions: Versions = OUR_VERSIONS,
     ) -> None:
         super().__init__(token, nonce=nonce, versions=versions)
         self._read_only = token is not None and token.startswith(READ_ONLY_PREFIX)
-        self._run_id, self._host, self._port = run_id, host, port
+        self._run_id, self._host, self._port, self._place = run_id, host, port, place
 
     def start(self) -> bytes:
         """Return the first bytes to send."""
@@ -177,6 +177,7 @@ class ClientHandshake(_Handshake):
             run_id=self._run_id,
             host=one_line(self._host, NAME_CHARS_MAX),
             port=self._port,
+            place=self._place,
             read_only=self._read_only,
         )
         frame = encode_frame(hello)
@@ -232,7 +233,7 @@ class ClientHandshake(_Handshake):
             )
         said = self._said
         assert said is not None
-        if not same(challenge.proof, _proof_of_server(said, challenge)):
+        if not same(challenge.proof, _proof_of_server(said, challenge.version, challenge.nonce)):
             raise self._leave(f"the coordinator's token is not the client's: {GIVE_THE_SAME}")
         said.update(_framed(body))
         frame = encode_frame(Proof(proof=_proof_of_client(said)))
@@ -292,14 +293,13 @@ class ServerHandshake(_Handshake):
             )
         self._hello = hello
         self._version = version
-        challenge = Challenge(
-            version=version, nonce=self._nonce, token_wanted=self._token is not None
-        )
         if self._token is None:
-            return encode_frame(challenge)
+            return encode_frame(Challenge(version=version, nonce=self._nonce, token_wanted=False))
         self._said = said = _begin(self._token, hello, _framed(body))
-        proof = _proof_of_server(said, challenge)
-        frame = encode_frame(msgspec.structs.replace(challenge, proof=proof))
+        proof = _proof_of_server(said, version, self._nonce)
+        frame = encode_frame(
+            Challenge(version=version, nonce=self._nonce, token_wanted=True, proof=proof)
+        )
         said.update(frame)
         return frame
 
@@ -377,9 +377,7 @@ def is_job_token(token: bytes) -> bool:
 
 def tls_key(token: bytes, run_id: str) -> bytes:
     """Return the key by which the nodes of a job may encrypt, besides all else."""
-    import hashlib
-
-    return hashlib.blake2b(b"holdfast tls", key=_key(token, run_id), digest_size=32).digest()
+    return blake2b(b"holdfast tls", key=_key(token, run_id), digest_size=32).digest()
 
 
 @lru_cache(maxsize=64)
@@ -398,20 +396,18 @@ def _key(token: bytes, run_id: str, *, read_only: bool = False) -> bytes:
 # of one side, sent back to it, proves nothing.
 
 
-def _begin(token: bytes, hello: Hello, frame: bytes) -> hashlib.blake2b:
-    import hashlib
-
+def _begin(token: bytes, hello: Hello, frame: bytes) -> blake2b:
     key = _key(token, hello.run_id, read_only=hello.read_only)
-    return hashlib.blake2b(frame, key=key, digest_size=2 * SEAL_KEY_BYTES)
+    return blake2b(frame, key=key, digest_size=2 * SEAL_KEY_BYTES)
 
 
-def _proof_of_server(said: hashlib.blake2b, challenge: Challenge) -> bytes:
+def _proof_of_server(said: blake2b, version: int, nonce: bytes) -> bytes:
     more = said.copy()
-    more.update(b"%b %d %b" % (SERVER, challenge.version, challenge.nonce))
+    more.update(b"%b %d %b" % (SERVER, version, nonce))
     return more.digest()[:PROOF_BYTES]
 
 
-def _proof_of_client(said: hashlib.blake2b) -> bytes:
+def _proof_of_client(said: blake2b) -> bytes:
     return said.digest()[:PROOF_BYTES]
 
 
@@ -426,6 +422,4 @@ def _with_lengths(*parts: bytes) -> bytes:
 
 def same(proof: bytes, expected: bytes) -> bool:
     """Compare in a time that does not depend on where the two differ."""
-    import hmac
-
-    return hmac.compare_digest(proof, expected)
+    return _compare_digest(proof, expected)

@@ -21,6 +21,7 @@ from holdfast.core.protocol import (
     AWAY_S_MAX,
     MALFORMED,
     NODE_ID_CHARS_MAX,
+    PLACES_MAX,
     RUN_ID_CHARS_MAX,
     Ack,
     ClockTime,
@@ -81,6 +82,9 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     host: Name = ""
     port: Port = 0
     """The endpoint that the client dialled, as it was written."""
+    place: Annotated[int, Meta(ge=0, le=PLACES_MAX - 1)] = 0
+    """Which one of its endpoints that is. At a later one than the first only a coordinator is meant
+    that took over there: any other that happens to be there must not decide for the job."""
     read_only: bool = False
     """It proves the token by which people may look and change nothing."""
 

@@ -8,13 +8,11 @@ no later tag fits either, and the connection ends. Nothing is hidden: that is wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from _blake2 import blake2b  # Without the rest of `hashlib` and `hmac`, which load OpenSSL.
+from _operator import _compare_digest
 
 from holdfast.wire.errors import BrokenSeal
 from holdfast.wire.frames import HEADER_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TAG_BYTES = 16
 
@@ -22,15 +20,11 @@ TAG_BYTES = 16
 class Seal:
     """One direction of a connection: one side seals frames, the other opens their bodies."""
 
-    __slots__ = ("_same", "_sent")
+    __slots__ = ("_sent",)
 
     def __init__(self, key: bytes) -> None:
-        import hashlib  # A job without a token needs neither.
-        import hmac
-
         # Going on with one hash is half the price of a new one for each frame.
-        self._sent = hashlib.blake2b(digest_size=TAG_BYTES, key=key)
-        self._same: Callable[[bytes, bytes], bool] = hmac.compare_digest
+        self._sent = blake2b(digest_size=TAG_BYTES, key=key)
 
     def seal(self, frame: bytes) -> bytes:
         """Return the next frame to send, for a whole one as `encode_frame` makes it."""
@@ -48,6 +42,6 @@ class Seal:
         """Return the body of the next frame that came, or raise `BrokenSeal`, then and ever after."""
         body = sealed[:-TAG_BYTES]
         self._sent.update(len(body).to_bytes(HEADER_BYTES, "big") + body)
-        if not self._same(self._sent.digest(), sealed[-TAG_BYTES:]):
+        if not _compare_digest(self._sent.digest(), sealed[-TAG_BYTES:]):
             raise BrokenSeal
         return body

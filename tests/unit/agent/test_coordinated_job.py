@@ -30,6 +30,7 @@ class FakeConnection:
     endpoint = "head:29400"
     node_id = "here"
     hosting = False
+    presence_fd = -1
     serves_workers = False
 
     def __init__(self) -> None:

@@ -15,7 +15,9 @@ import holdfast
 from holdfast.agent import side_services
 from holdfast.agent.lifecycle_reporter import LifecycleReporter
 from holdfast.agent.side_services import HEALTH_PORT_ENV, PREIMPORT_AFTER_S, SideServices
+from holdfast.observe import lifecycle
 from holdfast.observe.health.loop_probe import FRESH_S
+from holdfast.processes.failures.failure import ProcessFailure
 from observed_jobs import fetch
 from real_jobs import News, children
 
@@ -199,4 +201,21 @@ def test_steps_are_sampled_ever_less_often_and_only_where_some_are_reported(
     assert len(pauses) < 300
     assert {len(sample) for sample in samples[1:]} == {1}, "what has not changed is not repeated"
     made.end_samples()
+    assert made.next_deadline(None) is None
+
+
+def test_why_workers_failed_is_reported_in_time_if_no_generation_follows() -> None:
+    made = services()
+    reporter = made._reporter
+    received: list[object] = []
+    reporter.observers.add(received.append)
+    reporter.generation_stopped(3, {7: ProcessFailure(1, 4711, 9, "")})
+    due = made.next_deadline(None)
+    assert due is not None
+    made.look(due - 0.001)
+    assert [type(event) for event in received] == [lifecycle.GenerationStopped]
+    made.look(due)
+    failed = received[-1]
+    assert isinstance(failed, lifecycle.WorkersFailed)
+    assert [(one.global_rank, one.exit_code) for one in failed.failures] == [(7, 9)]
     assert made.next_deadline(None) is None

@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.cli import coordinator as verb
 from holdfast.core.protocol import NodePhase
+from holdfast.errors import UsageError
 from holdfast.net import addresses
 from holdfast.net.addresses import Address
 from holdfast.net.token import make_token
@@ -152,9 +153,29 @@ def test_errors_have_their_exit_codes() -> None:
             (f"--endpoint=127.0.0.1:{port}", 78, f"pid {os.getpid()}"),
             ("--rdzv-conf=x", 2, "--rdzv-conf"),
             ("--endpint=x", 2, "--endpint"),
+            ("--take-over --endpoint=head", 2, "--take-over"),
+            ("--take-over --endpoint=127.0.0.1:1,head", 2, "127.0.0.1"),
+            (f"--take-over --endpoint=127.0.0.1:{port},127.0.0.1:0", 2, "127.0.0.1:0"),
         ):
-            done = subprocess.run([*HOLDFAST, words], capture_output=True, text=True, timeout=20)
+            done = subprocess.run(
+                [*HOLDFAST, *words.split()], capture_output=True, text=True, timeout=20
+            )
             assert done.returncode == code
             assert done.stderr.startswith("holdfast coordinator: error: ")
             assert named in done.stderr
             assert done.stderr.count("\n") == 1
+
+
+def test_it_takes_over_at_the_place_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = [(f"192.0.2.{number}", 29400) for number in range(4)]
+    args = verb.parse_args(["--take-over", "--endpoint=as given"])
+    for own, place in (((2,), 2), ((0, 1, 3), 1), ((0,), None), ((), None)):
+        mine = [ends[one][0] for one in own]
+        monkeypatch.setattr(
+            "holdfast.net.listening.is_local", lambda one, mine=mine: one.ip in mine
+        )
+        if place is not None:
+            assert verb._own_place(args, ends) == place
+            continue
+        with pytest.raises(UsageError, match=r"^--take-over: "):
+            verb._own_place(args, ends)

@@ -39,8 +39,8 @@ def test_another_rendezvous_beside_it_is_refused(flags: list[str], named: str) -
 
 @pytest.mark.parametrize(
     "flags",
-    [["--endpoint", "node0"], ["--state", "file"], []],
-    ids=["endpoint", "state", "another machine's list"],
+    [["--endpoint", "node0"], ["--state", "file"], ["--take-over"], []],
+    ids=["endpoint", "state", "take-over", "another machine's list"],
 )
 def test_a_member_alone_is_on_a_machine_of_the_list_and_nothing_else(flags: list[str]) -> None:
     words = ["--ha", ELSEWHERE, "--rdzv-conf", "auth=none", *flags]

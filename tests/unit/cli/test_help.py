@@ -200,6 +200,7 @@ REPORT_MISTAKES = """\
  | the following arguments are required: FOLDER
 nothing | FOLDER: 'nothing' is not a folder; accepted: a log directory
 --json empty | FOLDER: no timeline in 'empty'; accepted: a log directory (a job has one if it was started with --log-dir, --redirects or --tee, or failed)
+broken | FOLDER: no timeline in 'broken' can be read
 --html empty | --html: unknown flag; see holdfast report --help
 """
 
@@ -209,6 +210,8 @@ def test_mistakes_with_reports_get_one_line(
     case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "timeline-x-1.jsonl").write_text("{\n")
     words, _, line = case.partition("| ")
     assert main.dispatch(["report", *words.split()]) == 2
     assert capsys.readouterr() == ("", f"holdfast report: error: {line}\n")

@@ -183,6 +183,7 @@ async def test_a_node_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyP
 async def test_whoever_does_not_read_its_events_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators, "UNREAD_EVENTS_BYTES_MAX", 100_000)
     monkeypatch.setattr(operators, "GATHER_S", 0.0)
+    monkeypatch.setattr(server_connection, "UNREAD_BYTES_MAX", 1 << 30)  # Which comes later.
     async with serving() as served:
         node, slow, quick = await a_job(served), await served.client(""), await served.client("")
         follow = control.pack(control.EventsQuery(follow=True))
@@ -192,13 +193,27 @@ async def test_whoever_does_not_read_its_events_is_dropped(monkeypatch: pytest.M
         slow.stop_reading()
         record = EventRecord(wall=1.0, source="a", kind="x", text="y" * 1_000)
         report = NodeReport(run_id="job", node="a", incarnation=INCARNATION, events=[record] * 100)
-        seen = 0
-        while not any("does not read" in line for line in served.warnings):
+        subscribers = served.server._operators._subscribers
+        for _ in range(200):
             node.send(report)
-            seen += len(control.unpack(control.Events, (await quick.next()).body).events)
-        assert seen
+            assert control.unpack(control.Events, (await quick.next()).body).events
+            if len(subscribers) == 1:
+                break
+        assert len(subscribers) == 1
         assert node.connection.is_open
         slow.connection.abort()
+
+
+@in_loop
+async def test_subscriptions_are_limited() -> None:
+    async with serving() as served:
+        await a_job(served)
+        operator = await served.client("")
+        follow = control.pack(control.EventsQuery(follow=True))
+        for number in range(operators.SUBSCRIPTIONS_EACH_MAX):
+            operator.send(Query(id=number, what=control.EVENTS, run_id="job", body=follow))
+        last = Query(id=99, what=control.EVENTS, run_id="job", body=follow)
+        assert (await reply_to(operator, last)).refusal == RequestRefusal.TOO_MANY.value
 
 
 @in_loop

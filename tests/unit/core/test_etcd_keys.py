@@ -19,6 +19,7 @@ from holdfast.core.etcd.keys import (
     JobKeys,
     JobRecord,
     NodeRecord,
+    Presence,
     pack,
     roll_call_number,
     unpack,
@@ -32,7 +33,8 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
 def a_record(**more: object) -> NodeRecord:
-    return NodeRecord(a_node("a", a_job_of(2, 2), 7, **more).status(), 3)
+    presence = Presence("a.example", 4711, "0123456789abcdef" * 2)
+    return NodeRecord(a_node("a", a_job_of(2, 2), 7, **more).status(), 3, 1001, presence)
 
 
 def a_view(report: bytes = b"") -> View:
@@ -91,6 +93,10 @@ def test_records_come_back_as_they_were() -> None:
     # A later version may add fields.
     more = {**msgspec.msgpack.decode(pack(node)[4:]), "mood": ["fine"]}
     assert unpack(NodeRecord, MARK + b"=" + msgspec.msgpack.encode(more)) == node
+    # An earlier one has fewer.
+    fewer = {name: more[name] for name in ("status", "call")}
+    old = unpack(NodeRecord, MARK + b"=" + msgspec.msgpack.encode(fewer))
+    assert old == NodeRecord(node.status, node.call)
 
 
 DEEP = b"\x81\xa1x" + b"\x91" * 100_000 + b"\x90"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import pytest
 
 from holdfast.errors import EnvironmentProblem
 from holdfast.etcd.cluster_list import cluster_list, parse_machines
-from holdfast.launcher.cluster_member import find_etcd, find_place
+from holdfast.launcher.cluster_member import find_etcd, find_place, remove_orphans
 from real_teams import held_pairs
 
 if TYPE_CHECKING:
@@ -81,3 +82,19 @@ def test_whoever_has_one_of_the_ports_is_named(offset: int) -> None:
         named = rf"port {port + offset}\b.* pid {os.getpid()},"
         with pytest.raises(EnvironmentProblem, match=named):
             find_place(a_list(f"127.0.0.1:{port}"))
+
+
+def test_what_a_killed_machine_left_is_removed_and_what_is_in_use_is_not(tmp_path: Path) -> None:
+    folders = [tmp_path / f"holdfast-ha-{name}" for name in ("left", "used", "new")]
+    for folder in folders:
+        (folder / "data").mkdir(parents=True)
+    for folder in folders[:2]:
+        (folder / "lock").touch()
+    (tmp_path / "holdfast-ha-link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "lock").touch()
+    with (folders[1] / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        remove_orphans(str(tmp_path))
+    assert [folder.exists() for folder in folders] == [False, True, True]
+    assert (tmp_path / "elsewhere" / "lock").exists()

@@ -95,9 +95,10 @@ def test_a_new_process_begins_anew() -> None:
 
 def test_reports_of_an_older_generation_mark_nobody() -> None:
     late = summary(6.0, generation=1, pid=500, step_of=lambda *_: 3)
-    late.nodes[2] = summary(5.5).nodes[2]
+    late.nodes[2] = replace(summary(5.5).nodes[1], node="node002", rank=2, first_rank=4)
     job = watched(5)
     job.add_summary(1006.0, late)
+    assert [row.rank for row in job.ranks] == [*range(6)]
     assert {(row.mark, row.lag) for row in job.ranks} == {("", 0)}
 
 

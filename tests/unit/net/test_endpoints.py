@@ -5,7 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import UsageError
-from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoint
+from holdfast.net.endpoints import (
+    format_endpoint,
+    parse_rendezvous_endpoint,
+    parse_rendezvous_endpoints,
+)
 
 PORT = 29400
 
@@ -43,6 +47,33 @@ def test_what_is_understood(text: str | None, host: str, port: int) -> None:
 def test_what_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--rdzv-endpoint: ") as caught:
         parse_rendezvous_endpoint(text, PORT)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_list_has_its_order_and_one_endpoint_is_a_list() -> None:
+    places = parse_rendezvous_endpoints(" node0:1, node1 ,[fd00::2]:3", PORT, 3)
+    assert places == (("node0", 1), ("node1", PORT), ("fd00::2", 3))
+    assert parse_rendezvous_endpoints("host:0", PORT, 3) == (("host", 0),)
+    assert parse_rendezvous_endpoints("localhost:1,127.0.0.1:2", PORT, 3)[1] == ("127.0.0.1", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("a,", "''"),
+        ("a,,b", "''"),
+        ("a:1,b:0", "'b:0'"),
+        ("a:1,b:x", "'b:x'"),
+        ("a,b,A:29400", "A:29400"),
+        ("a,b,c,d", "4"),
+        ("a,localhost", "localhost"),
+        ("[::1]:1,a", "::1"),
+    ],
+)
+def test_what_is_refused_of_a_list_is_named_in_one_line(text: str, named: str) -> None:
+    with pytest.raises(UsageError, match=r"^--rdzv-endpoint: ") as caught:
+        parse_rendezvous_endpoints(text, PORT, 3)
+    assert named in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

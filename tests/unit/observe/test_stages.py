@@ -40,9 +40,10 @@ def test_a_restart_from_the_failure_to_the_first_step() -> None:
         lifecycle.WorkerEnded(30.0, 30.0, 0, WORKERS[1], failed=True),
         lifecycle.GenerationStopping(30.5, 0, StopReason.WORKER_FAILED),
         lifecycle.WorkerEnded(31.0, 31.0, 0, WORKERS[0], failed=True),
-        lifecycle.GenerationStopped(32.5, 0, (failure,)),
+        lifecycle.GenerationStopped(32.5, 0),
         met(36.5),
         started(37.0, 1, "rank 1 failed"),
+        lifecycle.WorkersFailed(37.1, 0, (failure,)),
         lifecycle.FirstHeartbeat(38.0, 1, WORKERS[0]),
     ]
     first, second = stages_of(40.0, 10.0, events)

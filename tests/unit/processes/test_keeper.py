@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -556,5 +557,23 @@ def test_the_deadline_of_an_earlier_generation_says_nothing_of_the_next(kept: Ke
         kept.python(0, "")
         assert kept.outcome() == (0, None)
         assert not any(isinstance(event, Expired) for event in kept.events)
+    finally:
+        deadline.close()
+
+
+def test_a_port_is_held_until_the_workers_are_gone(kept: Kept) -> None:
+    deadline = WorkersDeadline()
+    deadline.begin()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            where = listener.getsockname()
+            kept.keeper.watch(deadline.fileno(), listener.fileno())
+            kept.python(0, WAITS)
+            worker = Watched(kept.pids(1)[0])
+        socket.create_connection(where).close()
+        kept.keeper.close()
+        worker.gone_already()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(where)
     finally:
         deadline.close()

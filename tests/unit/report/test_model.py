@@ -91,13 +91,28 @@ def test_nodes_are_shifted_until_their_generations_start_together() -> None:
     assert any("3600.000 s" in note for note in report.notes)
 
 
+@pytest.mark.parametrize(
+    ("reason", "stop_s"), [(StopReason.SUCCEEDED, 1.0), (StopReason.WORKER_FAILED, 11.0)]
+)
+def test_a_stop_begins_with_the_first_node_unless_all_are_done(
+    reason: StopReason, stop_s: float
+) -> None:
+    first, second = Timeline("a", (0, 1)), Timeline("b", (2, 3), rank=1)
+    for node, since in ((first, 20.0), (second, 30.0)):
+        node.run()
+        node.generation(0, 2.0, 3.0, nodes=2)
+        node.stops(0, since, since + 1.0, reason)
+        node.end(32.0)
+    assert report_of(first, second).generations[0].stop_s == pytest.approx(stop_s)
+
+
 def lose_a_node(*, with_the_lost_one: bool) -> Report:
     stays, goes = Timeline("a", (0, 1)), Timeline("b", (2, 3), rank=1)
     for node in (stays, goes):
         node.run()
         node.generation(0, 2.0, 3.0, nodes=2)
     stays.stops(0, 20.0, 21.0, StopReason.COORDINATOR)
-    stays.generation(1, 22.0, 23.0, why="b was lost: its connection closed")
+    stays.generation(1, 22.0, 23.0, why="b was lost: its connection closed", restarts=0)
     stays.stops(1, 40.0, 41.0, StopReason.SUCCEEDED)
     stays.end(42.0)
     return report_of(stays, goes) if with_the_lost_one else report_of(stays)
@@ -111,6 +126,22 @@ def test_a_lost_node_ends_a_generation(with_the_lost_one: bool) -> None:
     assert report.generations[0].detect_s is None
     assert {node.name: node.state for node in report.nodes}.get("b", "lost") == "lost"
     assert report.outcome.state == "succeeded"
+
+
+@pytest.mark.parametrize(("restarts", "nodes", "end"), [(1, 2, "failed"), (0, 3, "regrouped")])
+def test_what_happened_elsewhere_is_told_by_what_came_of_it(
+    restarts: int, nodes: int, end: str
+) -> None:
+    node = Timeline()
+    node.run()
+    node.generation(0, 2.0, 3.0, nodes=2)
+    node.stops(0, 20.0, 21.0, StopReason.COORDINATOR)
+    node.generation(1, 22.0, 23.0, nodes=nodes, restarts=restarts, why="a reason in words")
+    report = report_of(node)
+    assert (report.generations[0].end, report.generations[0].end_reason) == (
+        end,
+        "a reason in words",
+    )
 
 
 def test_a_killed_job_ends_with_its_last_sign() -> None:
@@ -130,7 +161,7 @@ def test_a_job_that_a_signal_ended_was_stopped() -> None:
     node.run()
     node.generation(0, 2.0, 3.0)
     node.stops(0, 20.0, 21.0, StopReason.SIGNAL)
-    node.end(22.0, "", "Traceback:\nholdfast.SignalException: agent 7 was ended by SIGTERM")
+    node.end(22.0, "stopped", "Traceback:\nholdfast.SignalException: agent 7 was ended by SIGTERM")
     report = report_of(node)
     assert (report.outcome.state, report.generations[0].end) == ("stopped", "stopped")
     assert report.outcome.reason == "agent 7 was ended by SIGTERM"
@@ -139,9 +170,9 @@ def test_a_job_that_a_signal_ended_was_stopped() -> None:
 def test_a_job_that_never_met_has_a_report_too() -> None:
     node = Timeline()
     node.run()
-    node.end(60.0, "", "Traceback:\nholdfast.RendezvousTimeoutError: only 1 of 2 nodes came")
+    node.end(60.0, "error", "Traceback:\nholdfast.RendezvousTimeoutError: only 1 of 2 nodes came")
     report = report_of(node)
-    assert (report.outcome.state, report.goodput) == ("refused", 0.0)
+    assert (report.outcome.state, report.goodput) == ("error", 0.0)
     assert costs_of(report) == {"gather": 60.0}
 
 

@@ -87,7 +87,7 @@ def test_text_of_others_is_only_shown() -> None:
     node = Timeline(HOSTILE)
     node.run(run_id=HOSTILE, program=HOSTILE)
     node.lines += one_restart(HOSTILE).lines[1:-1]
-    node.end(55.0, "", f"Traceback:\n{HOSTILE}")
+    node.end(55.0, "error", f"Traceback:\n{HOSTILE}")
     page = page_of(node)
     checker = checked(page)
     assert checker.scripts == 1
@@ -97,13 +97,8 @@ def test_text_of_others_is_only_shown() -> None:
 
 
 def test_every_kind_of_end_has_a_page() -> None:
-    for state, error in (
-        ("failed", ""),
-        ("succeeded", ""),
-        ("", "E: x"),
-        ("", "SignalException: x"),
-    ):
+    for state in ("succeeded", "failed", "stopped", "error", "standby", "else"):
         node = Timeline()
         node.run()
-        node.end(3.0, state, error)
+        node.end(3.0, state, "E: x")
         checked(page_of(node))

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import recorded_runs
+from holdfast.cli import main
 from holdfast.errors import UsageError
+from holdfast.observe import lifecycle
+from holdfast.observe.events.handlers import LogDirectoryHandler
+from holdfast.observe.timeline import TimelineRecorder
 from holdfast.report import records
 from holdfast.report.html import render
 from holdfast.report.model import describe
@@ -49,6 +54,21 @@ def test_what_was_put_aside_is_read_first(tmp_path: Path) -> None:
     assert run.end is not None
 
 
+def test_a_timeline_whose_beginning_is_gone_still_has_what_the_rest_needs(tmp_path: Path) -> None:
+    """A file is replaced by the next, again and again, while one generation goes on."""
+    handler = LogDirectoryHandler(str(tmp_path), file_bytes_max=3000)
+    record = TimelineRecorder(handler.record)
+    record(recorded_runs.began())
+    record(recorded_runs.started(13.0, 0.1, 0))
+    for step in range(200):
+        record(lifecycle.ProgressSampled(14.0 + step, 0, ((4, step, 14.0 + step),)))
+    handler.close()
+    assert sum(len(path.read_bytes()) for path in tmp_path.iterdir()) <= 2 * 3000
+    [run] = records.read([str(tmp_path)])
+    [generation] = describe([run]).generations
+    assert generation.last_step == 199
+
+
 def test_a_long_timeline_is_read_at_both_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +100,17 @@ def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
     assert records.read([str(inside)]) == []
 
 
+def test_a_report_replaces_no_file_that_a_link_in_the_folder_leads_to(tmp_path: Path) -> None:
+    one_restart().write(tmp_path / "logs")
+    kept = tmp_path / "kept"
+    kept.write_text("mine")
+    (tmp_path / "logs" / "report.html").symlink_to(kept)
+    assert main.dispatch(["report", str(tmp_path / "logs")]) == 2
+    assert kept.read_text() == "mine"
+    assert main.dispatch(["report", str(tmp_path / "logs"), "--output", str(kept)]) == 0
+    assert kept.read_text().startswith("<!DOCTYPE html>")
+
+
 def test_the_logs_of_a_killed_job_are_read_and_no_others(tmp_path: Path) -> None:
     node = Timeline()
     node.run()
@@ -96,13 +127,17 @@ def test_the_logs_of_a_killed_job_are_read_and_no_others(tmp_path: Path) -> None
     assert len(tail.text) == records.TAIL_BYTES
 
 
-def test_a_folder_that_leads_out_of_the_log_directory_is_not_entered(tmp_path: Path) -> None:
+@pytest.mark.parametrize("logs", ["../secrets", "attempt_0/../../secrets"])
+def test_a_folder_that_leads_out_of_the_log_directory_is_not_entered(
+    tmp_path: Path, logs: str
+) -> None:
     node = Timeline()
     node.run()
     node.generation(0, 1.0, 2.0)
     folder = tmp_path / "job"
     path = node.write(folder)
-    path.write_bytes(path.read_bytes().replace(b'"attempt_0"', b'"../../secrets"'))
+    path.write_bytes(path.read_bytes().replace(b'"attempt_0"', f'"{logs}"'.encode()))
+    (folder / "attempt_0").mkdir()
     (tmp_path / "secrets" / "0").mkdir(parents=True)
     (tmp_path / "secrets" / "0" / "stderr.log").write_text("secret")
     [run] = records.read([str(folder)])

@@ -11,7 +11,7 @@ the list alone they must make one cluster, and never two of which each could dec
      │  └── there is a cluster, and it has a leader ──► CLAIMING ── a place ──► JOINING ───────┤
      │                                                                                         ▼
      ├── it came to nothing: the data are dropped ─────────────────────────────────────────  SERVING
-     └── after a while ── RESTING ◄── etcd ended again ── RESTARTING ◄── etcd ended ───────────┘
+     └── after a while ── RESTING ◄── etcd ended again ─► RESTARTING ◄── etcd ended ───────────┘
 
 **Founding.** A machine whose member has no data says so at its door, with a number that it drew for
 this emptiness (its *incarnation*). Who sees most of the list empty, itself included, proposes a founding: a
@@ -35,10 +35,12 @@ most of the list have accepted. Rules, and what they are for:
 Which of several proposals wins does not matter, nor does an answer that is lost: no more than one founding can
 have most of the list.
 
-**Coming back.** A member whose process ended is started again with its data, once; if that does not
-last, it begins anew with rule 2, later each time. A member without a leader that sees so many without its cluster that the rest
-are not most of the list knows that it will never decide again; after `patience_s` it begins anew too, so that
-rule 4 does not hold the others up for ever. Until then the nodes of the lost cluster have long
+**Coming back.** A member whose process ended is started again with its data. If that does not last, it waits,
+longer each time, and is started again: its data may be what the others wait for. It begins anew, with
+rule 2, once it has waited for long and the others have a leader, and so all that was decided; or when
+it has failed for `patience_s`. A member without a leader that sees so many without its cluster that the
+rest are not most of the list knows that it will never decide again; after `patience_s` it begins anew too, so
+that rule 4 does not hold the others up for ever. Until then the nodes of the lost cluster have long
 stopped their workers.
 
 Use: as `core.machine` has it. `Look` brings one `PeerSeen` for each machine.
@@ -72,6 +74,9 @@ JOIN_S = 30.0
 """For etcd to catch up after it was added; the data are small."""
 REST_S, REST_S_MAX = 0.5, 30.0
 """How long a machine whose etcd did not last waits before it begins anew; twice as long each time."""
+DROP_S = 4.0
+"""A machine that waited for so long knows that the others have a leader, if they say so: they notice
+that they have none within two seconds."""
 LASTING_S = 1.0
 """An etcd that served for so long is started again with its data if it ends."""
 
@@ -124,7 +129,7 @@ class MemberState(Enum):
     SERVING = "serving"
     RESTARTING = "restarting"
     RESTING = "resting"
-    """Its etcd did not last: it is not at the door, so that nobody counts on it."""
+    """Its etcd did not last: it is not at the door, so that nobody counts on it. It may have data."""
     ENDED = "ended"
 
 
@@ -318,6 +323,7 @@ class ClusterMember:
         self._is_patient = False
         self._ready_at = 0.0
         self._failures = 0  # Ends of etcd in a row.
+        self._rest_s = self._failing_since = 0.0
         self._told: Tell | None = None
         self._began = False
         self.story = Story("cluster", node=machine)
@@ -352,6 +358,8 @@ class ClusterMember:
             return None
         if self.state in (MemberState.SEEKING, MemberState.FOUNDING):
             return self._looked_at + LOOK_S
+        if self.state is MemberState.RESTING:
+            return self._looked_at + LOOK_S if self.cluster else None
         guards = self.state in (MemberState.SERVING, MemberState.RESTARTING)
         return self._looked_at + GUARD_S if guards else None
 
@@ -554,10 +562,16 @@ class ClusterMember:
             return [StartAgain()]
         if self.state not in _STARTING and self.state is not MemberState.SERVING:
             return []
-        rest_s = min(REST_S_MAX, REST_S * 2**self._failures)
+        if not self._failures:
+            self._failing_since = now
+        self._rest_s = rest_s = min(REST_S_MAX, REST_S * 2**self._failures)
         self._failures += 1
-        self.state, self.founding, self.cluster = MemberState.RESTING, None, ""
-        self._deadline = now + rest_s
+        was_member = self.state in (MemberState.SERVING, MemberState.RESTARTING)
+        self.state, self.founding, self._deadline = MemberState.RESTING, None, now + rest_s
+        self._seen = {}
+        if was_member:
+            return self._look(now)
+        self.cluster = ""
         return [DropEtcd()]
 
     def _tick(self, now: float) -> list[MemberEffect]:
@@ -577,13 +591,22 @@ class ClusterMember:
         match self.state:
             case MemberState.PROPOSING:
                 return self._decide_proposal(now)
-            case MemberState.RESTING:
+            case MemberState.RESTING if not self.cluster:
                 return self._begin_anew(now)
+            case MemberState.RESTING if self._keeps_data(now, led=bool(seen) and not waits):
+                self.state, self._deadline = MemberState.RESTARTING, None
+                return [StartAgain()]
             case MemberState.FOUNDING if waits and not self._is_patient:
                 self._is_patient, self._deadline = True, now + JOIN_S
                 return []
             case _:
                 return [DropEtcd(), *self._begin_anew(now)]
+
+    def _keeps_data(self, now: float, *, led: bool) -> bool:
+        """Whether others may lack the data with which etcd does not last."""
+        if now - self._failing_since >= self._patience_s:
+            return False  # The nodes have given up by now.
+        return not led or self._rest_s < DROP_S
 
 
 _AT_THE_DOOR = (MemberState.SEEKING, MemberState.PROPOSING, MemberState.CLAIMING)

@@ -32,11 +32,14 @@ from holdfast.core.etcd.calls import (
     Txn,
     TxnDone,
 )
+from holdfast.core.etcd.keys import leader_signature, leader_value
 from holdfast.core.machine import Effect, Event, Story
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from holdfast.core.etcd.keys import Presence
 
 
 # Events.
@@ -113,6 +116,8 @@ class Election:
         """The revision that created the leader's key if it is this node's, else 0."""
         self.is_open = True
         """Whether this node is willing to lead."""
+        self.presence: Presence | None = None
+        """Where others can see that the leader's process is there."""
         self._key = key
         self._name = name
         self._numbers = numbers
@@ -162,14 +167,14 @@ class Election:
             return []  # It was before this node led.
         if change.value is None:
             return self._step_down() + self._run()
-        if change.value == self._signature():
+        if self.is_own(change.value):
             return self._lead(change.create_revision)
         return self._step_down()
 
     def _found(self, leader: KeyValue | None) -> list[ElectionEffect]:
         if leader is None:
             return self._run()
-        if leader.value == self._signature():
+        if self.is_own(leader.value):
             return self._lead(leader.create_revision)  # It led before, and may go on.
         return []
 
@@ -179,7 +184,7 @@ class Election:
         self._campaign = next(self._numbers)
         txn = Txn(
             (Compare(self._key, Field.CREATE, 0),),
-            (Put(self._key, self._signature(), self._lease),),
+            (Put(self._key, leader_value(self._name, self._lease, self.presence), self._lease),),
             (Get(self._key),),
         )
         return [SendRequest(self._campaign, txn)]
@@ -204,6 +209,6 @@ class Election:
         led, self.term = self.term, 0
         return [LeaveOffice()] if led else []
 
-    def _signature(self) -> bytes:
-        """Return what only this node's key has, and only with this lease."""
-        return f"{self._name} {self._lease:x}".encode()
+    def is_own(self, value: bytes) -> bool:
+        """Whether a leader's key is this node's, made with this very lease."""
+        return value.partition(b"\n")[0] == leader_signature(self._name, self._lease)

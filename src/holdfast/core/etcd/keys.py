@@ -2,7 +2,7 @@
 
 ::
 
-    PREFIX/RUN_ID/shared/leader              the leader's name, on its node's lease
+    PREFIX/RUN_ID/shared/leader              the leader's name, lease and presence, on that lease
     PREFIX/RUN_ID/shared/call                the number of the last roll call
     PREFIX/RUN_ID/job                        the job as the leader stored it
     PREFIX/RUN_ID/nodes/NODE/INCARNATION     a node's status, on its lease
@@ -25,7 +25,16 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.etcd.calls import Get, ReportUnreadable, end_of_prefix
-from holdfast.core.protocol import MALFORMED, Status, View, sound_status, sound_view
+from holdfast.core.protocol import (
+    MALFORMED,
+    Name,
+    Port,
+    Status,
+    View,
+    check_address,
+    sound_status,
+    sound_view,
+)
 from holdfast.core.rounds import Job, sound_job
 from holdfast.printable import quoted
 
@@ -39,17 +48,29 @@ RECORD_BYTES_MAX = 64 * 1024 * 1024
 COMPRESS_FROM_BYTES = 4096
 UNREADABLE_MAX = 64  # Keys that are told of.
 ROLL_CALL_DIGITS_MAX = 18  # A number of 64 bits, whatever its digits.
+PRESENCE_ID_CHARS = 32
 
 RollCallNumber = Annotated[int, Meta(ge=0, lt=10**ROLL_CALL_DIGITS_MAX)]
 Lease = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 T = TypeVar("T")
 
 
+class Presence(msgspec.Struct, frozen=True):
+    """The port at which an agent's process says that it is there; see `core.etcd.witness`."""
+
+    address: Name
+    port: Port
+    id: Annotated[str, Meta(pattern=f"^[0-9a-f]{{{PRESENCE_ID_CHARS}}}$")]
+    """What is said there, and by no other process ever."""
+
+
 class NodeRecord(msgspec.Struct, frozen=True):
-    """A node's status, and the last roll call that it has seen."""
+    """A node's status, the last roll call that it has seen, and how it can be known to have ended."""
 
     status: Status
     call: RollCallNumber = 0
+    lease: Lease = 0
+    presence: Presence | None = None
 
 
 class JobRecord(msgspec.Struct, frozen=True):
@@ -103,12 +124,18 @@ def get_prefix(prefix: bytes, *, keys_only: bool = False) -> Get:
     return Get(prefix, end_of_prefix(prefix), keys_only=keys_only)
 
 
+def _sound_node(record: NodeRecord) -> NodeRecord:
+    if record.presence is not None:
+        check_address(record.presence.address)
+    return msgspec.structs.replace(record, status=sound_status(record.status))
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(kind) for kind in (NodeRecord, JobRecord, View)
 }
 _checks: dict[Any, Callable[[Any], Any]] = {
-    NodeRecord: lambda record: NodeRecord(sound_status(record.status), record.call),
+    NodeRecord: _sound_node,
     JobRecord: lambda record: JobRecord(sound_job(record.job), record.lease),
     View: sound_view,
 }
@@ -147,6 +174,35 @@ def unpack(kind: type[T], value: bytes) -> T | None:
         return read_record(kind, value)
     except ValueError:
         return None
+
+
+# The leader's key is text, for people: `NAME LEASE`, and in a second line its presence.
+
+
+def leader_signature(name: str, lease: int) -> bytes:
+    """Return what only this node's key begins with, and only with this lease."""
+    return f"{name} {lease:x}".encode()
+
+
+def leader_value(name: str, lease: int, presence: Presence | None) -> bytes:
+    """Return what a leader stores."""
+    signature = leader_signature(name, lease)
+    if presence is None:
+        return signature
+    return signature + f"\n{presence.address} {presence.port} {presence.id}".encode()
+
+
+def read_leader(value: bytes) -> tuple[str, int, Presence | None]:
+    """Return the name of a leader, its lease (or 0) and its presence, as far as they can be read."""
+    signature, _, second = value.decode(errors="replace").partition("\n")
+    name, _, lease = signature.rpartition(" ")
+    try:
+        address, port, said = second.split(" ")
+        check_address(address)
+        presence = msgspec.convert({"address": address, "port": int(port), "id": said}, Presence)
+        return name, msgspec.convert(int(lease, 16), Lease), presence
+    except MALFORMED:
+        return name, 0, None
 
 
 def roll_call_number(value: bytes) -> int:

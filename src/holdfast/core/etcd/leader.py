@@ -81,9 +81,19 @@ from holdfast.core.etcd.keys import (
     UnreadableKeys,
     get_prefix,
     pack,
+    read_leader,
     read_record,
     roll_call_number,
     unpack,
+)
+from holdfast.core.etcd.witness import (
+    ENDED,
+    Subject,
+    SubjectGone,
+    SubjectKnown,
+    SubjectsKnown,
+    Witness,
+    WitnessEffect,
 )
 from holdfast.core.liveness import AttendedClock
 from holdfast.core.machine import TICK, Event, Story, Tick
@@ -147,6 +157,8 @@ class LedJob:
         """The number of the newest roll call."""
         self.own_incarnation = 0
         """Of the leader's own node, which need not answer."""
+        self.own_is_underway = False
+        """Whether there is news of that node that is not stored yet, such as that its workers are gone."""
         self.is_new = False
         """Whether the job began with this leader, as far as is known."""
         self.broken = ""
@@ -176,25 +188,26 @@ class LedJob:
         now: float,
         alive: Iterable[NodeReported],
         stored_views: dict[Peer, int],
-        lost_why: str,
+        lost_why: Callable[[Peer], str],
     ) -> list[View]:
         """Take the job over: `alive` are the nodes that are there, in the order of their coming.
 
         `stored_views` has the revision of the view that is stored for each incarnation, and
-        `lost_why` is the reason given for those that are gone.
+        `lost_why` the reason given for one that is gone.
         """
         views: dict[Peer, View] = {}
         peers: dict[Peer, None] = {}  # In order, so that equal runs are equal.
+        is_underway, self.own_is_underway = self.own_is_underway, True  # Until all are heard.
         for report in alive:
             info = report.status.info
             peers[info.node, info.incarnation] = None
             _merge(views, self.handle(now, report))
-        lost = tuple(
-            NodeLost(node.info.node, node.info.incarnation, lost_why)
-            for node in (*self.job.nodes.values(), *self.job.departed.values())
-            if (node.info.node, node.info.incarnation) not in peers
-        )
+        self.own_is_underway = is_underway
+        there = (*self.job.nodes.values(), *self.job.departed.values())
+        known = [(node.info.node, node.info.incarnation) for node in there]
+        lost = tuple(NodeLost(*peer, lost_why(peer)) for peer in known if peer not in peers)
         _merge(views, self.handle(now, NodesLost(lost)))
+        _merge(views, self._release(now))
         for peer in peers:
             if peer in views:
                 continue
@@ -304,7 +317,7 @@ class LedJob:
 
     def _release(self, now: float) -> list[View]:
         """Decide about the failures that are held back, once no member's answer is missing."""
-        if not self._held or self._awaits_answers():
+        if not self._held or self.own_is_underway or self._awaits_answers():
             return []
         held, self._held = self._held, {}
         self._awaited_as = None
@@ -542,7 +555,7 @@ LeaderEvent = (
     | KeysChanged
     | WatchEnded
 )
-LeaderEffect = EtcdEffect | FailSession
+LeaderEffect = EtcdEffect | WitnessEffect | FailSession
 
 
 # What a request under way is for.
@@ -591,6 +604,7 @@ class Leadership:
         name: str,
         lease_s: float,
         numbers: Iterator[int],
+        witness: Witness,
         strict: bool = False,
         rounds: Callable[[Job], Rounds] = Rounds,
     ) -> None:
@@ -610,9 +624,14 @@ class Leadership:
         self._numbers = numbers
         self._strict = strict
         self._make = rounds
+        self._witness = witness
+        self._followed = ("", "")  # The last leader but this node: its name and presence.
         self._takeover = TakeoverRollCall(keys)
         self._unreadable = UnreadableKeys(keys)
         self._own_incarnation = 0
+        self._own: NodeReported | None = None  # What this node stored last.
+        self.own_is_underway = False
+        """Whether a status of this node's own is about to be stored."""
         self._cause = ""
         self._requests: dict[int, _Purpose] = {}
         self._forget()
@@ -626,6 +645,7 @@ class Leadership:
         self._kept_at = 0.0
         self._watch = 0
         self._alive: set[Peer] = set()
+        self._presences: dict[Peer, str] = {}
         self._pending: PendingWrites | None = None
 
     @property
@@ -638,6 +658,8 @@ class Leadership:
         """Take in one event; return what must now be done, in order."""
         state = self.state
         self._cause = cause
+        if self.led is not None:
+            self.led.own_is_underway = self.own_is_underway
         effects = self._handle(now, event) + self._unreadable.take()
         if effects or self.state is not state:
             self.story.record(now, state, event, effects, cause)
@@ -682,7 +704,23 @@ class Leadership:
                 effects += self._stop()
             else:
                 effects.append(effect)
+        match event:
+            case SessionUp(_, KeyValue(value=leader)):
+                effects += self._follow(now, leader)
+            case LeaderKeyChanged(change) if change.mod_revision > self.election.term:
+                effects += self._follow(now, change.value)
         return effects
+
+    def _follow(self, now: float, leader: bytes | None) -> list[LeaderEffect]:
+        """Watch whoever leads, unless it is this node: then it watches all others."""
+        subjects: tuple[Subject, ...] = ()
+        if leader is not None:
+            if self.election.is_own(leader):
+                return []
+            name, lease, presence = read_leader(leader)
+            self._followed = (name, presence.id if presence is not None else "")
+            subjects = (Subject(presence, lease),) if presence is not None else ()
+        return [*self._witness.handle(now, SubjectsKnown(subjects), self._cause)]
 
     def _answered(self, now: float, purpose: _Purpose, answer: Answer) -> list[LeaderEffect]:
         if isinstance(answer, Problem):
@@ -761,10 +799,12 @@ class Leadership:
     def _begin(self, now: float, read: TxnDone, record: JobRecord | None) -> list[LeaderEffect]:
         _job, roll_call, nodes, views = read.results
         reports: list[NodeReported] = []
+        subjects: list[Subject] = []
         for one in sorted(nodes, key=lambda one: one.create_revision):
-            report = self._report_at(one.key, one.value)
-            if report is not None:
-                reports.append(report)
+            record_there = self._record_at(one.key, one.value)
+            if record_there is not None:
+                reports.append(self._newest(NodeReported(record_there.status, record_there.call)))
+                subjects += self._subject_of(record_there)
         alive = {(one.status.info.node, one.status.info.incarnation) for one in reports}
         job = inherit(record, alive, self.election.term, self._run_id, self._lease_s)
         job.fence_floor += self.fence_base
@@ -777,6 +817,7 @@ class Leadership:
             rounds=self._make,
         )
         led.own_incarnation = self._own_incarnation
+        led.own_is_underway = self.own_is_underway
         led.rounds.story.node = f"{self.story.node}/{self._run_id}"
         led.is_new = record is None or led.job is not record.job
         led.decisions = [] if self.is_observed else None
@@ -792,8 +833,19 @@ class Leadership:
         self.state = LeaderState.LEADING
         self._kept_at = now
         self._alive = alive
-        watch = self._watch_nodes(read.revision)
-        return [watch, *self._decided(led.begin(now, reports, stored, self._lost_why()))]
+        effects: list[LeaderEffect] = [self._watch_nodes(read.revision)]
+        effects += self._witness.handle(now, SubjectsKnown(tuple(subjects)), self._cause)
+        return effects + self._decided(led.begin(now, reports, stored, self._lost_why))
+
+    def _newest(self, report: NodeReported) -> NodeReported:
+        """Return what is known of a node: of this one it may be more than what was read.
+
+        Others answer a roll call with their newest status; this one is not asked.
+        """
+        own, status = self._own, report.status
+        if own is None or own.status.info.incarnation != status.info.incarnation:
+            return report
+        return own if own.status.seq > status.seq else report
 
     def _watch_nodes(self, revision: int) -> StartWatch:
         key = self._keys.nodes
@@ -813,7 +865,7 @@ class Leadership:
 
     def _own_status_stored(self, now: float, report: NodeReported) -> list[LeaderEffect]:
         info = report.status.info
-        self._own_incarnation = info.incarnation
+        self._own, self._own_incarnation = report, info.incarnation
         if self.led is None:
             return []
         self.led.own_incarnation = info.incarnation
@@ -836,6 +888,7 @@ class Leadership:
             return self._again() if self._takeover.is_answered(changes) else []
         views: list[View] = []
         lost: dict[Peer, NodeLost] = {}
+        effects: list[LeaderEffect] = []
         for change in changes:
             peer = self._keys.peer_of(change.key)
             if peer is None:
@@ -843,19 +896,32 @@ class Leadership:
             if change.value is None:
                 self._alive.discard(peer)
                 pending.forget(*peer)
-                lost[peer] = NodeLost(*peer, self._lost_why())
+                lost[peer] = NodeLost(*peer, self._lost_why(peer))
+                gone = self._presences.pop(peer, "")
+                if gone not in self._presences.values():  # Else it began anew.
+                    effects += self._witness.handle(now, SubjectGone(gone), self._cause)
                 continue
-            report = self._report_at(change.key, change.value)
-            if report is not None:
+            record = self._record_at(change.key, change.value)
+            if record is not None:
                 if peer in lost:  # It is back, and its report comes after its loss.
                     views += led.handle(now, NodesLost(tuple(lost.values())), self._cause)
                     lost = {}
                 self._alive.add(peer)
-                views += led.handle(now, report)
+                for subject in self._subject_of(record):
+                    effects += self._witness.handle(now, SubjectKnown(subject), self._cause)
+                views += led.handle(now, NodeReported(record.status, record.call))
         views += led.handle(now, NodesLost(tuple(lost.values())), self._cause)
-        return self._decided(views)
+        return effects + self._decided(views)
 
-    def _report_at(self, key: bytes, value: bytes) -> NodeReported | None:
+    def _subject_of(self, record: NodeRecord) -> list[Subject]:
+        """Return whom to watch for a node's end, if it can be watched."""
+        info, presence = record.status.info, record.presence
+        if presence is None:
+            return []
+        self._presences[info.node, info.incarnation] = presence.id
+        return [Subject(presence, record.lease)]
+
+    def _record_at(self, key: bytes, value: bytes) -> NodeRecord | None:
         """Return what a node stored; None, and it is said once, if that cannot be used."""
         try:
             record = read_record(NodeRecord, value)
@@ -865,9 +931,13 @@ class Leadership:
         except ValueError as problem:
             self._unreadable.add(key, str(problem))
             return None
-        return NodeReported(record.status, record.call)
+        return record
 
-    def _lost_why(self) -> str:
+    def _lost_why(self, peer: Peer) -> str:
+        name, presence = self._followed
+        presence = self._presences.get(peer, presence if name == peer[0] else "")
+        if presence and self._witness.has_ended(presence):
+            return ENDED
         return f"no sign of life for {self._lease_s:g} s, or it ended"
 
     def _decided(self, views: list[View]) -> list[LeaderEffect]:

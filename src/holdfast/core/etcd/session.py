@@ -6,7 +6,8 @@ node's messages, it delivers views and acknowledgements, and it may be lost. Beh
 - the node's lease, which outlives the session: a node that is back in time is not missed;
 - the node's record, stored with each status; once it is stored the node gets an `Ack`;
 - two watches, on the views for this node and on what all nodes share (the leader, roll calls);
-- `core.etcd.leader`, since any node may have to lead.
+- `core.etcd.leader`, since any node may have to lead;
+- `core.etcd.witness`, which notices the end of another node sooner than its lease does.
 
 ::
 
@@ -73,6 +74,7 @@ from holdfast.core.etcd.keys import (
     JobKeys,
     JobRecord,
     NodeRecord,
+    Presence,
     UnreadableKeys,
     get_prefix,
     pack,
@@ -81,13 +83,25 @@ from holdfast.core.etcd.keys import (
     unpack,
 )
 from holdfast.core.etcd.leader import Leadership, NodeReported, OwnStatusStored
+from holdfast.core.etcd.witness import (
+    ConnectionEvent,
+    EndLease,
+    PresenceClosed,
+    PresenceEffect,
+    PresenceRefused,
+    PresenceSeen,
+    PresenceUnknown,
+    SubjectsKnown,
+    Witness,
+    WitnessEvent,
+)
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
 from holdfast.core.protocol import Ack, Heartbeat, NodeInfo, Status, View
 from holdfast.core.rounds import Rounds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from holdfast.core.etcd.leader import LeaderEvent
     from holdfast.core.rounds import Job
@@ -130,7 +144,15 @@ class LeaveRequested(Event):
     """The node leaves the job for good."""
 
 
-SessionEvent = OpenRequested | DropRequested | MessageSubmitted | LeaveRequested | Tick | EtcdEvent
+SessionEvent = (
+    OpenRequested
+    | DropRequested
+    | MessageSubmitted
+    | LeaveRequested
+    | Tick
+    | EtcdEvent
+    | ConnectionEvent
+)
 
 # Effects, besides those for etcd.
 
@@ -160,7 +182,9 @@ class ReportLeft(Effect):
     """Tell the node that nothing of it is left in etcd."""
 
 
-SessionEffect = EtcdEffect | ReportOpened | ReportClosed | DeliverMessage | ReportLeft
+SessionEffect = (
+    EtcdEffect | ReportOpened | ReportClosed | DeliverMessage | ReportLeft | PresenceEffect
+)
 
 
 # What a request under way is for.
@@ -210,7 +234,21 @@ class _Revoke(msgspec.Struct, frozen=True):
     """Revoke the node's lease."""
 
 
-_Purpose = _OpenLease | _Snapshot | _Renew | _ReplaceLease | _Store | _Remove | _Sweep | _Revoke
+class _EndLease(msgspec.Struct, frozen=True):
+    """Revoke the lease of a node that has ended."""
+
+
+_Purpose = (
+    _OpenLease
+    | _Snapshot
+    | _Renew
+    | _ReplaceLease
+    | _Store
+    | _Remove
+    | _Sweep
+    | _Revoke
+    | _EndLease
+)
 
 
 class EtcdSession:
@@ -223,9 +261,11 @@ class EtcdSession:
         info: NodeInfo,
         prefix: str,
         lease_s: float,
+        presence: Presence | None = None,
         strict: bool = False,
         rounds: Callable[[Job], Rounds] = Rounds,
     ) -> None:
+        """`presence` is where this process says that it is there; its address is added here."""
         self.state = SessionState.DOWN
         self.keys = JobKeys(prefix, run_id)
         self.address = ""
@@ -250,13 +290,18 @@ class EtcdSession:
         self._leave_requested = False
         self._unreadable = UnreadableKeys(self.keys)
         self._cause = ""
+        self._presence = presence
+        self._address = info.address
         self.story = Story("etcd", node=info.node)
+        own_id = presence.id if presence is not None else ""
+        self.witness = Witness(node=info.node, own_id=own_id, numbers=self._numbers)
         self.leadership = Leadership(
             keys=self.keys,
             run_id=run_id,
             name=info.node,
             lease_s=lease_s,
             numbers=self._numbers,
+            witness=self.witness,
             strict=strict,
             rounds=rounds,
         )
@@ -279,7 +324,8 @@ class EtcdSession:
 
     def next_deadline(self, now: float) -> float | None:
         """Return when `Tick` is wanted next, or None."""
-        return self.leadership.next_deadline(now)
+        times = (self.leadership.next_deadline(now), self.witness.next_deadline())
+        return min((at for at in times if at is not None), default=None)
 
     def _handle(self, now: float, event: SessionEvent) -> list[SessionEffect]:
         match event:
@@ -299,7 +345,9 @@ class EtcdSession:
             case MessageSubmitted(message):
                 return self._submit(now, message)
             case Tick():
-                return self._lead(now, event)
+                return self._lead(now, event) + self._witnessed(now, event)
+            case PresenceSeen() | PresenceClosed() | PresenceRefused() | PresenceUnknown():
+                return self._witnessed(now, event)
             case OpenRequested():
                 if self.state in (SessionState.OPENING, SessionState.UP):
                     raise InvalidEvent(f"{event!r} cannot happen while {self.state.value}")
@@ -333,14 +381,30 @@ class EtcdSession:
                 return self._revoke(lease)
             case _Revoke():
                 return self._revoke(0)
+            case _EndLease():
+                return self._fail(now, answer) if isinstance(answer, Problem) else []
+
+    def _witnessed(self, now: float, event: WitnessEvent) -> list[SessionEffect]:
+        return self._end_leases(self.witness.handle(now, event, self._cause))
+
+    def _end_leases(self, effects: Iterable[SessionEffect | EndLease]) -> list[SessionEffect]:
+        """Make requests of what is to be ended; while there is no session it is put off."""
+        done: list[SessionEffect] = []
+        for one in effects:
+            if not isinstance(one, EndLease):
+                done.append(one)
+            elif self.is_up:
+                done.append(self._send(_EndLease(), Revoke(one.lease)))
+        return done
 
     def _lead(self, now: float, event: LeaderEvent) -> list[SessionEffect]:
         effects: list[SessionEffect] = []
+        self.leadership.own_is_underway = bool(self._unsent) or self._awaits(_Store)
         for effect in self.leadership.handle(now, event, self._cause):
             if isinstance(effect, FailSession):
                 effects += self._fail(now, effect.problem)
             else:
-                effects.append(effect)
+                effects += self._end_leases([effect])
         return effects
 
     # Opening.
@@ -388,7 +452,9 @@ class EtcdSession:
                 leader = one
             elif one.key == self.keys.roll_call:
                 self._note_roll_call(one.value)
+        self.leadership.election.presence = self._presence_here()
         effects += self._lead(now, SessionUp(self._lease, leader))
+        effects += self._end_leases(self.witness.unfinished())
         for one in answer.results[1]:
             effects += self._deliver_view(one.key, one.value)
         return effects
@@ -419,7 +485,9 @@ class EtcdSession:
         return [self._store(status)]
 
     def _store(self, status: Status) -> SendRequest:
-        record = NodeRecord(self._with_address(status), self._roll_call)
+        record = NodeRecord(
+            self._with_address(status), self._roll_call, self._lease, self._presence_here()
+        )
         key = self.keys.node(status.info.node, status.info.incarnation)
         ops: list[Op] = [Put(key, pack(record), self._lease)]
         if self._key and self._key != key:
@@ -477,6 +545,13 @@ class EtcdSession:
             return status
         info = msgspec.structs.replace(status.info, address=self.address)
         return msgspec.structs.replace(status, info=info)
+
+    def _presence_here(self) -> Presence | None:
+        """Return this process's presence, if there is an address to reach it by."""
+        address = self._address or self.address
+        if self._presence is None or not address:
+            return None
+        return msgspec.structs.replace(self._presence, address=address)
 
     def _heard_at(self) -> float:
         return self._lease_at if self._stored_lease == self._lease else 0.0
@@ -590,6 +665,7 @@ class EtcdSession:
         self._leave_requested = False
         lease, self._lease = self._lease, 0
         effects = self._drop(now)  # Whatever else is under way does not matter any more.
+        effects += self._witnessed(now, SubjectsKnown(()))
         self.state = SessionState.LEAVING
         keys, own = self.keys, list[Op]()
         if self._key:
@@ -609,7 +685,9 @@ class EtcdSession:
             Delete(one, end_of_prefix(one)) for one in (keys.views, keys.store, keys.shared)
         ]
         if record is not None and record.job.outcome is None:
-            left = msgspec.structs.replace(record.job, nodes={}, held_back={}, restarts=0)
+            left = msgspec.structs.replace(
+                record.job, nodes={}, held_back={}, waiting=False, restarts=0
+            )
             unneeded.append(Put(keys.job, pack(JobRecord(left, record.lease)), record.lease))
         fence = (
             Compare(keys.leader, Field.CREATE, 0),

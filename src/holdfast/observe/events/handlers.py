@@ -11,13 +11,13 @@ import os
 from abc import ABC, abstractmethod
 
 from holdfast.console import write_line
+from holdfast.observe.timeline import Line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.observe.events.event import Event
-    from holdfast.observe.timeline import Line
 
 
 class EventHandler(ABC):
@@ -61,14 +61,27 @@ class LogDirectoryHandler(EventHandler):
     With `events` false only the latter, since somebody else takes the events.
     """
 
-    def __init__(self, folder: str | Callable[[], str | None], *, events: bool = True) -> None:
+    def __init__(
+        self,
+        folder: str | Callable[[], str | None],
+        *,
+        events: bool = True,
+        file_bytes_max: int = FILE_BYTES_MAX,
+    ) -> None:
         self._events = JsonLinesEventHandler(folder) if events else None
-        self._timeline = JsonLinesEventHandler(folder, stem="timeline")
+        self._timeline = JsonLinesEventHandler(
+            folder, stem="timeline", file_bytes_max=file_bytes_max
+        )
 
     def record(self, event: Event | Line) -> None:
         """Append a line to one of the files; raise `OSError` if it cannot be written."""
-        if hasattr(event, "kind"):  # An event has none.
+        if isinstance(event, Line):
             self._timeline.record(event)
+            # Without these two, nobody could make anything of the others.
+            if event.kind == "run":
+                self._timeline.head = (event.serialize(),)
+            elif event.kind == "generation":
+                self._timeline.head = (*self._timeline.head[:1], event.serialize())
         elif self._events is not None:
             self._events.record(event)
 
@@ -114,6 +127,8 @@ class JsonLinesEventHandler(EventHandler):
         self._is_line_begun = False
         self.path = ""
         """The file, once there is one."""
+        self.head: tuple[str, ...] = ()
+        """Lines that are repeated at the beginning of each further file."""
 
     def record(self, event: Event | Line) -> None:
         """Append a line; raise `OSError` if the file cannot be written."""
@@ -176,6 +191,8 @@ class JsonLinesEventHandler(EventHandler):
         self._descriptor = None
         self._is_line_begun = False
         self._is_open()
+        for line in self.head:
+            self._append(line)
 
 
 def file_name(stem: str = "events") -> str:

@@ -307,10 +307,14 @@ class Keeper:
     def kill_tree(self, key: int) -> None:
         self._send(("kill", key))
 
-    def watch(self, timer_fd: int) -> None:
-        """Have all workers killed when a timer expires; an earlier one does not count any more."""
+    def watch(self, timer_fd: int, held_fd: int = -1) -> None:
+        """Have all workers killed when a timer expires; an earlier one does not count any more.
+
+        A socket `held_fd` stays open until the keeper and the workers are gone.
+        """
         self._deadlines_set += 1
-        self._send(("deadline", self._deadlines_set), [timer_fd])
+        fds = [fd for fd in (timer_fd, held_fd) if fd >= 0]
+        self._send(("deadline", self._deadlines_set, len(fds)), fds)
 
     def signal_leftovers(self, signum: int) -> None:
         """Signal all that ended workers left; `Empty` follows when it is gone."""

@@ -22,7 +22,9 @@ TFD_TIMER_ABSTIME = 1
 class WorkersDeadline:
     """The timer of one agent, for all its generations; `renew` may be called from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, presence_fd: int = -1) -> None:
+        self.presence_fd = presence_fd
+        """A socket by which others see that the workers may still be there (`net.presence`)."""
         self._lock = threading.Lock()
         self._fd = -1
         self._renewed_to: float | None = None

@@ -23,8 +23,9 @@ private socket pair between two processes of one interpreter. Requests, by their
     its start error, and one that it waits at: it begins when it reads the keeper's process id.
 ``signal key signum``      Signal one worker's leader.
 ``kill key``               SIGKILL one worker's whole tree.
-``deadline number``        Kill all workers when the timer expires that the message carries, which
-                           the agent puts off: ``expired number`` is sent before.
+``deadline number count``  Kill all workers when the timer expires that the message carries, which
+                           the agent puts off: ``expired number`` is sent before. With a count of 2
+                           it also carries a socket to be held open until the workers are gone.
 ``clear signum number``    Signal all that ended workers left: ``clearing number`` at once, and
                            ``empty number`` when it is gone.
 ``inherit folders``        The folders to remove, with all in them, if the agent is killed; the
@@ -194,6 +195,7 @@ class Keeper:
         self.clearing_number = 0
         self.deadline_fd = -1
         self.deadline_number = 0
+        self.held_fd = -1
         self.poll = select.poll()
         self.received = bytearray()
         self.received_fds: list[int] = []
@@ -291,7 +293,7 @@ class Keeper:
             for worker in self.leaders(request[1]):
                 self.kill_tree(worker.pid)
         elif kind == "deadline":
-            self.watch_deadline(request[1])
+            self.watch_deadline(*request[1:])
         elif kind == "clear":
             self.clearing, self.clearing_number = request[1:]
             self.send_event("clearing", self.clearing_number)
@@ -359,13 +361,17 @@ class Keeper:
         worker.exit_fd = exit_fd
         self.exits.register(exit_fd, select.EPOLLIN)
 
-    def watch_deadline(self, number: int) -> None:
+    def watch_deadline(self, number: int, count: int) -> None:
         if self.deadline_fd >= 0:
             self.poll.unregister(self.deadline_fd)
-            os.close(self.deadline_fd)
-            self.deadline_fd = -1
-        if self.received_fds:  # The kernel drops what we have no room for.
-            self.deadline_fd = self.received_fds.pop(0)
+        fds = self.received_fds[:count]  # The kernel drops what we have no room for.
+        del self.received_fds[:count]
+        before = self.deadline_fd, self.held_fd
+        self.deadline_fd, self.held_fd = (*fds, -1, -1)[:2]
+        for fd in before:
+            if fd >= 0:
+                os.close(fd)
+        if self.deadline_fd >= 0:
             self.deadline_number = number
             self.poll.register(self.deadline_fd, select.POLLIN)
 
@@ -447,7 +453,7 @@ class Keeper:
         """Close what is the keeper's own; a child that runs a call closes nothing by an exec."""
         self.control.close()
         self.exits.close()
-        own = [self.wake_in, self.wake_out, self.agent_fd, self.deadline_fd]
+        own = [self.wake_in, self.wake_out, self.agent_fd, self.deadline_fd, self.held_fd]
         for worker in self.workers.values():
             own += [worker.error_fd, worker.exit_fd]
         for fd in own:

@@ -385,7 +385,7 @@ class PContext(ABC):
     def _use_keeper(self, keeper: Keeper) -> None:
         self._keeper = keeper
         if self._deadline is not None:
-            keeper.watch(self._deadline.fileno())
+            keeper.watch(self._deadline.fileno(), self._deadline.presence_fd)
         self._watch(keeper.fileno(), self._receive_keeper_events)
         if self._warm is not None:
             self._watch_zygote()

@@ -199,6 +199,8 @@ class Agent(Process):
         self.address = f"10.0.0.{host}"
         self.link: Link | None = None
         self.cut_in = self.cut_out = False
+        self.apart: frozenset[Decider] = frozenset()
+        """The coordinators to which there is no way, while there is one to others."""
         self.lag_s = 0.0
         self.bandwidth = 0.0
         """Bytes a second of its link, in each direction; 0: they take no time."""
@@ -249,7 +251,12 @@ class Agent(Process):
     def healthy(self) -> bool:
         """Whether it can do its part: it is there, goes on, and is reached."""
         is_held_up = self.paused or self.wedged_at is not None
-        return self.alive and not (is_held_up or self.cut_in or self.cut_out or self.left)
+        return self.alive and not (is_held_up or self.cut_off or self.left)
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether it cannot be heard, or cannot hear, though it goes on."""
+        return self.cut_in or self.cut_out
 
     @property
     def stop_at(self) -> float | None:
@@ -299,7 +306,7 @@ class Agent(Process):
             self.link_failed("connection reset")
             return
         self.link = link
-        self._session_event(Connected())
+        self._session_event(Connected(place=link.coordinator.place))
 
     def link_failed(self, why: str) -> None:
         self._session_event(Disconnected(why))

@@ -265,6 +265,11 @@ class BackendAgent(Agent):
         return self.shared.status.request
 
     @property
+    def cut_off(self) -> bool:
+        """Also while the store does not answer: what the agent wrote last is not known there."""
+        return super().cut_off or self._call is not None
+
+    @property
     def stop_at(self) -> float | None:
         """When its workers must be gone, by its own clock."""
         return self.shared.stop_at

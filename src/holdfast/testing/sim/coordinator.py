@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.coordinator import ConnectionClosed, StatusReceived
+from holdfast.core.coordinator import ConnectionClosed, RequestReceived, StatusReceived
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import Heartbeat, Status, View
 from holdfast.testing.sim.agent import Agent
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from holdfast.core.memory import JobMemory
-    from holdfast.core.protocol import Ack
+    from holdfast.core.protocol import Ack, Request
     from holdfast.core.rounds import Job
     from holdfast.testing.sim.ledger import JobTruth
     from holdfast.testing.sim.network import Link
@@ -38,7 +38,7 @@ class Coordinator(Process):
 
     Those of some worlds keep a state file, which the next one on the endpoint reads; of the others
     the next one knows nothing. Some of them are an agent's that was started again: they do not know
-    that they follow another, and wait for nobody.
+    that they follow another, and wait for nobody. One that took over from another is at a later place.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Coordinator(Process):
         rng: Random,
         *,
         keeps_state: bool | None = None,
+        place: int = 0,
         memories: Sequence[JobMemory] | None = None,
     ) -> None:
         super().__init__(world, f"coordinator {number}", rng)
@@ -55,12 +56,14 @@ class Coordinator(Process):
         """Whether a successor knows what this one did."""
         hurries = rng.random() < HURRIES_SHARE
         self.number = number
+        self.place = place
         self.links: dict[tuple[str, str, int], Link] = {}
         self.machine = world.machines.coordinator(
             self.clock,
             silence_s=SILENCE_S,
             grace_s=GRACE_S,
             follows_another=number > 1 and not hurries,
+            place=place,
             memories=memories,
             fence_floor=int(world.now * 1000),
             strict=True,
@@ -140,6 +143,17 @@ class Coordinator(Process):
         link.peers = []
         self.arm(self.machine.next_deadline(now))
 
+    def ask(self, run_id: str, request: Request) -> None:
+        """Take in what somebody asks for by himself."""
+        if not self.alive or self.paused:
+            return
+        self.world.note(self, "is asked: {0}", request)
+        now = self.clock
+        answers = self.machine.handle(now, RequestReceived(run_id, request))
+        self._decided()
+        self._send(answers)
+        self.arm(self.machine.next_deadline(now))
+
     def job(self, run_id: str) -> Job | None:
         rounds = self.machine.jobs.get(run_id)
         return rounds.job if rounds is not None else None
@@ -157,7 +171,14 @@ class Coordinator(Process):
     def return_as(self, number: int, rng: Random) -> Coordinator:
         self.host_up = True  # Whatever is sent to this one is now refused.
         memories = self.machine.memory() if self.remembers else None
-        return Coordinator(self.world, number, rng, keeps_state=self.remembers, memories=memories)
+        return Coordinator(
+            self.world,
+            number,
+            rng,
+            keeps_state=self.remembers,
+            place=self.place,
+            memories=memories,
+        )
 
     def die(self, *, host_too: bool) -> None:
         """End without a word; with the host, even without the kernel's."""

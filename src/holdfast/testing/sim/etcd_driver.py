@@ -10,6 +10,7 @@ A job that begins anew because no node was left of it has another life.
 
 from __future__ import annotations
 
+from random import Random
 from typing import TYPE_CHECKING
 
 from holdfast.core.etcd.calls import (
@@ -37,6 +38,7 @@ from holdfast.core.etcd.session import (
     ReportLeft,
     ReportOpened,
 )
+from holdfast.core.etcd.witness import ConnectPresence, DropPresence
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import Status
 from holdfast.core.session import Connected, Disconnected
@@ -44,13 +46,13 @@ from holdfast.testing.sim.agent import Agent
 from holdfast.testing.sim.etcd import SimEtcd
 from holdfast.testing.sim.etcd_network import EtcdNetwork
 from holdfast.testing.sim.ledger import Life
+from holdfast.testing.sim.presences import Presences
 
 if TYPE_CHECKING:
-    from random import Random
-
     from holdfast.core.etcd.calls import Answer, Change, Problem
     from holdfast.core.etcd.leader import LeaderWrite, LedJob
     from holdfast.core.etcd.session import SessionEffect, SessionEvent
+    from holdfast.core.etcd.witness import ConnectionEvent
     from holdfast.core.machine import Event
     from holdfast.core.protocol import Heartbeat, View
     from holdfast.core.rounds import Job
@@ -73,11 +75,14 @@ class EtcdAgent(Agent):
         super().__init__(world, job, node, host, rng)
         self._place = place
         self._departs = False
+        self.is_apart = False
+        """Whether other agents do not reach it, whoever else does."""
         self.etcd_session = world.machines.etcd_session(
             run_id=job.run_id,
             info=self.info,
             prefix=PREFIX,
             lease_s=LEASE_S,
+            presence=place.presences.show(self),
             strict=True,
             rounds=world.machines.rounds,
         )
@@ -117,6 +122,25 @@ class EtcdAgent(Agent):
         """Receive the end of a watch."""
         self._etcd_event(WatchEnded(*parcel))
 
+    def saw(self, event: ConnectionEvent) -> None:
+        """Receive what became of a connection to another agent."""
+        self._etcd_event(event)
+
+    def die(self, *, host_too: bool) -> None:
+        """End without a word; the keeper kills the workers, unless it is gone as well."""
+        if host_too:
+            super().die(host_too=True)
+            return
+        self.world.note(self, "is killed")
+        self.alive = False
+        self.world.schedule(
+            self.world.now + self._place.presences.keeper_s(), self._end_workers, None
+        )
+        self._place.presences.end(self)
+
+    def _end_workers(self, _arg: object) -> None:
+        self._end()
+
     def supervise(self, event: Event, cause: str = "") -> None:
         """Give the supervision an event, unless the agent leaves."""
         if not self._departs:
@@ -154,6 +178,10 @@ class EtcdAgent(Agent):
                     network.watch(self, number, key, end, start_revision)
                 case StopWatch(number):
                     network.unwatch(self, number)
+                case ConnectPresence(number, presence):
+                    self._place.presences.connect(self, number, presence)
+                case DropPresence(number):
+                    self._place.presences.drop(self, number)
                 case DeliverMessage(message):
                     if not self._departs:
                         self._perform(self.session.handle(self.clock, message))
@@ -184,6 +212,7 @@ class EtcdAgent(Agent):
     def _end(self) -> None:
         self.alive = False
         self.workers.vanish()
+        self._place.presences.end(self)
 
 
 FREEZE_S = (0.1, 3.0)
@@ -199,6 +228,7 @@ class EtcdDriver:
         self.etcd = SimEtcd()
         self.network = EtcdNetwork(world, self.etcd, rng)
         self.network.on_done = self._done
+        self.presences = Presences(world, Random(rng.getrandbits(64)))  # noqa: S311 (a seed's own)
         self._expected: dict[int, LeaderWrite] = {}  # By the identity of a transaction it holds.
         self._lives = 0
         self._life_of_job: dict[str, Life] = {}
@@ -242,6 +272,7 @@ class EtcdDriver:
         """An agent was cut off."""
         assert isinstance(agent, EtcdAgent)
         self.network.cut(agent)
+        self.presences.cut(agent)
 
     def die(self, *, host_too: bool) -> None:
         """Stop all members."""

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.protocol import REPORT_BYTES_MAX, Action, Request
+from holdfast.coordinator.places import LOOK_S
+from holdfast.core.protocol import PLACES_MAX, REPORT_BYTES_MAX, Action, Request
 from holdfast.core.supervision import SIGINT, State
 from holdfast.core.values import Value
+from holdfast.testing.sim.coordinator import Coordinator
 from holdfast.testing.sim.etcd_driver import EtcdAgent, EtcdDriver
+from holdfast.testing.sim.members_driver import MembersDriver
 from holdfast.testing.sim.network import NetworkConditions
 
 if TYPE_CHECKING:
@@ -42,6 +45,8 @@ class Profile(Value):
     """So many of the nodes have links on which bytes take time, and long failure reports."""
     absent_share: float = 0.0
     """So many of the nodes above the minimum do not come when their job begins."""
+    has_members: bool = False
+    """Whether etcd is a cluster of members on the machines of nodes."""
     only_on: Mapping[str, Mapping[str, float]] = {}
     """How likely faults are that only one driver has."""
 
@@ -56,7 +61,14 @@ class Profile(Value):
 
 
 _WORKERS = {"fail": 2.0, "cascade": 1.0, "hang": 0.3, "ruin": 0.05}
-_ETCD = {"leader": 1.0, "pause_leader": 0.7, "compact": 1.0, "break_links": 1.0, "fill": 0.2}
+_ETCD = {
+    "leader": 1.0,
+    "pause_leader": 0.7,
+    "compact": 1.0,
+    "break_links": 1.0,
+    "set_apart": 0.7,
+    "fill": 0.2,
+}
 _NODES = {"kill": 3.0, "power_off": 1.0, "die_silently": 1.0, "join": 3.0, "leave": 1.0}
 
 PROFILES: dict[str, Profile] = {
@@ -79,7 +91,7 @@ PROFILES: dict[str, Profile] = {
             "nodes are cut off, one by one or many at once, in one direction or both",
             {"cut": 4.0, "cut_many": 2.0, "cut_one_way": 3.0, "fail": 1.0, "join": 1.0},
             3.0,
-            only_on={"etcd": {"break_links": 2.0, "compact": 1.0}},
+            only_on={"etcd": {"break_links": 2.0, "compact": 1.0, "set_apart": 2.0}},
         ),
         Profile(
             "crashes",
@@ -94,6 +106,16 @@ PROFILES: dict[str, Profile] = {
             {"coordinator": 4.0, "coordinator_host": 0.7, "fail": 0.7, "kill": 0.4, "join": 0.4},
             8.0,
             only_on={"etcd": {**_ETCD, "leader": 2.0}},
+        ),
+        Profile(
+            "take_over",
+            "the coordinator dies, or is cut off, and a person has another one take over elsewhere",
+            {"fail": 0.7, "kill": 0.4, "join": 0.4, "cut": 0.5},
+            8.0,
+            only_on={
+                "coordinator": {"take_over": 2.0, "replace": 2.0, "coordinator": 1.0},
+                "etcd": {"leader": 1.0},
+            },
         ),
         Profile(
             "pauses",
@@ -128,6 +150,31 @@ PROFILES: dict[str, Profile] = {
             {**_WORKERS, "join": 0.5, "leave": 0.3},
             6.0,
             slow_share=0.5,
+        ),
+        Profile(
+            "members",
+            "machines fail that run members of the job's own etcd, and are replaced by empty ones",
+            {
+                "kill": 2.0,
+                "power_off": 2.0,
+                "die_silently": 1.0,
+                "join": 1.5,
+                "fail": 1.0,
+                "cut": 1.5,
+                "cut_one_way": 1.0,
+                "pause": 1.5,
+            },
+            3.0,
+            has_members=True,
+            only_on={"etcd": {"end_member": 2.0, "cut_members": 1.0, "leader": 2.0}},
+        ),
+        Profile(
+            "majorities",
+            "most members of the job's own etcd are gone for a while, at any time",
+            {"cut_many": 1.0, "pause": 1.0, "kill": 1.0, "join": 1.0, "fail": 1.0},
+            6.0,
+            has_members=True,
+            only_on={"etcd": {"stop_most": 4.0, "end_member": 1.0, "pause_leader": 1.0}},
         ),
         Profile(
             "requests",
@@ -178,13 +225,18 @@ LAG_S = 0.15
 BANDWIDTH = (9_000.0, 50_000.0)  # In bytes a second; on the slowest a report takes 7 s.
 OUTAGE_S = (0.05, 12.0)
 PAUSE_S_MAX = 20.0
+FROZEN_SHARE = 0.6  # Of agents that are stopped, how many have their whole machine stopped.
 REFILLS_S = (0.0, 7.0, 14.0)
 WEDGED_S = (4.0, 40.0)
 FLAP_S = (0.6, 4.0)  # A node that comes and goes does so once in so long,
 FLAPS_S = (5.0, 60.0)  # for so long.
 FLAPS_MAX = 3  # Each costs many restarts.
+NOTICED_S = (6.0, 20.0)  # A person takes so long to do something about a coordinator that is gone,
+CUT_OFF_S = (0.5, 30.0)  # and if it was only cut off, it is so for this much longer.
+RESET_SHARE = 0.3  # Of connections that do not outlast a change of the network.
 ASKED = {Action.RESTART: 4.0, Action.DRAIN: 4.0, Action.UNDRAIN: 3.0, Action.STOP: 0.15}
 ASKED_AGAIN_SHARE = 0.4
+ASKED_DIRECTLY_SHARE = 0.3  # Of a coordinator; elsewhere there is nobody to connect to.
 
 
 class FaultInjector:
@@ -243,8 +295,15 @@ class FaultInjector:
                 self._heal(agent)
                 agent.resume()
                 agent.unwedge()
+                if isinstance(agent, EtcdAgent):
+                    agent.is_apart = False
         world.coordinator.resume()
-        if not world.coordinator.alive:
+        if world.replaced or any(agent.apart for agent in self._everybody()):
+            assert isinstance(world.coordinator, Coordinator)
+            self._rejoin(world.coordinator)
+        if isinstance(world.coordinator, MembersDriver):
+            world.coordinator.heal()
+        elif not world.coordinator.alive:
             world.start_coordinator()
         if isinstance(world.coordinator, EtcdDriver):
             world.coordinator.make_room()
@@ -317,6 +376,11 @@ class FaultInjector:
         agent = agent or self._someone()
         if agent is None:
             return
+        members, machine = self._members(agent)
+        if members is not None:
+            if not members.can_lose(machine):
+                return
+            members.lose(machine)
         self._world.disturb()
         agent.die(host_too=host_too)
         fate = self._rng.random()
@@ -399,6 +463,9 @@ class FaultInjector:
             agent.pause()
             at = self._world.now + self._between(shortest_s, PAUSE_S_MAX)
             self._world.schedule(at, agent.resume, None)
+            members, machine = self._members(agent)
+            if members is not None and self._rng.random() < FROZEN_SHARE:
+                members.members.freeze(machine, at - self._world.now)
 
     # What people ask for.
 
@@ -421,7 +488,11 @@ class FaultInjector:
             id=f"ask-{number}", action=action.value, node=node, who="ann@login", why=f"no {number}"
         )
         world.requests[request.id] = request
-        agent.ask(request)
+        coordinator = world.coordinator
+        if isinstance(coordinator, Coordinator) and self._rng.random() < ASKED_DIRECTLY_SHARE:
+            coordinator.ask(agent.job.run_id, request)
+        else:
+            agent.ask(request)
         if self._rng.random() < ASKED_AGAIN_SHARE:
             again = self._someone(agent.job.living)
             if again is not None:
@@ -481,6 +552,95 @@ class FaultInjector:
             back = self._world.now + self._between(*OUTAGE_S)
             self._world.schedule(min(back, self._until_s), self._world.start_coordinator, None)
 
+    def _take_over(self) -> None:
+        """Let the coordinator die for good, and a person who knows it start another elsewhere."""
+        world, old = self._world, self._world.coordinator
+        assert isinstance(old, Coordinator)
+        if not old.alive or old.place + 1 >= PLACES_MAX:
+            return
+        world.kill_coordinator(host_too=self._rng.random() < 0.7)
+
+        def take_over(_arg: object) -> None:
+            if world.coordinator is old:
+                world.take_over()
+
+        delay_s = self._between(*NOTICED_S)
+        world.schedule(min(world.now + delay_s, self._until_s), take_over, None)
+
+    def _replace(self) -> None:
+        """Let a person start another coordinator though the first one lives.
+
+        It is cut off from some nodes, which alone reach the other, or it is stopped as a whole.
+        """
+        world, old = self._world, self._world.coordinator
+        assert isinstance(old, Coordinator)
+        is_single = not any(one.alive for one in world.replaced)
+        if not old.alive or old.paused or not is_single or old.place + 1 >= PLACES_MAX:
+            return
+        world.disturb()
+        agents = [agent for job in world.jobs.values() for agent in job.living]
+        others = [agent for agent in agents if self._rng.random() < 0.6]
+        if self._rng.random() < 0.3:
+            old.pause()
+        else:
+            world.note(old, f"is cut off from {', '.join(map(str, others))}")
+            for agent in others:
+                agent.apart = frozenset({old})
+
+        def take_over(_arg: object) -> None:
+            if world.coordinator is not old or not old.alive or world.now >= self._until_s:
+                self._rejoin(old)
+                return
+            world.disturb()
+            world.take_over()
+            if not old.paused:
+                for agent in agents:
+                    if agent not in others:
+                        agent.apart = frozenset({world.coordinator})
+                if self._rng.random() < 0.3:
+                    world.schedule(world.now + self._between(*OUTAGE_S), self._restart, old)
+            world.schedule(world.now + self._between(*CUT_OFF_S), self._rejoin, old)
+
+        world.schedule(world.now + self._between(*NOTICED_S), take_over, None)
+
+    def _restart(self, old: Coordinator) -> None:
+        """Let one that was replaced and is cut off be started again, as an agent is that crashed."""
+        world = self._world
+        if not old.alive or not any(old in agent.apart for agent in self._everybody()):
+            return
+        again = world.restart_replaced(old)
+        for agent in self._everybody():
+            if old in agent.apart:
+                agent.apart = frozenset({again})
+
+    def _everybody(self) -> list[Agent]:
+        return [agent for job in self._world.jobs.values() for agent in job.agents]
+
+    def _rejoin(self, old: Coordinator) -> None:
+        """Let one that was cut off, or stopped, be back; it soon finds whether it was replaced."""
+        world = self._world
+        world.disturb()
+        for agent in self._everybody():
+            if agent.apart:
+                agent.apart = frozenset()
+                world.network.healed(agent)
+            if agent.link is not None and self._rng.random() < RESET_SHARE:
+                world.network.close_from_agent(agent.link)
+                agent.after(0.0, agent.link_lost, agent.link)
+        old.resume()
+        for one in world.replaced:
+            one.resume()
+            world.schedule(world.now + self._between(0.1, 2 * LOOK_S), self._find_out, one)
+
+    def _find_out(self, old: Coordinator) -> None:
+        world = self._world
+        if old.alive and world.coordinator.alive:
+            world.disturb()
+            world.note(old, "finds that it was replaced")
+            old.die(host_too=False)
+        elif old.alive:  # There is nobody to be found just now.
+            world.schedule(world.now + LOOK_S, self._find_out, old)
+
     def _coordinator_host(self) -> None:
         self._coordinator(host_too=True)
 
@@ -520,6 +680,20 @@ class FaultInjector:
         if isinstance(agent, EtcdAgent):
             self._world.disturb()
             self._place.network.kill_links(agent)
+            self._place.presences.reset(agent)
+
+    def _set_apart(self) -> None:
+        """Break the connections between an agent and the others, but not those to etcd."""
+        agent = self._someone()
+        if isinstance(agent, EtcdAgent) and not agent.is_apart:
+            self._world.note(agent, "is set apart from other agents")
+            self._place.presences.reset(agent)
+            agent.is_apart = True
+            self._world.schedule(self._world.now + self._between(0.1, 40.0), self._reunite, agent)
+
+    @staticmethod
+    def _reunite(agent: EtcdAgent) -> None:
+        agent.is_apart = False
 
     def _fill(self) -> None:
         self._world.disturb()
@@ -527,6 +701,29 @@ class FaultInjector:
         self._world.schedule(
             self._world.now + self._between(0.5, 10.0), self._place.make_room, None
         )
+
+    # What only `--ha` knows.
+
+    def _members(self, agent: Agent) -> tuple[MembersDriver | None, str]:
+        """Return the members, if one of them is on the agent's machine, and the machine."""
+        place = self._world.coordinator
+        machine = place.machine_of(agent) if isinstance(place, MembersDriver) else None
+        return (place, machine) if isinstance(place, MembersDriver) and machine else (None, "")
+
+    def _end_member(self) -> None:
+        self._own.end_member()
+
+    def _cut_members(self) -> None:
+        self._own.cut_members(self._between(0.1, 40.0))
+
+    def _stop_most(self) -> None:
+        self._own.stop_most(self._between(*OUTAGE_S))
+
+    @property
+    def _own(self) -> MembersDriver:
+        place = self._world.coordinator
+        assert isinstance(place, MembersDriver)
+        return place
 
     @property
     def _place(self) -> EtcdDriver:

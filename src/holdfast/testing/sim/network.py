@@ -97,7 +97,7 @@ class Network:
     # Messages.
 
     def send_up(self, link: Link, message: Status | Heartbeat) -> None:
-        if link.agent.cut_out:
+        if link.agent.cut_out or link.coordinator in link.agent.apart:
             self._hold(link, message, up=True)
             return
         if link.agent.bandwidth:
@@ -115,7 +115,7 @@ class Network:
         world.schedule(at, link.coordinator.receive, (link, message))
 
     def send_down(self, link: Link, message: Ack | View) -> None:
-        if link.agent.cut_in:
+        if link.agent.cut_in or link.coordinator in link.agent.apart:
             self._hold(link, message, up=False)
             return
         if link.agent.bandwidth:
@@ -227,9 +227,9 @@ class Network:
     def open(self, agent: Agent) -> None:
         """Connect an agent, which gets the outcome as an event."""
         at = self.delay_s(agent) * 2
-        coordinator = self.world.coordinator
-        assert isinstance(coordinator, Coordinator)
+        coordinator = self._found_by(agent)
         unheard = agent.cut_out or agent.cut_in or not coordinator.host_up
+        unheard = unheard or coordinator in agent.apart
         if unheard:
             agent.after(CONNECT_TIMEOUT_S, agent.link_failed, "timed out")
         elif not coordinator.alive:
@@ -238,14 +238,26 @@ class Network:
             self._links += 1
             agent.after(at, agent.link_opened, Link(self._links, agent, coordinator))
 
+    def _found_by(self, agent: Agent) -> Coordinator:
+        """Return who answers first of all that an agent asks, or else who should."""
+        newest = self.world.coordinator
+        assert isinstance(newest, Coordinator)
+        for one in (*self.world.replaced, newest):
+            is_up = one.alive and not one.paused and one not in agent.apart
+            if is_up and one.place >= agent.session.place:
+                return one
+        return newest
+
     def close_from_agent(self, link: Link) -> None:
         """Close the agent's end; the coordinator may notice."""
-        if not link.agent.cut_out and link.agent.host_up:
+        is_cut = link.agent.cut_out or link.coordinator in link.agent.apart
+        if not is_cut and link.agent.host_up:
             at = max(self.delay_s(link.agent), link.up_at - self.world.now + 1e-9)
             link.coordinator.after(at, link.coordinator.link_gone, link)
 
     def close_from_coordinator(self, link: Link) -> None:
         """Close the coordinator's end; the agent may notice."""
-        if not link.agent.cut_in and link.coordinator.host_up:
+        is_cut = link.agent.cut_in or link.coordinator in link.agent.apart
+        if not is_cut and link.coordinator.host_up:
             at = max(self.delay_s(link.agent), link.down_at - self.world.now + 1e-9)
             link.agent.after(at, link.agent.link_lost, link)

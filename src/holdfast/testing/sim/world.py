@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.core.coordinated_supervision import CoordinatedSupervision
 from holdfast.core.coordinator import CoordinatorMachine
+from holdfast.core.etcd.cluster import ClusterMember
 from holdfast.core.etcd.session import EtcdSession
 from holdfast.core.machine import Step
 from holdfast.core.protocol import JobSettings, NodeRole, RankOrder
@@ -34,6 +35,7 @@ from holdfast.testing.sim.checkers import (
     GenerationGrows,
     JobEnds,
     LossIsFree,
+    NeverBack,
     NobodyStarves,
     NoNeedlessRestart,
     NothingGoesBack,
@@ -54,6 +56,7 @@ from holdfast.testing.sim.coordinator import Coordinator
 from holdfast.testing.sim.etcd_driver import EtcdDriver
 from holdfast.testing.sim.faults import FaultInjector
 from holdfast.testing.sim.ledger import JobTruth, Ledger
+from holdfast.testing.sim.members_driver import MembersDriver
 from holdfast.testing.sim.network import Network
 from holdfast.wire.parts import OutgoingParts
 
@@ -121,6 +124,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     ClosedIsFinal,
     PlaceKept,
     FencedStaysOut,
+    NeverBack,
     NoNeedlessRestart,
     WedgedIsLost,
     SlowIsNotLost,
@@ -148,6 +152,7 @@ class Machines(Value):
     supervision: type[CoordinatedSupervision] = CoordinatedSupervision
     etcd_session: type[EtcdSession] = EtcdSession
     shared_state: type[SharedStateSession] = SharedStateSession
+    cluster_member: type[ClusterMember] = ClusterMember
     parts: type[OutgoingParts] = OutgoingParts
 
 
@@ -226,7 +231,7 @@ class World:
         self.stopped = False
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._count = 0
-        self._nodes = nodes
+        self.size = self._nodes = nodes
         self._rng = seeded(f"{seed}/{profile.name}/world")
         self._manners = seeded(f"{seed}/{profile.name}/manners")
         self.network = Network(self, seeded(f"{seed}/{profile.name}/network"))
@@ -235,7 +240,10 @@ class World:
         self._watch([checker(self) for checker in checkers])
         self.coordinators_started += 1
         rng = seeded(self._rng.getrandbits(64))
-        self.coordinator: Driver = DRIVERS[driver](self, rng)
+        make = MembersDriver if driver == "etcd" and profile.has_members else DRIVERS[driver]
+        self.coordinator: Driver = make(self, rng)
+        self.replaced: list[Coordinator] = []
+        """Those that lived when somebody took over from them, and may do so still."""
 
     def _watch(self, checkers: list[Checker]) -> None:
         """Note who wants to know of what; whoever does not is not asked."""
@@ -376,6 +384,28 @@ class World:
         self.coordinator = self.coordinator.return_as(self.coordinators_started, rng)
         for hook in self._hooks["coordinator_returned"]:
             hook()
+
+    def take_over(self, _arg: object = None) -> None:
+        """Let a person start a coordinator elsewhere, whatever became of the one that was."""
+        before = self.coordinator
+        assert isinstance(before, Coordinator)
+        self.disturb()  # What happened since is answered only now, and not all nodes come in time.
+        self.coordinators_started += 1
+        rng = seeded(self._rng.getrandbits(64))
+        if before.alive:
+            self.replaced.append(before)
+        number, place = self.coordinators_started, before.place + 1
+        self.coordinator = Coordinator(self, number, rng, keeps_state=False, place=place)
+        for hook in self._hooks["coordinator_returned"]:
+            hook()
+
+    def restart_replaced(self, old: Coordinator) -> Coordinator:
+        """Start one again at its place that was replaced, and return it."""
+        old.die(host_too=False)
+        self.coordinators_started += 1
+        rng = seeded(self._rng.getrandbits(64))
+        self.replaced.append(old.return_as(self.coordinators_started, rng))
+        return self.replaced[-1]
 
     def disturb(self) -> None:
         """Take note that something happened that may cost a restart."""

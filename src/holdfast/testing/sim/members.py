@@ -1,0 +1,433 @@
+"""Machines of `--ha` that make a cluster of etcd: every `ClusterMember` real, all else simulated.
+
+Of raft there is what matters here: a leader needs most voters, each knows how much of the log it
+has, and what most of them have is decided. What is checked, at every decision of any cluster:
+
+- no cluster decides anything once a later one has;
+- whoever leads has all that was ever decided in its cluster: no member has forgotten its vote;
+- all but one machine of the list are voters, always.
+
+Time is the owner's: it is asked for it, and to call back.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from holdfast.core.etcd.cluster import (
+    AcceptProposal,
+    Begun,
+    ClaimPlace,
+    CloseDoor,
+    ClusterMember,
+    DropEtcd,
+    Empty,
+    EtcdEnded,
+    EtcdReady,
+    FoundingProposed,
+    Look,
+    MemberEvent,
+    MemberState,
+    OpenDoor,
+    PeerSeen,
+    PlaceGiven,
+    PlaceRefused,
+    ProposalAnswered,
+    Propose,
+    Serving,
+    Sighting,
+    StartAdded,
+    StartAgain,
+    StartNew,
+    majority,
+)
+from holdfast.core.machine import TICK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from random import Random
+
+    from holdfast.core.etcd.cluster import Founding
+
+DECISION_S = 0.1
+PATIENCE_S = 60.0
+CLAIM_S = 10.0  # The lock of whoever changes the voters lasts for so long.
+
+
+class Split(AssertionError):
+    """Something happened that must never happen."""
+
+
+class Cluster:
+    """What most of its voters have agreed on."""
+
+    def __init__(self, name: str, voters: dict[str, object]) -> None:
+        self.name = name
+        self.voters = voters
+        self.decided = 0
+        self.lock: tuple[str, float] | None = None
+
+
+class Data:
+    """What one voter has stored."""
+
+    def __init__(self, cluster: Cluster, voter: object) -> None:
+        self.cluster, self.voter = cluster, voter
+        self.log = 0
+        self.was_ready = False
+
+
+class Machine:
+    """A machine of the list."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.member: ClusterMember | None = None
+        self.door: int | None = None
+        self.data: Data | None = None
+        self.etcd_runs = False
+        self.frozen = False
+        self.life = 0
+        self.waiting: list[MemberEvent] = []  # What happened while it was frozen.
+
+    @property
+    def votes(self) -> bool:
+        return self.etcd_runs and not self.frozen and self.data is not None
+
+
+class Members:
+    """All machines of the list, with what becomes of them."""
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        rng: Random,
+        *,
+        clock: Callable[[], float],
+        after: Callable[[float, Callable[[], None]], None],
+        member: type[ClusterMember] = ClusterMember,
+        one_at_a_time: bool = True,
+    ) -> None:
+        self.machines = {name: Machine(name) for name in names}
+        self.cut: set[tuple[str, str]] = set()  # From, to.
+        self.clusters: list[Cluster] = []
+        self.founded: dict[str, Cluster] = {}
+        self.ruler: Cluster | None = None
+        self.deposed: set[str] = set()
+        self.calm = False
+        self.random = rng
+        self._clock, self.after = clock, after
+        self._member = member
+        self._one_at_a_time = one_at_a_time
+        self._count = itertools.count()
+        after(DECISION_S, self._decide_again)
+
+    @property
+    def now(self) -> float:
+        return self._clock()
+
+    def _decide_again(self) -> None:
+        self.decide()
+        self.after(DECISION_S, self._decide_again)
+
+    # What happens to them.
+
+    def start(self, name: str) -> None:
+        """Begin on a machine, unless it has."""
+        machine = self.machines[name]
+        if machine.member is not None:
+            return
+        machine.life += 1
+        machine.member = self._member(
+            machine=name,
+            machines=tuple(self.machines),
+            patience_s=PATIENCE_S,
+            draw=lambda: self.random.getrandbits(60),
+            wall_ms=lambda: int(self.now * 1000),
+        )
+        self.tell(machine, Begun())
+
+    def lose(self, name: str) -> None:
+        """End a machine, with all it has."""
+        machine = self.machines[name]
+        machine.member = machine.door = machine.data = None
+        machine.etcd_runs = machine.frozen = False
+        machine.waiting = []
+
+    def end_etcd(self, name: str) -> None:
+        """Kill etcd alone."""
+        machine = self.machines[name]
+        if machine.etcd_runs and not machine.frozen:
+            machine.etcd_runs = False
+            self.tell(machine, EtcdEnded("killed"))
+
+    def freeze(self, name: str, for_s: float) -> None:
+        """Stop all that is on a machine for a while."""
+        machine, life = self.machines[name], self.machines[name].life
+        machine.frozen = True
+
+        def thaw() -> None:
+            if machine.life == life:
+                self.thaw(name)
+
+        self.after(for_s, thaw)
+
+    def thaw(self, name: str) -> None:
+        """Let a machine go on, with what has happened to it meanwhile."""
+        machine = self.machines[name]
+        machine.frozen = False
+        waiting, machine.waiting = machine.waiting, []
+        for event in waiting:
+            self.tell(machine, event)
+
+    def heal(self) -> None:
+        """End all that is wrong."""
+        self.cut.clear()
+        self.calm = True
+        for name, machine in self.machines.items():
+            if machine.frozen:
+                self.thaw(name)
+            self.start(name)
+
+    def is_whole(self) -> bool:
+        """Whether each machine has a member."""
+        return all(
+            one.member is not None and one.member.state is MemberState.SERVING
+            for one in self.machines.values()
+        )
+
+    def tell(self, machine: Machine, event: MemberEvent) -> bool:
+        """Give a member an event; return whether it accepts the proposal that it is."""
+        if machine.member is None:
+            return False
+        if machine.frozen:
+            machine.waiting.append(event)
+            return False
+        effects = machine.member.handle(self.now, event)
+        machine.member.check()
+        for effect in effects:
+            self._perform(machine, effect)
+        self._schedule(machine)
+        return any(isinstance(one, AcceptProposal) for one in effects)
+
+    def _schedule(self, machine: Machine) -> None:
+        member, life = machine.member, machine.life
+        at = member.next_deadline(self.now) if member is not None else None
+        if at is None:
+            return
+
+        def tick() -> None:
+            if machine.life == life and machine.member is member:
+                if machine.frozen:
+                    self.after(0.5, tick)
+                else:
+                    self.tell(machine, TICK)
+
+        self.after(max(0.01, at - self.now), tick)
+
+    def _perform(self, machine: Machine, effect: object) -> None:
+        match effect:
+            case OpenDoor(incarnation):
+                machine.door = incarnation
+            case CloseDoor():
+                machine.door = None
+            case Look(names):
+                for name in names:
+                    self._look(machine, name)
+            case Propose(founding, names):
+                for name in names:
+                    self._propose(machine, founding, name)
+            case StartNew(founding):
+                if machine.data is not None:
+                    raise Split(f"{machine.name} begins anew with data")
+                cluster = self.founded.get(founding.id)
+                if cluster is None:
+                    voters: dict[str, object] = {one: (founding.id, one) for one in self.machines}
+                    cluster = self.founded[founding.id] = Cluster(founding.id, voters)
+                    self.clusters.append(cluster)
+                self._boot(machine, Data(cluster, (founding.id, machine.name)))
+            case ClaimPlace():
+                self._claim(machine)
+            case StartAdded((cluster_name, _)):
+                cluster = self.founded[cluster_name]
+                self._boot(machine, Data(cluster, cluster.voters.get(machine.name)))
+            case StartAgain():
+                assert machine.data is not None
+                self._boot(machine, machine.data)
+            case DropEtcd():
+                machine.data, machine.etcd_runs = None, False
+
+    def _boot(self, machine: Machine, data: Data) -> None:
+        machine.data, life = data, machine.life
+        data.was_ready = False
+
+        def boot() -> None:
+            if machine.life == life and machine.data is data:
+                machine.etcd_runs = True
+
+        self.after(self.random.uniform(0.05, 0.5), boot)
+
+    # The network.
+
+    def reaches(self, one: Machine, other: Machine) -> bool:
+        """Whether what one sends to another is answered."""
+        return (
+            not other.frozen
+            and (one.name, other.name) not in self.cut
+            and (other.name, one.name) not in self.cut
+        )
+
+    def _delay(self) -> float:
+        return self.random.uniform(0.001, 0.01 if self.calm else 0.5)
+
+    def _loses(self) -> bool:
+        return not self.calm and self.random.random() < 0.1
+
+    def _alive(self, machine: Machine, life: int) -> bool:
+        return machine.life == life and machine.member is not None
+
+    def _look(self, machine: Machine, name: str) -> None:
+        life, other = machine.life, self.machines[name]
+
+        def answer() -> None:
+            sighting: Sighting = None
+            if self.reaches(machine, other) and not self._loses():
+                if other.door is not None:
+                    sighting = Empty(other.door)
+                elif other.votes and other.data is not None and other.data.was_ready:
+                    cluster = other.data.cluster
+                    sighting = Serving(cluster.name, has_leader=other in self.quorum(cluster))
+
+            def arrive() -> None:
+                if self._alive(machine, life):
+                    self.tell(machine, PeerSeen(name, sighting))
+
+            self.after(self._delay(), arrive)
+
+        self.after(self._delay(), answer)
+
+    def _propose(self, machine: Machine, founding: Founding, name: str) -> None:
+        life, other = machine.life, self.machines[name]
+
+        def arrive() -> None:
+            accepted = False
+            if self.reaches(machine, other) and not self._loses():
+                accepted = self.tell(other, FoundingProposed(founding))
+            if self._loses():
+                accepted = False  # The answer is lost.
+
+            def answer() -> None:
+                if self._alive(machine, life):
+                    self.tell(machine, ProposalAnswered(founding.id, name, accepted))
+
+            self.after(self._delay(), answer)
+
+        # A proposal may be very late: it was meant for somebody who is gone by then.
+        self.after(self._delay() * (20 if self._loses() else 1), arrive)
+
+    # Clusters.
+
+    def quorum(self, cluster: Cluster) -> list[Machine]:
+        """Return a leader and those who follow it, or nobody if they are too few."""
+        voters = [
+            one
+            for one in self.machines.values()
+            if one.votes
+            and one.data is not None
+            and one.data.cluster is cluster
+            and cluster.voters.get(one.name) == one.data.voter
+        ]
+        needed = majority(len(cluster.voters))
+        for leader in sorted(voters, key=_log, reverse=True):
+            group = [one for one in voters if one is leader or self.reaches(leader, one)]
+            if len(group) >= needed and _log(leader) == max(map(_log, group)):
+                return group
+        return []
+
+    def decide(self) -> None:
+        """Let each cluster that has a leader agree on something."""
+        for cluster in self.clusters:
+            group = self.quorum(cluster)
+            if group:
+                self._commit(cluster, group)
+                for one in group:
+                    assert one.data is not None
+                    if not one.data.was_ready:
+                        one.data.was_ready = True
+                        self.tell(one, EtcdReady(cluster.name))
+
+    def _commit(self, cluster: Cluster, group: list[Machine]) -> None:
+        if cluster.name in self.deposed:
+            raise Split(f"{cluster.name} decides though {self.ruler and self.ruler.name} did")
+        if self.ruler is not None and self.ruler is not cluster:
+            self.deposed.add(self.ruler.name)
+        self.ruler = cluster
+        if max(map(_log, group)) < cluster.decided:
+            raise Split(f"{cluster.name} has forgotten what it decided")
+        if len(cluster.voters) < len(self.machines) - 1:
+            raise Split(f"{cluster.name} has {len(cluster.voters)} voters")
+        cluster.decided += 1
+        for one in group:
+            assert one.data is not None
+            one.data.log = cluster.decided
+
+    def _claim(self, machine: Machine) -> None:
+        life = machine.life
+
+        def refuse() -> None:
+            if self._alive(machine, life):
+                self.tell(machine, PlaceRefused("no"))
+
+        def leader_seen() -> Cluster | None:
+            for cluster in reversed(self.clusters):
+                if any(self.reaches(machine, one) for one in self.quorum(cluster)):
+                    return cluster
+            return None
+
+        def remove() -> None:
+            cluster = leader_seen()
+            lock = cluster.lock if cluster is not None else None
+            held = lock is not None and lock[0] != machine.name and lock[1] > self.now
+            held = held and self._one_at_a_time
+            if cluster is None or held or not self._alive(machine, life) or machine.frozen:
+                self.after(self._delay(), refuse)
+                return
+            cluster.lock = (machine.name, self.now + CLAIM_S)
+            missing = self.machines.keys() - cluster.voters.keys() - {machine.name}
+            if missing and self._one_at_a_time:  # Whoever removed it has not come to add it again.
+                self._commit(cluster, self.quorum(cluster))
+                name = min(missing)
+                cluster.voters[name] = (cluster.name, name, next(self._count))
+                self.after(self._delay(), remove)
+                return
+            if machine.name in cluster.voters:
+                self._commit(cluster, self.quorum(cluster))
+                del cluster.voters[machine.name]
+            self.after(self._delay(), lambda: add(cluster))
+
+        def add(cluster: Cluster) -> None:
+            group = self.quorum(cluster)
+            if not group or self._loses() or not self._alive(machine, life) or machine.frozen:
+                self.after(self._delay(), refuse)
+                return
+            self._commit(cluster, group)
+            cluster.voters[machine.name] = (cluster.name, machine.name, next(self._count))
+            if self._loses():
+                self.after(self._delay(), refuse)
+            else:
+                self.after(self._delay(), given)
+
+        def given() -> None:
+            cluster = leader_seen()
+            if self._alive(machine, life) and cluster is not None:
+                self.tell(machine, PlaceGiven((cluster.name, "")))
+            else:
+                refuse()
+
+        self.after(self._delay(), remove)
+
+
+def _log(machine: Machine) -> int:
+    assert machine.data is not None
+    return machine.data.log

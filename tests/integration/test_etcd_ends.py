@@ -1,0 +1,101 @@
+"""Real jobs on a real etcd whose nodes end: the others see it by their connections, not by the lease.
+
+Leases last for five minutes here, longer than any test waits: whoever is lost was seen to end.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from etcd_teams import EtcdTeam, presences
+from real_jobs import Watched
+from real_teams import OBEY, QUICK
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from real_etcd import Etcd
+
+KILLED = -signal.SIGKILL
+LONG_LEASE = f"{QUICK},keep_alive_interval=60,keep_alive_max_attempt=5"
+ENDED = "was lost: its agent ended"
+
+
+class Team(EtcdTeam):
+    """Agents that say whom they see; the first one leads."""
+
+    def begin(self, *names: str) -> None:
+        """Start all, and wait until the leader sees each and each sees the leader."""
+        first, *others = names
+        for name in names:
+            self.start(name, conf=f"node_id={name}", env={"LOGLEVEL": "debug"})
+            if name == first:
+                self.await_leader(first)
+        self.agents[first].says(": seen", times=len(others))
+        for name in others:
+            self.agents[name].says(": seen")
+
+
+def test_a_node_and_then_the_leader_are_killed_and_missed_at_once(
+    tmp_path: Path, etcd: Etcd
+) -> None:
+    """Of the first only the agent is killed: its port refuses once the keeper has killed the rest."""
+    flags = ("--max-restarts=0",)
+    with Team(tmp_path, OBEY, *flags, etcd=etcd, nnodes="1:3", conf=LONG_LEASE) as cluster:
+        cluster.begin("a", "b", "c")
+        starts = cluster.generation(3)
+        cluster.agents["c"].signal(signal.SIGKILL)
+        fewer = cluster.generation(2)
+        Watched(starts["c"].pid).gone_already()
+        assert ENDED in cluster.agents["b"].said()
+        cluster.agents["a"].kill()
+        alone = cluster.generation(1)
+        assert cluster.leader() == "b"
+        assert cluster.agents["b"].said().count(ENDED) == 2
+        assert set(fewer) == {"a", "b"}
+        assert cluster.finish(alone) == {"a": KILLED, "b": 0, "c": KILLED}
+
+
+@pytest.mark.parametrize("stopped", ["a", "b"])
+def test_an_agent_that_is_stopped_is_not_missed_though_its_connections_break(
+    tmp_path: Path, etcd: Etcd, stopped: str
+) -> None:
+    """Something on the way breaks them, twice: while it is stopped, when nobody answers, and after."""
+    with Team(tmp_path, OBEY, etcd=etcd, nnodes="2", conf=LONG_LEASE) as cluster:
+        cluster.begin("a", "b")
+        starts = cluster.generation(2)
+        (other,) = {"a", "b"} - {stopped}
+        port = presences(cluster)[stopped]
+        frozen, sees = cluster.agents[stopped], cluster.agents[other]
+        frozen.freeze()
+        reset(port)
+        sees.says(": closed")
+        frozen.signal(signal.SIGCONT)
+        sees.says(": seen", times=2)
+        reset(port)
+        sees.says(": seen", times=3)
+        assert "refused" not in sees.said()
+        assert cluster.is_quiet()
+        assert cluster.finish(starts) == {"a": 0, "b": 0}
+
+
+def test_an_agent_that_is_not_to_be_seen_is_not(tmp_path: Path, etcd: Etcd) -> None:
+    with EtcdTeam(tmp_path, OBEY, etcd=etcd, nnodes="1", conf=f"{QUICK},presence=off") as cluster:
+        cluster.start("a")
+        starts = cluster.generation(1)
+        assert presences(cluster) == {}
+        assert cluster.finish(starts) == {"a": 0}
+
+
+def reset(port: int) -> None:
+    """Break the connections at a port, as a router on the way may do."""
+    command = ["ss", "-K", "state", "established", "sport", "=", str(port)]
+    try:
+        broken = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as problem:
+        pytest.skip(f"ss -K: {problem}")
+    assert f":{port} " in broken, broken

@@ -1,0 +1,102 @@
+"""Real jobs with several endpoints: a person has the coordinator taken over, and never an agent."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from chaos.network import address
+
+from network_teams import CUTTING, PORT, NetworkCluster, finish, meeting
+from real_jobs import HOLDFAST
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from chaos.network import Network
+
+    from real_teams import Agent
+
+TOKEN = {"HOLDFAST_TOKEN": "a token that all of them were given"}
+ENDPOINTS = [f"{address(node)}:{PORT}" for node in range(3)]
+PATIENT = "coordinator_timeout=120"
+ELSEWHERE = "is_host=0"
+
+
+class ListCluster(NetworkCluster):
+    """Agents on machines of a network, all of which have a list of the machines."""
+
+    def __init__(self, folder: Path, network: Network, nnodes: str) -> None:
+        super().__init__(folder, network, nnodes)
+        self._endpoint = ",".join(ENDPOINTS)
+
+    def coordinate(self, name: str, node: int, *flags: str) -> Agent:
+        """Start a coordinator of its own on a node."""
+        given = ["--endpoint", self.endpoint, "--rdzv-conf", CUTTING, "--rdzv-id", self.run_id]
+        command = [*self._network.inside(node), *HOLDFAST, "coordinator", *given, *flags]
+        return self._run(name, command, TOKEN)
+
+    def start_nodes(self, names: str, conf: str = "") -> None:
+        for name in names:
+            self.start_on(name, conf=f"{PATIENT},{conf}".rstrip(","), env=TOKEN)
+
+
+def test_a_person_takes_over_from_a_machine_that_is_gone(tmp_path: Path, network: Network) -> None:
+    with ListCluster(tmp_path, network, "2:3") as cluster:
+        cluster.start_nodes("abc")
+        meeting(cluster, *"abc")
+        network.cut(0)  # Silently: that it is for good nobody but a person can know.
+        cluster.agents["a"].kill()
+        for name in "bc":
+            assert "--take-over" in cluster.agents[name].says("(coordinator_timeout=120)")
+        assert cluster.is_quiet()
+        second = cluster.coordinate("second", 1, "--take-over")
+        meeting(cluster, *"bc")
+        for name in "bc":
+            assert f"is at {ENDPOINTS[1]} now" in cluster.agents[name].said()
+        network.heal(0)  # With another agent, which finds that it is not to coordinate.
+        cluster.start("again", conf=PATIENT, env=TOKEN, before=network.inside(0))
+        cluster.agents["again"].says(f"a coordinator took over at {ENDPOINTS[1]}")
+        finish(meeting(cluster, *"bc", "again"))
+        assert second.end()[0] == 0  # It ends with the job.
+        assert cluster.codes() == {
+            "a": -signal.SIGKILL, "b": 0, "c": 0, "again": 0, "second": 0,
+        }  # fmt: skip
+
+
+def test_a_coordinator_that_was_only_cut_off_ends_when_it_finds_that_it_was_replaced(
+    tmp_path: Path, network: Network
+) -> None:
+    """The person was wrong. Its node joins at the other, and nobody goes back to it."""
+    with ListCluster(tmp_path, network, "2:3") as cluster:
+        cluster.start_nodes("abc")
+        meeting(cluster, *"abc")
+        network.cut(0)
+        cluster.agents["b"].says("lost the coordinator")
+        cluster.coordinate("second", 1, "--take-over")
+        meeting(cluster, *"bc")
+        network.heal(0)
+        cluster.agents["a"].says(f"a coordinator took over at {ENDPOINTS[1]}")
+        finish(meeting(cluster, *"abc"))
+        assert cluster.codes() == {"a": 0, "b": 0, "c": 0, "second": 0}
+
+
+def test_a_take_over_restarts_no_worker_if_all_nodes_are_there(
+    tmp_path: Path, network: Network
+) -> None:
+    """The coordinator was on its own; twice, from the first to the third machine."""
+    with ListCluster(tmp_path, network, "2") as cluster:
+        first = cluster.coordinate("first", 0)
+        cluster.start_nodes("bc", conf=ELSEWHERE)
+        workers = meeting(cluster, *"bc")
+        first.kill()
+        second = cluster.coordinate("second", 1, "--take-over")
+        second.says("and all nodes with it")
+        second.kill()
+        cluster.coordinate("third", 2, "--take-over").says("and all nodes with it")
+        assert cluster.is_quiet()
+        finish(workers)
+        ends = {name: agent.end()[0] for name, agent in cluster.agents.items()}
+        assert ends == {
+            "first": -signal.SIGKILL, "second": -signal.SIGKILL, "third": 0, "b": 0, "c": 0,
+        }  # fmt: skip

@@ -1,0 +1,91 @@
+"""The commands for running jobs, without jobs: what they accept, and how they put things."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from holdfast.cli import main, operate
+from holdfast.cli.completion import SHELLS, flags_of_commands, script_for
+from holdfast.control.stack_groups import grouped, place_of
+from holdfast.errors import UsageError
+from holdfast.wire.control import LogLines
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"), [("", []), ("3", [3]), ("0,8-10", [0, 8, 9, 10]), (" 1 ,2", [1, 2])]
+)
+def test_ranks(text: str, ranks: list[int]) -> None:
+    assert operate.parse_ranks(text) == ranks
+
+
+@pytest.mark.parametrize("text", ["x", "1-", "-1", "1,,2", "0-99999999"])
+def test_what_is_no_rank(text: str) -> None:
+    with pytest.raises(UsageError):
+        operate.parse_ranks(text)
+
+
+PY_SPY = """Process 7: python train.py
+Thread 7 (idle): "MainThread"
+    all_reduce (lib/dist.py:88)
+    <module> (train.py:3)
+"""
+OF_PYTHON = """Thread 0x1 (most recent call first):
+  File "/a/b.py", line 1 in other
+Current thread 0x2 (most recent call first):
+  File "/x/data.py", line 12 in read
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (PY_SPY, "all_reduce, dist.py:88"),
+        (OF_PYTHON, "read, data.py:12"),
+        ("process 7 has ended\n", "process 7 has ended"),
+        ("", "nothing is known"),
+    ],
+)
+def test_where_a_worker_is(text: str, place: str) -> None:
+    assert place_of(text) == place
+
+
+def test_equal_stacks_are_one_group() -> None:
+    stacks = [(rank, OF_PYTHON if rank == 2 else PY_SPY) for rank in (4, 3, 2, 1, 0)]
+    many, one = grouped(stacks)
+    assert (many.who, many.place) == ("4 ranks (0-1, 3-4)", "all_reduce, dist.py:88")
+    assert (one.who, one.place) == ("rank 2", "read, data.py:12")
+
+
+def test_lines_of_ranks_are_not_mixed(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    printer = operate.LogPrinter(prefixed=True, coloured=False)
+    for rank, text in ((0, b"a\nb"), (1, b"c\n"), (0, b"d\ne\n")):
+        printer.show(LogLines(rank=rank, text=text))
+    assert capfdbinary.readouterr().out == b"[0] a\n[0] b\n[1] c\n[0] d\n[0] e\n"
+
+
+def test_completion_knows_every_command_and_flag() -> None:
+    flags = flags_of_commands()
+    assert set(flags) == set(main.COMMANDS)
+    for shell in SHELLS:
+        script = script_for(shell)
+        assert all(name in script for name in main.COMMANDS)
+        assert all(flag.lstrip("-") in script for those in flags.values() for flag in those)
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["holdfast", "un"], {"undrain"}),
+        (["holdfast", "stop", "--gr"], {"--grace"}),
+        (["holdfast", "logs", "--no"], {"--node", "--no-prefix"}),
+    ],
+)
+def test_bash_completes(words: list[str], offered: set[str]) -> None:
+    typed = " ".join(words)
+    ask = f'COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _holdfast; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(
+        ["bash", "-c", f"{script_for('bash')}\n{ask}"], capture_output=True, text=True, check=True
+    )
+    assert set(done.stdout.split()) == offered

@@ -1,0 +1,134 @@
+"""What workers wrote, as a stream: its beginning, its end, and no more than there is room for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.control.log_streams import LogStream
+from holdfast.control.runtime_dir import runtime_dir, socket_of, sockets_here
+from holdfast.wire.control import LogLines, LogsQuery
+from in_loop import in_loop
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LIMIT_S = 20.0
+ROOM = 1_000_000
+
+
+class Reader:
+    """One who reads a stream; an end is None."""
+
+    def __init__(self, query: LogsQuery) -> None:
+        self.stream = LogStream(query, asyncio.get_running_loop())
+        self.came: asyncio.Queue[LogLines | None] = asyncio.Queue()
+
+    def begin(self, *paths: Path, generation: int = 0) -> int:
+        files = [(rank, "stdout", str(path)) for rank, path in enumerate(paths)]
+        count = self.stream.add(generation, files)
+        self.stream.begin(self.came.put_nowait, lambda _why: self.came.put_nowait(None))
+        return count
+
+    async def next(self) -> LogLines | None:
+        async with asyncio.timeout(LIMIT_S):
+            return await self.came.get()
+
+    async def text(self) -> bytes:
+        lines = await self.next()
+        return b"" if lines is None else lines.text
+
+    async def all(self) -> dict[int, bytes]:
+        found: dict[int, bytes] = {}
+        while (lines := await self.next()) is not None:
+            found[lines.rank] = found.get(lines.rank, b"") + lines.text
+        return found
+
+
+@pytest.mark.parametrize(
+    ("tail", "found"),
+    [(-1, b"1\n2\n3\n"), (2, b"2\n3\n"), (9, b"1\n2\n3\n"), (0, b"")],
+)
+@in_loop
+async def test_the_end_of_a_file(tmp_path: Path, tail: int, found: bytes) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"1\n2\n3\n")
+    reader = Reader(LogsQuery(tail=tail, room=ROOM))
+    reader.begin(path)
+    assert (await reader.all()).get(0, b"") == found
+    reader.stream.close()
+
+
+@in_loop
+async def test_chosen_ranks_and_lines(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "ab"]
+    for path in paths:
+        path.write_bytes(b"good\nbad\nworse, without an end")
+    reader = Reader(LogsQuery(ranks=[1], grep="wors", room=ROOM))
+    assert reader.begin(*paths) == 1
+    assert await reader.all() == {1: b"worse, without an end"}
+    reader.stream.close()
+
+
+@in_loop
+async def test_no_more_is_sent_than_there_is_room_for(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"12345\n" * 100)
+    reader = Reader(LogsQuery(room=60))
+    reader.begin(path)
+    assert await reader.text() == b"12345\n" * 10
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert reader.came.empty()
+    reader.stream.give_room(600)
+    assert (await reader.all())[0] == b"12345\n" * 90
+    reader.stream.close()
+
+
+@in_loop
+async def test_what_is_added_follows_and_so_does_the_next_generation(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.write_bytes(b"old\nhalf ")
+    reader = Reader(LogsQuery(follow=True, room=ROOM))
+    reader.begin(first)
+    assert await reader.text() == b"old\n"
+    with first.open("ab") as file:
+        file.write(b"a line\nlast words")
+    assert await reader.text() == b"half a line\n"
+    second.write_bytes(b"new\n")
+    reader.stream.add(1, [(0, "stdout", str(second))])
+    with first.open("ab") as file:
+        file.write(b"!")
+    rest = [await reader.next(), await reader.next()]
+    assert {(one.generation, one.text) for one in rest if one} >= {(1, b"new\n")}
+    reader.stream.close()
+
+
+@in_loop
+async def test_only_files_are_read(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("/etc/passwd")
+    reader = Reader(LogsQuery(room=ROOM))
+    assert reader.begin(link, tmp_path) == 0
+    reader.stream.close()
+
+
+def test_the_folder_of_sockets_is_its_users_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert sockets_here() == []
+    folder = tmp_path / "holdfast"
+    monkeypatch.setattr("holdfast.control.runtime_dir.PATH_BYTES_MAX", 4_096)
+    assert socket_of(1).startswith(str(folder))
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o770)
+    with pytest.raises(PermissionError):
+        runtime_dir(make=True)
+    folder.rmdir()
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PermissionError):
+        sockets_here()

@@ -1,0 +1,152 @@
+"""Several endpoints: whom a node finds there, who gives way to whom, and what is left of the search."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+from serving import Served, serving, soon
+
+from certificates import make_ca, make_certificate
+from holdfast.coordinator import connect, places
+from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
+from holdfast.coordinator.places import Places
+from holdfast.core.protocol import TERMS_PER_PLACE
+from holdfast.etcd.process import hold_port
+from holdfast.net.tls import TlsFiles
+from in_loop import in_loop
+from real_coordinators import LOCAL, Coordinator, eventually, member, node, started, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Any
+
+    from holdfast.coordinator.agent_connection import CoordinatorConnection
+
+
+@in_loop
+async def test_only_one_that_took_over_answers_at_a_later_place() -> None:
+    """Another job's coordinator may be there, with the same token; it must not begin this one."""
+    async with serving() as first, serving() as another, serving(place=2) as third:
+        for served, place in ((another, 1), (first, 2), (third, 0), (third, 1)):
+            with pytest.raises(ConnectFailed) as caught:
+                await served.connector(place=place).connect()
+            assert caught.value.reached
+            assert not caught.value.permanent
+        found = [one.connector(place=place) for place, one in enumerate((first, another, third))]
+        from_the_second = Places(found, floor=lambda: 1)
+        (await from_the_second.connect()).abort()
+        assert from_the_second.place == 2
+        from_the_first = Places(found, floor=lambda: 0)
+        (await from_the_first.connect()).abort()
+        assert from_the_first.place == 0
+        assert await from_the_first.replaced_at(0, 20) == f"{LOCAL}:{third.port}"
+        assert await from_the_first.replaced_at(2, 20) == ""
+        assert not [*first.warnings, *another.warnings, *third.warnings]
+
+
+@in_loop
+async def test_a_search_leaves_no_connection_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "STAGGER_S", 0.0)
+    async with serving() as first, serving(place=1) as second:
+        found = Places([first.connector(), second.connector(place=1)], floor=lambda: 0)
+        connection = await found.connect()
+        await soon(lambda: first.server.connections + second.server.connections == 1)
+        connection.abort()
+        assert await found.others(1) == f"{LOCAL}:{first.port}"
+        await soon(lambda: first.server.connections + second.server.connections == 0)
+
+
+@in_loop
+async def test_whoever_listens_at_the_first_place_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be stopped, or have another token than the person who looks."""
+    monkeypatch.setattr(connect, "HANDSHAKE_S", 0.2)
+    with socket.create_server((LOCAL, 0)) as mute:
+        async with serving(token=b"another") as other, serving(place=1) as own:
+            for port in (other.port, mute.getsockname()[1]):
+                first = CoordinatorConnector(LOCAL, port, run_id="job")
+                found = Places([first, own.connector(place=1)], floor=lambda: 0)
+                assert f"{LOCAL}:{port}" in await found.others(1)
+
+
+@pytest.fixture
+def ports() -> Iterator[tuple[int, int]]:
+    with hold_port() as first, hold_port() as second:
+        yield first.getsockname()[1], second.getsockname()[1]
+
+
+def listed(ports: tuple[int, int], name: str, **options: Any) -> CoordinatorConnection:
+    """Return a node that may coordinate at the first of two endpoints."""
+    return node(ports[0], name, is_host=None, later=[(LOCAL, ports[1])], **options)
+
+
+def taking_over(ports: tuple[int, int], *flags: str, **environment: str) -> Coordinator:
+    endpoints = f"--endpoint={LOCAL}:{ports[0]},{LOCAL}:{ports[1]}"
+    return Coordinator("--take-over", endpoints, *flags, **environment)
+
+
+def by_the_second(ports: tuple[int, int], *nodes: CoordinatorConnection) -> None:
+    """Wait until the second one decides for all of these."""
+    for one in nodes:
+        view = until(one, lambda view: member(view) and view.term >= TERMS_PER_PLACE)
+        assert one.where == f"{LOCAL}:{ports[1]}"
+        assert not one.hosting
+        assert view.size == len(nodes)
+
+
+def test_a_node_that_could_coordinate_does_not_once_another_took_over(
+    ports: tuple[int, int], tmp_path: Path
+) -> None:
+    """It is started on the machine that was given up; token and certificates are for every place."""
+    ca = make_ca(tmp_path)
+    head = make_certificate(ca, "head")
+    secret = "given to all of them"
+    tls = TlsFiles(cert=head.cert, key=head.key, ca=ca.cert)
+    first, *nodes = (listed(ports, one, tls=tls, token=secret.encode()) for one in "abc")
+    files = f"--rdzv-conf=tls_cert={head.cert},tls_key={head.key},tls_ca={ca.cert}"
+    with started(first):
+        refused = taking_over(ports, files, HOLDFAST_TOKEN=secret)
+        assert refused.port == 0  # It never served: the first one answers.
+        _, errors = refused.end(signal.SIGKILL)
+        assert f"{LOCAL}:{ports[0]}" in errors
+        assert first.hosting
+    with taking_over(ports, files, HOLDFAST_TOKEN=secret), started(*nodes):
+        assert not any(one.hosting for one in nodes)
+        by_the_second(ports, *nodes)
+
+
+def test_a_coordinator_that_was_replaced_gives_way(
+    ports: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody comes to its place again, also when the other is away for a moment."""
+    monkeypatch.setattr(places, "LOOK_S", 0.05)
+    with started(*(nodes := [listed(ports, name) for name in "ab"])):
+        for one in nodes:
+            until(one, member)
+        assert [one.hosting for one in nodes] == [True, False]
+
+        # A person cannot do this: that there is one answers. It stands for one behind a cut.
+        @in_loop
+        async def take_over() -> None:
+            served = Served(ports[1], place=1)
+            await soon(lambda: all(one.where == f"{LOCAL}:{ports[1]}" for one in nodes))
+            await served.server.stop()
+
+        take_over()
+        eventually(lambda: all("refused" in one.problem() for one in nodes))
+        with taking_over(ports):
+            by_the_second(ports, *nodes)
+
+
+def test_a_node_takes_over_at_the_first_place_alone(ports: tuple[int, int]) -> None:
+    """All endpoints are this machine's, and still nobody coordinates at the second by itself."""
+    first, second = listed(ports, "a"), listed(ports, "b")
+    with started(first, second):
+        for one in (first, second):
+            until(one, member)
+        first.close(drain_s=0)
+        eventually(lambda: second.hosting)
+        assert second.where == f"{LOCAL}:{ports[0]}"
