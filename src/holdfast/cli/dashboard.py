@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("job", nargs="?", default="", metavar="JOB", help="as --rdzv-id")
     parser.add_argument(
         "--port",
-        type=int,
+        type=_port,
         default=DEFAULT_PORT,
         metavar="PORT",
         help=f"where to serve; 0 for any that is free ({DEFAULT_PORT})",
@@ -87,14 +87,18 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text[:9]) > PORT_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; accepted: 0 to {PORT_MAX}")
+    return int(text)
+
+
 def parse_args(args: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; an invalid one ends the process with one line and exit code 2."""
     parsed = build_parser().parse_args(args)
     if parsed.job and parsed.rdzv_id and parsed.job != parsed.rdzv_id:
         raise UsageError("JOB and --rdzv-id name different jobs; give one of them")
     parsed.rdzv_id = parsed.rdzv_id or parsed.job
-    if not 0 <= parsed.port <= PORT_MAX:
-        raise UsageError(f"--port: {parsed.port} is no port; accepted: 0 to {PORT_MAX}")
     for folder in parsed.log_dir:
         if not os.path.isdir(folder):
             raise UsageError(f"--log-dir: {folder!r} is not a folder; accepted: a log directory")
@@ -137,6 +141,7 @@ async def _serve(args: argparse.Namespace) -> None:
     if not args.agent_pid:
         async with await commands.connect() as client:  # Which one it is is clear from now on.
             args.rdzv_id = client.run_id
+            commands.was_found = True
     is_read_only = args.read_only
     if args.rdzv_endpoint:
         place = endpoint_of(args)
@@ -189,13 +194,23 @@ class Commands:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
+        self.was_found = False
+        """Whether it is clear which job is meant."""
 
     async def connect(self) -> JobClient:
         from holdfast.cli.operate import connect
         from holdfast.control.client import ControlProblem, local_jobs, open_job
 
         if not self._args.agent_pid:
-            return await connect(self._args)
+            try:
+                return await connect(self._args)
+            except ControlProblem as problem:
+                if not self.was_found or self._args.rdzv_endpoint or problem.refusal:
+                    raise
+                name = self._args.rdzv_id
+                raise ControlProblem(
+                    f"job {name!r} has no agent on this machine any more"
+                ) from None
         for one in await local_jobs():
             if one.here.pid == self._args.agent_pid:
                 return await open_job(one)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -203,6 +204,34 @@ nothing | FOLDER: 'nothing' is not a folder; accepted: a log directory
 broken | FOLDER: no timeline in 'broken' can be read
 --html empty | --html: unknown flag; see holdfast report --help
 """
+
+
+DASHBOARD_MISTAKES = """\
+--port 65536 | --port: '65536' is no port; accepted: 0 to 65535
+--port x | --port: 'x' is no port; accepted: 0 to 65535
+--log-dir nothing | --log-dir: 'nothing' is not a folder; accepted: a log directory
+this --rdzv-id that | JOB and --rdzv-id name different jobs; give one of them
+"""
+
+
+@pytest.mark.parametrize("case", DASHBOARD_MISTAKES.splitlines())
+def test_mistakes_with_dashboards_get_one_line(
+    case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, _, line = case.partition(" | ")
+    assert main.dispatch(["dashboard", *words.split()]) == 2
+    assert capsys.readouterr() == ("", f"holdfast dashboard: error: {line}\n")
+
+
+def test_a_dashboard_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main.dispatch(["dashboard"]) == 78
+    assert capsys.readouterr().err == (
+        "holdfast dashboard: error: the dashboard needs uvicorn, which is not installed "
+        "(pip install 'holdfast[dashboard]')\n"
+    )
 
 
 @pytest.mark.parametrize("case", REPORT_MISTAKES.splitlines())

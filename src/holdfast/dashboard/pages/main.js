@@ -48,8 +48,10 @@ function render() {
   $("live").className = `live ${isLost ? "wait" : "on"}`;
   say($("job"), job.run_id || "…");
   say($("over"), [job.elapsed_s ? `running for ${duration(job.elapsed_s)}` : "", session.readOnly ? "read-only" : "", `holdfast ${session.version}`].filter(Boolean).join(" · "));
-  const outcome = job.outcome || (job.problem && job.ended ? "ended" : "");
-  const kind = outcome || (job.state === "active" ? "running" : job.state);
+  // What is shown of a job that is not reached is what was known last.
+  document.body.classList.toggle("stale", isLost);
+  const last = job.state === "active" ? "running" : job.state;
+  const kind = job.outcome || (!job.problem ? last : job.ended ? "ended" : "not reached");
   $("verdict").className = `verdict ${kind.replace(/[^a-z]/g, "-")}`;
   if ($("state").textContent !== kind) $("state").replaceWith(Object.assign(pill(kind || "…"), { id: "state" }));
   say($("why"), [job.problem, job.why ? `last change: ${job.why}` : ""].filter(Boolean).join(" · ") || "the job is coming up");
