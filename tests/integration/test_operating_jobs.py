@@ -136,6 +136,8 @@ def test_one_node_is_watched_and_steered(tmp_path: Path) -> None:
             holdfast("stop", *about, "--reason", "enough")
             code, _, said = job.end()
             assert (code, "enough" in said) == (STOPPED, True)
+            report, _ = holdfast("report", "--json", "--output", "-", str(tmp_path / "logs"))
+            assert json.loads(report)["outcome"]["state"] == "stopped"
             assert following.wait(PATIENCE_S) == 0
         finally:
             following.kill()

@@ -158,10 +158,7 @@ def test_the_flag_table_is_complete_and_true() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_flags_named_in_the_text_exist(page: Path) -> None:
-    # Besides those of commands: of `coordinator`, `simulate`, `report` and the older launcher.
-    known = KNOWN_FLAGS | {
-        "--version", "--flag", "--take-over", "--driver", "--output", "--json", "--use-env",
-    }  # fmt: skip
+    known = KNOWN_FLAGS | {"--version", "--flag", "--use-env"}  # The last: of the older launcher.
     known |= {flag for flags in flags_of_commands().values() for flag in flags}
     named = flags_in(" ".join(re.findall(r"`(-[^`]+)`", prose_of(page))))
     # A short form such as `--nproc` may be named as well.

@@ -10,6 +10,7 @@ import os
 import sys
 
 from holdfast.agent.spec import run_script_path
+from holdfast.errors import JobStopped
 from holdfast.observe import lifecycle
 from holdfast.observe.lifecycle import (
     FAILURES_MAX,
@@ -319,7 +320,7 @@ def _json(data: object) -> str:
 def _cut_short(error: BaseException | None) -> str:
     if error is None:
         return ""
-    if isinstance(error, SignalException):
+    if isinstance(error, (SignalException, JobStopped)):
         return "stopped"
     return "error" if getattr(error, "exit_code", 1) else "standby"
 

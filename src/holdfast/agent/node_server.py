@@ -761,7 +761,7 @@ def text_of(event: lifecycle.LifecycleEvent) -> str:
         case lifecycle.FirstHeartbeat():
             return f"rank {event.worker.global_rank} runs"
         case lifecycle.RunEnded():
-            return f"the run ended: {event.state or 'an error of the agent'}"
+            return f"the run ended: {event.state or event.cut_short}"
         case lifecycle.RendezvousEnded():
             return f"node {event.group_rank} of {event.group_world_size}" if not event.error else ""
         case lifecycle.RanksAssigned():

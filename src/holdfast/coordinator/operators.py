@@ -272,6 +272,8 @@ class Operators:
                     if line != last
                 ],
             )
+            if rounds.job.outcome is not None:
+                self.publish()  # The agents that it goes through may end at any moment.
 
     def _note(self, run_id: str, events: Sequence[EventRecord]) -> None:
         if not events:

@@ -217,7 +217,7 @@ class RunEnded(LifecycleEvent):
     workers_recorded: bool = False
     """Whether a hook of the agent has recorded how the workers ended."""
     cut_short: str = ""
-    """If the agent raised: `stopped` by a signal, a `standby` that nobody needed, or an `error`."""
+    """If the agent raised: `stopped` by a signal or by somebody, a `standby` that nobody needed, or an `error`."""
 
 
 class WatchdogEvent(LifecycleEvent):

@@ -81,7 +81,7 @@ class Outcome(Struct, kw_only=True):
     """How the job ended."""
 
     state: str
-    """`succeeded`, `failed`, `stopped` (by a signal), `error`, `running` or `killed`."""
+    """`succeeded`, `failed`, `stopped` (by a signal or by somebody), `error`, `running` or `killed`."""
     reason: str
     """In one line; of a failed job, its first failure."""
 

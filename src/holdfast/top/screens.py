@@ -218,19 +218,24 @@ class Logs(TextScreen):
     ) -> None:
         super().__init__(title)
         self._where, self._ranks, self._client = where, ranks, client
+        self._reading = ""
         self._rest: dict[tuple[int, str], str] = {}
         self._unshown: list[tuple[str, str]] = []
 
     def on_mount(self) -> None:
         super().on_mount()
-        self.run_worker(self._follow())
         self.set_interval(GATHER_S, self._show)
+        self._begin(self._where())
 
-    async def _follow(self) -> None:
-        """Read the logs, of whichever node has the ranks, until the screen is left."""
+    def _begin(self, node: str) -> None:
+        self._reading = node
+        self.run_worker(self._follow(node), exclusive=True)
+
+    async def _follow(self, node: str) -> None:
+        """Read the logs of a node until the screen is left."""
         tail = TAIL_LINES
         while True:
-            client, node = self._client(), self._where()
+            client = self._client()
             try:
                 if client is None:
                     raise ControlProblem("the job cannot be reached")
@@ -256,6 +261,9 @@ class Logs(TextScreen):
         self._unshown += [(mark + shown(line), kind) for line in whole]
 
     def _show(self) -> None:
+        node = self._where()
+        if node and node != self._reading:  # The rank is another node's now.
+            self._begin(node)
         if self._unshown:
             lines, self._unshown = self._unshown, []
             self.view.add(lines)

@@ -317,6 +317,7 @@ class TextView(Lines):
         self._texts: list[tuple[str, str]] = []
         self._lines: list[tuple[str, str]] = []
         """The texts, those wrapped that are too long for the screen."""
+        self._wrapped_at = 0
         self._found = ""
         self._at = -1
 
@@ -346,8 +347,11 @@ class TextView(Lines):
         self.redraw()
 
     def on_resize(self, event: events.Resize) -> None:
-        self._lines = self._wrapped(self._texts)[-LINES_MAX:]
-        self._at = -1
+        width = self.scrollable_content_region.width
+        if width != self._wrapped_at:
+            self._wrapped_at = width
+            self._lines = self._wrapped(self._texts)[-LINES_MAX:]
+            self._at = -1
         super().on_resize(event)
         self.add(())
 

@@ -250,7 +250,8 @@ def head(job: LiveJob, width: int, now: float) -> list[list[Cell]]:
         [("mem ", "dim"), (memory(one.rss_bytes), "")],
     ]
     name = elided(one.run_id, max(8, width // 4))
-    top = [(f" {name} ", "accent"), (f" {one.state} ", _kind_of_state(one.state)), ("  ", "")]
+    state = "over" if job.problem and job.ended and not one.outcome else one.state
+    top = [(f" {name} ", "accent"), (f" {state} ", _kind_of_state(state)), ("  ", "")]
     return [
         top + _joined(first, width - _width(top)),
         [(" ", ""), *_joined(second, width - 1)],

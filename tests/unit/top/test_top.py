@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,17 +15,20 @@ from holdfast.top import app as app_module
 from holdfast.top import views
 from holdfast.top.app import Top
 from holdfast.top.screens import Question, shown
-from holdfast.top.table import Table
-from holdfast.wire.control import GenerationStages
+from holdfast.top.table import Table, TextView
+from holdfast.wire.control import GenerationStages, LogLines
+from holdfast.wire.messages import EventRecord
 from in_loop import in_loop
 from live_jobs import steady, summary
+from real_jobs import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from textual.pilot import Pilot
 
     from holdfast.live.model import LiveJob
+    from holdfast.wire.control import LogsQuery
     from holdfast.wire.messages import JobSummary
 
 SMALL, LARGE = (80, 24), (200, 60)
@@ -218,6 +222,43 @@ async def test_nothing_is_asked_for_without_a_confirmation() -> None:
 
 
 @in_loop
+async def test_logs_of_a_rank_go_with_it_to_another_node() -> None:
+    app = made(3, 2)
+    lines = [b"\x1b[31mred\x1b[0m\n", b"half", b" and half\n"]
+
+    class Logs:
+        async def logs(self, node: str, wanted: LogsQuery) -> AsyncIterator[LogLines]:
+            for line in [f"{node} {wanted.ranks}\n".encode(), *lines]:
+                yield LogLines(rank=wanted.ranks[0], text=line)
+            await asyncio.Event().wait()
+
+    given(app).client = Logs()
+    async with app.run_test(size=SMALL) as pilot:
+        await settled(pilot)
+
+        async def until(count: int) -> list[str]:
+            async with asyncio.timeout(PATIENCE_S):
+                while (
+                    len(found := [text for text, _ in app.screen.query_one(TextView)._lines])
+                    < count
+                ):
+                    await pilot.pause(0.02)
+            return found
+
+        await pilot.press("down", "enter")
+        assert await until(3) == ["node000 [1]", "red", "half and half"]
+        moved = summary(6.0, 3, 2)
+        moved.nodes[0], moved.nodes[2] = (
+            replace(moved.nodes[0], rank=2, first_rank=4),
+            replace(moved.nodes[2], rank=0, first_rank=0),
+        )
+        given(app).show(7, moved)
+        assert (await until(6))[3] == "node002 [1]"
+        await pilot.press("slash", *"red", "enter")
+        assert app.screen.query_one(TextView)._at == 4
+
+
+@in_loop
 async def test_a_generation_is_told_in_full() -> None:
     app = made(3, 2, generation=1)
     reason = "rank 3 failed: " + "a long story " * 20
@@ -246,6 +287,10 @@ async def test_a_lost_job_stays_on_the_screen() -> None:
         app.job.lost("nobody answers at head:29400")
         lines = await settled(pilot)
         assert "nobody answers at head:29400" in lines[2]
+        app.job.add_event(EventRecord(wall=1.0, kind="over", text="stopped by somebody"))
+        lines = await settled(pilot)
+        assert "over" in lines[0]
+        assert "stopped by somebody" in lines[2]
         given(app).show(8, summary(8.0, 3, 2, outcome="failed", why="rank 3 failed"))
         app.job.lost("the agent has ended")
         lines = await settled(pilot)
