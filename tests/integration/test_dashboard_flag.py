@@ -10,6 +10,7 @@ from http.client import HTTPConnection
 from typing import TYPE_CHECKING
 
 from real_jobs import PATIENCE_S, Job, Watched, children
+from real_teams import FOREVER, Cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +56,19 @@ def test_a_job_goes_on_though_its_dashboard_cannot_begin(tmp_path: Path) -> None
             assert str(port) in said
             os.kill(worker, signal.SIGUSR1)
             assert job.end()[0] == 0
+
+
+def test_the_first_node_has_it_whichever_that_is(tmp_path: Path) -> None:
+    with Cluster(tmp_path, FOREVER, "--dashboard", "0", nnodes="2:3") as cluster:
+        cluster.start_coordinator("coordinator")
+        cluster.start_all("a", "b", "c")
+        first, *others = cluster.ranks(3)
+        cluster.agents[first.agent].says("dashboard: ")
+        cluster.agents[first.agent].kill()
+        first, other = cluster.ranks(2)
+        assert first.agent in {start.agent for start in others}
+        cluster.agents[first.agent].says("dashboard: ")
+        assert "dashboard: " not in cluster.agents[other.agent].said()
 
 
 def port_of(job: Job) -> int:

@@ -39,17 +39,18 @@ class DashboardProcess:
             if event.group_rank in (0, None):
                 self._begin()
             else:
-                self.end()
+                self._let_go()
         elif isinstance(event, RunEnded):
-            self.end()
+            self._let_go()
 
     def _begin(self) -> None:
         import subprocess
 
         if self._process is not None:
-            if self._process.poll() is None:
+            assert self._process.stdin is not None
+            if self._process.poll() is None and not self._process.stdin.closed:
                 return
-            self._forget()
+            self._let_go()
         folder = getattr(self._logs, "run_dir", None) or ""
         command = [
             sys.executable, "-P", "-m", "holdfast", "dashboard",
@@ -65,23 +66,22 @@ class DashboardProcess:
         except OSError as problem:
             console.warning(f"--dashboard: cannot start it: {problem.strerror or problem}")
 
+    def _let_go(self) -> None:
+        """Have it end soon; a loop that must go on does not wait for that."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+
     def end(self) -> None:
-        """End it, and wait for that; it takes some milliseconds."""
+        """End it, and wait for that."""
         if self._process is None:
             return
         import subprocess
 
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._let_go()
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._forget()
-
-    def _forget(self) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.close()
         self._process = None
