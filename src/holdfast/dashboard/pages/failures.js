@@ -34,7 +34,7 @@ export function failures(element) {
       h("summary", {}, h("strong", {}, `generation ${one.number}`), " ", h("span", { class: "dim" }, one.started === null ? "" : clock(one.started + (one.ran_s ?? 0))), " ", one.ended_by || "why is not known"),
       h("div", {},
         h("dl", { class: "facts" }, ...[
-          ["ended by", one.ended_by || "–"], ["ran for", duration(one.ran_s ?? NaN)], ["restart", charged ? "charged" : "not charged"],
+          ["ended by", one.ended_by || "–"], ["ran for", duration(one.ran_s ?? NaN)], ...(job.causes.length ? [["restart", charged ? "charged" : "not charged"]] : []), // Jobs of one node do not tell.
           ["until the next step", next ? `${duration(stages.reduce((sum, [, seconds]) => sum + seconds, 0))}${stages.length ? ` (${stages.map(([name, seconds]) => `${name} ${duration(seconds)}`).join(", ")})` : ""}` : "–"],
         ].flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
         h("p", {}, h("a", { href: `#timeline?generation=${one.number}` }, "Show it in the timeline")),

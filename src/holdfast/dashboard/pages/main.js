@@ -54,7 +54,7 @@ function render() {
   const kind = job.outcome || (!job.problem ? last : job.ended ? "ended" : "not reached");
   $("verdict").className = `verdict ${kind.replace(/[^a-z]/g, "-")}`;
   if ($("state").textContent !== kind) $("state").replaceWith(Object.assign(pill(kind || "…"), { id: "state" }));
-  say($("why"), [job.problem, job.why ? `last change: ${job.why}` : ""].filter(Boolean).join(" · ") || "the job is coming up");
+  say($("why"), [job.problem, job.why ? `last change: ${job.why}` : ""].filter(Boolean).join(" · ") || (job.running ? `${job.running} of ${job.ranks} workers run` : "the job is coming up"));
   for (const button of document.querySelectorAll(".acting")) button.hidden = session.readOnly;
   shown[current]?.render(state);
 }

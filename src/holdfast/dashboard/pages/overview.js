@@ -28,7 +28,9 @@ export function overview(element) {
       [steps, job.rate === null ? "step" : `step, ${number(job.rate)} per second`],
     ];
     fill(figures, JSON.stringify(shown), () => shown.map(([value, text]) => h("div", { class: "figure" }, h("b", {}, value), h("span", {}, text))));
-    fill(nodes, JSON.stringify([state.nodes, session.readOnly]), () => nodeTable(state.nodes));
+    // A job of one node needs it.
+    const canDrain = !session.readOnly && job.max_nodes > 1;
+    fill(nodes, JSON.stringify([state.nodes, canDrain]), () => nodeTable(state.nodes, canDrain));
     fill(slow, slowKey(state), () => stragglers(state));
     const newest = state.events.filter((event) => isOfJob(event, state)).slice(-EVENTS_SHOWN);
     fill(events, `${newest.length} ${newest[0]?.wall} ${newest.at(-1)?.wall}`, () => [
@@ -48,7 +50,7 @@ export function eventLine(event) {
   return h("li", { class: bad }, h("time", {}, clock(event.wall)), " ", h("span", { class: "dim" }, event.source || "job"), " ", event.text || event.kind);
 }
 
-function nodeTable(nodes) {
+function nodeTable(nodes, canDrain) {
   const rows = nodes.slice(0, NODES_SHOWN).map((one) => [
     h("span", { class: "mono" }, one.node), one.host,
     [pill(one.state), one.mark ? h("span", { class: `mark ${one.mark}` }, one.mark) : ""],
@@ -57,7 +59,7 @@ function nodeTable(nodes) {
     one.step_max < 0 ? "–" : one.step_min === one.step_max ? number(one.step_max) : `${number(one.step_min)} – ${number(one.step_max)}`,
     one.rate === null ? "–" : number(one.rate), one.heartbeat_age_s < 0 ? "–" : `${one.heartbeat_age_s.toFixed(1)} s`,
     one.cpu === null ? "–" : percent(one.cpu), bytes(one.rss_bytes),
-    session.readOnly ? "" : h("button", { type: "button", "data-focus": `drain ${one.node}`, onclick: () => ask(one.drained ? "undrain" : "drain", one.node) }, one.drained ? "Undrain…" : "Drain…"),
+    !canDrain ? "" : h("button", { type: "button", "data-focus": `drain ${one.node}`, onclick: () => ask(one.drained ? "undrain" : "drain", one.node) }, one.drained ? "Undrain…" : "Drain…"),
   ]);
   const more = nodes.length - rows.length;
   return [table(["node", "host", "state", "ranks", "#workers", "#step", "#steps/s", "#heartbeat", "#CPU", "#memory", "#"], rows),
