@@ -51,6 +51,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what the machines do now into the transcripts, instead of comparing",
     )
+    parser.addoption(
+        "--screenshots",
+        default="",
+        metavar="FOLDER",
+        help="have the tests of the dashboard write the documentation's pictures there",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

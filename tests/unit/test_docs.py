@@ -170,7 +170,7 @@ def test_the_flags_for_running_jobs_are_documented() -> None:
     text = (DOCS / "reference" / "cli.md").read_text()
     section = text.partition("## Running jobs\n")[2].partition("\n## ")[0]
     flags = flags_of_commands()
-    wanted = {flag for name in TEXTS for flag in flags[name]} - {"-h", "--help"}
+    wanted = {flag for name in (*TEXTS, "dashboard") for flag in flags[name]} - {"-h", "--help"}
     assert flags_in(section) - set(flags["dump"]) - KNOWN_FLAGS <= wanted
     assert wanted <= flags_in(section)
 

@@ -113,7 +113,9 @@ def script_for(shell: str) -> str:
 
 def flags_of_commands() -> dict[str, list[str]]:
     """Return the flags of each command, in one spelling."""
-    from holdfast.cli import coordinator, dump, operate, report, simulate, story, token
+    from argparse import SUPPRESS
+
+    from holdfast.cli import coordinator, dashboard, dump, operate, report, simulate, story, token
     from holdfast.cli.flags import build_parser as parser_of_run
 
     parsers: dict[str, argparse.ArgumentParser] = {
@@ -122,6 +124,7 @@ def flags_of_commands() -> dict[str, list[str]]:
         "token": token.build_parser(),
         **{name: operate.build_parser(name) for name in operate.TEXTS},
         "dump": dump.build_parser(),
+        "dashboard": dashboard.build_parser(),
         "report": report.build_parser(),
         "story": story.build_parser(),
         "simulate": simulate.build_parser(),
@@ -129,7 +132,10 @@ def flags_of_commands() -> dict[str, list[str]]:
     }
     return {
         name: [
-            flag for action in parser._actions for flag in action.option_strings if "_" not in flag
+            flag
+            for action in parser._actions
+            for flag in action.option_strings
+            if "_" not in flag and action.help != SUPPRESS
         ]
         for name, parser in parsers.items()
     }

@@ -505,6 +505,11 @@ FLAGS = (
         "address for --metrics-port; anyone who can reach it can read them (127.0.0.1)",
     ),
     Flag(
+        OUTPUT, "--dashboard", None, "PORT",
+        "serve a web page of the job on this port of the first node, as holdfast dashboard does; "
+        "0 for any free one (none)", _port,
+    ),
+    Flag(
         OUTPUT, "--story", "", "FILE",
         "append every step of this agent to FILE, with its cause, for holdfast story (none)",
     ),

@@ -63,6 +63,7 @@ Commands:
   undrain      let a drained node take part again
   stop         end a job on all nodes
   dump         show the Python stacks of workers, here or on all nodes
+  dashboard    serve a web page of a job, to watch and steer it
   report       make a page of what happened in a job, from its log directories
   story        show what happened in a job, step by step, from files of --story
   simulate     run simulated jobs and check that every invariant holds
@@ -247,6 +248,17 @@ def dump_command(argv: list[str]) -> int:
     return _exit_code("dump", run)
 
 
+def dashboard_command(argv: list[str]) -> int:
+    """Run `holdfast dashboard` with these arguments and return its exit code; never raises."""
+
+    def run() -> None:
+        from holdfast.cli.dashboard import execute, parse_args
+
+        execute(parse_args(argv))
+
+    return _exit_code("dashboard", run)
+
+
 def report_command(argv: list[str]) -> int:
     """Run `holdfast report` with these arguments and return its exit code; never raises."""
 
@@ -299,6 +311,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
         for name in ("ps", "status", "top", "logs", "events", "restart", "drain", "undrain", "stop")
     },
     "dump": dump_command,
+    "dashboard": dashboard_command,
     "report": report_command,
     "story": story_command,
     "simulate": simulate_command,

@@ -15,7 +15,7 @@ from holdfast.errors import EnvironmentProblem, UsageError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from typing import Any
 
     from holdfast.control.client import JobClient, LocalJob, Place
@@ -220,9 +220,11 @@ def parse_ranks(text: str) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UsageError(f"--rank: {part!r} is no rank; accepted: a list like 0,8-15")
-        ranks += range(int(first), int(last if dash else first) + 1)
-        if len(ranks) > RANKS_MAX:
+        # More digits than Python turns into a number are too large all the same.
+        span = range(int(first[:9]), int((last if dash else first)[:9]) + 1)
+        if len(ranks) + len(span) > RANKS_MAX:
             raise UsageError(f"--rank: more than {RANKS_MAX} ranks")
+        ranks += span
     return ranks
 
 
@@ -473,7 +475,7 @@ async def follow_logs(
     client: JobClient,
     wanted: LogsQuery,
     node: str,
-    show: Callable[[LogLines], object],
+    show: Callable[[LogLines], Awaitable[None] | None],
 ) -> None:
     """Show what workers of all chosen nodes write; with `follow` also of nodes that come later."""
     import asyncio
@@ -489,7 +491,9 @@ async def follow_logs(
         try:
             async for lines in client.logs(name, wanted, streams=streams):
                 shown = True
-                show(lines)
+                waits = show(lines)
+                if waits is not None:  # Nothing more is read until these are taken.
+                    await waits
         except ControlProblem as problem:
             problems.append(problem)
 

@@ -122,6 +122,7 @@ def config_from_args(args: Arguments) -> tuple[LaunchConfig, Callable[..., None]
         story=getattr(args, "story", ""),
         metrics_port=getattr(args, "metrics_port", None),
         metrics_addr=getattr(args, "metrics_addr", ""),
+        dashboard_port=getattr(args, "dashboard", None),
     )
     return config, program, program_args
 

@@ -57,6 +57,9 @@ class LaunchConfig:
     metrics_port, metrics_addr
         Where Prometheus finds the figures of the job on this node; any free port for 0, and
         loopback unless an address is given. `None` for nowhere.
+    dashboard_port
+        Where the agent of the first node serves the dashboard of the job, on loopback; any free
+        port for 0, `None` for nowhere.
     standalone
         Whether no other machine has any business with this job on one node. Otherwise, if a
         rendezvous endpoint is named, its workers' store is at this host's name, as with torchrun.
@@ -98,6 +101,7 @@ class LaunchConfig:
     worker_store: bool = keyword_field(default=False, kw_only=True)
     metrics_port: int | None = keyword_field(default=None, kw_only=True)
     metrics_addr: str = keyword_field(default="", kw_only=True)
+    dashboard_port: int | None = keyword_field(default=None, kw_only=True)
     standalone: bool = keyword_field(default=False, kw_only=True)
     story: str = keyword_field(default="", kw_only=True)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from holdfast.agent.local_agent import LocalElasticAgent
     from holdfast.launcher.config import LaunchConfig
+    from holdfast.launcher.dashboard_process import DashboardProcess
     from holdfast.observe.events.recorder import JobEvents, RendezvousRecorder
     from holdfast.observe.lifecycle import Observer
     from holdfast.observe.metrics.exporters import MetricExporters
@@ -47,6 +48,7 @@ class LaunchObservers:
         self._events: JobEvents | None = None
         self._rendezvous: RendezvousRecorder | None = None
         self._exporters: MetricExporters | None = None
+        self._dashboard: DashboardProcess | None = None
 
     def begin(self, agent: LocalElasticAgent) -> None:
         """Observe from now on; raise `UsageError` for an unknown handler."""
@@ -63,6 +65,12 @@ class LaunchObservers:
                 host=self._config.metrics_addr,
                 progress=agent.progress,
             )
+        if self._config.dashboard_port is not None:
+            from holdfast.launcher.dashboard_process import DashboardProcess
+
+            run_id = agent.get_worker_group().spec.rdzv_handler.get_run_id()
+            self._dashboard = DashboardProcess(self._config.dashboard_port, run_id, self._logs)
+            agent.observers.add(self._dashboard)
         self._is_for_failures_alone = (
             getattr(self._logs, "is_for_failures_alone", False)
             and self._events is None
@@ -104,6 +112,8 @@ class LaunchObservers:
 
     def end(self) -> None:
         """Close everything; before the log directory is removed."""
+        if self._dashboard is not None:
+            self._dashboard.end()
         if self._exporters is not None:
             self._exporters.finish()
         if self._events is not None:

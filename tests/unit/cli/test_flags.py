@@ -26,6 +26,7 @@ NO_VARIABLE = {"--logs-specs", "--numa-binding"}
 # A value that each flag accepts, as text, and what the namespace then holds.
 SAMPLES: dict[str, tuple[str, object]] = {
     "--metrics-port": ("9100", 9100),
+    "--dashboard": ("29480", 29480),
     "--duplicate-stderr-filters": ("a,,b,c", ["a,b", "c"]),
     "--duplicate-stdout-filters": ("a", ["a"]),
     "--exit-barrier-timeout": ("2.5", 2.5),

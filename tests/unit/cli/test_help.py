@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -189,7 +190,8 @@ def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) ->
     assert main.dispatch(["jump"]) == 2
     assert capsys.readouterr().err == (
         "holdfast: error: 'jump' is not a command; commands: run, coordinator, token, ps, status, "
-        "top, logs, events, restart, drain, undrain, stop, dump, report, story, simulate, completion\n"
+        "top, logs, events, restart, drain, undrain, stop, dump, dashboard, report, story, simulate, "
+        "completion\n"
     )
     assert main.dispatch(["train.py"]) == 2
     assert capsys.readouterr().err.endswith("; did you mean holdfast run train.py?\n")
@@ -202,6 +204,34 @@ nothing | FOLDER: 'nothing' is not a folder; accepted: a log directory
 broken | FOLDER: no timeline in 'broken' can be read
 --html empty | --html: unknown flag; see holdfast report --help
 """
+
+
+DASHBOARD_MISTAKES = """\
+--port 65536 | --port: '65536' is no port; accepted: 0 to 65535
+--port x | --port: 'x' is no port; accepted: 0 to 65535
+--log-dir nothing | --log-dir: 'nothing' is not a folder; accepted: a log directory
+this --rdzv-id that | JOB and --rdzv-id name different jobs; give one of them
+"""
+
+
+@pytest.mark.parametrize("case", DASHBOARD_MISTAKES.splitlines())
+def test_mistakes_with_dashboards_get_one_line(
+    case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, _, line = case.partition(" | ")
+    assert main.dispatch(["dashboard", *words.split()]) == 2
+    assert capsys.readouterr() == ("", f"holdfast dashboard: error: {line}\n")
+
+
+def test_a_dashboard_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main.dispatch(["dashboard"]) == 78
+    assert capsys.readouterr().err == (
+        "holdfast dashboard: error: the dashboard needs uvicorn, which is not installed "
+        "(pip install 'holdfast[dashboard]')\n"
+    )
 
 
 @pytest.mark.parametrize("case", REPORT_MISTAKES.splitlines())

@@ -1,0 +1,263 @@
+"""The command `dashboard`: a web page of a running job, for a browser on this machine.
+
+It needs the extra `holdfast[dashboard]` (starlette and uvicorn), imported only here. The page asks for a
+login token that is drawn for each dashboard: it is in a file that only its user can read, and on the
+terminal if there is one; never in an address.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from holdfast import console
+from holdfast.cli.operate import add_place
+from holdfast.cli.parser import CommandParser, Help
+from holdfast.errors import EnvironmentProblem, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from holdfast.control.client import JobClient
+    from holdfast.wire.control import LogLines, LogsQuery
+
+DEFAULT_PORT = 29480
+LOOPBACK = "127.0.0.1"
+PORT_MAX = 65_535
+INSTALL = "pip install 'holdfast[dashboard]'"
+
+DESCRIPTION = """\
+Serve a web page of a running job: its state, timeline, ranks, logs, stacks and
+failures, and what can be asked of it. The page asks for a login token, which
+is printed here. Without --rdzv-endpoint the job is looked for among those that
+have an agent of yours on this machine.
+"""
+EXAMPLES = f"""\
+examples:
+  holdfast dashboard
+  holdfast dashboard nightly --port 0
+      any port that is free
+  holdfast dashboard --rdzv-endpoint head:29400 --rdzv-id nightly --read-only
+  ssh -L {DEFAULT_PORT}:localhost:{DEFAULT_PORT} head
+      on your own machine, for a dashboard on another one
+
+It needs starlette and uvicorn: {INSTALL}
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    parser = CommandParser(
+        prog="holdfast dashboard",
+        usage="holdfast dashboard [flags] [JOB]",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=Help,
+    )
+    parser.add_argument("job", nargs="?", default="", metavar="JOB", help="as --rdzv-id")
+    parser.add_argument(
+        "--port",
+        type=_port,
+        default=DEFAULT_PORT,
+        metavar="PORT",
+        help=f"where to serve; 0 for any that is free ({DEFAULT_PORT})",
+    )
+    parser.add_argument(
+        "--host",
+        default=LOOPBACK,
+        metavar="HOST",
+        help=f"the address to serve at; others than this machine's own are not encrypted ({LOOPBACK})",
+    )
+    parser.add_argument(
+        "--read-only", "--read_only", action="store_true", help="refuse whatever changes the job"
+    )
+    parser.add_argument(
+        "--log-dir",
+        "--log_dir",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="a log directory of the job, for tracebacks of failures; may be repeated (none)",
+    )
+    # For the agent that starts a dashboard of itself: it ends when standard input does.
+    parser.add_argument("--agent-pid", type=int, default=0, help=argparse.SUPPRESS)
+    add_place(parser)
+    return parser
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text[:9]) > PORT_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; accepted: 0 to {PORT_MAX}")
+    return int(text)
+
+
+def parse_args(args: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; an invalid one ends the process with one line and exit code 2."""
+    parsed = build_parser().parse_args(args)
+    if parsed.job and parsed.rdzv_id and parsed.job != parsed.rdzv_id:
+        raise UsageError("JOB and --rdzv-id name different jobs; give one of them")
+    parsed.rdzv_id = parsed.rdzv_id or parsed.job
+    for folder in parsed.log_dir:
+        if not os.path.isdir(folder):
+            raise UsageError(f"--log-dir: {folder!r} is not a folder; accepted: a log directory")
+    return parsed
+
+
+def execute(args: argparse.Namespace) -> None:
+    """Serve until a signal ends it."""
+    import asyncio
+
+    require_extra()
+    asyncio.run(_serve(args))
+
+
+def require_extra() -> None:
+    """Raise `EnvironmentProblem` unless what serves is installed."""
+    try:
+        import starlette
+        import uvicorn  # noqa: F401
+    except ImportError as problem:
+        raise EnvironmentProblem(
+            f"the dashboard needs {problem.name}, which is not installed", hint=INSTALL
+        ) from None
+    del starlette
+
+
+async def _serve(args: argparse.Namespace) -> None:
+    import asyncio
+
+    from holdfast.cli.operate import endpoint_of
+    from holdfast.control.client import Endpoint
+    from holdfast.dashboard.access import Access, draw_token
+    from holdfast.dashboard.job import WatchedJob
+    from holdfast.dashboard.server import serve
+    from holdfast.net.addresses import names_loopback
+    from holdfast.net.http_server import listen_tcp
+    from holdfast.wire.handshake import READ_ONLY_PREFIX
+
+    commands = Commands(args)
+    if not args.agent_pid:
+        async with await commands.connect() as client:  # Which one it is is clear from now on.
+            args.rdzv_id = client.run_id
+            commands.was_found = True
+    is_read_only = args.read_only
+    if args.rdzv_endpoint:
+        place = endpoint_of(args)
+        assert isinstance(place, Endpoint)
+        is_read_only |= place.token is not None and place.token.startswith(READ_ONLY_PREFIX)
+    listener = listen_tcp(args.host, args.port, name="--port", host_name="--host")
+    host, port = listener.getsockname()[:2]
+    token = draw_token()
+    names = (args.host, os.uname().nodename)
+    with listener, TokenFile(port, token) as path:
+        if not names_loopback(args.host):
+            console.warning(
+                f"--host {args.host}: whoever is between a browser and this server can read all of "
+                "it; ssh -L to a dashboard on loopback is safer"
+            )
+        shown = f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+        ended = None
+        if args.agent_pid:
+            ended = asyncio.ensure_future(_end_of_stdin())
+            console.notice(f"dashboard: {shown} (the login token is in {path})")
+        else:
+            print(f"The dashboard of job {args.rdzv_id!r} is at {shown}")
+            if sys.stdout.isatty():
+                print(f"Log in with the token {token}")
+            print(f"The login token is in {path}", flush=True)
+        job = WatchedJob(commands, is_read_only=is_read_only, log_dirs=args.log_dir)
+        await serve(listener, Access(token, port, names), job, ended)
+
+
+async def _end_of_stdin() -> None:
+    """Return when standard input ends."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+
+    def look() -> None:
+        if not os.read(0, 1024):
+            ended.set()
+
+    loop.add_reader(0, look)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(0)
+
+
+class Commands:
+    """What the dashboard has in common with the other commands for running jobs."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self.was_found = False
+        """Whether it is clear which job is meant."""
+
+    async def connect(self) -> JobClient:
+        from holdfast.cli.operate import connect
+        from holdfast.control.client import ControlProblem, local_jobs, open_job
+
+        if not self._args.agent_pid:
+            try:
+                return await connect(self._args)
+            except ControlProblem as problem:
+                if not self.was_found or self._args.rdzv_endpoint or problem.refusal:
+                    raise
+                name = self._args.rdzv_id
+                raise ControlProblem(
+                    f"job {name!r} has no agent on this machine any more"
+                ) from None
+        for one in await local_jobs():
+            if one.here.pid == self._args.agent_pid:
+                return await open_job(one)
+        raise ControlProblem("the agent of this dashboard does not answer yet")
+
+    async def follow_logs(
+        self,
+        client: JobClient,
+        wanted: LogsQuery,
+        node: str,
+        show: Callable[[LogLines], Awaitable[None]],
+    ) -> None:
+        from holdfast.cli.operate import follow_logs
+
+        await follow_logs(client, wanted, node, show)
+
+    def parse_ranks(self, text: str) -> list[int]:
+        from holdfast.cli.operate import parse_ranks
+
+        return parse_ranks(text)
+
+
+class TokenFile:
+    """The file with the login token, in the folder of this user's agents; removed at the end."""
+
+    def __init__(self, port: int, token: str) -> None:
+        self._port, self._token = port, token
+        self._path = ""
+
+    def __enter__(self) -> str:
+        from holdfast.control.runtime_dir import runtime_dir
+
+        try:
+            self._path = os.path.join(runtime_dir(make=True), f"dashboard-{self._port}.token")
+            try:
+                os.unlink(self._path)  # Of a dashboard that was killed.
+            except FileNotFoundError:
+                pass
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with open(os.open(self._path, flags, 0o600), "w") as file:
+                file.write(f"{self._token}\n")
+        except OSError as problem:
+            raise EnvironmentProblem(f"cannot write the login token: {problem}") from None
+        return self._path
+
+    def __exit__(self, *_error: object) -> None:
+        try:
+            os.unlink(self._path)
+        except OSError:
+            pass  # Somebody was quicker.

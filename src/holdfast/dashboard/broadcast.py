@@ -1,0 +1,147 @@
+"""What browsers receive: one state of the job, made of sections, encoded once for all of them.
+
+A browser begins with a snapshot, all sections and the newest events, and then gets the sections that
+change and the events that come. Each has a bounded queue; one that does not keep up is dropped,
+connects again by itself and begins with a snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+QUEUE_MAX = 32
+"""Updates that a browser may be behind."""
+LISTENERS_MAX = 64
+EVENTS_KEPT_MAX = 1_024
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Listener:
+    """One browser's queue."""
+
+    def __init__(self) -> None:
+        self._updates: deque[bytes] = deque()
+        self._woken = asyncio.Event()
+        self._is_over = False
+
+    def put(self, update: bytes) -> None:
+        if len(self._updates) < QUEUE_MAX:
+            self._updates.append(update)
+            self._woken.set()
+        else:
+            self.end()
+
+    def end(self) -> None:
+        self._is_over = True
+        self._woken.set()
+
+    async def get(self, limit_s: float) -> bytes | None:
+        """Return the next update, nothing if none comes in time, or None at the end."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._woken.wait()
+        except TimeoutError:
+            return b""
+        if self._is_over:
+            return None
+        update = self._updates.popleft()
+        if not self._updates:
+            self._woken.clear()
+        return update
+
+
+class Broadcast:
+    """The sections as they are now, and who listens. `renew` publishes what is true now."""
+
+    def __init__(self, renew: Callable[[], None]) -> None:
+        self.is_wanted = asyncio.Event()
+        """Set while anybody listens."""
+        self._renew = renew
+        self._sections: dict[str, bytes] = {}
+        self._events: deque[bytes] = deque(maxlen=EVENTS_KEPT_MAX)
+        self._listeners: set[Listener] = set()
+        self._revision = 0
+        self._is_closed = False
+        self._left = asyncio.Event()
+
+    def refresh(self) -> None:
+        """Publish what is true now, if anybody listens; else the next listener will see to it."""
+        if self._listeners:
+            self._renew()
+
+    def publish(self, sections: Mapping[str, object], events: Iterable[object]) -> None:
+        """Pass on the sections of these that differ from what was published before, and events."""
+        changed = {
+            name: encoded
+            for name, value in sections.items()
+            if (encoded := _encode(value)) != self._sections.get(name)
+        }
+        news = [_encode(event) for event in events]
+        if not changed and not news:
+            return
+        self._revision += 1
+        self._sections.update(changed)
+        self._events.extend(news)
+        update = message("update", self._revision, changed, news)
+        for listener in self._listeners:
+            listener.put(update)
+
+    def listen(self) -> Listener | None:
+        """Return a queue that begins with a snapshot; None if there are too many."""
+        if len(self._listeners) >= LISTENERS_MAX or self._is_closed:
+            return None
+        self._renew()
+        listener = Listener()
+        listener.put(message("snapshot", self._revision, self._sections, self._events))
+        self._listeners.add(listener)
+        self.is_wanted.set()
+        return listener
+
+    def leave(self, listener: Listener) -> None:
+        self._listeners.discard(listener)
+        if not self._listeners:
+            self.is_wanted.clear()
+            self._left.set()
+
+    async def idle_for(self, seconds: float) -> None:
+        """Return when nobody has listened for so long."""
+        while True:
+            self._left.clear()
+            if self._listeners:
+                await self._left.wait()
+            try:
+                async with asyncio.timeout(seconds):
+                    await self.is_wanted.wait()
+            except TimeoutError:
+                return
+
+    def drop_all(self) -> None:
+        """Let everybody begin anew; what was published is forgotten."""
+        self._sections.clear()
+        self._events.clear()
+        for listener in self._listeners:
+            listener.end()
+
+    def close(self) -> None:
+        """End all streams."""
+        self._is_closed = True
+        self.drop_all()
+
+
+def message(
+    kind: str, revision: int, sections: Mapping[str, bytes], events: Iterable[bytes]
+) -> bytes:
+    """Return an event of a stream. JSON has no line breaks that are not escaped."""
+    parts = [b"%b:%b" % (_encode(name), value) for name, value in sections.items()]
+    news = b",".join(events)
+    if news:
+        parts.append(b'"news":[%b]' % news)
+    return b"event: %b\nid: %d\ndata: {%b}\n\n" % (kind.encode(), revision, b",".join(parts))

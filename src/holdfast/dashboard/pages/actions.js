@@ -1,0 +1,66 @@
+// What can be asked of the job, each after a dialog that says what it does and takes a reason.
+import { h, toast } from "./dom.js";
+
+export const session = { word: "", readOnly: true };
+
+const TEXTS = {
+  restart: ["Restart the workers", "All workers are stopped after their grace and started anew, as the next generation. No restart is charged.", "Restart"],
+  stop: ["Stop the job", "The job ends on all nodes, for good. Its agents end with exit code 143.", "Stop the job"],
+  drain: ["Drain a node", "Its workers are stopped after their grace, and it gets none until it is undrained. A standby takes its place, or the job gets smaller. No restart is charged.", "Drain"],
+  undrain: ["Undrain a node", "The node may take part again.", "Undrain"],
+};
+
+export async function post(path, body) {
+  const answer = await fetch(path, {
+    method: "POST",
+    headers: { "content-type": "application/json", "x-holdfast-csrf": session.word },
+    body: JSON.stringify(body),
+  });
+  if (answer.status === 401) { location.assign("/login"); throw new Error("log in first"); }
+  const value = answer.status === 204 ? {} : await answer.json();
+  if (!answer.ok) throw new Error(value.problem || `the server answered ${answer.status}`);
+  return value;
+}
+
+export function ask(action, node = "") {
+  const [title, meaning, verb] = TEXTS[action];
+  const dialog = document.getElementById("dialog");
+  const reason = h("input", { id: "reason", maxlength: 200, placeholder: "for the consoles of all nodes", autocomplete: "off" });
+  const grace = h("input", { id: "grace", type: "number", min: 0, step: "any", placeholder: "as the job was started" });
+  const problem = h("p", { class: "problem", role: "alert" });
+  const confirm = h("button", { type: "submit", class: action === "stop" ? "primary danger" : "primary" }, verb);
+  // Sent twice by accident it is granted once.
+  const id = Array.from(crypto.getRandomValues(new Uint8Array(8)), (one) => one.toString(16).padStart(2, "0")).join("");
+  const form = h("form", { method: "dialog", onsubmit: async (event) => {
+    event.preventDefault();
+    confirm.disabled = true;
+    problem.textContent = "";
+    try {
+      await post("/action", { id, action, node, reason: reason.value, grace_s: grace.value === "" ? -1 : Number(grace.value) });
+      dialog.close();
+      toast(`${verb.toLowerCase()}${node ? ` ${node}` : ""}: granted`);
+    } catch (error) {
+      problem.textContent = error.message;
+      confirm.disabled = false;
+    }
+  } },
+    h("h2", { id: "dialog-title" }, title),
+    node ? h("p", {}, h("code", {}, node)) : null,
+    h("p", { class: "about" }, meaning),
+    h("label", { for: "reason" }, "Reason"), reason,
+    action === "stop" ? h("label", { for: "grace" }, "Grace in seconds") : null, action === "stop" ? grace : null,
+    problem,
+    h("div", { class: "buttons" }, h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), confirm));
+  dialog.replaceChildren(form);
+  dialog.showModal();
+  reason.focus();
+}
+
+export function showKeys() {
+  const keys = [["1 … 6", "views"], ["/", "search the logs"], ["← → ↑ ↓", "move over ranks; move along the timeline"], ["Enter", "the logs of the chosen rank"], ["+ − 0", "zoom the timeline"], ["Esc", "close a dialog"], ["?", "this list"]];
+  const dialog = document.getElementById("dialog");
+  dialog.replaceChildren(h("form", { method: "dialog" }, h("h2", { id: "dialog-title" }, "Keys"),
+    h("dl", { class: "facts" }, ...keys.flatMap(([key, meaning]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, meaning)])),
+    h("div", { class: "buttons" }, h("button", { class: "primary" }, "Close"))));
+  dialog.showModal();
+}

@@ -1,0 +1,53 @@
+// What went wrong: each generation that did not end well, and what log directories tell of its workers.
+import { clock, duration, fill, h } from "./dom.js";
+
+const SHOWN = 100;
+
+export function failures(element) {
+  let reports = { failures: [], problem: "", folders: [] };
+  let asked = "";
+  const list = h("div", { id: "failure-list" });
+  const about = h("p", { class: "about" });
+  element.append(h("section", {}, h("h2", {}, "Failures"), about, list));
+
+  async function read(mark) {
+    asked = mark;
+    const answer = await fetch("/failures").catch(() => null);
+    if (answer?.ok) reports = await answer.json();
+  }
+
+  function render(state) {
+    const all = state.generations;
+    const ended = all.filter((one) => one.is_over).slice(-SHOWN).reverse();
+    const mark = `${ended.length} ${ended[0]?.number} ${state.job.outcome}`;
+    if (mark !== asked) read(mark).then(() => render(state));
+    about.textContent = reports.problem || (reports.folders.length ? "" : "Tracebacks and the end of stderr are shown here if the dashboard can read the job's log directories (--log-dir).");
+    fill(list, JSON.stringify([ended, state.job.causes, reports.failures.length, all.at(-1)?.stages]), () => ended.length ? ended.map((one, at) => failure(one, all, state.job, at === 0)) : h("p", {}, "None so far."));
+  }
+
+  function failure(one, all, job, isOpen) {
+    const next = all.find((other) => other.number === one.number + 1);
+    const charged = job.causes.some((cause) => cause.startsWith(`generation ${one.number}:`));
+    const workers = reports.failures.filter((other) => other.generation === one.number);
+    const stages = next ? Object.entries(next.stages) : [];
+    return h("details", isOpen ? { open: true } : {},
+      h("summary", {}, h("strong", {}, `generation ${one.number}`), " ", h("span", { class: "dim" }, one.started === null ? "" : clock(one.started + (one.ran_s ?? 0))), " ", one.ended_by || "why is not known"),
+      h("div", {},
+        h("dl", { class: "facts" }, ...[
+          ["ended by", one.ended_by || "–"], ["ran for", duration(one.ran_s ?? NaN)], ...(job.causes.length ? [["restart", charged ? "charged" : "not charged"]] : []), // Jobs of one node do not tell.
+          ["until the next step", next ? `${duration(stages.reduce((sum, [, seconds]) => sum + seconds, 0))}${stages.length ? ` (${stages.map(([name, seconds]) => `${name} ${duration(seconds)}`).join(", ")})` : ""}` : "–"],
+        ].flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+        h("p", {}, h("a", { href: `#timeline?generation=${one.number}` }, "Show it in the timeline")),
+        ...workers.filter((other) => !other.consequence).map(worker)));
+  }
+
+  function worker(one) {
+    const texts = [["Message", one.message], ["Traceback", one.traceback], ["Stacks", one.stacks], ["The end of stderr", one.stderr_tail.trim() === one.traceback.trim() ? "" : one.stderr_tail]];
+    return h("div", { class: "worker" }, h("h3", {}, `Rank ${one.rank}`),
+      h("dl", { class: "facts" }, ...[["worker", `local rank ${one.local_rank}, pid ${one.pid}, on ${one.node || one.host}`], ["ending", one.ending], ["reason", one.detail]]
+        .filter(([, value]) => value).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+      ...texts.filter(([, text]) => text.trim()).flatMap(([title, text]) => [h("h4", {}, title), h("pre", { tabindex: 0 }, text.trim())]));
+  }
+
+  return { render };
+}

@@ -1,0 +1,12 @@
+// Exchanges the token for a session's cookie, which scripts cannot read.
+const form = document.getElementById("form");
+const problem = document.getElementById("problem");
+
+form.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  problem.textContent = "";
+  const answer = await fetch("/login", { method: "POST", body: new URLSearchParams(new FormData(form)) }).catch(() => null);
+  if (answer?.ok) return location.replace("/");
+  problem.textContent = answer ? (await answer.json()).problem : "The dashboard does not answer.";
+  document.getElementById("token").select();
+});

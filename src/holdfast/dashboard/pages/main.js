@@ -1,0 +1,90 @@
+// The frame of the page: which view is shown, the head, and the keys.
+import { ask, post, session, showKeys } from "./actions.js";
+import { duration, h, pill, say } from "./dom.js";
+import { connect, onChange, state } from "./feed.js";
+import { failures } from "./failures.js";
+import { logs } from "./logs.js";
+import { overview } from "./overview.js";
+import { ranks } from "./ranks.js";
+import { stacks } from "./stacks.js";
+import { timeline } from "./timeline.js";
+
+const VIEWS = { overview, timeline, ranks, logs, stacks, failures };
+const TITLES = { overview: "Overview", timeline: "Timeline", ranks: "Ranks", logs: "Logs", stacks: "Stacks", failures: "Failures" };
+const $ = (id) => document.getElementById(id);
+const shown = {};
+let current = "";
+
+// The address has the view, and what is looked for in it: #logs?ranks=3. No secret is ever in it.
+function place() {
+  const [name, query] = location.hash.slice(1).split("?");
+  return [name in VIEWS ? name : "overview", new URLSearchParams(query || "")];
+}
+
+function route() {
+  const [name, query] = place();
+  const isNew = name !== current;
+  current = name;
+  if (!shown[name]) {
+    const element = h("div", { class: "view", id: `view-${name}` });
+    $("main").append(element);
+    shown[name] = { element, ...VIEWS[name](element, state) };
+  }
+  for (const [other, view] of Object.entries(shown)) view.element.hidden = other !== name;
+  for (const tab of $("tabs").children) {
+    if (tab.dataset.view === name) tab.setAttribute("aria-current", "page");
+    else tab.removeAttribute("aria-current");
+  }
+  shown[name].open?.(query, isNew);
+  render();
+}
+
+function render() {
+  const job = state.job;
+  if (!job) return;
+  const isLost = state.live !== "on" || job.problem !== "";
+  document.title = `${job.run_id || "Holdfast"}: ${job.state || "…"}`;
+  say($("live"), state.live !== "on" ? "reconnecting" : job.problem ? "job not reached" : "live");
+  $("live").className = `live ${isLost ? "wait" : "on"}`;
+  say($("job"), job.run_id || "…");
+  say($("over"), [job.elapsed_s ? `running for ${duration(job.elapsed_s)}` : "", session.readOnly ? "read-only" : "", `holdfast ${session.version}`].filter(Boolean).join(" · "));
+  // What is shown of a job that is not reached is what was known last.
+  document.body.classList.toggle("stale", isLost);
+  const last = job.state === "active" ? "running" : job.state;
+  const kind = job.outcome || (!job.problem ? last : job.ended ? "ended" : "not reached");
+  $("verdict").className = `verdict ${kind.replace(/[^a-z]/g, "-")}`;
+  if ($("state").textContent !== kind) $("state").replaceWith(Object.assign(pill(kind || "…"), { id: "state" }));
+  say($("why"), [job.problem, job.why ? `last change: ${job.why}` : ""].filter(Boolean).join(" · ") || (job.running ? `${job.running} of ${job.ranks} workers run` : "the job is coming up"));
+  for (const button of document.querySelectorAll(".acting")) button.hidden = session.readOnly;
+  shown[current]?.render(state);
+}
+
+function onKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || $("dialog").open) return;
+  const isTyping = ["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName);
+  if (isTyping) return;
+  const names = Object.keys(VIEWS);
+  if (event.key >= "1" && event.key <= String(names.length)) location.hash = names[event.key - 1];
+  else if (event.key === "/") { location.hash = "logs"; setTimeout(() => $("logs-grep")?.focus()); }
+  else if (event.key === "?") showKeys();
+  else return;
+  event.preventDefault();
+}
+
+async function begin() {
+  const answer = await fetch("/session");
+  if (answer.status === 401) return location.assign("/login");
+  Object.assign(session, await answer.json());
+  $("tabs").append(...Object.keys(VIEWS).map((name, at) => h("a", { href: `#${name}`, "data-view": name, "aria-keyshortcuts": String(at + 1) }, TITLES[name])));
+  $("restart").addEventListener("click", () => ask("restart"));
+  $("stop").addEventListener("click", () => ask("stop"));
+  $("keys").addEventListener("click", showKeys);
+  $("logout").addEventListener("click", async () => { await post("/logout", {}); location.assign("/login"); });
+  addEventListener("hashchange", route);
+  addEventListener("keydown", onKey);
+  onChange(render);
+  route();
+  connect();
+}
+
+begin();

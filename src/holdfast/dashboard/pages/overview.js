@@ -1,0 +1,91 @@
+// The job at a glance: figures, nodes, who is slow, and what happened last.
+import { ask, session } from "./actions.js";
+import { bytes, clock, duration, fill, h, number, percent, pill, table } from "./dom.js";
+
+const EVENTS_SHOWN = 12;
+const NODES_SHOWN = 200;
+
+export function overview(element) {
+  const figures = h("div", { class: "figures" });
+  const nodes = h("div", {});
+  const slow = h("div", {});
+  const events = h("div", {});
+  element.append(figures,
+    h("section", {}, h("h2", {}, "Nodes"), nodes),
+    h("div", { class: "two" },
+      h("section", {}, h("h2", {}, "Stragglers"), slow),
+      h("section", {}, h("h2", {}, "What happened last"), events)));
+
+  function render(state) {
+    const { job } = state;
+    const steps = job.step_max < 0 ? "–" : job.step_min === job.step_max ? number(job.step_max) : `${number(job.step_min)} – ${number(job.step_max)}`;
+    const shown = [
+      [job.goodput === null ? "–" : percent(job.goodput), "goodput at most"],
+      [number(job.generation), `generation, round ${Math.max(0, job.round)}`],
+      [`${job.restarts} of ${job.max_restarts}`, "restarts charged"],
+      [`${job.members} of ${job.min_nodes}:${job.max_nodes}`, `nodes, ${job.present} here`],
+      [`${job.running} of ${job.ranks}`, "workers run"],
+      [steps, job.rate === null ? "step" : `step, ${number(job.rate)} per second`],
+    ];
+    fill(figures, JSON.stringify(shown), () => shown.map(([value, text]) => h("div", { class: "figure" }, h("b", {}, value), h("span", {}, text))));
+    // A job of one node needs it.
+    const canDrain = !session.readOnly && job.max_nodes > 1;
+    fill(nodes, JSON.stringify([state.nodes, canDrain]), () => nodeTable(state.nodes, canDrain));
+    fill(slow, slowKey(state), () => stragglers(state));
+    const newest = state.events.filter((event) => isOfJob(event, state)).slice(-EVENTS_SHOWN);
+    fill(events, `${newest.length} ${newest[0]?.wall} ${newest.at(-1)?.wall}`, () => [
+      h("ol", { class: "events" }, ...newest.reverse().map(eventLine)),
+      h("p", { class: "about" }, h("a", { href: "#timeline" }, "All that is remembered"))]);
+  }
+  return { render };
+}
+
+// Each of a thousand nodes tells of the same; whoever decides for all of them tells of it once.
+export function isOfJob(event, state) {
+  return event.source === "" || event.kind === "WatchdogEvent" || state.job.max_nodes <= 1;
+}
+
+export function eventLine(event) {
+  const bad = /fail|lost|error/.test(event.text) ? "bad" : "";
+  return h("li", { class: bad }, h("time", {}, clock(event.wall)), " ", h("span", { class: "dim" }, event.source || "job"), " ", event.text || event.kind);
+}
+
+function nodeTable(nodes, canDrain) {
+  const rows = nodes.slice(0, NODES_SHOWN).map((one) => [
+    h("span", { class: "mono" }, one.node), one.host,
+    [pill(one.state), one.mark ? h("span", { class: `mark ${one.mark}` }, one.mark) : ""],
+    one.ranks_text ? h("a", { href: `#logs?ranks=${encodeURIComponent(one.ranks_text.replaceAll(" ", ""))}` }, one.ranks_text) : "–",
+    `${one.running}/${one.size}`,
+    one.step_max < 0 ? "–" : one.step_min === one.step_max ? number(one.step_max) : `${number(one.step_min)} – ${number(one.step_max)}`,
+    one.rate === null ? "–" : number(one.rate), one.heartbeat_age_s < 0 ? "–" : `${one.heartbeat_age_s.toFixed(1)} s`,
+    one.cpu === null ? "–" : percent(one.cpu), bytes(one.rss_bytes),
+    !canDrain ? "" : h("button", { type: "button", "data-focus": `drain ${one.node}`, onclick: () => ask(one.drained ? "undrain" : "drain", one.node) }, one.drained ? "Undrain…" : "Drain…"),
+  ]);
+  const more = nodes.length - rows.length;
+  return [table(["node", "host", "state", "ranks", "#workers", "#step", "#steps/s", "#heartbeat", "#CPU", "#memory", "#"], rows),
+    more > 0 ? h("p", { class: "about" }, `${more} more nodes are not listed here; `, h("a", { href: "#ranks" }, "the ranks"), " are.") : ""];
+}
+
+function marked({ ranks }) {
+  const order = { stalled: 0, slow: 1, behind: 2 };
+  return ranks.rank.map((_, at) => at).filter((at) => ranks.mark?.[at])
+    .sort((a, b) => order[ranks.mark[a]] - order[ranks.mark[b]] || (ranks.rate[a] ?? 0) - (ranks.rate[b] ?? 0) || a - b).slice(0, 20);
+}
+
+export function slowKey(state) {
+  const { ranks } = state;
+  return JSON.stringify([marked(state).map((at) => [ranks.rank[at], ranks.mark[at], ranks.lag[at], ranks.rate[at], ranks.age[at]]), ranks.rank.length]);
+}
+
+export function stragglers(state) {
+  const { ranks, nodes } = state;
+  const found = marked(state);
+  if (!found.length) {
+    const reporting = (ranks.step || []).some((step) => step >= 0);
+    return h("p", { class: "about" }, reporting ? "None: every rank keeps up." : "Not known: no rank reports its steps (holdfast.worker.progress).");
+  }
+  return table(["rank", "node", "state", "#steps/s", "#behind", "#last sign", ""], found.map((at) => [
+    String(ranks.rank[at]), nodes[ranks.node[at]]?.node ?? "", h("span", { class: `mark ${ranks.mark[at]}` }, ranks.mark[at]),
+    number(ranks.rate[at]), number(ranks.lag[at]), ranks.age[at] < 0 ? "–" : duration(ranks.age[at]),
+    h("a", { href: `#logs?ranks=${ranks.rank[at]}` }, "logs")]));
+}

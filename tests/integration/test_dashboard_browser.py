@@ -1,0 +1,295 @@
+"""The dashboard in a real browser: every view and every action, on a job that loses a worker and a node."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+import large_dashboard
+from dashboards import Dashboard, await_agents
+from real_jobs import PATIENCE_S
+from real_teams import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser, Locator, Page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), "")
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+    "--disable-component-update", "--no-first-run",
+]  # fmt: skip
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no chromium here")
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+SCRIPT = """
+    from holdfast import worker
+    print("begun", E["SAYS"], flush=True)
+    for step in range(10 ** 9):
+        worker.progress(step)
+        if step % 20 == 0:
+            print("step", step, "loss", round(4 / (1 + step) ** 0.3, 4), flush=True)
+        order = signal.sigtimedwait(ORDERS, 0.08 if RANK == "5" else 0.05)
+        # Python returns one of no signal if it is interrupted, as by py-spy, when its time is up.
+        if order is not None and order.si_signo == signal.SIGUSR2:
+            raise RuntimeError(E["SAYS"])
+"""
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=1000 * PATIENCE_S)
+    with sync_playwright() as playwright:
+        one = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield one
+        one.close()
+
+
+@contextmanager
+def opened(browser: Browser, dashboard: Dashboard) -> Iterator[Page]:
+    """Open the page and log in; fail if anything in it went wrong, was refused or was run."""
+    context = browser.new_context(viewport={"width": 1240, "height": 860})
+    page = context.new_page()
+    page.set_default_timeout(1000 * PATIENCE_S)
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda line: problems.append(line.text) if line.type == "error" else None)
+    page.on("dialog", lambda dialog: problems.append(f"it said {dialog.message}"))
+    page.on(
+        "request",
+        lambda one: None if one.url.startswith(dashboard.address) else problems.append(one.url),
+    )
+    page.goto(dashboard.address)
+    page.fill("#token", "wrong")
+    page.click("text=Log in")
+    expect(page.locator("#problem")).not_to_be_empty()
+    problems.clear()  # Chromium notes the 401.
+    page.fill("#token", dashboard.token)
+    page.keyboard.press("Enter")
+    expect(page.locator("#live")).to_have_class("live on")
+    yield page
+    assert not problems
+    assert dashboard.token not in page.content() + page.url
+    context.close()
+
+
+class Shots:
+    """Pictures for the documentation, if they are wanted."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def take(self, page: Page, name: str) -> None:
+        if self.folder:
+            page.screenshot(path=Path(self.folder, f"{name}.png"))
+
+
+def test_every_view_and_action(
+    tmp_path: Path, browser: Browser, request: pytest.FixtureRequest
+) -> None:
+    shots = Shots(str(request.config.getoption("--screenshots")))
+    says = "CUDA error: out of memory" if shots.folder else HOSTILE
+    logs = tmp_path / "logs"
+    flags = (
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "3",
+        "--redirects",
+        "3",
+        "--log-dir",
+        str(logs),
+    )
+    with Cluster(tmp_path, SCRIPT, *flags, nnodes="2:3", run_id="nightly") as cluster:
+        for name in ("node-a", "node-b", "node-c"):
+            agent = cluster.start(name, conf=f"node_id={name}", env={"SAYS": says})
+            cluster.await_coordinator(agent)  # The first one has it.
+        workers = cluster.ranks(6)
+        await_agents(*(agent.pid for agent in cluster.agents.values()))
+        with (
+            Dashboard(tmp_path, "nightly", "--log-dir", str(logs)) as dashboard,
+            opened(browser, dashboard) as page,
+        ):
+            see_overview(page)
+            os.kill(workers[1].pid, signal.SIGKILL)  # A worker is lost.
+            expect(figure(page, "generation")).to_have_text("1")
+            expect(figure(page, "restarts charged")).to_have_text("1 of 3")
+            workers = cluster.ranks(6)
+            expect(figure(page, "workers run")).to_have_text("6 of 6")
+            workers[4].fail()
+            expect(figure(page, "generation")).to_have_text("2")
+            workers = cluster.ranks(6)
+            expect(page.locator(".figure", has_text="step")).to_contain_text("per second")
+            expect(page.locator(".mark.slow").first).to_be_visible()
+            shots.take(page, "dashboard")
+            look_at_timeline(page, says, shots)
+            look_at_ranks(page)
+            search_logs(page, says)
+            take_stacks(page)
+            read_failures(page, says)
+
+            act(page, page.locator("#restart"), "new data")
+            cluster.ranks(6)
+            page.keyboard.press("1")
+            expect(page.locator("#view-overview .events")).to_contain_text("new data")
+            act(page, row(page, "node-c").get_by_role("button"), "its disk fails")
+            expect(row(page, "node-c")).to_contain_text("drained")
+            cluster.ranks(4)
+            act(page, row(page, "node-c").get_by_role("button"), "a new disk")
+            cluster.ranks(6)
+            expect(row(page, "node-c")).to_contain_text("running")
+            cluster.agents["node-b"].kill()  # A node is lost.
+            cluster.ranks(4)
+            expect(row(page, "node-b")).to_have_count(0)
+            expect(page.locator("#why")).to_contain_text("node-b")
+            act(page, page.locator("#stop"), "seen enough")
+            expect(page.locator("#live")).to_have_text("job not reached")
+            assert page.locator("#why").text_content()
+            agents = (cluster.agents[name] for name in ("node-a", "node-c"))
+            assert {agent.end()[0] for agent in agents} == {143}
+            page.click("#logout")
+            expect(page.locator("#token")).to_be_visible()
+
+
+def see_overview(page: Page) -> None:
+    expect(page.locator("#job")).to_have_text("nightly")
+    expect(page.locator("#state")).to_have_text("running")
+    expect(figure(page, "workers run")).to_have_text("6 of 6")
+    for name, ranks in (("node-a", "0-1"), ("node-b", "2-3"), ("node-c", "4-5")):
+        expect(row(page, name)).to_contain_text("running")
+        if name == "node-a":  # The others come as they come.
+            expect(row(page, name)).to_contain_text(ranks)
+
+
+def look_at_timeline(page: Page, says: str, shots: Shots) -> None:
+    page.keyboard.press("2")
+    chart = page.locator("#chart")
+    expect(chart.locator(".piece.useful")).to_have_count(3)
+    whole = span(chart)
+    page.click("text=Last failure")
+    zoomed = span(chart)
+    assert zoomed < whole
+    detail = page.locator("#view-timeline .chosen", has_text="Generation 1 ended")
+    expect(detail).to_contain_text(says)
+    expect(detail).to_contain_text("regroup")
+    shots.take(page, "dashboard-timeline")
+    page.keyboard.press("+")  # It has the focus.
+    assert span(chart) < zoomed
+    page.keyboard.press("0")
+    assert span(chart) >= whole
+    expect(page.locator("#view-timeline tbody tr")).to_have_count(3)
+
+
+def look_at_ranks(page: Page) -> None:
+    page.keyboard.press("3")
+    for metric in ("Step", "Lag", "Memory", "Rate"):
+        page.click(f".choice >> text={metric}")
+        expect(page.locator(".choice [aria-pressed=true]")).to_have_text(metric)
+    page.focus("canvas")
+    page.keyboard.press("End")
+    expect(page.locator("#rank-detail h3")).to_contain_text("Rank 5")
+    box = page.locator("canvas").bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + 20, box["y"] + 40)
+    expect(page.locator("#rank-detail h3")).to_contain_text("Rank 0")
+    page.keyboard.press("Enter")
+    expect(page.locator("#logs-ranks")).to_have_value("0")
+
+
+def search_logs(page: Page, says: str) -> None:
+    lines = page.locator("#log-lines > div")
+    expect(lines.first).to_contain_text(f"begun {says}")
+    expect(lines.filter(has_text="step 40 loss")).to_have_count(1)  # It follows.
+    page.fill("#logs-ranks", "")
+    page.keyboard.press("Escape")
+    page.uncheck("#logs-follow")
+    page.fill("#logs-grep", "begun")
+    page.keyboard.press("Enter")
+    expect(lines).to_have_count(6)
+    assert sorted(str(one).split()[0] for one in lines.all_text_contents()) == [*"012345"]
+    assert page.locator("#log-lines img").count() == 0
+
+
+def take_stacks(page: Page) -> None:
+    page.goto(page.url.partition("#")[0] + "#stacks")
+    page.click("text=Take stacks")
+    groups = page.locator("#stack-groups details")
+    expect(groups.first).to_contain_text("train.py")
+    expect(page.locator("#view-stacks [role=status]")).to_contain_text("6 ranks")
+
+
+def read_failures(page: Page, says: str) -> None:
+    page.goto(page.url.partition("#")[0] + "#failures")
+    failures = page.locator("#failure-list > details")
+    expect(failures).to_have_count(2)
+    expect(failures.first.locator("pre").first).to_contain_text("Traceback")
+    expect(failures.first).to_contain_text(f"RuntimeError: {says}")
+    expect(failures.last).to_contain_text("SIGKILL")
+    failures.first.locator("text=Show it in the timeline").click()
+    expect(page.locator("#view-timeline")).to_contain_text("Generation 1 ended")
+
+
+def act(page: Page, button: Locator, reason: str) -> None:
+    """Ask for something, and confirm it."""
+    button.click()
+    page.fill("#reason", reason)
+    page.locator("dialog button.primary").click()
+    expect(page.locator(".toast").last).to_contain_text("granted")
+    expect(page.locator("dialog")).to_be_hidden()
+
+
+def row(page: Page, node: str) -> Locator:
+    return page.locator("#view-overview tbody tr", has_text=node).filter(has=page.locator("button"))
+
+
+def figure(page: Page, name: str) -> Locator:
+    return page.locator(".figure", has_text=name).locator("b")
+
+
+def span(chart: Locator) -> float:
+    begin, end = (chart.get_attribute(f"data-{name}") for name in ("from", "to"))
+    return float(end or 0) - float(begin or 0)
+
+
+@pytest.mark.parametrize("count", [1_000, 10_000])
+def test_as_many_ranks_as_there_are(
+    tmp_path: Path, browser: Browser, count: int, request: pytest.FixtureRequest
+) -> None:
+    command = (sys.executable, large_dashboard.__file__, str(count))
+    with Dashboard(tmp_path, command=command) as dashboard, opened(browser, dashboard) as page:
+        expect(figure(page, "workers run")).to_have_text(f"{count} of {count}")
+        page.keyboard.press("3")
+        expect(page.locator("canvas")).to_have_attribute("data-cells", str(count))
+        page.focus("canvas")
+        page.keyboard.press("End")
+        expect(page.locator("#rank-detail h3")).to_contain_text(f"Rank {count - 1}")
+        slow = page.locator("#view-ranks tbody tr")
+        expect(slow).to_have_count(1)
+        expect(slow).to_contain_text("node0041")
+        expect(slow).to_contain_text("slow")
+        if count == 1_000:
+            page.evaluate("scrollTo(0, 0)")
+            Shots(str(request.config.getoption("--screenshots"))).take(page, "dashboard-ranks")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1240
+
+
+def test_who_may_only_look_sees_no_buttons_on_a_phone(tmp_path: Path, browser: Browser) -> None:
+    command = (sys.executable, large_dashboard.__file__, "64", "--read-only")
+    with Dashboard(tmp_path, command=command) as dashboard, opened(browser, dashboard) as page:
+        page.set_viewport_size({"width": 360, "height": 740})
+        expect(page.locator("#over")).to_contain_text("read-only")
+        for at, view in enumerate(("overview", "timeline", "ranks", "logs", "stacks", "failures")):
+            page.keyboard.press(str(at + 1))
+            expect(page.locator(f"#view-{view}")).to_be_visible()
+            assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
+        assert page.locator(".acting:visible").count() == 0
+        assert page.locator("text=Drain").count() == 0

@@ -1,0 +1,86 @@
+"""`holdfast run --dashboard`: served from below the agent, ends with it, and never harms the job."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+from http.client import HTTPConnection
+from typing import TYPE_CHECKING
+
+from real_jobs import PATIENCE_S, Job, Watched, children
+from real_teams import FOREVER, Cluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WAITS = """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    tell("begun")
+    signal.sigwait([signal.SIGUSR1])
+"""
+
+
+def test_it_ends_with_its_agent_however_that_ends(tmp_path: Path) -> None:
+    with Job(tmp_path, WAITS, "--dashboard", "0") as job:
+        worker = job.news.take(1)["begun"]
+        port = port_of(job)
+        keeper, dashboard = sorted(children(job.agent.pid))
+        connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        connection.request("GET", "/login")
+        with connection.getresponse() as answer:
+            assert answer.status == 200
+        connection.close()
+        below = Watched(keeper, dashboard, worker)
+        job.signal(signal.SIGKILL)
+        below.all_gone()
+
+
+def test_a_job_goes_on_though_its_dashboard_was_killed(tmp_path: Path) -> None:
+    with Job(tmp_path, WAITS, "--dashboard", "0") as job:
+        worker = job.news.take(1)["begun"]
+        port_of(job)
+        _, dashboard = sorted(children(job.agent.pid))
+        os.kill(dashboard, signal.SIGKILL)
+        os.kill(worker, signal.SIGUSR1)
+        assert job.end()[0] == 0
+
+
+def test_a_job_goes_on_though_its_dashboard_cannot_begin(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with Job(tmp_path, WAITS, "--dashboard", str(port)) as job:
+            worker = job.news.take(1)["begun"]
+            said = line_with(job, "error")
+            assert str(port) in said
+            os.kill(worker, signal.SIGUSR1)
+            assert job.end()[0] == 0
+
+
+def test_the_first_node_has_it_whichever_that_is(tmp_path: Path) -> None:
+    with Cluster(tmp_path, FOREVER, "--dashboard", "0", nnodes="2:3") as cluster:
+        cluster.start_coordinator("coordinator")
+        cluster.start_all("a", "b", "c")
+        first, *others = cluster.ranks(3)
+        cluster.agents[first.agent].says("dashboard: ")
+        cluster.agents[first.agent].kill()
+        first, other = cluster.ranks(2)
+        assert first.agent in {start.agent for start in others}
+        cluster.agents[first.agent].says("dashboard: ")
+        assert "dashboard: " not in cluster.agents[other.agent].said()
+
+
+def port_of(job: Job) -> int:
+    """Wait until the dashboard is there; return its port."""
+    found = re.search(r"http://127.0.0.1:(\d+)/", line_with(job, "dashboard: "))
+    assert found
+    return int(found[1])
+
+
+def line_with(job: Job, text: str) -> str:
+    assert job.agent.stderr is not None
+    for line in job.agent.stderr:
+        if text in line:
+            return str(line)
+    raise AssertionError(f"{text!r} was never said")

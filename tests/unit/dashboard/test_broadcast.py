@@ -1,0 +1,82 @@
+"""What browsers get of a job's state: whole at first, then what changed; and who is too slow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from holdfast.dashboard.broadcast import LISTENERS_MAX, QUEUE_MAX, Broadcast, Listener
+from in_loop import in_loop
+
+
+def parsed(update: bytes | None) -> tuple[str, dict[str, object]]:
+    assert update is not None
+    kind, _, data = update.decode().rstrip("\n").split("\n")
+    return kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+@in_loop
+async def test_a_browser_gets_all_and_then_what_changes() -> None:
+    state: dict[str, object] = {"job": 1, "nodes": ["a\n\ndata: forged"]}
+    news: list[object] = ["begun"]
+    broadcast = Broadcast(lambda: broadcast.publish(state, news))
+    early = listening(broadcast)
+    news.clear()
+    assert parsed(await early.get(1.0)) == ("snapshot", {**state, "news": ["begun"]})
+    state["job"] = 2
+    broadcast.refresh()
+    news.append("failed")
+    broadcast.refresh()
+    news.clear()
+    broadcast.refresh()
+    assert parsed(await early.get(1.0)) == ("update", {"job": 2})
+    assert parsed(await early.get(1.0)) == ("update", {"news": ["failed"]})
+    assert await early.get(0.0) == b"", "nothing changed"
+    late = listening(broadcast)
+    assert parsed(await late.get(1.0))[1] == {**state, "news": ["begun", "failed"]}
+    broadcast.close()
+    assert await late.get(1.0) is None
+    assert broadcast.listen() is None
+
+
+@in_loop
+async def test_a_browser_that_does_not_keep_up_is_dropped_and_no_other() -> None:
+    count = 0
+    broadcast = Broadcast(lambda: broadcast.publish({"job": count}, ()))
+    slow, quick = listening(broadcast), listening(broadcast)
+    for _ in range(QUEUE_MAX + 1):
+        assert await quick.get(1.0)
+        count += 1
+        broadcast.refresh()
+    assert await slow.get(1.0) is None
+    assert parsed(await quick.get(1.0)) == ("update", {"job": count})
+
+
+@in_loop
+async def test_there_are_so_many_browsers_and_no_more() -> None:
+    broadcast = Broadcast(lambda: None)
+    listeners = [listening(broadcast) for _ in range(LISTENERS_MAX)]
+    assert broadcast.listen() is None
+    broadcast.leave(listeners[0])
+    assert broadcast.listen() is not None
+
+
+@in_loop
+async def test_a_job_is_wanted_while_somebody_listens() -> None:
+    broadcast = Broadcast(lambda: None)
+    assert not broadcast.is_wanted.is_set()
+    listener = listening(broadcast)
+    idle = asyncio.ensure_future(broadcast.idle_for(0.0))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert broadcast.is_wanted.is_set()
+    assert not idle.done()
+    broadcast.leave(listener)
+    await idle
+    assert not broadcast.is_wanted.is_set()
+
+
+def listening(broadcast: Broadcast) -> Listener:
+    listener = broadcast.listen()
+    assert listener is not None
+    return listener
