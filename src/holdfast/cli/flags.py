@@ -532,7 +532,7 @@ FLAGS = (
         "one can take over (holdfast coordinator --take-over); or the etcd endpoints",
     ),
     Flag(
-        RENDEZVOUS, "--ha", "", "HOST[:PORT],...",
+        RENDEZVOUS, "--ha", None, "HOST[:PORT],...",
         "survive the loss of any machine: these, best three, run an etcd of the job's own; the same list "
         "on every node (none)",
     ),

@@ -162,7 +162,6 @@ def build_parser(name: str) -> argparse.ArgumentParser:
         parser.add_argument(
             "--grace",
             type=float,
-            default=-1.0,
             metavar="SECONDS",
             help="how long workers have to end by themselves (as the job was started)",
         )
@@ -222,6 +221,10 @@ def parse_ranks(text: str) -> list[int]:
             raise UsageError(f"--rank: {part!r} is no rank; accepted: a list like 0,8-15")
         # More digits than Python turns into a number are too large all the same.
         span = range(int(first[:9]), int((last if dash else first)[:9]) + 1)
+        if not span:
+            raise UsageError(
+                f"--rank: {part!r} ends before it begins; accepted: a list like 0,8-15"
+            )
         if len(ranks) + len(span) > RANKS_MAX:
             raise UsageError(f"--rank: more than {RANKS_MAX} ranks")
         ranks += span
@@ -425,11 +428,13 @@ async def _events(args: argparse.Namespace) -> None:
 async def _act(args: argparse.Namespace) -> None:
     from holdfast.core.protocol import ASKED_WHY_CHARS_MAX, GRACE_S_MAX, Action
 
-    grace_s = getattr(args, "grace", -1.0)
+    grace_s = getattr(args, "grace", None)
     if len(args.reason) > ASKED_WHY_CHARS_MAX:
         raise UsageError(f"--reason: accepted: up to {ASKED_WHY_CHARS_MAX} characters")
-    if grace_s != -1.0 and not 0 <= grace_s <= GRACE_S_MAX:
-        raise UsageError(f"--grace: accepted: 0 to {GRACE_S_MAX:g} seconds")
+    if grace_s is None:
+        grace_s = -1.0  # As the job was started.
+    elif not 0 <= grace_s <= GRACE_S_MAX:
+        raise UsageError(f"--grace: {grace_s:g}; accepted: 0 to {GRACE_S_MAX:g} seconds")
     async with await connect(args) as client:
         node = getattr(args, "node", "")
         await client.request(Action(args.command), node=node, why=args.reason, grace_s=grace_s)

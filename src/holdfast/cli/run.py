@@ -166,7 +166,7 @@ def execute(args: Arguments) -> None:
 def _with_rendezvous(args: Arguments) -> Arguments:
     """Return the arguments with the rendezvous of a single node that asks for none."""
     max_nodes = parse_min_max_nnodes(args.nnodes)[1]
-    if getattr(args, "ha", ""):
+    if getattr(args, "ha", None) is not None:
         args = _with_ha(args)
     backend = str(args.rdzv_backend)
     if args.standalone and max_nodes > 1:
@@ -183,8 +183,9 @@ def _with_rendezvous(args: Arguments) -> Arguments:
         args = type(args)(**vars(args))
         args.rdzv_backend = "c10d"
         args.rdzv_endpoint = "localhost:0"
+        if args.standalone or args.rdzv_id == "none":
+            args.rdzv_id = _fresh_run_id()
         args.standalone = True
-        args.rdzv_id = _fresh_run_id()
     elif backend != "static":
         if args.node_rank:
             console.warning(

@@ -83,8 +83,10 @@ class ControlProblem(HoldfastError):
     def __init__(
         self, message: str, refusal: str = "", *, hint: str = "", exit_code: int | None = None
     ) -> None:
-        code = (REFUSED if refusal else UNREACHABLE) if exit_code is None else exit_code
-        super().__init__(message, hint=hint, exit_code=code)
+        if exit_code is None:
+            is_reached = refusal not in ("", RequestRefusal.NO_ANSWER.value)
+            exit_code = REFUSED if is_reached else UNREACHABLE
+        super().__init__(message, hint=hint, exit_code=exit_code)
         self.refusal = refusal
 
 

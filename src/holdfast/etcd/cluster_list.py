@@ -130,8 +130,8 @@ def advice(count: int) -> str:
     if count % 2:
         return ""
     return (
-        f"{count} machines survive the loss of {(count - 1) // 2}, as {count - 1} do, and one more can "
-        f"be lost; list {count - 1} or {count + 1}"
+        f"{count} machines survive no more losses than {count - 1}, and there is one more to lose; "
+        f"list {count - 1} or {count + 1}"
     )
 
 

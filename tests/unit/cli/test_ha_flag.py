@@ -24,6 +24,11 @@ def test_it_is_a_backend_whose_endpoint_is_the_list(monkeypatch: pytest.MonkeyPa
     assert config_from_args(parse_command(words))[0].rdzv_backend == "ha"
 
 
+def test_an_empty_list_is_no_way_to_do_without() -> None:
+    with pytest.raises(UsageError, match="--ha"):
+        run(parse_command(["--ha", "", "--no-python", "true"]))
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [

@@ -20,10 +20,16 @@ def test_ranks(text: str, ranks: list[int]) -> None:
     assert operate.parse_ranks(text) == ranks
 
 
-@pytest.mark.parametrize("text", ["x", "1-", "-1", "1,,2", "0-99999999"])
+@pytest.mark.parametrize("text", ["x", "1-", "-1", "1,,2", "3-1", "0-99999999"])
 def test_what_is_no_rank(text: str) -> None:
     with pytest.raises(UsageError):
         operate.parse_ranks(text)
+
+
+@pytest.mark.parametrize("grace", ["-1", "nan", "1e9"])
+def test_a_stop_with_a_grace_that_is_none_stops_nothing(grace: str) -> None:
+    with pytest.raises(UsageError, match="--grace"):
+        operate.execute(operate.parse_args("stop", ["--grace", grace]))
 
 
 PY_SPY = """Process 7: python train.py
