@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from wire_strategies import anything, messages, structs
 
@@ -210,6 +210,7 @@ def misfit(draw: st.DrawFn) -> bytes:
 
 
 @settings(untimed, max_examples=400)
+@example(msgspec.msgpack.encode({"type": "\t"}))  # Quoted, a tab is a blank.
 @given(misfit())
 def test_messages_with_a_field_of_another_kind(body: bytes) -> None:
     judge(body)
