@@ -437,9 +437,10 @@ async def _act(args: argparse.Namespace) -> None:
         raise UsageError(f"--grace: {grace_s:g}; accepted: 0 to {GRACE_S_MAX:g} seconds")
     async with await connect(args) as client:
         node = getattr(args, "node", "")
-        await client.request(Action(args.command), node=node, why=args.reason, grace_s=grace_s)
-        what = f"{args.command} {node}".strip()
-        _print(f"job {client.run_id!r}: {what} granted\n")
+        action = Action(args.command)
+        as_is = await client.request(action, node=node, why=args.reason, grace_s=grace_s)
+        what = as_is or f"{args.command} {node}".strip() + " granted"
+        _print(f"job {client.run_id!r}: {what}\n")
 
 
 class LogPrinter:

@@ -244,8 +244,11 @@ class JobClient:
         why: str = "",
         grace_s: float = -1.0,
         request_id: str = "",
-    ) -> None:
-        """Ask for something; raise `ControlProblem` with the reason if it is refused."""
+    ) -> str:
+        """Ask for something; raise `ControlProblem` with the reason if it is refused.
+
+        Return nothing, or why it changes nothing: a node may be drained already.
+        """
         request = Request(
             id=request_id or secrets.token_hex(8),
             action=action.value,
@@ -254,7 +257,8 @@ class JobClient:
             who=who_asks(),
             why=one_line(why, ASKED_WHY_CHARS_MAX),
         )
-        await self._ask(control.ACT, body=control.pack(request))
+        reply = await self._ask(control.ACT, body=control.pack(request))
+        return one_line(reply.why)
 
     async def events(self, *, follow: bool = False, node: str = "") -> AsyncIterator[EventRecord]:
         """Yield the events that are kept, and with `follow` each as it comes."""

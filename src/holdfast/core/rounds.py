@@ -51,7 +51,8 @@ The rules:
     generation of the same round, and one that has yet to start is as good. A drained node has no
     workers: it is replaced, or the round gets smaller, as if it had gone, but nobody counts its
     departure; it is a standby that no round takes until it is undrained. None is drained whom the
-    job needs. None of this is charged. A request comes to whoever decides by itself or in a node's
+    job needs. Where a node is as it was asked for already, that is all that is answered, and nothing
+    changes. None of this is charged. A request comes to whoever decides by itself or in a node's
     status, and is answered in that node's view.
 
 Use: send each `View` that `handle` returns to its node; give it the `ended` of each of `waits` once
@@ -1188,13 +1189,15 @@ class Rounds:
         if request.id in job.answers:
             return []
         refusal, why = self._objection(request)
+        if refusal is None:
+            why = self._fulfilled(request)
         answer = RequestAnswer(
             id=request.id, refusal=refusal.value if refusal else "", why=reason(why)
         )
         kept = [*job.answers.items()][-ANSWERS_MAX + 1 :]
         job.answers = {**dict(kept), request.id: answer}
-        if refusal is not None:
-            self._tell(f"refused: {request}: {answer.why}")
+        if why:
+            self._tell(f"{'refused: ' if refusal else ''}{request}: {answer.why}")
             return []
         asked = reason(str(request))
         job.request, job.asked = request.id, asked
@@ -1243,6 +1246,17 @@ class Rounds:
             return RequestRefusal.TOO_FEW_NODES, why
         return None, ""
 
+    def _fulfilled(self, request: Request) -> str:
+        """Return why a request that may be granted changes nothing, or nothing if it does."""
+        if request.action not in (Action.DRAIN.value, Action.UNDRAIN.value):
+            return ""
+        named = self._named(request.node)
+        is_drain = request.action == Action.DRAIN.value
+        if any((name in self.job.drained) != is_drain for name in named):
+            return ""
+        verb = "is" if len(named) == 1 else "are"
+        return f"{names_of(named)} {verb} {'already' if is_drain else 'not'} drained"
+
     def _named(self, name: str) -> list[str]:
         """Return the nodes that go by a name: by their own, or by their host's."""
         job = self.job
@@ -1254,7 +1268,7 @@ class Rounds:
         job = self.job
         is_missed = False
         for name in nodes:
-            job.drained = {**job.drained, name: why}
+            job.drained = {**job.drained, name: job.drained.get(name, why)}
             job.held_back.pop(name, None)
             is_missed = is_missed or (self._is_member(name) and name not in job.succeeded)
         if is_missed:

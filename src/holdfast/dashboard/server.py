@@ -251,8 +251,8 @@ class Dashboard:
             wanted = msgspec.json.decode(await body_of(request), type=ActionWanted)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Refused(400, f"not a request that is known: {error}") from None
-        await self._job.act(wanted)
-        return as_json({"granted": wanted.action.value})
+        as_is = await self._job.act(wanted)
+        return as_json({"granted": wanted.action.value, "why": as_is})
 
 
 def _checked(
