@@ -1324,7 +1324,9 @@ class Rounds:
         job = self.job
         job.revision += 1
         job.why = reason(why)
-        self._tell(f"{job.phase.value}, round {job.round}, generation {job.generation}: {job.why}")
+        line = f"{job.phase.value}, round {job.round}, generation {job.generation}: {job.why}"
+        if not self.history or self.history[-1] != line:  # It may only start now, or be final.
+            self._tell(line)
 
     def _tell(self, line: str) -> None:
         self.history.append(line)
