@@ -419,7 +419,7 @@ def _be_member(args: argparse.Namespace) -> None:
                 end = await news.get()
             if end is not None:
                 return end
-            _print_line(f"job {args.rdzv_id!r}: all others have left; ready for the next run")
+            _print_line(f"job {args.rdzv_id!r}: the run is over; ready for the next one")
 
     signum = asyncio.run(serve())
     raise SignalException(f"stopped by {in_words(signum)}", signum)
