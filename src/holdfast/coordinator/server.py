@@ -93,6 +93,7 @@ class CoordinatorServer:
         handshake_s: float = HANDSHAKE_S,
         follows_another: bool = False,
         place: int = 0,
+        only_job: str = "",
         host: str = "",
         recover_s: float | None = None,
         state: StateFile | None = None,
@@ -131,7 +132,8 @@ class CoordinatorServer:
         self._operators_swept_at = self._loop.time()
         self._token = token
         self._place = place
-        self._only_job = run_id
+        self._only_job = run_id  # With a job's token.
+        self._chosen_job = only_job
         self._port: int = listener.getsockname()[1]
         self._advertised_port = advertised_port
         self._tls = tls
@@ -181,7 +183,19 @@ class CoordinatorServer:
         """Count a connection whose handshake is all but done, or refuse it."""
         self._acceptor.finished(peer)
         if hello.run_id and hello.place != self._place:
+            if self._place:  # Those who look for one that took over find the first one, too.
+                self._warn_rarely(
+                    f"an agent of the job {quoted(repr(hello.run_id))} at {peer.address} has this machine "
+                    f"as entry {hello.place + 1} of its --rdzv-endpoint, and here it is entry "
+                    f"{self._place + 1}: give the list in the order that the agents have"
+                )
             raise HandshakeRefused(NOT_MEANT, permanent=False)
+        if self._chosen_job and hello.run_id not in ("", self._chosen_job):
+            raise HandshakeRefused(
+                f"the coordinator took over the job {quoted(repr(self._chosen_job))} alone, not "
+                f"{quoted(repr(hello.run_id))}",
+                permanent=False,
+            )
         if self._token is None:
             if not is_own_user(peer.user):
                 raise HandshakeRefused(
