@@ -35,7 +35,8 @@ The rules:
     the job: who comes later learns how it ended.
 10. Decisions carry a term and a revision, and nodes ignore what is older than what they have.
     A coordinator that finds nodes of an earlier one takes a higher term than any they heard of,
-    and carries their round on, unchanged, if all of its members are back.
+    and carries their round on, unchanged, if all of its members are back; one that has yet to start
+    only when others had the time to come back, for it may wait for their workers.
 11. One machine is one job. Run ids keep jobs apart.
 12. No worker of a generation starts on any node before all nodes that may have workers of an
     earlier one said that these are gone (`Status.clear`), or are lost and, if they stop their
@@ -619,6 +620,13 @@ class Rounds:
         """Let a node in that is not in the job, if it may; unless `reviewed`, the round changes anyway."""
         job, info = self.job, status.info
         if status.phase is NodePhase.LEAVING or status.stuck:
+            may_have_workers = not status.stuck and status.clear_of <= status.generation
+            if claims(status) and not job.round_term and may_have_workers:
+                # It was a member, and no coordinator but this one waits for its workers.
+                leaving = Node(info, status.seq, status.phase, status.generation)
+                job.departed[info.incarnation] = leaving
+                self._set_workers(leaving, status.generation)
+                self._retire(info, f"{info.node} left")
             return []
         if job.phase is JobPhase.CLOSED:
             return [self._send_end(status)]
@@ -864,6 +872,9 @@ class Rounds:
         if job.phase is JobPhase.CLOSED:
             return self._finalize()
         if job.phase is JobPhase.RECOVERING:
+            back = self._whole_round()
+            if back:
+                return self._carry_on(back)
             missing = "not all nodes came back after the coordinator was gone"
             return self._repair(missing if claimants(job) else why_formed(job))
         if job.phase is JobPhase.FORMING:
@@ -884,11 +895,25 @@ class Rounds:
         job.phase = JobPhase.RECOVERING
         job.round = max(job.round, status.round)
         self._begin_wait()
-        back = claimants(job) if len(job.nodes) >= status.size else []
+        back = self._whole_round() if len(job.nodes) >= status.size else []
+        # One that has not started may wait for workers of nodes that are not in it. Whoever was
+        # connected is back by the end of the wait.
+        if any(one.generation == job.generation for one in back):
+            return self._carry_on(back)
+        return []
+
+    def _whole_round(self) -> list[Node]:
+        """Return the members of an earlier coordinator's round by rank, if all of them are back."""
+        back = claimants(self.job)
         if not back or [one.claimed_rank for one in back] != list(range(back[0].claimed_size)):
             return []
-        if max(one.claimed_generation for one in back) < job.generation:
+        if max(one.claimed_generation for one in back) < self.job.generation:
             return []  # Somebody heard of a later one, so this round was over.
+        return back
+
+    def _carry_on(self, back: list[Node]) -> list[View]:
+        """Go on with an earlier coordinator's round."""
+        job = self.job
         job.members = [one.info for one in back]
         job.round_term, job.round, _key = back[0].claim
         job.phase, job.waiting = JobPhase.ACTIVE, False
