@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="of all nodes of a job, by asking their agents",
     )
-    add_place(parser)
+    add_place(parser, operand=False)
     parser.add_argument(
         "--subprocesses",
         action="store_true",

@@ -52,13 +52,13 @@ examples:
 examples:
   holdfast status
   holdfast status --watch
-  holdfast status --json --rdzv-endpoint head:29400 --rdzv-id nightly
+  holdfast status nightly --json --rdzv-endpoint head:29400
 """,
     ),
     "top": (
         "Watch a job in the terminal: its nodes and ranks, how fast they are, where the\n"
         "time of restarts went; with keys for logs, stacks, restart, drain and stop.\n"
-        "JOB is a run id, as --rdzv-id. It needs textual: pip install 'holdfast[top]'.\n" + WHERE,
+        "It needs textual: pip install 'holdfast[top]'.\n" + WHERE,
         """\
 examples:
   holdfast top
@@ -120,7 +120,7 @@ ACTIONS = ("restart", "drain", "undrain", "stop")
 def build_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of one of the commands."""
     description, examples = TEXTS[name]
-    operand = {"drain": " NODE", "undrain": " NODE", "top": " [JOB]"}.get(name, "")
+    operand = {"drain": " NODE [JOB]", "undrain": " NODE [JOB]", "ps": ""}.get(name, " [JOB]")
     parser = CommandParser(
         prog=f"holdfast {name}",
         usage=f"holdfast {name} [flags]{operand}",
@@ -128,9 +128,7 @@ def build_parser(name: str) -> argparse.ArgumentParser:
         epilog=examples,
         formatter_class=Help,
     )
-    if name == "top":
-        parser.add_argument("job", nargs="?", default="", metavar="JOB", help="a run id")
-    elif operand:
+    if "NODE" in operand:
         parser.add_argument("node", metavar="NODE", help="a node or a host of the job")
     if name in ("status", "events", "ps"):
         parser.add_argument("--json", action="store_true", help="for programs: JSON")
@@ -165,12 +163,16 @@ def build_parser(name: str) -> argparse.ArgumentParser:
             metavar="SECONDS",
             help="how long workers have to end by themselves (as the job was started)",
         )
-    add_place(parser)
+    add_place(parser, operand="JOB" in operand)
     return parser
 
 
-def add_place(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which job is meant."""
+def add_place(parser: argparse.ArgumentParser, *, operand: bool) -> None:
+    """Add the flags that say which job is meant, and JOB; see `choose_job`."""
+    if operand:
+        parser.add_argument(
+            "job", nargs="?", default="", metavar="JOB", help="run id of the job, as --rdzv-id"
+        )
     parser.add_argument(
         "--rdzv-id",
         "--rdzv_id",
@@ -201,15 +203,22 @@ def parse_args(name: str, args: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; an invalid one ends the process with one line and exit code 2."""
     parsed = build_parser(name).parse_args(args)
     parsed.command = name
-    if name == "top":
-        if parsed.job and parsed.rdzv_id not in ("", parsed.job):
-            raise UsageError(f"--rdzv-id: {parsed.rdzv_id!r} and JOB {parsed.job!r}: give one")
-        parsed.rdzv_id = parsed.rdzv_id or parsed.job
+    if name != "ps":
+        choose_job(parsed)
     if name == "logs":
         parsed.ranks = parse_ranks(parsed.rank)
         if parsed.tail < -1:
-            raise UsageError(f"--tail: {parsed.tail} is no number of lines; accepted: 0 or more")
+            raise UsageError(f"--tail: {parsed.tail} is not a number of lines; accepted: 0 or more")
     return parsed
+
+
+def choose_job(parsed: argparse.Namespace) -> None:
+    """Take JOB for --rdzv-id."""
+    if parsed.job and parsed.rdzv_id not in ("", parsed.job):
+        raise UsageError(
+            f"--rdzv-id: {parsed.rdzv_id!r} is not the job {parsed.job!r}; accepted: one of the two"
+        )
+    parsed.rdzv_id = parsed.rdzv_id or parsed.job
 
 
 def parse_ranks(text: str) -> list[int]:
@@ -279,7 +288,7 @@ async def find_place(args: argparse.Namespace) -> tuple[Place, list[LocalJob]]:
         found = [one for one in found if one.here.run_id == args.rdzv_id]
         if not found:
             raise ControlProblem(
-                f"--rdzv-id: no agent of {args.rdzv_id!r} on this machine",
+                f"no agent of the job {args.rdzv_id!r} on this machine",
                 hint="elsewhere give --rdzv-endpoint, the coordinator of the job",
                 exit_code=1,
             )
@@ -297,7 +306,9 @@ async def find_place(args: argparse.Namespace) -> tuple[Place, list[LocalJob]]:
 
 def _unclear(names: list[str], where: str) -> UsageError:
     listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-    return UsageError(f"there are several jobs {where}: {listed}", hint="choose one with --rdzv-id")
+    return UsageError(
+        f"there are several jobs {where}: {listed}", hint="choose one: JOB or --rdzv-id"
+    )
 
 
 def endpoint_of(args: argparse.Namespace) -> Place:
@@ -430,11 +441,15 @@ async def _act(args: argparse.Namespace) -> None:
 
     grace_s = getattr(args, "grace", None)
     if len(args.reason) > ASKED_WHY_CHARS_MAX:
-        raise UsageError(f"--reason: accepted: up to {ASKED_WHY_CHARS_MAX} characters")
+        raise UsageError(
+            f"--reason: {len(args.reason)} characters; accepted: up to {ASKED_WHY_CHARS_MAX}"
+        )
     if grace_s is None:
         grace_s = -1.0  # As the job was started.
     elif not 0 <= grace_s <= GRACE_S_MAX:
-        raise UsageError(f"--grace: {grace_s:g}; accepted: 0 to {GRACE_S_MAX:g} seconds")
+        raise UsageError(
+            f"--grace: {grace_s:g} is not a number of seconds; accepted: 0 to {GRACE_S_MAX:g}"
+        )
     async with await connect(args) as client:
         node = getattr(args, "node", "")
         action = Action(args.command)
