@@ -707,6 +707,7 @@ def report_of(door: AgentDoor, agent: LocalElasticAgent, *, workers: bool = True
         generation=machine.generation,
         running_s=max(0.0, running_s),
         elapsed_s=max(0.0, elapsed_s),
+        standby_s=max(0.0, agent.standby_s),
         workers=reports,
     )
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 WATCH_EVERY_S = 1.0
 HISTORY_SHOWN = 5
+NODES_SHOWN = 10
 COLOURS = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92)
 """Of ranks, in turn; see ECMA-48."""
 CLEAR = "\x1b[H\x1b[2J"
@@ -522,8 +523,7 @@ async def follow_logs(
         job = await client.status()
         names = [one.node for one in job.nodes if _is_chosen(one, node, wanted.ranks)]
         if not names and not tasks:
-            what = f"node {node!r}" if node else "these ranks"
-            raise ControlProblem(f"the job has no workers of {what}", exit_code=1)
+            raise ControlProblem(_none_chosen(job, node, wanted.ranks), exit_code=1)
         for name in names:
             if name not in tasks or tasks[name].done():
                 tasks[name] = asyncio.ensure_future(read(name, len(names)))
@@ -561,6 +561,22 @@ def _is_chosen(node: NodeSummary, name: str, ranks: list[int]) -> bool:
     return not ranks or any(node.first_rank <= rank < node.first_rank + node.size for rank in ranks)
 
 
+def _none_chosen(job: JobSummary, node: str, ranks: list[int]) -> str:
+    from holdfast.numa.affinity import format_ranges
+
+    there = {one.node: range(one.first_rank, one.first_rank + one.size) for one in job.nodes}
+    there = {name: own for name, own in there.items() if own.start >= 0}
+    if not there:
+        return "the job has no workers now"
+    asked = f"rank{'s' * (len(ranks) > 1)} {format_ranges(ranks)}" if ranks else "workers"
+    on = f" on {node!r}" if node else ""
+    have = ", ".join(
+        f"{name} ({format_ranges(own)})" for name, own in [*there.items()][:NODES_SHOWN]
+    )
+    more = ", ..." if len(there) > NODES_SHOWN else ""
+    return f"the job has no {asked}{on}; nodes and their ranks: {have}{more}"
+
+
 # In words.
 
 
@@ -570,10 +586,10 @@ def describe(job: JobSummary) -> str:
     head = f"job {job.run_id!r}: {state}, generation {job.generation}"
     if job.round >= 0:
         head += f", round {job.round}"
-    reports = [one.report for one in job.nodes if one.report is not None and one.rank >= 0]
-    elapsed_s = sum(one.elapsed_s for one in reports)
-    if elapsed_s:
-        head += f", goodput {100 * sum(one.running_s for one in reports) / elapsed_s:.0f} %"
+    reports = [one.report for one in job.nodes if one.report is not None]
+    wanted_s = sum(one.wanted_s for one in reports)
+    if wanted_s:
+        head += f", goodput {100 * sum(one.running_s for one in reports) / wanted_s:.0f} %"
     lines = [
         head,
         f"nodes {job.members} of {job.min_nodes}:{job.max_nodes}, {job.present} here",

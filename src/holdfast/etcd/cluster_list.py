@@ -122,10 +122,11 @@ def parse_machines(text: str, *, source: str = FLAG) -> tuple[tuple[str, int], .
             if other is one:
                 continue
             names = [format_endpoint(*entry) for entry in (other, one)]
-            what = f"{names[0]!r} twice" if other == one else f"{names[0]!r} and {names[1]!r}"
+            both = f"{names[0]!r} and {names[1]!r}, which both need port {port} of one machine"
+            what = f"{names[0]!r} twice" if other == one else both
             raise UsageError(
-                f"{source}: {text!r} has {what}, and port {port} of a machine is there once; accepted: "
-                "one entry for each machine, which has its port and the next"
+                f"{source}: {text!r} has {what}; accepted: one entry for each machine, which has its "
+                "port and the next"
             )
     if len(machines) > MACHINES_MAX:
         raise UsageError(f"{source}: {len(machines)} machines; accepted: up to {MACHINES_MAX}")
