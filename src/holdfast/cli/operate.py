@@ -284,7 +284,7 @@ async def find_place(args: argparse.Namespace) -> tuple[Place, list[LocalJob]]:
 
     if args.rdzv_endpoint:
         return endpoint_of(args), []
-    found = await local_jobs()
+    found = await local_jobs(tell_late)
     if args.rdzv_id:
         found = [one for one in found if one.here.run_id == args.rdzv_id]
         if not found:
@@ -303,6 +303,12 @@ async def find_place(args: argparse.Namespace) -> tuple[Place, list[LocalJob]]:
     if len(names) > 1:
         raise _unclear(names, "on this machine")
     return found[0], found
+
+
+def tell_late(pids: list[str]) -> None:
+    """Say why a command takes long to begin."""
+    agents = f"the agent{'s' * (len(pids) > 1)} with pid {', '.join(pids)}"
+    print(f"holdfast: waiting for {agents} to answer", file=sys.stderr, flush=True)
 
 
 def _unclear(names: list[str], where: str) -> UsageError:
@@ -383,7 +389,7 @@ async def _ps(args: argparse.Namespace) -> None:
                 "program": one.here.program,
                 "age": _duration(one.here.elapsed_s),
             }
-            for one in await local_jobs()
+            for one in await local_jobs(tell_late)
         ]
     if args.json:
         for row in rows:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 
-from holdfast.control.runtime_dir import sockets_here
+from holdfast.control.runtime_dir import pid_of, sockets_here
 from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
 from holdfast.core.protocol import (
     ASKED_WHY_CHARS_MAX,
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=msgspec.Struct)
 
 CONNECT_S = 5.0
+LATE_S = 2.0  # Agents that take longer to answer are named.
 ANSWER_S = 30.0
 """How long a question may take; more than any part of it may where it is answered."""
 WATCH_S = 2.5
@@ -467,13 +468,22 @@ async def _open_local(path: str, run_id: str) -> JobClient:
     return client
 
 
-async def local_jobs() -> list[LocalJob]:
-    """Return the jobs of this user's agents on this machine; forget those that were killed."""
+async def local_jobs(on_late: Callable[[list[str]], None] | None = None) -> list[LocalJob]:
+    """Return the jobs of this user's agents on this machine; forget those that were killed.
+
+    `on_late` is called with the processes of agents that have not answered within `LATE_S`; those that
+    never do are left out.
+    """
     try:
         paths = sockets_here()
     except OSError as problem:
         raise ControlProblem(f"cannot look for jobs: {problem}", exit_code=78) from None
-    found = await asyncio.gather(*(_look(path) for path in paths))
+    looks = {asyncio.ensure_future(_look(path)): path for path in paths}
+    if looks and on_late is not None:
+        _, late = await asyncio.wait(looks, timeout=LATE_S)
+        if late:
+            on_late(sorted(pid_of(looks[one]) for one in late))
+    found = await asyncio.gather(*looks)
     return sorted(
         (one for one in found if one is not None), key=lambda job: (job.here.run_id, job.here.pid)
     )
