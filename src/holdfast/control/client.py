@@ -5,9 +5,11 @@
         async for event in job.events(follow=True):
             ...
 
-A place is where a job can be reached: the socket of one of its agents on this machine, or its
-coordinator. What can be asked is the same at both. A `JobClient` belongs to one loop; any number of
-calls may be under way at once. Whatever goes wrong is a `ControlProblem`, with one line for a person;
+A place is where a job can be reached: the socket of one of its agents on this machine, its
+coordinator, or where its agents have stored their control ports. What can be asked is the same at all.
+Where no coordinator passes on what is asked of a node, its agent is asked directly, by a connection
+that is opened when it is first needed. A `JobClient` belongs to one loop; any number of calls may be
+under way at once. Whatever goes wrong is a `ControlProblem`, with one line for a person;
 a refusal has its reason besides.
 
 All text that comes from others is made printable here, but for what workers wrote themselves.
@@ -19,10 +21,12 @@ import asyncio
 import getpass
 import os
 import secrets
+import time
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 
+from holdfast.control.directory import Directory
 from holdfast.control.runtime_dir import sockets_here
 from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
 from holdfast.core.protocol import (
@@ -32,17 +36,19 @@ from holdfast.core.protocol import (
     Request,
     RequestRefusal,
 )
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.net.endpoints import format_endpoint
 from holdfast.printable import one_line, quoted, visible
 from holdfast.wire import control
 from holdfast.wire.errors import WireError
 from holdfast.wire.frames import FrameReader, encode_frame
-from holdfast.wire.handshake import READ_ONLY_ALL_PREFIX
+from holdfast.wire.handshake import READ_ONLY_ALL_PREFIX, READ_ONLY_PREFIX
 from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
 from holdfast.wire.messages import (
     VERSION_WITH_QUERIES,
     Goodbye,
     JobSummary,
+    NodeReport,
     Query,
     Reply,
     StatusReply,
@@ -52,12 +58,14 @@ from holdfast.wire.messages import (
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
     from types import TracebackType
 
+    from holdfast.coordinator.connect import ClientConnection
     from holdfast.wire.messages import EventRecord, Message
 
 T = TypeVar("T", bound=msgspec.Struct)
+R = TypeVar("R")
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0
@@ -66,7 +74,24 @@ WATCH_S = 2.5
 """How long nodes that are first asked to report have for it; in its first second none does."""
 LOOK_AGAIN_S = 0.1
 COORDINATED = ("c10d", "static")
-"""The backends whose jobs have a coordinator."""
+"""The backends whose jobs have a coordinator, of agents that do not say."""
+AGENT = "the agent"
+CONNECTING_MAX = 32
+"""Agents to which connections are opened at the same time."""
+STAGGER_S = 0.5
+"""After this time without an answer of an agent the next one is tried besides."""
+AGAIN_S = 5.0
+"""An agent that could not be reached is not tried again before that."""
+LOOK_S = 1.0
+"""How often it is looked where the agents are, at most."""
+REPORTS_S = 0.5
+"""How long a status waits for agents, at least; what they reported in the last seconds is shown."""
+KEPT_S = 5.0
+"""How long agents have to tell what has happened, before those that did are listened to."""
+TOLD_MAX = 1_024
+"""Events of a node that are known again; it keeps fewer itself."""
+CLOCKS_DIFFER_S = 0.1
+"""What is less than that may be the way there as well."""
 ALIVE_S = 60.0
 """One who only listens says so often that it is there; connections that are silent for long are closed."""
 ROOM_MIN_BYTES = 1_024
@@ -111,7 +136,7 @@ class LocalJob(msgspec.Struct, frozen=True, kw_only=True):
     here: control.Here
 
 
-Place = Endpoint | LocalJob
+Place = Endpoint | LocalJob | Directory
 
 
 class NodeStacks(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,9 +184,27 @@ class JobClient:
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
+        self.on_unreached: Callable[[str], object] = lambda _: None
+        """Gets a line about each agent that cannot be asked, once for each reason."""
+        self.node = ""
+        """The node whose agent this is a connection to; empty at a coordinator."""
+        self.read_only = False
+        """Whether it is known that nothing can be changed over this connection."""
         self._is_coordinated = True  # So that all nodes report, if they are asked to.
         self._beside: dict[str, LocalJob] = {}
+        self._look: Callable[[], Awaitable[control.Contacts]] | None = None
+        self._directory: Directory | None = None
+        self._contacts: dict[str, control.Contact] = {}
+        self._found = control.Contacts()
+        self._tls: ssl.SSLContext | None = None
+        self._looked_at = -LOOK_S
+        self._looking = asyncio.Lock()
         self._opened: dict[str, JobClient] = {}
+        self._opening: dict[str, asyncio.Task[JobClient | ControlProblem]] = {}
+        self._turns = asyncio.Semaphore(CONNECTING_MAX)
+        self._unreached: dict[str, tuple[float, ControlProblem]] = {}
+        self._reporting: dict[str, asyncio.Task[None]] = {}
+        self._reports: dict[str, tuple[float, NodeReport]] = {}
         self._send: Callable[[Query | StatusRequest], None]
         self._close: Callable[[], object]
         self._replies: dict[int, asyncio.Queue[Reply | StatusReply]] = {}
@@ -178,18 +221,96 @@ class JobClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        for task in (*self._opening.values(), *self._reporting.values()):
+            task.cancel()
         for one in self._opened.values():
             one._close()
         self._close()
+        if self._directory is not None:
+            self._directory.close()
+
+    # The agents of a job without a coordinator.
 
     async def _at(self, node: str) -> JobClient:
-        """Return whom to ask about a node: its own agent, if that is on this machine."""
-        place = self._beside.get(node)
-        if place is None:
+        """Return whom to ask about a node: its own agent, if that is on this machine, or must be."""
+        if node in ("", self.node) or (self._is_coordinated and node not in self._beside):
             return self
-        if node not in self._opened:
-            self._opened[node] = await _open_local(place.path, self.run_id)
-        return self._opened[node]
+        opened = self._opened.get(node)
+        if opened is not None and not opened._problem:
+            return opened
+        again_at, problem = self._unreached.get(node, (0.0, None))
+        if problem is not None and asyncio.get_running_loop().time() < again_at:
+            raise problem
+        if node not in self._opening:
+            self._opening[node] = asyncio.ensure_future(self._open(node))
+        outcome = await asyncio.shield(self._opening[node])
+        if isinstance(outcome, ControlProblem):
+            raise outcome
+        return outcome
+
+    async def _open(self, node: str) -> JobClient | ControlProblem:
+        try:
+            async with self._turns:
+                place = self._beside.get(node)
+                if place is not None:
+                    opened = await _open_local(place.path, self.run_id)
+                else:
+                    contact = await self._contact_of(node)
+                    opened = await _open_contact(contact, self.run_id, self._found, self._tls)
+        except ControlProblem as problem:
+            self._contacts.pop(node, None)  # It may be elsewhere by now.
+            again_at = asyncio.get_running_loop().time() + AGAIN_S
+            known = self._unreached.get(node)
+            self._unreached[node] = (again_at, problem)
+            if known is None or known[1].message != problem.message:
+                self.on_unreached(_about(node, problem))
+            return problem
+        finally:
+            del self._opening[node]
+        self._unreached.pop(node, None)
+        self._opened[node] = opened
+        return opened
+
+    async def _contact_of(self, node: str) -> control.Contact:
+        if node not in self._contacts:
+            await self._look_again()
+        contact = self._contacts.get(node)
+        if contact is None:
+            raise ControlProblem("it is not in the job any more, or not yet")
+        if not contact.port:
+            raise ControlProblem(
+                "its agent can be asked on its own machine alone: control=off, or an older version of "
+                "Holdfast"
+            )
+        return contact
+
+    async def _look_again(self) -> None:
+        """Look where the agents are, unless that was done just now."""
+        async with self._looking:
+            now = asyncio.get_running_loop().time()
+            if self._look is None or now - self._looked_at < LOOK_S:
+                return
+            self._looked_at = now
+            self._take_contacts(await self._look())
+
+    def _take_contacts(self, found: control.Contacts) -> None:
+        if found.pem and found.pem != self._found.pem:
+            self._tls = _tls_of(found)
+        self._found = found
+        self._contacts = {one.node: one for one in found.contacts}
+
+    async def _ask_contacts(self) -> control.Contacts:
+        found = control.Contacts()
+        async for reply in self._many(control.CONTACTS):
+            part = _unpacked(control.Contacts, reply.body)
+            contacts = found.contacts + part.contacts
+            found = msgspec.structs.replace(part, contacts=contacts, pem=part.pem or found.pem)
+        return found
+
+    @property
+    def unreached(self) -> list[str]:
+        """A line about each node whose agent cannot be asked now."""
+        return [_about(node, problem) for node, (_, problem) in sorted(self._unreached.items())]
 
     # What can be asked.
 
@@ -219,22 +340,51 @@ class JobClient:
             is_whole = all(node.report is not None for node in job.nodes)
             is_late = asyncio.get_running_loop().time() >= deadline
             if watch and not is_whole and not self._is_coordinated:
-                return _printable(await self._with_reports(job))
+                return _printable(await self._with_reports(job, wait_s))
             if not watch or is_whole or is_late:
                 return _printable(job)
             await asyncio.sleep(LOOK_AGAIN_S)
 
-    async def _with_reports(self, job: JobSummary) -> JobSummary:
-        """Return a job that has no coordinator with what its agents on this machine know."""
-        nodes = []
-        for node in job.nodes:
-            if node.report is None and node.node in self._beside:
-                at = await self._at(node.node)
-                own = [one for one in (await at.status()).nodes if one.node == node.node]
-                nodes.append(msgspec.structs.replace(node, report=own[0].report if own else None))
-            else:
-                nodes.append(node)
+    async def _with_reports(self, job: JobSummary, wait_s: float) -> JobSummary:
+        """Return a job that has no coordinator with what its agents report, as far as they do in time."""
+        loop = asyncio.get_running_loop()
+        missing = [one.node for one in job.nodes if one.report is None]
+        for node in missing:
+            if node not in self._reporting:
+                self._reporting[node] = asyncio.ensure_future(self._report_of(node))
+        tasks = [self._reporting[node] for node in missing]
+        await asyncio.wait(tasks, timeout=max(wait_s, REPORTS_S))
+        recent = loop.time() - AGAIN_S
+        names = {one.node for one in job.nodes}
+        self._reports = {
+            node: one for node, one in self._reports.items() if node in names and one[0] >= recent
+        }
+        self._unreached = {node: one for node, one in self._unreached.items() if node in names}
+        for node in missing:
+            if node in self._reporting and node not in self._reports:
+                late = ControlProblem(f"no answer in {max(wait_s, REPORTS_S):g} s")
+                self._unreached.setdefault(node, (loop.time(), late))
+        nodes = [
+            one
+            if one.node not in self._reports or one.report is not None
+            else msgspec.structs.replace(one, report=self._reports[one.node][1])
+            for one in job.nodes
+        ]
         return msgspec.structs.replace(job, nodes=nodes)
+
+    async def _report_of(self, node: str) -> None:
+        try:
+            at = await self._at(node)
+            reply = await at._ask(control.REPORT)
+            report = _unpacked(NodeReport, reply.body)
+        except ControlProblem as problem:
+            again_at = asyncio.get_running_loop().time() + AGAIN_S
+            self._unreached.setdefault(node, (again_at, problem))
+        else:
+            self._reports[node] = (asyncio.get_running_loop().time(), report)
+            self._unreached.pop(node, None)
+        finally:
+            del self._reporting[node]
 
     async def request(
         self,
@@ -258,15 +408,25 @@ class JobClient:
 
     async def events(self, *, follow: bool = False, node: str = "") -> AsyncIterator[EventRecord]:
         """Yield the events that are kept, and with `follow` each as it comes."""
+        if self._is_coordinated or node:
+            at = await self._at(node)
+            async for found in at._portions(follow=follow, node=node):
+                for event in found.events:
+                    yield _printable_event(event)
+            return
+        merged = _MergedEvents(self)
+        try:
+            for event in await merged.kept():
+                yield event
+            while follow:
+                yield await merged.next()
+        finally:
+            merged.close()
+
+    async def _portions(self, *, follow: bool, node: str = "") -> AsyncIterator[control.Events]:
         body = control.pack(control.EventsQuery(follow=follow))
         async for reply in self._many(control.EVENTS, node=node, body=body):
-            for event in _unpacked(control.Events, reply.body).events:
-                yield msgspec.structs.replace(
-                    event,
-                    source=quoted(event.source),
-                    kind=quoted(event.kind),
-                    text=one_line(event.text),
-                )
+            yield _unpacked(control.Events, reply.body)
 
     async def logs(
         self, node: str, wanted: control.LogsQuery, *, streams: int = 1
@@ -330,6 +490,12 @@ class JobClient:
         return _unpacked(control.Here, reply.body)
 
     # Questions and answers.
+
+    def _use(self, connection: ClientConnection) -> None:
+        connection.expect_large(STATUS_FRAME_BYTES_MAX)
+        connection.on_message = self._received
+        connection.on_closed = self._ended
+        self._send, self._close = connection.send_whole, connection.abort
 
     async def _ask(self, what: str, *, body: bytes = b"") -> Reply:
         reply = await self._one(
@@ -409,6 +575,132 @@ class JobClient:
                 queue.put_nowait(Reply(id=number, refusal=lost, why=why))
 
 
+class _MergedEvents:
+    """The events of all agents of a job without a coordinator, in one order.
+
+    What was kept is ordered by how long ago it was, since the clocks of hosts may differ; what comes
+    after that, as it comes. Agents that come later, or come back, are listened to as well.
+    """
+
+    def __init__(self, client: JobClient) -> None:
+        self._client = client
+        self._skews: dict[str, float] = {}  # By so much the clock here is ahead of a node's.
+        self._told: dict[str, dict[EventRecord, None]] = {}  # The newest of each node.
+        self._fresh: asyncio.Queue[EventRecord] = asyncio.Queue(REPLIES_MAX)
+        self._news = asyncio.Event()
+        self._listening: dict[str, asyncio.Task[None]] = {}
+        self._again_at: dict[
+            str, float
+        ] = {}  # When one that does not tell anything is tried again.
+        self._heard: set[str] = set()
+        self._watching: asyncio.Task[None] | None = None
+        self._end = ControlProblem("the agents have ended")
+
+    def close(self) -> None:
+        for task in (*self._listening.values(), *([self._watching] if self._watching else ())):
+            task.cancel()
+
+    async def kept(self) -> list[EventRecord]:
+        """Return what has happened, as far as the agents that answer in time remember it."""
+        asked = [asyncio.ensure_future(self._kept_of(node)) for node in await self._nodes()]
+        done, late = await asyncio.wait(asked, timeout=KEPT_S)
+        for one in late:
+            one.cancel()
+        found: list[EventRecord] = []
+        problems: list[ControlProblem] = []
+        for one in done:
+            try:
+                found += one.result()
+            except ControlProblem as problem:
+                problems.append(problem)
+        if len(problems) == len(asked):
+            raise problems[0]
+        return sorted(found, key=lambda event: event.wall)
+
+    async def next(self) -> EventRecord:
+        """Return the next event that happens; raise `ControlProblem` once nobody is left to tell."""
+        if self._watching is None:
+            self._watching = asyncio.ensure_future(self._watch())
+        fresh = asyncio.ensure_future(self._fresh.get())
+        try:
+            await asyncio.wait((fresh, self._watching), return_when=asyncio.FIRST_COMPLETED)
+            if fresh.done():
+                return fresh.result()
+            self._watching.result()
+            raise self._end
+        finally:
+            fresh.cancel()
+
+    async def _nodes(self) -> list[str]:
+        client = self._client
+        await client._look_again()
+        return [*dict.fromkeys((client.node, *client._contacts))]
+
+    async def _kept_of(self, node: str) -> list[EventRecord]:
+        at = await self._client._at(node)
+        async for found in at._portions(follow=False):
+            self._note(node, found)
+        return [self._placed(node, event) for event in self._told.get(node, ())]
+
+    async def _watch(self) -> None:
+        """Listen to all agents, also to those that come later, until none is left."""
+        now = asyncio.get_running_loop().time
+        while True:
+            try:
+                nodes = await self._nodes()
+            except ControlProblem:
+                nodes = []  # Those who are listened to already go on.
+            for node in nodes:
+                if node not in self._listening and now() >= self._again_at.get(node, 0.0):
+                    self._listening[node] = asyncio.ensure_future(self._listen(node))
+            if not self._listening:
+                return
+            self._news.clear()
+            try:
+                # Somebody may be out of reach for a while, as long as others tell of the job.
+                async with asyncio.timeout(AGAIN_S if self._again_at and self._heard else None):
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(LOOK_S)
+
+    async def _listen(self, node: str) -> None:
+        try:
+            at = await self._client._at(node)
+            self._heard.add(node)
+            self._again_at.pop(node, None)
+            async for found in at._portions(follow=True):
+                for event in self._note(node, found):
+                    await self._fresh.put(self._placed(node, event))
+                self._news.set()
+        except ControlProblem as problem:
+            self._end = problem
+        finally:
+            self._heard.discard(node)
+            self._again_at[node] = asyncio.get_running_loop().time() + AGAIN_S
+            del self._listening[node]
+            self._news.set()
+
+    def _note(self, node: str, found: control.Events) -> list[EventRecord]:
+        """Take in some events of a node; return those that are new."""
+        if found.now:
+            skew = time.time() - found.now
+            self._skews[node] = min(self._skews.get(node, skew), skew)
+        told = self._told.setdefault(node, {})
+        fresh = [event for event in found.events if event not in told]
+        told.update(dict.fromkeys(fresh))
+        for old in [*told][: max(0, len(told) - TOLD_MAX)]:
+            del told[old]
+        return fresh
+
+    def _placed(self, node: str, event: EventRecord) -> EventRecord:
+        """Return an event by the clock here."""
+        skew = self._skews.get(node, 0.0)
+        if abs(skew) >= CLOCKS_DIFFER_S:
+            event = msgspec.structs.replace(event, wall=max(0.0, event.wall + skew))
+        return _printable_event(event)
+
+
 async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
     """Return a connection to a job, or raise `ControlProblem`.
 
@@ -416,9 +708,20 @@ async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
     """
     if isinstance(place, LocalJob):
         local = await _open_local(place.path, place.here.run_id)
+        local.node = place.here.node
         local._beside = {one.here.node: one for one in beside if one.here.node}
-        local._is_coordinated = place.here.backend in COORDINATED
+        coordinated = place.here.coordinated
+        local._is_coordinated = (
+            place.here.backend in COORDINATED if coordinated is None else coordinated
+        )
+        local._look = local._ask_contacts
         return local
+    if isinstance(place, Directory):
+        try:
+            return await _open_listed(place)
+        except BaseException:
+            place.close()
+            raise
     client = JobClient(place.run_id)
     is_for_all = place.token is not None and place.token.startswith(READ_ONLY_ALL_PREFIX)
     connector = CoordinatorConnector(
@@ -441,10 +744,119 @@ async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
             f"{where} is of a version of Holdfast that cannot be asked",
             RequestRefusal.UNKNOWN.value,
         )
-    connection.expect_large(STATUS_FRAME_BYTES_MAX)
-    connection.on_message = client._received
-    connection.on_closed = client._ended
-    client._send, client._close = connection.send_whole, connection.abort
+    client._use(connection)
+    client.read_only = (place.token or b"").startswith(READ_ONLY_PREFIX)
+    return client
+
+
+async def _open_listed(place: Directory) -> JobClient:
+    """Return a connection to the leader's agent, or to the first of the others that answers."""
+    found = await _read(place.contacts)
+    there = [one for one in found.contacts if one.port]
+    if not there:
+        where = f"of {place.run_id!r} at {place.where}"
+        if not found.contacts:
+            raise ControlProblem(f"there is no agent {where}", exit_code=NOT_FOUND)
+        raise ControlProblem(
+            f"the agents {where} can be asked on their own machines alone: control=off, or an older "
+            "version of Holdfast"
+        )
+    tls = _tls_of(found)
+    trying: set[asyncio.Task[JobClient]] = set()
+    problem: ControlProblem | None = None
+    chosen: JobClient | None = None
+    try:
+        while chosen is None and (there or trying):
+            if there:
+                trying.add(
+                    asyncio.ensure_future(_open_contact(there.pop(0), place.run_id, found, tls))
+                )
+            done, trying = await asyncio.wait(
+                trying, timeout=STAGGER_S if there else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for one in done:
+                error = one.exception()
+                if error is None:
+                    chosen, unneeded = one.result(), chosen
+                    if unneeded is not None:
+                        unneeded._close()
+                elif isinstance(error, ControlProblem):
+                    problem = problem or error
+                else:
+                    raise error
+    finally:
+        for one in trying:
+            one.cancel()
+    if chosen is None:
+        assert problem is not None
+        raise problem
+    chosen._is_coordinated = False
+    chosen._look, chosen._directory = lambda: _read(place.contacts), place
+    chosen.read_only = found.read_only
+    chosen._take_contacts(found)
+    return chosen
+
+
+async def run_ids_of(place: Directory) -> list[str]:
+    """Return the jobs that can be looked up at a place."""
+    return await _read(place.run_ids)
+
+
+async def stored_jobs(place: Directory) -> list[JobSummary]:
+    """Return these jobs as they are stored, or the one that is meant."""
+
+    def read() -> list[JobSummary]:
+        names = [place.run_id] if place.run_id else place.run_ids()
+        return [one for one in map(place.summary, names) if one is not None]
+
+    try:
+        return [_printable(one) for one in await _read(read)]
+    finally:
+        place.close()
+
+
+async def _read(read: Callable[[], R]) -> R:
+    """Return what is stored somewhere; raise `ControlProblem` if it cannot be read."""
+    try:
+        return await asyncio.to_thread(read)
+    except UsageError:
+        raise
+    except HoldfastError as problem:
+        raise ControlProblem(problem.message, hint=problem.hint) from None
+
+
+def _tls_of(found: control.Contacts) -> ssl.SSLContext | None:
+    if not found.pem:
+        return None
+    from holdfast.net.tls import mutual_context
+
+    try:
+        ca, cert, key = found.pem
+        return mutual_context(ca, cert, key, serving=False)
+    except (ValueError, OSError) as problem:  # An `SSLError` is both.
+        raise ControlProblem(f"the job's certificates cannot be used: {problem}") from None
+
+
+async def _open_contact(
+    contact: control.Contact, run_id: str, found: control.Contacts, tls: ssl.SSLContext | None
+) -> JobClient:
+    """Return a connection to an agent at its control port."""
+    connector = CoordinatorConnector(
+        contact.address,
+        contact.port,
+        run_id=found.run_id,
+        tls=tls,
+        secret=contact.secret,
+        read_only=found.read_only,
+        server=AGENT,
+    )
+    client = JobClient(run_id)
+    try:
+        client._use(await connector.connect())
+    except ConnectFailed as problem:
+        where = format_endpoint(quoted(contact.address), contact.port)
+        raise ControlProblem(f"{AGENT} at {where} cannot be asked: {problem.why}") from None
+    client.node = contact.node
     return client
 
 
@@ -504,6 +916,16 @@ def _remove_if_dead(path: str) -> None:
                 pass  # Somebody else was quicker.
         except OSError:
             pass
+
+
+def _about(node: str, problem: ControlProblem) -> str:
+    return f"{quoted(node)}: {problem.message}"
+
+
+def _printable_event(event: EventRecord) -> EventRecord:
+    return msgspec.structs.replace(
+        event, source=quoted(event.source), kind=quoted(event.kind), text=one_line(event.text)
+    )
 
 
 def _unpacked(kind: type[T], body: bytes) -> T:

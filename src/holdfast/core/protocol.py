@@ -54,6 +54,7 @@ PORT_MAX = 65_535
 PORTS_MAX = 16
 """How many ports a node may hold for the workers' store."""
 STORE_KEY_BYTES = 32
+CONTROL_KEY_BYTES = 16
 SETTLE_S_MAX = 86_400.0
 AWAY_S_MAX = 10 * 366 * 86_400.0
 
@@ -213,6 +214,20 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     yields: bool = False
     """Whether it gives way, while it is there, to an agent that comes with the same node id. It is
     for the one that is there to say: a newcomer may be anybody."""
+
+
+class ControlPort(msgspec.Struct, frozen=True, array_like=True):
+    """The port at which people reach the agent of a node, where no coordinator passes on what they ask.
+
+    It is told where nodes of the job alone can read it. The key is a secret that the agent drew: who
+    has read it there is one of those who may ask.
+    """
+
+    port: Annotated[int, Meta(ge=1, le=PORT_MAX)]
+    key: Annotated[bytes, Meta(min_length=CONTROL_KEY_BYTES, max_length=CONTROL_KEY_BYTES)]
+
+    def __repr__(self) -> str:
+        return f"ControlPort({self.port})"
 
 
 class Action(Enum):

@@ -80,6 +80,7 @@ from holdfast.core.protocol import (
     RIVALS_MAX,
     STORE_KEY_BYTES,
     Action,
+    ControlPort,
     Count,
     Failure,
     Heartbeat,
@@ -202,6 +203,8 @@ class Node(msgspec.Struct):
     """Ports that it still lists although workers of some generation may have met there."""
     heartbeats: Count = 0
     """Counts up while the node is alive; used where nodes share this state, without a coordinator."""
+    control: ControlPort | None = None
+    """Where people reach its agent; used as the heartbeats are."""
     departures: Count = 0
     """How often whoever had its place went and broke a round, until `Job.quiet` is `forgotten_at`."""
     forgotten_at: Count = 0

@@ -276,6 +276,8 @@ KEYS = (
     Key("presence", "on|off", "on", (*ETCD, "ha"),
         "whether agents hold connections to each other and see by these when one has ended; with "
         "off, a lost node costs its lease"),
+    Key("control", "on|read-only|off", "on", (*SHARED, *ETCD, "ha"),
+        "whether agents have a port at which other machines may ask them, or may only look"),
     Key("protocol", "http|https", "http", ETCD, "how etcd is reached"),
     Key("cert", "path", None, ETCD, "the certificate to show to etcd"),
     Key("key", "path", None, ETCD, "the key of that certificate"),
@@ -339,6 +341,7 @@ class RendezvousConfig:
     spares: int
     worker_store: bool
     presence: str
+    control: str
     store: str
     given: frozenset[str] = field(default=frozenset(), compare=False)
     """The keys that were given a value."""
