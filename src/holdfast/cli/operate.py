@@ -548,21 +548,22 @@ async def follow_logs(
 
     tasks: dict[str, asyncio.Task[None]] = {}
     problems: dict[str, ControlProblem] = {}
-    shown = False
+    known: set[str] = set()  # Nodes that showed something.
 
     async def read(name: str, streams: int) -> None:
-        nonlocal shown
         try:
             async for lines in client.logs(name, wanted, streams=streams):
-                shown = True
+                known.add(name)
                 waits = show(lines)
                 if waits is not None:  # Nothing more is read until these are taken.
                     await waits
         except ControlProblem as problem:
-            if problems.get(name) is None or problems[name].message != problem.message:
-                problems[name] = problem
-                if wanted.follow and shown:
-                    _complain("logs", [about(name)])
+            if name in known:
+                return  # Its end is no problem; if it is back, there will be an event.
+            is_new = name not in problems or problems[name].message != problem.message
+            problems[name] = problem
+            if wanted.follow and is_new:
+                _complain("logs", [about(name)])
 
     def about(name: str) -> str:
         return f"{name}: {problems[name].message}"
@@ -595,7 +596,7 @@ async def follow_logs(
                     following.result()
                 happened.set()
         except ControlProblem as end:
-            if not shown:
+            if not known:
                 raise (*problems.values(), end)[0] from None
             _complain("logs", [end.message])
         finally:
@@ -603,7 +604,7 @@ async def follow_logs(
                 task.cancel()
         return
     await asyncio.gather(*tasks.values())
-    if problems and not shown:
+    if problems and not known:
         raise next(iter(problems.values()))
     _complain("logs", [about(name) for name in problems])
 

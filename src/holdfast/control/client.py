@@ -76,6 +76,8 @@ LOOK_AGAIN_S = 0.1
 COORDINATED = ("c10d", "static")
 """The backends whose jobs have a coordinator, of agents that do not say."""
 AGENT = "the agent"
+MANY_AGENTS = 256
+"""From so many on their connections may need more descriptors than a process is given."""
 CONNECTING_MAX = 32
 """Agents to which connections are opened at the same time."""
 STAGGER_S = 0.5
@@ -296,6 +298,10 @@ class JobClient:
     def _take_contacts(self, found: control.Contacts) -> None:
         if found.pem and found.pem != self._found.pem:
             self._tls = _tls_of(found)
+        if len(found.contacts) > MANY_AGENTS:
+            from holdfast.net.listening import raise_descriptor_limit
+
+            raise_descriptor_limit()
         self._found = found
         self._contacts = {one.node: one for one in found.contacts}
 
@@ -362,7 +368,9 @@ class JobClient:
         self._unreached = {node: one for node, one in self._unreached.items() if node in names}
         for node in missing:
             if node in self._reporting and node not in self._reports:
-                late = ControlProblem(f"no answer in {max(wait_s, REPORTS_S):g} s")
+                contact = self._contacts.get(node)
+                who = _named(contact) if contact is not None else AGENT
+                late = ControlProblem(f"no answer of {who} in {max(wait_s, REPORTS_S):g} s")
                 self._unreached.setdefault(node, (loop.time(), late))
         nodes = [
             one
@@ -756,7 +764,9 @@ async def _open_listed(place: Directory) -> JobClient:
     if not there:
         where = f"of {place.run_id!r} at {place.where}"
         if not found.contacts:
-            raise ControlProblem(f"there is no agent {where}", exit_code=NOT_FOUND)
+            job = await _read(lambda: place.summary(place.run_id))
+            over = f"; it is over: {job.outcome}" if job is not None and job.outcome else ""
+            raise ControlProblem(f"there is no agent {where}{over}", exit_code=NOT_FOUND)
         raise ControlProblem(
             f"the agents {where} can be asked on their own machines alone: control=off, or an older "
             "version of Holdfast"
@@ -789,6 +799,11 @@ async def _open_listed(place: Directory) -> JobClient:
             one.cancel()
     if chosen is None:
         assert problem is not None
+        job = await _read(lambda: place.summary(place.run_id))
+        if job is not None and job.outcome:
+            raise ControlProblem(
+                f"job {place.run_id!r} is over: {job.outcome}", exit_code=NOT_FOUND
+            )
         raise problem
     chosen._is_coordinated = False
     chosen._look, chosen._directory = lambda: _read(place.contacts), place
@@ -854,8 +869,7 @@ async def _open_contact(
     try:
         client._use(await connector.connect())
     except ConnectFailed as problem:
-        where = format_endpoint(quoted(contact.address), contact.port)
-        raise ControlProblem(f"{AGENT} at {where} cannot be asked: {problem.why}") from None
+        raise ControlProblem(f"{_named(contact)} cannot be asked: {problem.why}") from None
     client.node = contact.node
     return client
 
@@ -916,6 +930,10 @@ def _remove_if_dead(path: str) -> None:
                 pass  # Somebody else was quicker.
         except OSError:
             pass
+
+
+def _named(contact: control.Contact) -> str:
+    return f"{AGENT} at {format_endpoint(quoted(contact.address), contact.port)}"
 
 
 def _about(node: str, problem: ControlProblem) -> str:

@@ -8,6 +8,7 @@ ever written here. All that reads may block, so it is called in a thread.
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from holdfast.coordinator.control_port import ControlAccess, explicit_token
@@ -15,8 +16,11 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.rendezvous import config
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from holdfast.core.rounds import Job
     from holdfast.etcd.settings import EtcdSettings
+    from holdfast.etcd.sync_client import EtcdClient
     from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.wire.control import Contacts
     from holdfast.wire.messages import JobSummary
@@ -53,31 +57,41 @@ class Directory:
 class EtcdDirectory(Directory):
     """The jobs below a prefix of an etcd."""
 
+    advice = ""
+    """What to look at where it cannot be read."""
+
     def __init__(self, run_id: str, where: str, etcd: EtcdSettings, prefix: str) -> None:
         super().__init__(run_id)
         self.where = where
         self._etcd, self._prefix = etcd, prefix
 
     def run_ids(self) -> list[str]:
-        from holdfast.etcd.sync_client import EtcdClient
         from holdfast.rendezvous.etcd import read_run_ids
 
-        with EtcdClient(self._etcd) as client:
+        with self._reading() as client:
             return read_run_ids(client, self._prefix)
 
     def contacts(self) -> Contacts:
-        from holdfast.etcd.sync_client import EtcdClient
         from holdfast.rendezvous.etcd import read_ports
 
-        with EtcdClient(self._etcd) as client:
+        with self._reading() as client:
             return self._access().contacts(read_ports(client, self.run_id, self._prefix))
 
     def summary(self, run_id: str) -> JobSummary | None:
-        from holdfast.etcd.sync_client import EtcdClient
         from holdfast.rendezvous.etcd import read_job
 
-        with EtcdClient(self._etcd) as client:
+        with self._reading() as client:
             return read_job(client, run_id, self._prefix)[0]
+
+    @contextmanager
+    def _reading(self) -> Iterator[EtcdClient]:
+        from holdfast.etcd.sync_client import EtcdClient, EtcdError
+
+        with EtcdClient(self._etcd) as client:
+            try:
+                yield client
+            except EtcdError as problem:
+                raise HoldfastError(problem.message, hint=self.advice) from None
 
     def _access(self) -> ControlAccess:
         return ControlAccess(run_id=self.run_id, token=explicit_token(os.environ, read_only=True))
@@ -85,6 +99,8 @@ class EtcdDirectory(Directory):
 
 class HaDirectory(EtcdDirectory):
     """The one job of the etcd of `--ha`."""
+
+    advice = "the machines of --ha, --rdzv-id and the token must be those of the job"
 
     def __init__(self, params: RendezvousParameters) -> None:
         from holdfast.etcd.cluster_list import Certificates
@@ -111,6 +127,8 @@ class FolderDirectory(Directory):
         from holdfast.rendezvous.file_backend import BESIDE
 
         super().__init__(run_id)
+        if not endpoint:
+            raise UsageError("--rdzv-endpoint: missing; name the folder where the nodes meet")
         self.where = f"--rdzv-endpoint {endpoint}"
         self._folder = endpoint + BESIDE if os.path.isfile(endpoint) else endpoint
         if not os.path.isdir(self._folder):

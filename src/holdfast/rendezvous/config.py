@@ -450,8 +450,8 @@ def warn_about_unused(
         for variable in (FILE_VARIABLE, VARIABLE):
             if variable in os.environ:
                 console.warning(
-                    f"{variable} has no effect with {_where(backend)}: whoever can write to that "
-                    "endpoint is in the job"
+                    f"{variable} guards only what people ask of agents with {_where(backend)}: whoever "
+                    "can write to that endpoint is in the job"
                 )
 
 

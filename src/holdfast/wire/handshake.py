@@ -69,6 +69,10 @@ GIVE_THE_SAME = (
     f"copy {OWN_FILE} from one machine to the other, or set {FILE_VARIABLE} or {VARIABLE} to the same "
     "on both"
 )
+LOOK_UP_AGAIN = (
+    f"it is to be the one of the job ({VARIABLE}, {FILE_VARIABLE}, with --ha also {OWN_FILE}); or another "
+    "agent has that port by now"
+)
 SERVER = b"holdfast coordinator"
 COORDINATOR = "the coordinator"
 JOB_TOKEN_PREFIX = b"holdfast-job-"
@@ -113,6 +117,7 @@ class _Handshake:
             key_for = lambda hello: _key(token, hello.run_id, read_only=hello.read_only)  # noqa: E731
         self._key_for = key_for
         self._server = server
+        self._remedy = GIVE_THE_SAME if server is COORDINATOR else LOOK_UP_AGAIN
         self._nonce = nonce()
         self._versions = versions
         self._version = 0
@@ -247,7 +252,7 @@ class ClientHandshake(_Handshake):
         said = self._said
         assert said is not None
         if not same(challenge.proof, _proof_of_server(said, challenge.version, challenge.nonce)):
-            raise self._leave(f"{self._server}'s token is not the client's: {GIVE_THE_SAME}")
+            raise self._leave(f"{self._server}'s token is not the client's: {self._remedy}")
         said.update(_framed(body))
         frame = encode_frame(Proof(proof=_proof_of_client(said)))
         said.update(frame)
@@ -326,7 +331,7 @@ class ServerHandshake(_Handshake):
         else:
             if not same(theirs.proof, _proof_of_client(said)):
                 raise self._refuse(
-                    f"the client's token is not that of {self._server}: {GIVE_THE_SAME}"
+                    f"the client's token is not that of {self._server}: {self._remedy}"
                 )
             said.update(_framed(body))
             self._draw_seals(said, serving=True)
