@@ -26,6 +26,7 @@ WATCH_EVERY_S = 1.0
 BEGIN_EVERY_S = 0.5
 """How often it is looked for nodes whose logs are not followed yet."""
 HISTORY_SHOWN = 5
+UNREACHED_SHOWN = 10
 COLOURS = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92)
 """Of ranks, in turn; see ECMA-48."""
 CLEAR = "\x1b[H\x1b[2J"
@@ -641,7 +642,9 @@ def describe(job: JobSummary, unreached: Sequence[str] = ()) -> str:
     rows += [_node_row(node) for node in sorted(job.nodes, key=_node_order)]
     lines += ["", _table(rows).rstrip("\n")]
     if unreached:
-        lines += ["", "no report:", *(f"  {line}" for line in unreached)]
+        lines += ["", "no report:", *(f"  {line}" for line in unreached[:UNREACHED_SHOWN])]
+        if len(unreached) > UNREACHED_SHOWN:
+            lines.append(f"  and {len(unreached) - UNREACHED_SHOWN} more")
     if job.causes:
         lines += ["", "restarts:", *(f"  {line}" for line in job.causes[-HISTORY_SHOWN:])]
     if job.history:

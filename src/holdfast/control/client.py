@@ -88,6 +88,8 @@ LOOK_S = 1.0
 """How often it is looked where the agents are, at most."""
 REPORTS_S = 0.5
 """How long a status waits for agents, at least; what they reported in the last seconds is shown."""
+REPORT_S_PER_NODE = 0.005
+"""The work of opening one connection, several times over."""
 KEPT_S = 5.0
 """How long agents have to tell what has happened, before those that did are listened to."""
 TOLD_MAX = 1_024
@@ -359,7 +361,8 @@ class JobClient:
             if node not in self._reporting:
                 self._reporting[node] = asyncio.ensure_future(self._report_of(node))
         tasks = [self._reporting[node] for node in missing]
-        await asyncio.wait(tasks, timeout=max(wait_s, REPORTS_S))
+        limit_s = max(wait_s, REPORTS_S, REPORT_S_PER_NODE * len(missing))
+        await asyncio.wait(tasks, timeout=limit_s)
         recent = loop.time() - AGAIN_S
         names = {one.node for one in job.nodes}
         self._reports = {
@@ -370,7 +373,7 @@ class JobClient:
             if node in self._reporting and node not in self._reports:
                 contact = self._contacts.get(node)
                 who = _named(contact) if contact is not None else AGENT
-                late = ControlProblem(f"no answer of {who} in {max(wait_s, REPORTS_S):g} s")
+                late = ControlProblem(f"no answer of {who} in {limit_s:g} s")
                 self._unreached.setdefault(node, (loop.time(), late))
         nodes = [
             one
@@ -641,7 +644,12 @@ class _MergedEvents:
 
     async def _nodes(self) -> list[str]:
         client = self._client
-        await client._look_again()
+        try:
+            await client._look_again()
+        except ControlProblem as problem:
+            if client._problem:
+                raise
+            client.on_unreached(problem.message)  # Such as that its agent is of an older version.
         return [*dict.fromkeys((client.node, *client._contacts))]
 
     async def _kept_of(self, node: str) -> list[EventRecord]:

@@ -43,18 +43,15 @@ class ControlAccess(msgspec.Struct, frozen=True, kw_only=True):
         token = self.token
         read_only = (token or b"").startswith(READ_ONLY_PREFIX)
         is_for_all = (token or b"").startswith(READ_ONLY_ALL_PREFIX)
+        contacts = []
+        for node, address, port in found:
+            contact = Contact(node=node, address=address)
+            if port is not None and address:
+                secret = control_key(port.key, token, self.run_id, read_only=read_only)
+                contact = Contact(node=node, address=address, port=port.port, secret=secret)
+            contacts.append(contact)
         return Contacts(
-            contacts=[
-                Contact(
-                    node=node,
-                    address=address,
-                    port=port.port if port is not None else 0,
-                    secret=control_key(port.key, token, self.run_id, read_only=read_only)
-                    if port is not None
-                    else b"",
-                )
-                for node, address, port in found
-            ],
+            contacts=contacts,
             pem=list(self.pem or ()),
             run_id="" if is_for_all else self.run_id,
             read_only=read_only,

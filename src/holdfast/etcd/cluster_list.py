@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.errors import UsageError
+from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.etcd.settings import EtcdSettings
 from holdfast.net.addresses import names_loopback
 from holdfast.net.endpoints import format_endpoint, split_endpoint
@@ -196,7 +196,12 @@ class Certificates:
         if self.pem is None and self.guard is not None:
             guard = self.guard
             paths = (Path(one) for one in (guard.ca, guard.cert, guard.key))
-            ca, cert, key = (one.read_bytes() for one in paths)
+            try:
+                ca, cert, key = (one.read_bytes() for one in paths)
+            except OSError as problem:
+                raise EnvironmentProblem(
+                    f"{problem.filename} cannot be read: {problem.strerror}"
+                ) from None
             return ca, cert, key
         return self.pem
 

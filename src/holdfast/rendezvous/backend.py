@@ -630,7 +630,9 @@ class DynamicRendezvousHandler(PolledHandler):
                 needs_answers=self._stops_alone and not self._is_polled,
                 absent_s=min(ABSENT_S, self.join_timeout_s / 2) if self._is_polled else None,
             ),
-            access=ControlAccess(run_id=self.get_run_id(), token=explicit_token(os.environ)),
+            access=None
+            if control == OFF
+            else ControlAccess(run_id=self.get_run_id(), token=explicit_token(os.environ)),
             control=control,
         )
         connection.start()

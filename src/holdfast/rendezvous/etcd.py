@@ -660,7 +660,7 @@ class EtcdHandler(CoordinatorHandler):
             timeouts=timeouts,
             lease_s=lease_s,
             shows_presence=conf.presence == "on",
-            access=self._control_access(),
+            access=None if self._is_polled else self._control_access(),
             control=OFF if self._is_polled else conf.control,
         )
         if not self._is_polled:
