@@ -158,7 +158,7 @@ async def test_a_flood_of_strangers_keeps_nobody_out() -> None:
     async with served(access_of(None)) as port:
         with ExitStack() as strangers:
             for said in (b"", b"\0", b"GET / HTTP/1.0\r\n\r\n"):
-                for _ in range(HALF_OPEN_MAX):
+                for _ in range(2 * HALF_OPEN_MAX):
                     one = strangers.enter_context(socket.socket())
                     one.settimeout(10)
                     one.connect(("127.0.0.1", port.own.port.port))
