@@ -17,6 +17,7 @@ from holdfast.coordinator.admission import HANDSHAKE_S, Acceptor
 from holdfast.coordinator.server_connection import READ_BYTES, ServerConnection
 from holdfast.core.protocol import WHY_CHARS_MAX
 from holdfast.net import addresses
+from holdfast.net.peer_user import is_own_user
 from holdfast.printable import one_line, quoted
 from holdfast.wire.errors import HandshakeRefused
 from holdfast.wire.frames import encode_frame
@@ -113,6 +114,8 @@ class PortServer:
         run_id = self._own.access.run_id
         if hello.run_id != run_id and not (hello.read_only and not hello.run_id):
             raise HandshakeRefused(f"this is an agent of the job {quoted(repr(run_id))}")
+        if self._own.access.token is None and not is_own_user(peer.user):
+            raise HandshakeRefused("without a token an agent serves its own user alone on its host")
         if len(self._server.askers) >= CONNECTIONS_MAX:
             why = f"the agent has {CONNECTIONS_MAX} connections already"
             raise HandshakeRefused(why, permanent=False)
