@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 AGENT = "the agent"
 HALF_OPEN_MAX = 64
 IDLE_S = 300.0
-"""Who listens says every minute that it is there (`control.client.ALIVE_S`)."""
+"""Who listens says every minute that it is there (`control.line.ALIVE_S`)."""
 SWEEP_S = 30.0
 
 

@@ -193,7 +193,8 @@ class Commands:
 
     async def connect(self) -> JobClient:
         from holdfast.cli.operate import connect, is_elsewhere
-        from holdfast.control.client import ControlProblem, local_jobs, open_job
+        from holdfast.control.client import local_jobs, open_job
+        from holdfast.control.line import ControlProblem
 
         if not self._args.agent_pid:
             try:

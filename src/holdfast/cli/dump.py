@@ -175,7 +175,7 @@ def _body(stacks: str) -> str:
 def _dump_all_nodes(args: argparse.Namespace) -> None:
     import asyncio
 
-    from holdfast.control.client import ControlProblem
+    from holdfast.control.line import ControlProblem
     from holdfast.control.stack_groups import grouped
 
     async def dump() -> tuple[list[tuple[int, str]], list[str]]:

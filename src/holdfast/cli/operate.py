@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
     from typing import Any
 
-    from holdfast.control.client import Endpoint, JobClient, LocalJob, Place
+    from holdfast.control.client import JobClient, LocalJob, Place
+    from holdfast.control.line import Endpoint
     from holdfast.wire.control import LogLines, LogsQuery
     from holdfast.wire.messages import EventRecord, JobSummary, NodeSummary
 
@@ -269,7 +270,8 @@ def execute(args: argparse.Namespace) -> None:
 
 async def connect(args: argparse.Namespace) -> JobClient:
     """Return a connection to the one job that is meant; raise if that is not clear."""
-    from holdfast.control.client import ControlProblem, open_job
+    from holdfast.control.client import open_job
+    from holdfast.control.line import ControlProblem
 
     place, beside = await find_place(args)
     client = await open_job(place, beside)
@@ -278,7 +280,7 @@ async def connect(args: argparse.Namespace) -> JobClient:
     jobs = [one.run_id for one in await client.jobs()]
     going = f"at {args.rdzv_endpoint}"
     if len(jobs) != 1:
-        client._close()
+        client.close()
         raise _unclear(jobs, going) if jobs else ControlProblem(f"no job {going}", exit_code=1)
     client.run_id = jobs[0]
     return client
@@ -291,8 +293,9 @@ def is_elsewhere(args: argparse.Namespace) -> bool:
 
 async def find_place(args: argparse.Namespace) -> tuple[Place, list[LocalJob]]:
     """Return where the job is that is meant, and all its agents on this machine."""
-    from holdfast.control.client import ControlProblem, local_jobs, run_ids_of
+    from holdfast.control.client import local_jobs, run_ids_of
     from holdfast.control.directory import Directory
+    from holdfast.control.line import ControlProblem
 
     if is_elsewhere(args):
         place = place_of(args)
@@ -350,7 +353,7 @@ def _endpoint_of(args: argparse.Namespace, given: dict[str, str]) -> Endpoint:
     """Return the coordinator that the flags name."""
     import os
 
-    from holdfast.control.client import Endpoint
+    from holdfast.control.line import Endpoint
     from holdfast.net.endpoints import parse_rendezvous_endpoint
     from holdfast.net.token import choose_token
     from holdfast.rendezvous.config import RendezvousParameters, parse
@@ -442,9 +445,9 @@ async def _status(args: argparse.Namespace) -> None:
             job = await client.status(watch=True)
             if args.json:
                 _print_json(job)
-                _complain("status", client.unreached)
+                _complain("status", client.agents.unreached)
             else:
-                text = describe(job, client.unreached)
+                text = describe(job, client.agents.unreached)
                 _print((CLEAR if args.watch and sys.stdout.isatty() else "") + text)
             if not args.watch:
                 return
@@ -472,7 +475,7 @@ async def _top(args: argparse.Namespace) -> None:
 
 async def _events(args: argparse.Namespace) -> None:
     async with await connect(args) as client:
-        client.on_unreached = lambda line: _complain("events", [line])
+        client.agents.on_unreached = lambda line: _complain("events", [line])
         async for event in client.events(follow=args.follow):
             if args.json:
                 _print_json(event)
@@ -545,7 +548,7 @@ async def follow_logs(
     """Show what workers of all chosen nodes write; with `follow` also of nodes that come later."""
     import asyncio
 
-    from holdfast.control.client import ControlProblem
+    from holdfast.control.line import ControlProblem
 
     tasks: dict[str, asyncio.Task[None]] = {}
     problems: dict[str, ControlProblem] = {}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from holdfast.control.client import ControlProblem
+from holdfast.control.line import ControlProblem
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.agent.port_server import HALF_OPEN_MAX, PortServer
-from holdfast.control.client import ControlProblem, _open_contact, _tls_of, open_job
+from holdfast.control.client import open_job
 from holdfast.control.directory import Directory
+from holdfast.control.line import ControlProblem, open_contact, tls_of, unpacked
 from holdfast.coordinator.control_port import ControlAccess, ControlListener
 from holdfast.core.protocol import ControlPort
 from holdfast.net.token_certificates import make_certificate
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from holdfast.agent.node_server import Asker
-    from holdfast.control.client import JobClient
+    from holdfast.control.line import Line
     from holdfast.wire.messages import Message
 
 TOKEN = b"a token of the job's own"
@@ -85,15 +86,18 @@ class Port:
         self.node = Node()
         self.server = PortServer(self.node, self.own)  # type: ignore[arg-type]
 
-    async def asker(self, access: ControlAccess, **changes: Any) -> JobClient:
+    async def asker(self, access: ControlAccess, **changes: Any) -> Line:
         """Return a connection of somebody who has read this port's record."""
         port = changes.get("port", self.own.port)
         found = access.contacts([("a", "127.0.0.1", port)])
-        return await _open_contact(found.contacts[0], RUN_ID, found, _tls_of(found))
+        return await open_contact(found.contacts[0], RUN_ID, found, tls_of(found))
 
     async def asked_by(self, access: ControlAccess) -> str:
-        async with await self.asker(access) as client:
-            return (await client.here()).state
+        line = await self.asker(access)
+        try:
+            return unpacked(control.Here, (await line.ask(control.HERE)).body).state
+        finally:
+            line.close()
 
 
 @asynccontextmanager
@@ -192,7 +196,7 @@ async def test_whoever_answers_is_asked_and_the_others_are_named_with_the_reason
         lines: list[str] = []
         async with await open_job(job) as client:
             assert client.node == "a"
-            client.on_unreached = lines.append
+            client.agents.on_unreached = lines.append
             port.node.happen("something", 1)
             assert [event.text async for event in client.events()] == ["something"]
             assert sorted(line.partition(":")[0] for line in lines) == ["leader", "old"]
