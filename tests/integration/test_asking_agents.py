@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from chaos.network import Network, address, missing
 
 from etcd_teams import EtcdTeam
 from holdfast.core.etcd.keys import NodeRecord, read_record
 from real_jobs import HOLDFAST, PATIENCE_S
-from real_teams import QUICK, TOGETHER, Cluster, held_pairs
+from real_teams import TOGETHER, Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,8 +43,15 @@ LOOK_AGAIN_S = 0.02
 class Machines:
     """The machines of one job, and one more; commands are run on each of them."""
 
-    def __init__(self, cluster: Cluster, *place: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        *place: str,
+        env: dict[str, str] | None = None,
+        network: Network | None = None,
+    ) -> None:
         self.cluster = cluster
+        self._network = network
         self.place = (*place, "--rdzv-id", cluster.run_id)
         self._env = env or {}
 
@@ -55,7 +62,13 @@ class Machines:
 
     def start(self, *names: str) -> None:
         for name in names:
-            self.cluster.start(name, conf=f"node_id={name}", env=self.env(name))
+            before = self.inside(name)
+            self.cluster.start(name, conf=f"node_id={name}", env=self.env(name), before=before)
+
+    def inside(self, name: str) -> tuple[str, ...]:
+        """Return what goes before a command that is to run on a machine."""
+        number = 3 if name == ELSEWHERE else ord(name) - ord("a")
+        return self._network.inside(number) if self._network is not None else ()
 
     def await_sockets(self, *names: str) -> None:
         """Wait until these agents can be found on their own machines."""
@@ -66,7 +79,7 @@ class Machines:
                 time.sleep(LOOK_AGAIN_S)
 
     def command(self, at: str, *words: str) -> list[str]:
-        return [*HOLDFAST, *words, *(self.place if at == ELSEWHERE else ())]
+        return [*self.inside(at), *HOLDFAST, *words, *(self.place if at == ELSEWHERE else ())]
 
     def run(self, at: str, *words: str, code: int = 0, token: str = "") -> tuple[str, str]:
         """Run a command on a machine; return what it printed and complained of."""
@@ -84,13 +97,15 @@ class Machines:
             stdout=subprocess.PIPE, text=True, env={**os.environ, **self.env(at)},
         )  # fmt: skip
 
-    def status(self, at: str, *flags: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.run(at, "status", "--json", *flags)[0])
-        return found
-
-    def reporting(self, at: str) -> set[str]:
-        """Return the nodes whose agents reported their workers."""
-        return {one["node"] for one in self.status(at)["nodes"] if one["report"]}
+    def await_reports(self, at: str, *nodes: str) -> str:
+        """Wait until the agents of these nodes report, and no others; return what was complained of."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            shown, why = self.run(at, "status", "--json")
+            reporting = {one["node"] for one in json.loads(shown)["nodes"] if one["report"]}
+            if reporting == {*nodes}:
+                return why
+            assert time.monotonic() < deadline, (shown, why)
 
     def stop(self, at: str) -> None:
         self.run(at, "stop", "--reason", "enough")
@@ -132,7 +147,7 @@ def test_on_etcd_every_node_is_seen_and_steered_from_every_machine(
             for one in streams[:2]:
                 assert lines_of(one, 3) == first
             for at in ("b", ELSEWHERE):
-                assert machines.reporting(at) == {"a", "b", "c"}
+                machines.await_reports(at, "a", "b", "c")
             summary = machines.run("c", "dump", "--all-nodes")[0].splitlines()[0]
             assert re.fullmatch(r"3 ranks \(0-2\): .*", summary)
             assert team.run_id in machines.run(ELSEWHERE, "ps")[0]
@@ -167,18 +182,17 @@ def test_on_etcd_every_node_is_seen_and_steered_from_every_machine(
                 one.communicate()
 
 
-def test_an_agent_that_is_stopped_hides_no_other_and_silent_strangers_harm_none(
+def test_silent_strangers_harm_no_agent_and_a_token_that_is_set_is_needed(
     tmp_path: Path, etcd: Etcd
 ) -> None:
     flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
-    patient = f"{TOGETHER},keep_alive_interval=20"
-    with EtcdTeam(tmp_path, SAYS, *flags, etcd=etcd, nnodes="3", conf=patient) as team:
+    with EtcdTeam(tmp_path, SAYS, *flags, etcd=etcd, nnodes="2", conf=TOGETHER) as team:
         machines = Machines(
             team, "--rdzv-backend", "etcd", "--rdzv-endpoint", team.endpoint,
             "--rdzv-conf", f"etcd_prefix={team.prefix}", env={"HOLDFAST_TOKEN": TOKEN},
         )  # fmt: skip
-        machines.start("a", "b", "c")
-        team.generation(3)
+        machines.start("a", "b")
+        team.generation(2)
         machines.await_sockets("a", "b")
         ports = control_ports(team)
         with ExitStack() as strangers:
@@ -188,57 +202,67 @@ def test_an_agent_that_is_stopped_hides_no_other_and_silent_strangers_harm_none(
                         socket.create_connection(("127.0.0.1", ports["b"]))
                     )
                     one.sendall(said)
-            assert machines.reporting(ELSEWHERE) == {"a", "b", "c"}
+            machines.await_reports(ELSEWHERE, "a", "b")
         looking, _ = machines.run("a", "token", "--read-only", "--job", team.run_id)
         machines.run(ELSEWHERE, "logs", token=looking.strip())
         machines.run(ELSEWHERE, "stop", code=1, token=looking.strip())
         machines.run(ELSEWHERE, "status", code=69, token=WRONG)
-        team.agents["c"].freeze()
-        shown, why = machines.run("a", "status", "--json")
-        reports = {one["node"]: one["report"] for one in json.loads(shown)["nodes"]}
-        assert {node for node, report in reports.items() if report} == {"a", "b"}
-        assert re.search(rf"\bc: .*:{ports['c']}\b", why), why
-        team.agents["c"].signal(signal.SIGCONT)
         machines.stop("b")
 
 
-@pytest.fixture
-def listed() -> Iterator[str]:
-    """Two places on this machine, each with its two ports."""
-    with held_pairs(2) as ports:
-        yield ",".join(f"127.0.0.1:{port}" for port in ports)
-
-
-@pytest.mark.parametrize("backend", ["ha", "file"])
-def test_with_its_own_cluster_or_a_shared_folder_it_is_the_same(
-    tmp_path: Path, listed: str, backend: str
-) -> None:
-    (tmp_path / "shared").mkdir(0o700)
-    endpoint = listed if backend == "ha" else str(tmp_path / "shared")
-    guard = "auth=token" if backend == "ha" else ""
-    place = (
-        ("--ha", endpoint)
-        if backend == "ha"
-        else ("--rdzv-backend", backend, "--rdzv-endpoint", endpoint)
-    )
-    conf = ",".join(filter(None, (QUICK, guard)))
+def test_in_a_shared_folder_it_is_the_same(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(0o700)
     flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"), "--local-addr", "127.0.0.1")
     with Cluster(
-        tmp_path, SAYS, *flags, nnodes="2", backend=backend, endpoint=endpoint, conf=conf
+        tmp_path, SAYS, *flags, nnodes="2", backend="file", endpoint=str(shared)
     ) as cluster:
-        env = {"HOLDFAST_TOKEN": TOKEN} if backend == "ha" else {}
-        conf_flag = ("--rdzv-conf", guard) if guard else ()
-        machines = Machines(cluster, *place, *conf_flag, env=env)
+        machines = Machines(cluster, "--rdzv-backend", "file", "--rdzv-endpoint", str(shared))
         machines.start("a", "b")
         cluster.generation(2)
         machines.await_sockets("a", "b")
         first = {f"[{rank}] first 0 of {rank}" for rank in range(2)}
         for at in ("a", ELSEWHERE):
-            assert machines.reporting(at) == {"a", "b"}
+            machines.await_reports(at, "a", "b")
             assert set(machines.run(at, "logs")[0].splitlines()) == first
-        if backend == "ha":
-            machines.run(ELSEWHERE, "status", code=69, token=WRONG)
         assert cluster.run_id in machines.run(ELSEWHERE, "ps")[0]
         machines.run("b", "restart")
+        cluster.generation(2)
+        machines.stop(ELSEWHERE)
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """Machines with networks of their own: those of `a`, `b` and `c`, and one without an agent."""
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    made = Network(4)
+    yield made
+    made.close()
+
+
+def test_with_a_cluster_of_its_own_it_is_asked_from_any_machine_and_one_that_is_mute_is_named(
+    tmp_path: Path, network: Network
+) -> None:
+    listed = ",".join(map(address, range(3)))
+    flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
+    patient = f"{TOGETHER},keep_alive_interval=20"
+    with Cluster(
+        tmp_path, SAYS, *flags, nnodes="2:3", backend="ha", endpoint=listed, conf=patient
+    ) as cluster:
+        machines = Machines(cluster, "--ha", listed, network=network)
+        machines.start("a", "b", "c")
+        cluster.generation(3)
+        machines.await_sockets("a", "b", "c")
+        network.silence(2, to=3)
+        assert machines.await_reports("a", "a", "b", "c") == ""
+        why = machines.await_reports(ELSEWHERE, "a", "b")
+        assert re.search(rf"\bc: .*{address(2)}\b", why), why
+        network.unsilence(2, to=3)
+        printed, _ = machines.run(ELSEWHERE, "logs")
+        assert set(printed.splitlines()) == {f"[{rank}] first 0 of {rank}" for rank in range(3)}
+        machines.run(ELSEWHERE, "status", code=69, token=WRONG)
+        machines.run(ELSEWHERE, "drain", "b")
         cluster.generation(2)
         machines.stop(ELSEWHERE)
