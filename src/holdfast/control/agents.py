@@ -312,6 +312,7 @@ class MergedEvents:
             for node in nodes:
                 if node not in self._listening and now() >= self._again_at.get(node, 0.0):
                     self._listening[node] = asyncio.ensure_future(self._listen(node))
+            self._again_at = {node: at for node, at in self._again_at.items() if node in nodes}
             if not self._listening:
                 return
             self._news.clear()
