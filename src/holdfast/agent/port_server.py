@@ -8,7 +8,6 @@ which the agent's loop never waits for.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING
 
 from holdfast import console
@@ -154,6 +153,8 @@ class PortServer:
         now = self._loop.time()
         self._acceptor.sweep(now)
         for peer in [one for one in self._askers if now - one.heard_at >= IDLE_S]:
-            with contextlib.suppress(OSError):
+            if peer.closed:
+                peer.abort()  # It was closed with something still to be sent, which nobody read.
+            else:
                 peer.reject(f"nothing came for {IDLE_S:g} s")
         self._sweep_later()

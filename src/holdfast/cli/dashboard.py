@@ -31,8 +31,8 @@ INSTALL = "pip install 'holdfast[dashboard]'"
 DESCRIPTION = """\
 Serve a web page of a running job: its state, timeline, ranks, logs, stacks and
 failures, and what can be asked of it. The page asks for a login token, which
-is printed here. Without --rdzv-endpoint, --rdzv-backend or --ha the job is looked
-for among those that have an agent of yours on this machine.
+is printed here. Without --rdzv-endpoint, --rdzv-backend or --ha the job is
+looked for among those that have an agent of yours on this machine.
 """
 EXAMPLES = f"""\
 examples:

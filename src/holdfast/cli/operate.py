@@ -35,8 +35,8 @@ RANKS_MAX = 65_536
 ELSEWHERE = "elsewhere say where its nodes meet: --rdzv-endpoint, with --rdzv-backend if it is etcd, or --ha"
 
 WHERE = """
-Without --rdzv-endpoint, --rdzv-backend or --ha the job is looked for among those
-that have an agent of yours on this machine.
+Without --rdzv-endpoint, --rdzv-backend or --ha the job is looked for among
+those that have an agent of yours on this machine.
 """
 TEXTS: dict[str, tuple[str, str]] = {
     "ps": (
