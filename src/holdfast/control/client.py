@@ -25,13 +25,8 @@ import msgspec
 
 from holdfast.control.runtime_dir import sockets_here
 from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
-from holdfast.core.protocol import (
-    ASKED_WHY_CHARS_MAX,
-    NAME_CHARS_MAX,
-    Action,
-    Request,
-    RequestRefusal,
-)
+from holdfast.core.limits import ASKED_WHY_CHARS_MAX, NAME_CHARS_MAX
+from holdfast.core.protocol import Action, Request, RequestRefusal
 from holdfast.errors import HoldfastError
 from holdfast.printable import one_line, quoted, visible
 from holdfast.wire import control

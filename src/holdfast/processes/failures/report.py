@@ -48,7 +48,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.protocol import (
+from holdfast.core.limits import (
     EXITCODE_MAX,
     LOCAL_WORLD_SIZE_MAX,
     MALFORMED,
