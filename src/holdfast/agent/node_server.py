@@ -26,7 +26,8 @@ import msgspec
 from holdfast import console
 from holdfast.control.log_streams import LogStream
 from holdfast.coordinator.connect import ConnectFailed
-from holdfast.core.protocol import WHY_CHARS_MAX, Request, RequestRefusal
+from holdfast.core.limits import WHY_CHARS_MAX
+from holdfast.core.protocol import Request, RequestRefusal
 from holdfast.net.loop_thread import LoopThread
 from holdfast.observe import lifecycle
 from holdfast.printable import one_line, quoted

@@ -14,7 +14,7 @@ from holdfast import console
 from holdfast.agent.node_server import CONNECTIONS_MAX, Asker
 from holdfast.coordinator.admission import HANDSHAKE_S, Acceptor
 from holdfast.coordinator.server_connection import READ_BYTES, ServerConnection
-from holdfast.core.protocol import WHY_CHARS_MAX
+from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.net import addresses
 from holdfast.net.peer_user import is_own_user
 from holdfast.printable import one_line, quoted

@@ -489,7 +489,8 @@ def _complain(command: str, lines: Iterable[str]) -> None:
 
 
 async def _act(args: argparse.Namespace) -> None:
-    from holdfast.core.protocol import ASKED_WHY_CHARS_MAX, GRACE_S_MAX, Action
+    from holdfast.core.limits import ASKED_WHY_CHARS_MAX, GRACE_S_MAX
+    from holdfast.core.protocol import Action
 
     grace_s = getattr(args, "grace", None)
     if len(args.reason) > ASKED_WHY_CHARS_MAX:

@@ -38,13 +38,8 @@ from holdfast.control.line import (
     unpacked,
 )
 from holdfast.control.runtime_dir import sockets_here
-from holdfast.core.protocol import (
-    ASKED_WHY_CHARS_MAX,
-    NAME_CHARS_MAX,
-    Action,
-    Request,
-    RequestRefusal,
-)
+from holdfast.core.limits import ASKED_WHY_CHARS_MAX, NAME_CHARS_MAX
+from holdfast.core.protocol import Action, Request, RequestRefusal
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.printable import one_line, quoted, visible
 from holdfast.wire import control

@@ -30,11 +30,9 @@ from holdfast.coordinator.attendance import Attendance, StuckLoop
 from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
 from holdfast.coordinator.kv import DEFAULT_TIMEOUT_S, KeyValueStore, StoreCalls
 from holdfast.core.coordinated_supervision import CoordinatorLost
+from holdfast.core.limits import NAME_CHARS_MAX, REPORT_BYTES_MAX, SUMMARY_CHARS_MAX
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import (
-    NAME_CHARS_MAX,
-    REPORT_BYTES_MAX,
-    SUMMARY_CHARS_MAX,
     Ack,
     Failure,
     Heartbeat,

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast import console
-from holdfast.core.protocol import CONTROL_KEY_BYTES, ControlPort
+from holdfast.core.limits import CONTROL_KEY_BYTES
+from holdfast.core.protocol import ControlPort
 from holdfast.net import addresses, listening
 from holdfast.wire.handshake import READ_ONLY_ALL_PREFIX, READ_ONLY_PREFIX, control_key
 

@@ -73,39 +73,41 @@ from hashlib import blake2b
 import msgspec
 
 from holdfast.core.blame import Suspect, Trace, blame
-from holdfast.core.machine import Event, InvalidEvent, Story
-from holdfast.core.node_order import order_nodes
-from holdfast.core.protocol import (
+from holdfast.core.limits import (
     REPORTED_COUNTER_MAX,
     RIVALS_MAX,
     STORE_KEY_BYTES,
-    Action,
-    ControlPort,
     Count,
-    Failure,
-    Heartbeat,
     Incarnation,
-    JobOutcome,
-    JobSettings,
     Name,
     NodeCount,
     NodeId,
-    NodeInfo,
-    NodePhase,
     NodeRank,
-    NodeRole,
     Number,
     Port,
-    RefusalReason,
     Report,
+    RunId,
+    Seconds,
+    Why,
+)
+from holdfast.core.machine import Event, InvalidEvent, Story
+from holdfast.core.node_order import order_nodes
+from holdfast.core.protocol import (
+    Action,
+    ControlPort,
+    Failure,
+    Heartbeat,
+    JobOutcome,
+    JobSettings,
+    NodeInfo,
+    NodePhase,
+    NodeRole,
+    RefusalReason,
     Request,
     RequestAnswer,
     RequestRefusal,
-    RunId,
-    Seconds,
     Status,
     View,
-    Why,
     check_address,
     check_names,
     check_settings,

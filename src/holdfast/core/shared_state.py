@@ -48,10 +48,10 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.limits import MALFORMED
 from holdfast.core.liveness import AttendedClock, Liveness, StopDeadline
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick, brief
 from holdfast.core.protocol import (
-    MALFORMED,
     JobOutcome,
     JobSettings,
     NodeInfo,

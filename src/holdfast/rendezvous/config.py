@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from holdfast import console
-from holdfast.core.protocol import NODE_ID_CHARS_MAX, PORT_MAX, check_address
+from holdfast.core.limits import NODE_ID_CHARS_MAX, PORT_MAX
+from holdfast.core.protocol import check_address
 from holdfast.errors import UsageError
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
 

@@ -26,7 +26,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.protocol import (
+from holdfast.core.limits import (
     MALFORMED,
     NODE_ID_CHARS_MAX,
     RUN_ID_CHARS_MAX,
@@ -34,12 +34,11 @@ from holdfast.core.protocol import (
     Name,
     Number,
     Port,
-    Request,
     Seconds,
     Why,
     WorkerRank,
-    sound_request,
 )
+from holdfast.core.protocol import Request, sound_request
 from holdfast.printable import quoted
 from holdfast.wire import limits
 from holdfast.wire.errors import BadMessage

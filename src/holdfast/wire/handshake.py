@@ -35,7 +35,7 @@ from _operator import _compare_digest
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from holdfast.core.protocol import NAME_CHARS_MAX, WHY_CHARS_MAX
+from holdfast.core.limits import NAME_CHARS_MAX, WHY_CHARS_MAX
 from holdfast.errors import InternalError
 from holdfast.printable import one_line, quoted
 from holdfast.wire.errors import BadMessage, HandshakeRefused, NotOurProtocol

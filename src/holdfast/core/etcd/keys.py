@@ -25,11 +25,9 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.etcd.calls import Get, ReportUnreadable, end_of_prefix
+from holdfast.core.limits import MALFORMED, Name, Port
 from holdfast.core.protocol import (
-    MALFORMED,
     ControlPort,
-    Name,
-    Port,
     Status,
     View,
     check_address,
