@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import time
 from contextlib import ExitStack, asynccontextmanager
@@ -18,9 +19,13 @@ from holdfast.coordinator.control_port import ControlAccess, ControlListener
 from holdfast.core.protocol import ControlPort
 from holdfast.net.token_certificates import make_certificate
 from holdfast.wire import control
-from holdfast.wire.handshake import read_only_token
+from holdfast.wire.errors import HandshakeRefused
+from holdfast.wire.frames import FrameReader
+from holdfast.wire.handshake import ClientHandshake, control_key, read_only_token
+from holdfast.wire.limits import HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import EventRecord, Goodbye, Query, Reply
 from in_loop import in_loop
+from other_users import STRANGER, as_user
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -144,6 +149,31 @@ async def test_it_takes_what_the_agent_drew_and_the_token_of_the_job() -> None:
 async def test_a_port_for_looking_lets_nobody_act() -> None:
     async with served(access_of(TOKEN), read_only=True) as port:
         assert await port.asked_by(access_of(TOKEN)) == "reads"
+
+
+def shake_hands(port: ControlPort) -> str:
+    """Prove the key of a port that was read somewhere."""
+    handshake = ClientHandshake(
+        None, run_id=RUN_ID, key_for=lambda _: control_key(port.key, None, RUN_ID)
+    )
+    reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
+    with socket.create_connection(("127.0.0.1", port.port), 20) as connection:
+        connection.sendall(handshake.start())
+        while not handshake.done:
+            for body in reader.feed(connection.recv(65_536)):
+                connection.sendall(handshake.receive(body))
+    return "let in"
+
+
+@in_loop
+async def test_without_a_token_other_users_of_the_host_are_kept_out_with_the_key() -> None:
+    async with served(access_of(None)) as port:
+        said = [
+            await asyncio.to_thread(as_user, user, lambda: shake_hands(port.own.port))
+            for user in (os.geteuid(), STRANGER)
+        ]
+        assert said[0] == "let in"
+        assert said[1].startswith(HandshakeRefused.__name__)
 
 
 @in_loop
