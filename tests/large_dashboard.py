@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.cli.dashboard import Commands, TokenFile
-from holdfast.control.client import ControlProblem
+from holdfast.control.line import ControlProblem
 from holdfast.dashboard.access import Access, draw_token
 from holdfast.dashboard.job import WatchedJob
 from holdfast.dashboard.server import serve

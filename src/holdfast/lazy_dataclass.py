@@ -5,8 +5,9 @@ everything in `dataclasses` (`fields`, `replace`, `asdict`, deriving from it) th
 class, but that module is imported only when it asks. Importing it would take a tenth of an agent's
 start (docs/internals/decisions/0006-light-values.md has the figures).
 
-Supported is what the public classes need: defaults, default factories, keyword-only fields, class
-variables, `__post_init__` and `copy.replace`. To add fields in a subclass, use `@dataclass` on it.
+Supported is what the public classes need: defaults, default factories, keyword-only fields, fields that
+the constructor does not take or the text leaves out, class variables, `__post_init__` and
+`copy.replace`. To add fields in a subclass, use `@dataclass` on it.
 """
 
 from __future__ import annotations
@@ -25,102 +26,118 @@ else:
         return lambda decorator: decorator
 
 
-class _Factory:
-    """A default that is created for each instance."""
+class _Missing:
+    """The default of a field that has none."""
 
-    def __init__(self, factory: Callable[[], Any]) -> None:
-        self.factory = factory
+
+class _Field:
+    """What there is to say of a field besides its type, in the words of `dataclasses.field`."""
+
+    def __init__(self, **how: Any) -> None:
+        self.how = how
+        self.is_given = how.get("init", True)
+        self.is_shown = how.get("repr", True)
+        self.is_by_position = self.is_given and not how.get("kw_only", False)
+        self.default = how.get("default", _Missing)
+
+    def value(self) -> Any:
+        """Return the default, made for one instance."""
+        return self.how["default_factory"]() if "default_factory" in self.how else self.default
+
+    @property
+    def is_needed(self) -> bool:
+        return self.is_given and self.default is _Missing and "default_factory" not in self.how
 
 
 def factory_field(*, default_factory: Callable[[], Any]) -> Any:
     """Give a field a default that is created for each instance."""
-    return _Factory(default_factory)
+    return _Field(default_factory=default_factory)
 
 
-class _KeywordOnly:
-    """A default of a field that is given by keyword only."""
-
-    def __init__(self, default: Any) -> None:
-        self.default = default
-
-
-def keyword_field(*, default: Any, kw_only: bool = True) -> Any:
+def keyword_field(*, default: Any, repr: bool = True, kw_only: bool = True) -> Any:  # noqa: A002 (as in `dataclasses`)
     """Give a field a default, and have it given by keyword only."""
-    assert kw_only  # It is there for the type checker.
-    return _KeywordOnly(default)
+    return _Field(default=default, repr=repr, kw_only=kw_only)
+
+
+def later_field(*, repr: bool = True, init: bool = False) -> Any:  # noqa: A002 (as in `dataclasses`)
+    """Have a field set by `__post_init__`, and not given at all."""
+    return _Field(init=init, repr=repr)
 
 
 class _AsDataclass:
     """Answers what `dataclasses` and `inspect` ask of a class, when they ask."""
 
-    def __init__(self, name: str, home: type, specs: dict[str, Any]) -> None:
+    def __init__(self, name: str, home: type, fields: dict[str, _Field]) -> None:
         self._name = name
         self._home = home
-        self._specs = specs
+        self._fields = fields
 
     def __get__(self, _instance: object, owner: type) -> Any:
         if self._name != "__signature__":
-            return getattr(_twin(self._home, self._specs), self._name)
+            return getattr(_twin(self._home, self._fields), self._name)
         if owner.__init__ is not self._home.__init__:  # type: ignore[misc]
             raise AttributeError(self._name)  # A class below it has a constructor of its own.
         import inspect
 
-        return inspect.signature(_twin(self._home, self._specs))
+        return inspect.signature(_twin(self._home, self._fields))
 
 
-def _twin(home: Any, specs: dict[str, Any]) -> Any:
+def _twin(home: Any, fields: dict[str, _Field]) -> Any:
     """Return the data class that is made of the same fields, the same one each time."""
     if "__dataclass_twin__" not in home.__dict__:
         import dataclasses
 
-        kinds = {name: home.__annotations__[name] for name in home.__lazy_fields__}
         namespace: dict[str, Any] = {
-            "__annotations__": kinds,
+            "__annotations__": {name: home.__annotations__[name] for name in fields},
             "__qualname__": home.__qualname__,
         }
-        for field, default in specs.items():
-            match default:
-                case _Factory(factory=factory):
-                    namespace[field] = dataclasses.field(default_factory=factory)
-                case _KeywordOnly(default=value):
-                    namespace[field] = dataclasses.field(default=value, kw_only=True)
-                case _:
-                    namespace[field] = default
+        for name, one in fields.items():
+            if one.how:
+                namespace[name] = dataclasses.field(**one.how)
         home.__dataclass_twin__ = dataclasses.dataclass(type(home.__name__, (), namespace))
     return home.__dataclass_twin__
 
 
-@dataclass_transform(field_specifiers=(factory_field, keyword_field))
+@dataclass_transform(field_specifiers=(factory_field, keyword_field, later_field))
 def lazy_dataclass(cls: type[T]) -> type[T]:
     """Turn a class of annotated fields into a data class; see the module."""
-    names = [
-        name for name, kind in cls.__annotations__.items() if not str(kind).startswith("ClassVar")
-    ]
-    specs = {name: cls.__dict__[name] for name in names if name in cls.__dict__}
-    cls.__lazy_fields__ = tuple(names)  # type: ignore[attr-defined]
-    _add_methods(cls, names, specs)
-    for name, default in specs.items():
-        if isinstance(default, _KeywordOnly):
-            setattr(cls, name, default.default)
-        elif isinstance(default, _Factory):
+    fields: dict[str, _Field] = {}
+    for name, kind in cls.__annotations__.items():
+        if str(kind).startswith("ClassVar"):
+            continue
+        given = cls.__dict__.get(name, _Missing)
+        if not isinstance(given, _Field):
+            fields[name] = _Field() if given is _Missing else _Field(default=given)
+            continue
+        fields[name] = given
+        if given.default is _Missing:
             delattr(cls, name)
+        else:
+            setattr(cls, name, given.default)
+    cls.__lazy_fields__ = fields  # type: ignore[attr-defined]
+    _add_methods(cls, fields)
     for name in ("__dataclass_fields__", "__dataclass_params__", "__signature__"):
-        setattr(cls, name, _AsDataclass(name, cls, specs))
-    cls.__match_args__ = tuple(n for n in names if not isinstance(specs.get(n), _KeywordOnly))  # type: ignore[attr-defined,misc]
+        setattr(cls, name, _AsDataclass(name, cls, fields))
+    cls.__match_args__ = tuple(n for n, one in fields.items() if one.is_by_position)  # type: ignore[attr-defined,misc]
     cls.__hash__ = None  # type: ignore[assignment]
     return cls
 
 
-def _add_methods(cls: type, names: list[str], specs: dict[str, Any]) -> None:
-    by_position = [name for name in names if not isinstance(specs.get(name), _KeywordOnly)]
+def _add_methods(cls: type, fields: dict[str, _Field]) -> None:
+    by_position = [name for name, one in fields.items() if one.is_by_position]
+    given = {name: one for name, one in fields.items() if one.is_given}
+    needed = {name for name, one in fields.items() if one.is_needed}
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 (it becomes one)
         values = dict(zip(by_position, args, strict=False)) | kwargs
-        missing = [name for name in names if name not in values and name not in specs]
-        if missing or len(values) != len(args) + len(kwargs) or not values.keys() <= set(names):
-            _twin(cls, specs)(*args, **kwargs)  # It raises the proper error.
-        for name in names:
-            setattr(self, name, values[name] if name in values else _made(specs[name]))
+        is_complete = needed <= values.keys() <= given.keys()
+        if not is_complete or len(values) != len(args) + len(kwargs):
+            _twin(cls, fields)(*args, **kwargs)  # It raises the proper error.
+        for name, one in fields.items():
+            if name in values:
+                setattr(self, name, values[name])
+            elif one.is_given:
+                setattr(self, name, one.value())
         if hasattr(cls, "__post_init__"):
             self.__post_init__()
 
@@ -132,13 +149,6 @@ def _add_methods(cls: type, names: list[str], specs: dict[str, Any]) -> None:
         cls.__repr__ = _repr  # type: ignore[assignment,method-assign]
     if "__replace__" not in cls.__dict__:
         cls.__replace__ = _replace  # type: ignore[attr-defined]
-
-
-def _made(default: Any) -> Any:
-    """Return the value of a default, made for one instance."""
-    if isinstance(default, _Factory):
-        return default.factory()
-    return default.default if isinstance(default, _KeywordOnly) else default
 
 
 def _values(record: Any) -> dict[str, Any]:
@@ -159,5 +169,6 @@ def _replace(self: Any, /, **changes: Any) -> Any:
 
 
 def _repr(self: Any) -> str:
-    fields = ", ".join(f"{name}={value!r}" for name, value in _values(self).items())
+    shown = [name for name, one in self.__lazy_fields__.items() if one.is_shown]
+    fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
     return f"{type(self).__qualname__}({fields})"

@@ -31,6 +31,7 @@ from holdfast.wire.messages import (
     HandshakeMessage,
     Hello,
     Message,
+    NodeReport,
     Proof,
     Welcome,
     decode,
@@ -421,7 +422,10 @@ bodies: tuple[type[msgspec.Struct], ...] = (
     control.LogsQuery,
     control.LogLines,
     control.Stacks,
+    control.Stages,
     control.More,
+    control.Contacts,
+    NodeReport,
 )
 
 

@@ -12,7 +12,8 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from holdfast.core.protocol import ADDRESS_CHARS, INCARNATION_MAX, NODES_MAX, JobSettings
+from holdfast.core.limits import ADDRESS_CHARS, INCARNATION_MAX, NODES_MAX
+from holdfast.core.protocol import JobSettings
 from holdfast.wire.messages import Message
 
 if TYPE_CHECKING:

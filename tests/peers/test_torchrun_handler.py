@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.core.protocol import TERMS_PER_PLACE
+from holdfast.core.limits import TERMS_PER_PLACE
 from holdfast.etcd.process import hold_port
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.coordinator import CoordinatorHandler

@@ -13,7 +13,7 @@ from holdfast.testing.sim import DRIVERS, PROFILES, mixed, simulate
 MINUTES = 1.6
 SEEDS_IN_A_TEST = 40
 SEEDS = 200
-SEEDS_ON_BACKENDS = 160  # Nodes that poll take many more steps.
+SEEDS_ON_BACKENDS = 80  # Nodes that poll take five times as many steps.
 
 
 def held(

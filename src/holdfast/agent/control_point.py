@@ -2,8 +2,8 @@
 
 The agent's own loop waits for the first of them, among all else that it waits for. Then a thread
 serves them (`agent.node_server`), and asks the loop for what only that knows; the same thread
-answers what a coordinator passes on. The socket is opened when a run has lasted for a second: a
-shorter one is over before anybody could look at it.
+answers what a coordinator passes on, and at the agent's control port where there is none. The socket
+is opened when a run has lasted for a second: a shorter one is over before anybody could look at it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from holdfast.control.runtime_dir import socket_of
 from holdfast.core import supervision
 from holdfast.core.supervision import State
 from holdfast.observe import lifecycle
+from holdfast.processes.poll import is_readable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from holdfast.agent.local_agent import LocalElasticAgent
     from holdfast.agent.node_server import NodeServer
+    from holdfast.coordinator.control_port import ControlListener
     from holdfast.core.machine import Event
     from holdfast.core.protocol import Request, RequestAnswer
     from holdfast.observe.lifecycle import LifecycleEvent
@@ -58,6 +60,8 @@ class ControlPoint:
         self._stepped: set[int] = set()
         """Ranks of this generation whose first step is among the milestones."""
         self._listener: _socket.socket | None = None
+        self._port: ControlListener | None = None
+        """Until it is served."""
         self._server: NodeServer | None = None
         self._lock = allocate_lock()  # For the server, which several threads may need first.
         self._wakeup = -1
@@ -73,6 +77,8 @@ class ControlPoint:
 
     def open(self) -> None:
         """Listen; where that is impossible the job goes on, and cannot be found by `holdfast ps`."""
+        connection = self.agent.connection
+        self._port = connection.control if connection is not None else None
         try:
             self.path = socket_of(os.getpid())
             self._listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -86,7 +92,7 @@ class ControlPoint:
     def close(self) -> None:
         """End it all; may be called more than once."""
         with self._lock:
-            self._is_closed = True
+            self._is_closed, self._port = True, None
             server, self._server = self._server, None
         self._close_listener()
         if server is not None:
@@ -110,7 +116,7 @@ class ControlPoint:
     # For the loop.
 
     def descriptors(self) -> list[int]:
-        listening = [self._listener.fileno()] if self._listener is not None else []
+        listening = [one.fileno() for one in (self._listener, self._port) if one is not None]
         return [*listening, self._wakeup] if self._wakeup >= 0 else listening
 
     def look(self) -> None:
@@ -126,6 +132,8 @@ class ControlPoint:
                     os.close(descriptor)
                 else:
                     server.adopt(descriptor)
+        if self._port is not None and is_readable(self._port.fileno()):
+            self._obtain_server()  # It serves the port as well.
         if self._wakeup >= 0:
             try:
                 os.eventfd_read(self._wakeup)
@@ -271,7 +279,10 @@ class ControlPoint:
                     wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                     self._server = NodeServer(self, self.agent)
                     self._wakeup = wakeup
+                    port, self._port = self._port, None
+                    if port is not None:
+                        self._server.serve(port)
                 except Exception as problem:  # noqa: BLE001 (the job goes on)
                     console.warning(f"this job cannot be watched: {console.describe(problem)}")
-                    self._is_closed = True
+                    self._is_closed, self._port = True, None
             return self._server

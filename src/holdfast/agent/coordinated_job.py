@@ -13,7 +13,14 @@ from holdfast import console
 from holdfast.agent.spec import place_workers
 from holdfast.coordinator.agent_connection import JoinRefused
 from holdfast.core import coordinated_supervision, supervision
-from holdfast.core.protocol import RIVALS_MAX, Failure, JobOutcome, NodePhase, NodeRole, View
+from holdfast.core.limits import RIVALS_MAX
+from holdfast.core.protocol import (
+    Failure,
+    JobOutcome,
+    NodePhase,
+    NodeRole,
+    View,
+)
 from holdfast.core.supervision import State
 from holdfast.errors import JobStopped
 from holdfast.processes.failures import report as remote_failures

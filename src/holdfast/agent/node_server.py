@@ -1,9 +1,10 @@
-"""The thread in which an agent answers people: at its own socket, and what a coordinator passes on.
+"""The thread in which an agent answers people: at its own socket, and from other machines.
 
 ::
 
     holdfast logs ── unix socket ──► NodeServer ◄── a connection of its own ── coordinator
-                                        │ `AgentDoor.call`
+                                        │    ▲
+                        `AgentDoor.call`│    └───── control port, where there is no coordinator
                                         ▼
                                    the agent's loop
 
@@ -25,7 +26,8 @@ import msgspec
 from holdfast import console
 from holdfast.control.log_streams import LogStream
 from holdfast.coordinator.connect import ConnectFailed
-from holdfast.core.protocol import WHY_CHARS_MAX, Request, RequestRefusal
+from holdfast.core.limits import WHY_CHARS_MAX
+from holdfast.core.protocol import Request, RequestRefusal
 from holdfast.net.loop_thread import LoopThread
 from holdfast.observe import lifecycle
 from holdfast.printable import one_line, quoted
@@ -60,7 +62,9 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from holdfast.agent.local_agent import LocalElasticAgent
+    from holdfast.agent.port_server import PortServer
     from holdfast.coordinator.connect import ClientConnection
+    from holdfast.coordinator.control_port import ControlListener
     from holdfast.core.protocol import RequestAnswer
     from holdfast.wire.messages import Message
 
@@ -104,7 +108,10 @@ class AgentDoor(Protocol):
 
 
 class Asker:
-    """Whoever asks: somebody at the socket, or the coordinator."""
+    """Whoever asks: somebody at the socket or at the control port, or the coordinator."""
+
+    read_only = False
+    """Whether it may look and change nothing."""
 
     def __init__(self, server: NodeServer) -> None:
         self.server = server
@@ -245,6 +252,7 @@ class NodeServer:
         self._thread = LoopThread("holdfast-control", self._broke)
         self._thread.start()
         self._loop = self._thread.loop
+        self._port: PortServer | None = None
         self._attached: Passed | None = None
         self._attaching: asyncio.Task[None] | None = None
         self._watched_until = 0.0
@@ -268,6 +276,8 @@ class NodeServer:
         self._thread.stop()
 
     async def _end(self) -> None:
+        if self._port is not None:
+            self._port.close()
         for asker in [*self.askers]:
             asker.drop("the agent has ended")
             asker.forget()
@@ -286,6 +296,10 @@ class NodeServer:
         """Serve one who has come to the socket."""
         self._thread.post(self._begin, descriptor)
 
+    def serve(self, port: ControlListener) -> None:
+        """Serve those who come to the control port, from now on."""
+        self._thread.post(self._open_port, port)
+
     def watch(self, watch: Watch) -> None:
         self._thread.post(self._watch, watch)
 
@@ -293,6 +307,14 @@ class NodeServer:
         self._thread.post(self._happened, event)
 
     # Connections.
+
+    def _open_port(self, port: ControlListener) -> None:
+        from holdfast.agent.port_server import PortServer
+
+        try:
+            self._port = PortServer(self, port)
+        except OSError as problem:
+            console.debug(f"the control port cannot be served: {problem}")
 
     def _begin(self, descriptor: int) -> None:
         connection = socket.socket(fileno=descriptor)
@@ -400,7 +422,7 @@ class NodeServer:
                 self._report_soon(0.05)
         for asker in [*self.askers]:
             for number in asker.following:
-                body = control.pack(control.Events(events=[record]))
+                body = control.pack(control.Events(events=[record], now=time.time()))
                 asker.send(Reply(id=number, body=body, last=False))
         if isinstance(kept[1], lifecycle.GenerationStarted):
             for asker in self.askers:
@@ -412,8 +434,8 @@ class NodeServer:
 
     def received(self, asker: Asker, message: Message) -> None:
         """Answer or pass on; raise `WireError` for what nobody should send."""
-        if isinstance(message, StatusRequest) and isinstance(asker, AtSocket):
-            if self._has_coordinator:
+        if isinstance(message, StatusRequest) and not isinstance(asker, Passed):
+            if isinstance(asker, AtSocket) and self._has_coordinator:
                 asker.pass_up(message)
             else:
                 self._spawn(self._status(asker, message))
@@ -432,12 +454,18 @@ class NodeServer:
         is_alone = self._connection is None
         is_for_here = is_alone or query.node in ("", self._node) or isinstance(asker, Passed)
         what = query.what
-        if what in (control.MORE, control.CANCEL) and (
+        if asker.read_only and what not in control.READS:
+            self._refuse(asker, query, RequestRefusal.READ_ONLY, "people may only look here")
+        elif what in (control.MORE, control.CANCEL) and (
             query.id in asker.streams or query.id in asker.following
         ):
             self._follow_up(asker, query)
         elif what == control.HERE and isinstance(asker, AtSocket):
             self._spawn(self._here(asker, query))
+        elif what == control.CONTACTS and isinstance(asker, AtSocket):
+            self._spawn(self._contacts(asker, query))
+        elif what == control.REPORT and is_for_here:
+            self._spawn(self._tell_report(asker, query))
         elif what == control.LOGS and is_for_here:
             self._spawn(self._logs(asker, query))
         elif what == control.STACKS and is_for_here:
@@ -454,13 +482,10 @@ class NodeServer:
             asker.pass_up(query)
         elif what in (control.MORE, control.CANCEL):
             pass  # It is over already.
-        elif what == control.ACT and isinstance(asker, AtSocket):
+        elif what == control.ACT and not isinstance(asker, Passed):
             self._spawn(self._act(asker, query))
         elif not is_for_here:
-            why = (
-                f"a job on {self._backend} has no coordinator to pass this on: ask on the machine of "
-                f"{query.node}"
-            )
+            why = f"this is the agent of {self._node}, and no coordinator passes this on to {query.node}"
             self._refuse(asker, query, RequestRefusal.NOT_HERE, why)
         else:
             why = f"{what!r} is not known to this version of Holdfast"
@@ -499,8 +524,35 @@ class NodeServer:
             generation=report.generation,
             workers=spec.local_world_size,
             elapsed_s=report.elapsed_s,
+            coordinated=self._connection is None or self._has_coordinator,
         )
         asker.send(Reply(id=query.id, body=control.pack(here)))
+
+    async def _contacts(self, asker: Asker, query: Query) -> None:
+        """Tell how to reach the other agents of a job that has no coordinator."""
+        found = control.Contacts()
+        if self._connection is not None:
+            try:
+                found = await asyncio.to_thread(self._connection.contacts)
+            except Exception as problem:  # noqa: BLE001 (what etcd says of it, for a person)
+                self._refuse(asker, query, RequestRefusal.NO_ANSWER, quoted(str(problem)))
+                return
+        size = control.CONTACTS_AT_ONCE
+        for at in range(0, max(1, len(found.contacts)), size):
+            part = msgspec.structs.replace(
+                found, contacts=found.contacts[at : at + size], pem=[] if at else found.pem
+            )
+            last = at + size >= len(found.contacts)
+            asker.send(Reply(id=query.id, body=control.pack(part), last=last))
+
+    async def _tell_report(self, asker: Asker, query: Query) -> None:
+        try:
+            report = await self._own_report()
+        except (TimeoutError, RuntimeError):
+            why = f"the agent's loop did not answer within {LOOP_S:g} s"
+            self._refuse(asker, query, RequestRefusal.NO_ANSWER, why)
+            return
+        asker.send(Reply(id=query.id, body=control.pack(report)))
 
     async def _status(self, asker: Asker, request: StatusRequest) -> None:
         """Return the state of a job that no coordinator has."""
@@ -574,7 +626,7 @@ class NodeServer:
         records.sort(key=lambda one: one.wall)
         size = control.EVENTS_AT_ONCE
         for at in range(0, len(records), size):
-            body = control.pack(control.Events(events=records[at : at + size]))
+            body = control.pack(control.Events(events=records[at : at + size], now=time.time()))
             asker.send(Reply(id=query.id, body=body, last=False))
         if follow:
             asker.following.add(query.id)

@@ -150,7 +150,7 @@ def execute(args: argparse.Namespace) -> None:
     """Coordinate until a signal comes, which is raised as `SignalException`."""
     from holdfast import console
     from holdfast.coordinator.agent_connection import warn_if_open
-    from holdfast.core.protocol import PLACES_MAX
+    from holdfast.core.limits import PLACES_MAX
     from holdfast.net.endpoints import parse_rendezvous_endpoints
     from holdfast.net.listening import raise_descriptor_limit, try_bind
     from holdfast.net.token import choose_token

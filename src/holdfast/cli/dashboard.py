@@ -31,8 +31,8 @@ INSTALL = "pip install 'holdfast[dashboard]'"
 DESCRIPTION = """\
 Serve a web page of a running job: its state, timeline, ranks, logs, stacks and
 failures, and what can be asked of it. The page asks for a login token, which
-is printed here. Without --rdzv-endpoint the job is looked for among those that
-have an agent of yours on this machine.
+is printed here. Without --rdzv-endpoint, --rdzv-backend or --ha the job is
+looked for among those that have an agent of yours on this machine.
 """
 EXAMPLES = f"""\
 examples:
@@ -125,25 +125,19 @@ def require_extra() -> None:
 async def _serve(args: argparse.Namespace) -> None:
     import asyncio
 
-    from holdfast.cli.operate import endpoint_of
-    from holdfast.control.client import Endpoint
     from holdfast.dashboard.access import Access, draw_token
     from holdfast.dashboard.job import WatchedJob
     from holdfast.dashboard.server import serve
     from holdfast.net.addresses import names_loopback
     from holdfast.net.http_server import listen_tcp
-    from holdfast.wire.handshake import READ_ONLY_PREFIX
 
     commands = Commands(args)
+    is_read_only = args.read_only
     if not args.agent_pid:
         async with await commands.connect() as client:  # Which one it is is clear from now on.
             args.rdzv_id = client.run_id
+            is_read_only |= client.read_only
             commands.was_found = True
-    is_read_only = args.read_only
-    if args.rdzv_endpoint:
-        place = endpoint_of(args)
-        assert isinstance(place, Endpoint)
-        is_read_only |= place.token is not None and place.token.startswith(READ_ONLY_PREFIX)
     listener = listen_tcp(args.host, args.port, name="--port", host_name="--host")
     host, port = listener.getsockname()[:2]
     token = draw_token()
@@ -195,14 +189,15 @@ class Commands:
         """Whether it is clear which job is meant."""
 
     async def connect(self) -> JobClient:
-        from holdfast.cli.operate import connect
-        from holdfast.control.client import ControlProblem, local_jobs, open_job
+        from holdfast.cli.operate import connect, is_elsewhere
+        from holdfast.control.client import local_jobs, open_job
+        from holdfast.control.line import ControlProblem
 
         if not self._args.agent_pid:
             try:
                 return await connect(self._args)
             except ControlProblem as problem:
-                if not self.was_found or self._args.rdzv_endpoint or problem.refusal:
+                if not self.was_found or is_elsewhere(self._args) or problem.refusal:
                     raise
                 name = self._args.rdzv_id
                 raise ControlProblem(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.cli.operate import add_place, connect
+from holdfast.cli.operate import add_place, connect, is_elsewhere
 from holdfast.cli.parser import CommandParser, Help
 from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
 from holdfast.printable import visible
@@ -96,7 +96,7 @@ def execute(args: argparse.Namespace) -> None:
     """Print the stacks, worker by worker, or of all nodes."""
     from concurrent.futures import ThreadPoolExecutor
 
-    if args.all_nodes or args.rdzv_endpoint:
+    if args.all_nodes or is_elsewhere(args):
         if args.pids or args.subprocesses:
             raise UsageError("--all-nodes: accepted without PID and --subprocesses")
         _dump_all_nodes(args)
@@ -185,7 +185,7 @@ def _body(stacks: str) -> str:
 def _dump_all_nodes(args: argparse.Namespace) -> None:
     import asyncio
 
-    from holdfast.control.client import ControlProblem
+    from holdfast.control.line import ControlProblem
     from holdfast.control.stack_groups import grouped
 
     async def dump() -> tuple[list[tuple[int, str]], list[str]]:

@@ -371,7 +371,7 @@ def _port(text: str, flag: str) -> int:
 
 
 def _address(text: str, flag: str) -> str:
-    from holdfast.core.protocol import ADDRESS_CHARS
+    from holdfast.core.limits import ADDRESS_CHARS
 
     if text.strip(ADDRESS_CHARS):
         reject(text, flag, "is not an address", "a host name or an IP address, without brackets")

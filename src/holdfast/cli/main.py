@@ -129,6 +129,12 @@ def entry() -> NoReturn:
 def be_command(command: Callable[[], int]) -> NoReturn:
     """Let this process be nothing but a command of ours, and end with its exit code."""
     gc.set_threshold(GARBAGE_MIN)
+    import faulthandler
+
+    try:
+        faulthandler.enable()  # A crash shows the stacks of all threads.
+    except (OSError, RuntimeError, ValueError):
+        pass  # There is no standard error to show them on.
     signals = EarlyAndLateSignals()
     try:
         signals.begin()

@@ -1,7 +1,7 @@
 """The commands for running jobs: `ps`, `status`, `top`, `logs`, `events`, `restart`, `drain`, `undrain`, `stop`.
 
-They find a job by themselves if this user has just one on this machine. Elsewhere the endpoint of its
-coordinator is given, and the token as for `holdfast run`. All they know of a job comes from
+They find a job by themselves if this user has just one on this machine. Elsewhere it is said where its
+nodes meet, with the flags and the token of `holdfast run`. All they know of a job comes from
 `control.client`.
 """
 
@@ -15,35 +15,41 @@ from holdfast.errors import EnvironmentProblem, UsageError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
     from typing import Any
 
     from holdfast.control.client import JobClient, LocalJob, Place
+    from holdfast.control.line import Endpoint
     from holdfast.wire.control import LogLines, LogsQuery
     from holdfast.wire.messages import EventRecord, JobSummary, NodeSummary
 
 WATCH_EVERY_S = 1.0
+BEGIN_EVERY_S = 0.5
+"""How often it is looked for nodes whose logs are not followed yet."""
 HISTORY_SHOWN = 5
 NODES_SHOWN = 10
+UNREACHED_SHOWN = 10
 COLOURS = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92)
 """Of ranks, in turn; see ECMA-48."""
 CLEAR = "\x1b[H\x1b[2J"
 RANKS_MAX = 65_536
+ELSEWHERE = "elsewhere say where its nodes meet: --rdzv-endpoint, with --rdzv-backend if it is etcd, or --ha"
 
 WHERE = """
-Without --rdzv-endpoint the job is looked for among those that have an agent of
-yours on this machine.
+Without --rdzv-endpoint, --rdzv-backend or --ha the job is looked for among
+those that have an agent of yours on this machine.
 """
 TEXTS: dict[str, tuple[str, str]] = {
     "ps": (
         """\
 List the jobs that have an agent of yours on this machine; with
---rdzv-endpoint those of a coordinator.
+--rdzv-endpoint those of a coordinator, or of etcd with --rdzv-backend etcd.
 """,
         """\
 examples:
   holdfast ps
   holdfast ps --rdzv-endpoint head:29400
+  holdfast ps --rdzv-backend etcd --rdzv-endpoint etcd0:2379
 """,
     ),
     "status": (
@@ -54,6 +60,7 @@ examples:
   holdfast status
   holdfast status --watch
   holdfast status nightly --json --rdzv-endpoint head:29400
+  holdfast status nightly --ha node0,node1,node2
 """,
     ),
     "top": (
@@ -185,11 +192,21 @@ def add_place(parser: argparse.ArgumentParser, *, operand: bool) -> None:
         help="run id of the job, if there are several",
     )
     parser.add_argument(
+        "--rdzv-backend",
+        "--rdzv_backend",
+        default="",
+        metavar="NAME",
+        help="where its nodes meet, if not at a coordinator: etcd or file",
+    )
+    parser.add_argument(
         "--rdzv-endpoint",
         "--rdzv_endpoint",
         default="",
         metavar="HOST[:PORT]",
-        help="the coordinator of the job (the agents on this machine)",
+        help="the coordinator of the job, its etcd or folder (the agents on this machine)",
+    )
+    parser.add_argument(
+        "--ha", default="", metavar="HOST[:PORT],...", help="the machines of a job with --ha"
     )
     parser.add_argument(
         "--rdzv-conf",
@@ -263,7 +280,8 @@ def execute(args: argparse.Namespace) -> None:
 
 async def connect(args: argparse.Namespace) -> JobClient:
     """Return a connection to the one job that is meant; raise if that is not clear."""
-    from holdfast.control.client import ControlProblem, open_job
+    from holdfast.control.client import open_job
+    from holdfast.control.line import ControlProblem
 
     place, beside = await find_place(args)
     client = await open_job(place, beside)
@@ -272,31 +290,45 @@ async def connect(args: argparse.Namespace) -> JobClient:
     jobs = [one.run_id for one in await client.jobs()]
     going = f"at {args.rdzv_endpoint}"
     if len(jobs) != 1:
-        client._close()
+        client.close()
         raise _unclear(jobs, going) if jobs else ControlProblem(f"no job {going}", exit_code=1)
     client.run_id = jobs[0]
     return client
 
 
+def is_elsewhere(args: argparse.Namespace) -> bool:
+    """Whether it is said where the job is, and not to be looked for on this machine."""
+    return bool(args.rdzv_endpoint or args.rdzv_backend or args.ha)
+
+
 async def find_place(args: argparse.Namespace) -> tuple[Place, list[LocalJob]]:
     """Return where the job is that is meant, and all its agents on this machine."""
-    from holdfast.control.client import ControlProblem, local_jobs
+    from holdfast.control.client import local_jobs, run_ids_of
+    from holdfast.control.directory import Directory
+    from holdfast.control.line import ControlProblem
 
-    if args.rdzv_endpoint:
-        return endpoint_of(args), []
+    if is_elsewhere(args):
+        place = place_of(args)
+        if isinstance(place, Directory) and not place.run_id:
+            there = await run_ids_of(place)
+            if len(there) != 1:
+                at = f"at {place.where}"
+                raise _unclear(there, at) if there else ControlProblem(f"no job {at}", exit_code=1)
+            place.run_id = there[0]
+        return place, []
     found = await local_jobs(tell_late)
     if args.rdzv_id:
         found = [one for one in found if one.here.run_id == args.rdzv_id]
         if not found:
             raise ControlProblem(
                 f"no agent of the job {args.rdzv_id!r} on this machine",
-                hint="elsewhere give --rdzv-endpoint, the coordinator of the job",
+                hint=ELSEWHERE,
                 exit_code=1,
             )
     if not found:
         raise ControlProblem(
             "no job of yours has an agent on this machine",
-            hint="elsewhere give --rdzv-endpoint, the coordinator of the job",
+            hint=ELSEWHERE,
             exit_code=1,
         )
     names = sorted({one.here.run_id for one in found})
@@ -318,12 +350,28 @@ def _unclear(names: list[str], where: str) -> UsageError:
     )
 
 
-def endpoint_of(args: argparse.Namespace) -> Place:
+def place_of(args: argparse.Namespace) -> Place:
+    """Return where the flags say that the job is."""
+    from holdfast.cli.flags import parse_rdzv_conf
+    from holdfast.control.directory import directory_of
+    from holdfast.rendezvous.config import RendezvousParameters
+
+    backend, endpoint = args.rdzv_backend or "c10d", args.rdzv_endpoint
+    if args.ha:
+        for other, name in ((endpoint, "--rdzv-endpoint"), (args.rdzv_backend, "--rdzv-backend")):
+            if other:
+                raise UsageError(f"{name}: {other!r} conflicts with --ha; accepted: one of the two")
+        backend, endpoint = "ha", args.ha
+    given = parse_rdzv_conf(args.rdzv_conf)
+    params = RendezvousParameters(backend, endpoint, args.rdzv_id, 1, 1, **given)
+    return directory_of(params) or _endpoint_of(args, given)
+
+
+def _endpoint_of(args: argparse.Namespace, given: dict[str, str]) -> Endpoint:
     """Return the coordinator that the flags name."""
     import os
 
-    from holdfast.cli.flags import parse_rdzv_conf
-    from holdfast.control.client import Endpoint
+    from holdfast.control.line import Endpoint
     from holdfast.net.endpoints import parse_rendezvous_endpoint
     from holdfast.net.token import choose_token
     from holdfast.rendezvous.config import RendezvousParameters, parse
@@ -331,7 +379,6 @@ def endpoint_of(args: argparse.Namespace) -> Place:
     from holdfast.wire.handshake import READ_ONLY_PREFIX
 
     host, port = parse_rendezvous_endpoint(args.rdzv_endpoint, DEFAULT_PORT)
-    given = parse_rdzv_conf(args.rdzv_conf)
     run_id = args.rdzv_id
     config = parse(
         RendezvousParameters("c10d", args.rdzv_endpoint, run_id or "none", 1, 1, **given)
@@ -361,21 +408,20 @@ def endpoint_of(args: argparse.Namespace) -> Place:
 
 
 async def _ps(args: argparse.Namespace) -> None:
-    from holdfast.control.client import local_jobs, open_job
+    from holdfast.control.client import local_jobs
 
     rows: list[dict[str, Any]]
-    if args.rdzv_endpoint:
-        async with await open_job(endpoint_of(args)) as client:
-            rows = [
-                {
-                    "job": one.run_id,
-                    "state": one.outcome or one.phase,
-                    "generation": one.generation,
-                    "nodes": one.present,
-                    "restarts": f"{one.restarts}/{one.max_restarts}",
-                }
-                for one in await client.jobs()
-            ]
+    if is_elsewhere(args):
+        rows = [
+            {
+                "job": one.run_id,
+                "state": one.outcome or one.phase,
+                "generation": one.generation,
+                "nodes": one.present,
+                "restarts": f"{one.restarts}/{one.max_restarts}",
+            }
+            for one in await _jobs_of(place_of(args))
+        ]
     else:
         rows = [
             {
@@ -399,6 +445,16 @@ async def _ps(args: argparse.Namespace) -> None:
         _print_table([heads, *([str(value) for value in row.values()] for row in rows)])
 
 
+async def _jobs_of(place: Place) -> list[JobSummary]:
+    from holdfast.control.client import open_job, stored_jobs
+    from holdfast.control.directory import Directory
+
+    if isinstance(place, Directory):
+        return await stored_jobs(place)
+    async with await open_job(place) as client:
+        return await client.jobs()
+
+
 async def _status(args: argparse.Namespace) -> None:
     import asyncio
 
@@ -407,8 +463,9 @@ async def _status(args: argparse.Namespace) -> None:
             job = await client.status(watch=True)
             if args.json:
                 _print_json(job)
+                _complain("status", client.agents.unreached)
             else:
-                text = describe(job)
+                text = describe(job, client.agents.unreached)
                 _print((CLEAR if args.watch and sys.stdout.isatty() else "") + text)
             if not args.watch:
                 return
@@ -436,6 +493,7 @@ async def _top(args: argparse.Namespace) -> None:
 
 async def _events(args: argparse.Namespace) -> None:
     async with await connect(args) as client:
+        client.agents.on_unreached = lambda line: _complain("events", [line])
         async for event in client.events(follow=args.follow):
             if args.json:
                 _print_json(event)
@@ -443,8 +501,14 @@ async def _events(args: argparse.Namespace) -> None:
                 _print(f"{event_line(event)}\n")
 
 
+def _complain(command: str, lines: Iterable[str]) -> None:
+    for line in lines:
+        print(f"holdfast {command}: {line}", file=sys.stderr, flush=True)
+
+
 async def _act(args: argparse.Namespace) -> None:
-    from holdfast.core.protocol import ASKED_WHY_CHARS_MAX, GRACE_S_MAX, Action
+    from holdfast.core.limits import ASKED_WHY_CHARS_MAX, GRACE_S_MAX
+    from holdfast.core.protocol import Action
 
     grace_s = getattr(args, "grace", None)
     if len(args.reason) > ASKED_WHY_CHARS_MAX:
@@ -508,22 +572,29 @@ async def follow_logs(
     """Show what workers of all chosen nodes write; with `follow` also of nodes that come later."""
     import asyncio
 
-    from holdfast.control.client import ControlProblem
+    from holdfast.control.line import ControlProblem
 
     tasks: dict[str, asyncio.Task[None]] = {}
-    problems: list[ControlProblem] = []
-    shown = False
+    problems: dict[str, ControlProblem] = {}
+    known: set[str] = set()  # Nodes that showed something.
 
     async def read(name: str, streams: int) -> None:
-        nonlocal shown
         try:
             async for lines in client.logs(name, wanted, streams=streams):
-                shown = True
+                known.add(name)
                 waits = show(lines)
                 if waits is not None:  # Nothing more is read until these are taken.
                     await waits
         except ControlProblem as problem:
-            problems.append(problem)
+            if name in known:
+                return  # Its end is no problem; if it is back, there will be an event.
+            is_new = name not in problems or problems[name].message != problem.message
+            problems[name] = problem
+            if wanted.follow and is_new:
+                _complain("logs", [about(name)])
+
+    def about(name: str) -> str:
+        return f"{name}: {problems[name].message}"
 
     async def begin() -> None:
         job = await client.status()
@@ -536,27 +607,33 @@ async def follow_logs(
 
     await begin()
     if wanted.follow:
+        happened = asyncio.Event()
 
         async def follow_nodes() -> None:
-            async for _event in client.events(follow=True):
+            while True:
+                await happened.wait()
+                happened.clear()
                 await begin()
+                await asyncio.sleep(BEGIN_EVERY_S)  # One start is many events.
 
         following = asyncio.ensure_future(follow_nodes())
         try:
-            await following
+            async for _event in client.events(follow=True):
+                if following.done():
+                    following.result()
+                happened.set()
         except ControlProblem as end:
-            if not shown:
-                raise (problems or [end])[0] from None
-            print(f"holdfast logs: {end.message}", file=sys.stderr)
+            if not known:
+                raise (*problems.values(), end)[0] from None
+            _complain("logs", [end.message])
         finally:
-            for task in tasks.values():
+            for task in (following, *tasks.values()):
                 task.cancel()
         return
     await asyncio.gather(*tasks.values())
-    if problems and not shown:
-        raise problems[0]
-    for problem in problems:
-        print(f"holdfast logs: {problem.message}", file=sys.stderr)
+    if problems and not known:
+        raise next(iter(problems.values()))
+    _complain("logs", [about(name) for name in problems])
 
 
 def _is_chosen(node: NodeSummary, name: str, ranks: list[int]) -> bool:
@@ -586,8 +663,8 @@ def _none_chosen(job: JobSummary, node: str, ranks: list[int]) -> str:
 # In words.
 
 
-def describe(job: JobSummary) -> str:
-    """Return the state of a job, for a person."""
+def describe(job: JobSummary, unreached: Sequence[str] = ()) -> str:
+    """Return the state of a job, for a person, and which nodes cannot be asked."""
     state = job.outcome or job.phase
     head = f"job {job.run_id!r}: {state}, generation {job.generation}"
     if job.round >= 0:
@@ -606,6 +683,10 @@ def describe(job: JobSummary) -> str:
     rows = [["NODE", "HOST", "STATE", "RANKS", "WORKERS", "STEP", "HEARTBEAT", "RSS"]]
     rows += [_node_row(node) for node in sorted(job.nodes, key=_node_order)]
     lines += ["", _table(rows).rstrip("\n")]
+    if unreached:
+        lines += ["", "no report:", *(f"  {line}" for line in unreached[:UNREACHED_SHOWN])]
+        if len(unreached) > UNREACHED_SHOWN:
+            lines.append(f"  and {len(unreached) - UNREACHED_SHOWN} more")
     if job.causes:
         lines += ["", "restarts:", *(f"  {line}" for line in job.causes[-HISTORY_SHOWN:])]
     if job.history:

@@ -157,6 +157,9 @@ def run(args: Arguments) -> None:
 
 def execute(args: Arguments) -> None:
     """Run the job, and write a failure to the error file that this process was given, if any."""
+    if not os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        run(args)
+        return
     from holdfast.processes.failures.error_file import Recording, get_error_handler
 
     with Recording(get_error_handler()):

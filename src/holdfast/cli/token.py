@@ -121,7 +121,7 @@ def _file() -> str | None:
 
 
 def _of_job(token: bytes, run_id: str) -> bytes:
-    from holdfast.core.protocol import RUN_ID_CHARS_MAX
+    from holdfast.core.limits import RUN_ID_CHARS_MAX
     from holdfast.wire.handshake import is_job_token, job_token
 
     if not 0 < len(run_id) <= RUN_ID_CHARS_MAX:

@@ -5,10 +5,10 @@
         async for event in job.events(follow=True):
             ...
 
-A place is where a job can be reached: the socket of one of its agents on this machine, or its
-coordinator. What can be asked is the same at both. A `JobClient` belongs to one loop; any number of
-calls may be under way at once. Whatever goes wrong is a `ControlProblem`, with one line for a person;
-a refusal has its reason besides.
+A place is where a job can be reached: the socket of one of its agents on this machine, its
+coordinator, or where its agents have stored their control ports. What can be asked is the same at all.
+A `JobClient` belongs to one loop; any number of calls may be under way at once. Whatever goes wrong is a
+`ControlProblem`.
 
 All text that comes from others is made printable here, but for what workers wrote themselves.
 """
@@ -23,86 +23,47 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 
-from holdfast.control.runtime_dir import pid_of, sockets_here
-from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
-from holdfast.core.protocol import (
-    ASKED_WHY_CHARS_MAX,
-    NAME_CHARS_MAX,
-    Action,
-    Request,
-    RequestRefusal,
+from holdfast.control.agents import Agents, MergedEvents, events_at, printable_event
+from holdfast.control.directory import Directory
+from holdfast.control.line import (
+    ANSWER_S,
+    CONNECT_S,
+    NOT_FOUND,
+    ControlProblem,
+    Endpoint,
+    open_contact,
+    open_endpoint,
+    open_socket,
+    tls_of,
+    unpacked,
 )
-from holdfast.errors import HoldfastError
+from holdfast.control.runtime_dir import pid_of, sockets_here
+from holdfast.core.limits import ASKED_WHY_CHARS_MAX, NAME_CHARS_MAX
+from holdfast.core.protocol import Action, Request, RequestRefusal
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.printable import one_line, quoted, visible
 from holdfast.wire import control
-from holdfast.wire.errors import WireError
-from holdfast.wire.frames import FrameReader, encode_frame
-from holdfast.wire.handshake import READ_ONLY_ALL_PREFIX
-from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
-from holdfast.wire.messages import (
-    VERSION_WITH_QUERIES,
-    Goodbye,
-    JobSummary,
-    Query,
-    Reply,
-    StatusReply,
-    StatusRequest,
-    decode,
-)
+from holdfast.wire.handshake import READ_ONLY_PREFIX
+from holdfast.wire.messages import JobSummary, Query, StatusReply, StatusRequest
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import AsyncIterator, Callable, Iterable
     from types import TracebackType
 
-    from holdfast.wire.messages import EventRecord, Message
+    from holdfast.control.line import Line
+    from holdfast.wire.messages import EventRecord
 
-T = TypeVar("T", bound=msgspec.Struct)
+R = TypeVar("R")
 
-CONNECT_S = 5.0
 LATE_S = 2.0  # Agents that take longer to answer are named.
-ANSWER_S = 30.0
-"""How long a question may take; more than any part of it may where it is answered."""
 WATCH_S = 2.5
 """How long nodes that are first asked to report have for it; in its first second none does."""
 LOOK_AGAIN_S = 0.1
 COORDINATED = ("c10d", "static")
-"""The backends whose jobs have a coordinator."""
-ALIVE_S = 60.0
-"""One who only listens says so often that it is there; connections that are silent for long are closed."""
+"""The backends whose jobs have a coordinator, of agents that do not say."""
+STAGGER_S = 0.5
+"""After this time without an answer of an agent the next one is tried besides."""
 ROOM_MIN_BYTES = 1_024
-REPLIES_MAX = 4_096
-"""Of one question, that wait to be taken; streams are limited by the room they are given."""
-UNREACHABLE, REFUSED, NOT_FOUND = 69, 1, 1
-
-
-class ControlProblem(HoldfastError):
-    """A job could not be asked, or refused what was asked for; `refusal` is why, if it did."""
-
-    exit_code = UNREACHABLE
-
-    def __init__(
-        self, message: str, refusal: str = "", *, hint: str = "", exit_code: int | None = None
-    ) -> None:
-        if exit_code is None:
-            is_reached = refusal not in ("", RequestRefusal.NO_ANSWER.value)
-            exit_code = REFUSED if is_reached else UNREACHABLE
-        super().__init__(message, hint=hint, exit_code=exit_code)
-        self.refusal = refusal
-
-
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a coordinator is, and how to connect to it."""
-
-    host: str
-    port: int
-    run_id: str = ""
-    token: bytes | None = None
-    tls: ssl.SSLContext | None = None
-    server_name: str | None = None
-
-    def __repr__(self) -> str:
-        return f"Endpoint({self.host}:{self.port}, run_id={self.run_id!r})"
 
 
 class LocalJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +73,7 @@ class LocalJob(msgspec.Struct, frozen=True, kw_only=True):
     here: control.Here
 
 
-Place = Endpoint | LocalJob
+Place = Endpoint | LocalJob | Directory
 
 
 class NodeStacks(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,52 +84,22 @@ class NodeStacks(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-class _Line(asyncio.Protocol):
-    """A connection to an agent's socket."""
-
-    def __init__(self, receive: Callable[[Message], None], closed: Callable[[str], None]) -> None:
-        self._reader = FrameReader(STATUS_FRAME_BYTES_MAX)
-        self._receive, self._closed = receive, closed
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for body in self._reader.feed(data):
-                self._receive(decode(body))
-        except WireError as problem:
-            self._closed(f"it sent something else than messages: {problem}")
-            self.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._closed(str(exc) if exc else "the agent has ended")
-
-    def send(self, message: Query | StatusRequest) -> None:
-        if self._transport is not None:
-            self._transport.write(encode_frame(message))
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-
 class JobClient:
     """A connection to a job, or with an empty run id to all of a coordinator."""
 
-    def __init__(self, run_id: str) -> None:
-        self.run_id = run_id
-        self._is_coordinated = True  # So that all nodes report, if they are asked to.
-        self._beside: dict[str, LocalJob] = {}
-        self._opened: dict[str, JobClient] = {}
-        self._send: Callable[[Query | StatusRequest], None]
-        self._close: Callable[[], object]
-        self._replies: dict[int, asyncio.Queue[Reply | StatusReply]] = {}
-        self._ids = 0
-        self._problem = ""
-        self._streams = 0
+    def __init__(
+        self,
+        line: Line,
+        agents: Agents,
+        *,
+        read_only: bool = False,
+        closed: Callable[[], None] | None = None,
+    ) -> None:
+        self.agents = agents
+        self.read_only = read_only
+        """Whether it is known that nothing can be changed over this connection."""
+        self._line = line
+        self._closed = closed
 
     async def __aenter__(self) -> Self:
         return self
@@ -179,26 +110,40 @@ class JobClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for one in self._opened.values():
-            one._close()
-        self._close()
+        self.close()
 
-    async def _at(self, node: str) -> JobClient:
-        """Return whom to ask about a node: its own agent, if that is on this machine."""
-        place = self._beside.get(node)
-        if place is None:
-            return self
-        if node not in self._opened:
-            self._opened[node] = await _open_local(place.path, self.run_id)
-        return self._opened[node]
+    def close(self) -> None:
+        self.agents.close()
+        self._line.close()
+        if self._closed is not None:
+            self._closed()
+
+    @property
+    def run_id(self) -> str:
+        return self._line.run_id
+
+    @run_id.setter
+    def run_id(self, run_id: str) -> None:
+        self._line.run_id = run_id
+
+    @property
+    def node(self) -> str:
+        """The node whose agent this is a connection to; empty at a coordinator."""
+        return self._line.node
 
     # What can be asked.
 
     async def jobs(self) -> list[JobSummary]:
         """Return all jobs that can be seen here, in short."""
-        reply = await self._one(lambda number: StatusRequest(id=number, run_id=self.run_id))
+        return [_printable(one) for one in await self._summaries(watch=False)]
+
+    async def _summaries(self, *, watch: bool) -> list[JobSummary]:
+        run_id = self.run_id
+        reply = await self._line.one(
+            lambda number: StatusRequest(id=number, run_id=run_id, watch=watch)
+        )
         assert isinstance(reply, StatusReply)
-        return [_printable(one) for one in reply.jobs]
+        return reply.jobs
 
     async def status(self, *, watch: bool = False, wait_s: float = WATCH_S) -> JobSummary:
         """Return the state of the job; with `watch` the nodes report about their workers.
@@ -208,34 +153,24 @@ class JobClient:
         """
         deadline = asyncio.get_running_loop().time() + wait_s
         while True:
-            reply = await self._one(
-                lambda number: StatusRequest(id=number, run_id=self.run_id, watch=watch)
-            )
-            assert isinstance(reply, StatusReply)
-            if not reply.jobs:
+            jobs = await self._summaries(watch=watch)
+            if not jobs:
                 raise ControlProblem(
                     f"there is no job {self.run_id!r} here", RequestRefusal.NO_SUCH_JOB.value
                 )
-            job = reply.jobs[0]
-            is_whole = all(node.report is not None for node in job.nodes)
+            job = jobs[0]
+            missing = [node.node for node in job.nodes if node.report is None]
+            if watch and missing and not self.agents.passes_on:
+                reports = await self.agents.reports(missing, wait_s)
+                nodes = [
+                    msgspec.structs.replace(one, report=one.report or reports.get(one.node))
+                    for one in job.nodes
+                ]
+                return _printable(msgspec.structs.replace(job, nodes=nodes))
             is_late = asyncio.get_running_loop().time() >= deadline
-            if watch and not is_whole and not self._is_coordinated:
-                return _printable(await self._with_reports(job))
-            if not watch or is_whole or is_late:
+            if not watch or not missing or is_late:
                 return _printable(job)
             await asyncio.sleep(LOOK_AGAIN_S)
-
-    async def _with_reports(self, job: JobSummary) -> JobSummary:
-        """Return a job that has no coordinator with what its agents on this machine know."""
-        nodes = []
-        for node in job.nodes:
-            if node.report is None and node.node in self._beside:
-                at = await self._at(node.node)
-                own = [one for one in (await at.status()).nodes if one.node == node.node]
-                nodes.append(msgspec.structs.replace(node, report=own[0].report if own else None))
-            else:
-                nodes.append(node)
-        return msgspec.structs.replace(job, nodes=nodes)
 
     async def request(
         self,
@@ -258,20 +193,25 @@ class JobClient:
             who=who_asks(),
             why=one_line(why, ASKED_WHY_CHARS_MAX),
         )
-        reply = await self._ask(control.ACT, body=control.pack(request))
+        reply = await self._line.ask(control.ACT, body=control.pack(request))
         return one_line(reply.why)
 
     async def events(self, *, follow: bool = False, node: str = "") -> AsyncIterator[EventRecord]:
         """Yield the events that are kept, and with `follow` each as it comes."""
-        body = control.pack(control.EventsQuery(follow=follow))
-        async for reply in self._many(control.EVENTS, node=node, body=body):
-            for event in _unpacked(control.Events, reply.body).events:
-                yield msgspec.structs.replace(
-                    event,
-                    source=quoted(event.source),
-                    kind=quoted(event.kind),
-                    text=one_line(event.text),
-                )
+        if self.agents.passes_on or node:
+            line = await self.agents.at(node)
+            async for found in events_at(line, follow=follow, node=node):
+                for event in found.events:
+                    yield printable_event(event)
+            return
+        merged = MergedEvents(self.agents)
+        try:
+            for event in await merged.kept():
+                yield event
+            while follow:
+                yield await merged.next()
+        finally:
+            merged.close()
 
     async def logs(
         self, node: str, wanted: control.LogsQuery, *, streams: int = 1
@@ -280,16 +220,16 @@ class JobClient:
         room = max(ROOM_MIN_BYTES, control.WINDOW_BYTES // max(1, streams))
         query = msgspec.structs.replace(wanted, room=room)
         taken = 0
-        at = await self._at(node)
-        async for reply in at._many(control.LOGS, node=node, body=control.pack(query)):
+        line = await self.agents.at(node)
+        async for reply in line.many(control.LOGS, node=node, body=control.pack(query)):
             if not reply.body:
                 continue
-            lines = _unpacked(control.LogLines, reply.body)
+            lines = unpacked(control.LogLines, reply.body)
             yield lines
             taken += len(lines.text)
             if taken >= room // 2:
                 more = control.pack(control.More(size=taken))
-                at._send(Query(id=reply.id, what=control.MORE, run_id=self.run_id, body=more))
+                line.send(Query(id=reply.id, what=control.MORE, run_id=self.run_id, body=more))
                 taken = 0
 
     async def stacks(self, node: str) -> NodeStacks:
@@ -297,9 +237,9 @@ class JobClient:
         workers: list[control.WorkerStacks] = []
         try:
             async with asyncio.timeout(ANSWER_S):
-                at = await self._at(node)
-                async for reply in at._many(control.STACKS, node=node):
-                    found = _unpacked(control.Stacks, reply.body).workers
+                line = await self.agents.at(node)
+                async for reply in line.many(control.STACKS, node=node):
+                    found = unpacked(control.Stacks, reply.body).workers
                     workers += [
                         msgspec.structs.replace(one, text=visible(one.text)) for one in found
                     ]
@@ -314,9 +254,9 @@ class JobClient:
         found: list[control.GenerationStages] = []
         try:
             async with asyncio.timeout(ANSWER_S):
-                at = await self._at(node)
-                async for reply in at._many(control.STAGES, node=node):
-                    found += _unpacked(control.Stages, reply.body).generations
+                line = await self.agents.at(node)
+                async for reply in line.many(control.STAGES, node=node):
+                    found += unpacked(control.Stages, reply.body).generations
         except TimeoutError:
             raise ControlProblem(f"{node} did not answer within {ANSWER_S:g} s") from None
         return [
@@ -329,90 +269,6 @@ class JobClient:
             for one in found
         ]
 
-    async def here(self) -> control.Here:
-        """Return what an agent says of itself; at its own socket alone."""
-        reply = await self._ask(control.HERE)
-        return _unpacked(control.Here, reply.body)
-
-    # Questions and answers.
-
-    async def _ask(self, what: str, *, body: bytes = b"") -> Reply:
-        reply = await self._one(
-            lambda number: Query(id=number, what=what, run_id=self.run_id, body=body)
-        )
-        assert isinstance(reply, Reply)
-        return reply
-
-    async def _one(self, make: Callable[[int], Query | StatusRequest]) -> Reply | StatusReply:
-        number, replies = self._begin()
-        try:
-            self._send(make(number))
-            async with asyncio.timeout(ANSWER_S):
-                return self._checked(await replies.get())
-        except TimeoutError:
-            raise ControlProblem(f"no answer within {ANSWER_S:g} s") from None
-        finally:
-            del self._replies[number]
-
-    async def _many(self, what: str, *, node: str = "", body: bytes = b"") -> AsyncIterator[Reply]:
-        number, replies = self._begin()
-        is_over = False
-        try:
-            self._send(Query(id=number, what=what, run_id=self.run_id, node=node, body=body))
-            while not is_over:
-                try:
-                    async with asyncio.timeout(ALIVE_S):
-                        reply = await replies.get()
-                except TimeoutError:
-                    body = control.pack(control.More(size=0))
-                    self._send(Query(id=number, what=control.MORE, run_id=self.run_id, body=body))
-                    continue
-                is_over = isinstance(reply, StatusReply) or reply.last or bool(reply.refusal)
-                checked = self._checked(reply)
-                assert isinstance(checked, Reply)
-                if checked.body:
-                    yield checked
-        finally:
-            del self._replies[number]
-            if not is_over and not self._problem:
-                self._send(Query(id=number, what=control.CANCEL, run_id=self.run_id))
-
-    def _begin(self) -> tuple[int, asyncio.Queue[Reply | StatusReply]]:
-        if self._problem:
-            raise ControlProblem(self._problem)
-        self._ids += 1
-        queue: asyncio.Queue[Reply | StatusReply] = asyncio.Queue(REPLIES_MAX)
-        self._replies[self._ids] = queue
-        return self._ids, queue
-
-    def _checked(self, reply: Reply | StatusReply) -> Reply | StatusReply:
-        if isinstance(reply, StatusReply) or not reply.refusal:
-            return reply
-        if reply.id < 0:
-            raise ControlProblem(self._problem)
-        raise ControlProblem(one_line(reply.why) or reply.refusal, reply.refusal)
-
-    def _received(self, message: Message) -> None:
-        if isinstance(message, Goodbye):
-            self._ended(quoted(message.why) or "the connection was closed")
-        elif isinstance(message, (Reply, StatusReply)):
-            queue = self._replies.get(message.id)
-            if queue is not None:
-                try:
-                    queue.put_nowait(message)
-                except asyncio.QueueFull:
-                    self._ended("more came than was asked for")
-                    self._close()
-
-    def _ended(self, why: str) -> None:
-        if self._problem:
-            return
-        self._problem = why
-        lost = RequestRefusal.NO_ANSWER.value
-        for number, queue in self._replies.items():
-            if not queue.full():
-                queue.put_nowait(Reply(id=number, refusal=lost, why=why))
-
 
 async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
     """Return a connection to a job, or raise `ControlProblem`.
@@ -420,52 +276,103 @@ async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
     What is about a node whose agent is one of those `beside` is asked there.
     """
     if isinstance(place, LocalJob):
-        local = await _open_local(place.path, place.here.run_id)
-        local._beside = {one.here.node: one for one in beside if one.here.node}
-        local._is_coordinated = place.here.backend in COORDINATED
-        return local
-    client = JobClient(place.run_id)
-    is_for_all = place.token is not None and place.token.startswith(READ_ONLY_ALL_PREFIX)
-    connector = CoordinatorConnector(
-        place.host,
-        place.port,
-        run_id="" if is_for_all else place.run_id,
-        token=place.token,
-        tls=place.tls,
-        server_name=place.server_name,
-        own_users_only=place.token is None,
-    )
-    where = f"the coordinator at {place.host}:{place.port}"
-    try:
-        connection = await connector.connect()
-    except ConnectFailed as problem:
-        raise ControlProblem(f"{where} cannot be asked: {problem.why}") from None
-    if connection.version < VERSION_WITH_QUERIES:
-        connection.abort()
+        here = place.here
+        line = await open_socket(place.path, here.run_id, here.node)
+        coordinated = here.coordinated
+        if coordinated is None:
+            coordinated = here.backend in COORDINATED
+        sockets = {one.here.node: one.path for one in beside if one.here.node}
+        return JobClient(line, Agents(line, passes_on=coordinated, beside=sockets))
+    if isinstance(place, Directory):
+        try:
+            return await _open_listed(place)
+        except BaseException:
+            place.close()
+            raise
+    line = await open_endpoint(place)
+    read_only = (place.token or b"").startswith(READ_ONLY_PREFIX)
+    return JobClient(line, Agents(line, passes_on=True), read_only=read_only)
+
+
+async def _open_listed(place: Directory) -> JobClient:
+    """Return a connection to the leader's agent, or to the first of the others that answers."""
+    found = await _read(place.contacts)
+    there = [one for one in found.contacts if one.port]
+    if not there:
+        where = f"of {place.run_id!r} at {place.where}"
+        if not found.contacts:
+            job = await _read(lambda: place.summary(place.run_id))
+            over = f"; it is over: {job.outcome}" if job is not None and job.outcome else ""
+            raise ControlProblem(f"there is no agent {where}{over}", exit_code=NOT_FOUND)
         raise ControlProblem(
-            f"{where} is of a version of Holdfast that cannot be asked",
-            RequestRefusal.UNKNOWN.value,
+            f"the agents {where} can be asked on their own machines alone: control=off, or an older "
+            "version of Holdfast"
         )
-    connection.expect_large(STATUS_FRAME_BYTES_MAX)
-    connection.on_message = client._received
-    connection.on_closed = client._ended
-    client._send, client._close = connection.send_whole, connection.abort
-    return client
+    line = await _first_that_answers(there, place, found)
+    agents = Agents(line, passes_on=False, look=lambda: _read(place.contacts), found=found)
+    return JobClient(line, agents, read_only=found.read_only, closed=place.close)
 
 
-async def _open_local(path: str, run_id: str) -> JobClient:
-    client = JobClient(run_id)
-    loop = asyncio.get_running_loop()
+async def _first_that_answers(
+    there: list[control.Contact], place: Directory, found: control.Contacts
+) -> Line:
+    tls = tls_of(found)
+    trying: set[asyncio.Task[Line]] = set()
+    answered: list[Line] = []
+    problem: ControlProblem | None = None
     try:
-        async with asyncio.timeout(CONNECT_S):
-            _, line = await loop.create_unix_connection(
-                lambda: _Line(client._received, client._ended), path
+        while not answered and (there or trying):
+            if there:
+                work = open_contact(there.pop(0), place.run_id, found, tls)
+                trying.add(asyncio.ensure_future(work))
+            done, trying = await asyncio.wait(
+                trying, timeout=STAGGER_S if there else None, return_when=asyncio.FIRST_COMPLETED
             )
-    except (OSError, TimeoutError) as problem:
-        why = getattr(problem, "strerror", "") or "no answer"
-        raise ControlProblem(f"{path} cannot be asked: {why}") from None
-    client._send, client._close = line.send, line.close
-    return client
+            for one in done:
+                try:
+                    answered.append(one.result())
+                except ControlProblem as refused:
+                    problem = problem or refused
+    finally:
+        for one in trying:
+            one.cancel()
+    if answered:
+        for line in answered[1:]:
+            line.close()
+        return answered[0]
+    job = await _read(lambda: place.summary(place.run_id))
+    if job is not None and job.outcome:
+        raise ControlProblem(f"job {place.run_id!r} is over: {job.outcome}", exit_code=NOT_FOUND)
+    assert problem is not None
+    raise problem
+
+
+async def run_ids_of(place: Directory) -> list[str]:
+    """Return the jobs that can be looked up at a place."""
+    return await _read(place.run_ids)
+
+
+async def stored_jobs(place: Directory) -> list[JobSummary]:
+    """Return these jobs as they are stored, or the one that is meant."""
+
+    def read() -> list[JobSummary]:
+        names = [place.run_id] if place.run_id else place.run_ids()
+        return [one for one in map(place.summary, names) if one is not None]
+
+    try:
+        return [_printable(one) for one in await _read(read)]
+    finally:
+        place.close()
+
+
+async def _read(read: Callable[[], R]) -> R:
+    """Return what is stored somewhere; raise `ControlProblem` if it cannot be read."""
+    try:
+        return await asyncio.to_thread(read)
+    except UsageError:
+        raise
+    except HoldfastError as problem:
+        raise ControlProblem(problem.message, hint=problem.hint) from None
 
 
 async def local_jobs(on_late: Callable[[list[str]], None] | None = None) -> list[LocalJob]:
@@ -491,17 +398,18 @@ async def local_jobs(on_late: Callable[[list[str]], None] | None = None) -> list
 
 async def _look(path: str) -> LocalJob | None:
     try:
-        client = await _open_local(path, "")
+        line = await open_socket(path, "")
     except ControlProblem:
         _remove_if_dead(path)
         return None
-    async with client:
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                here = await client.here()
-        except (ControlProblem, TimeoutError):
-            return None
-    return LocalJob(path=path, here=here)
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            reply = await line.ask(control.HERE)
+        return LocalJob(path=path, here=unpacked(control.Here, reply.body))
+    except (ControlProblem, TimeoutError):
+        return None
+    finally:
+        line.close()
 
 
 def _remove_if_dead(path: str) -> None:
@@ -518,13 +426,6 @@ def _remove_if_dead(path: str) -> None:
                 pass  # Somebody else was quicker.
         except OSError:
             pass
-
-
-def _unpacked(kind: type[T], body: bytes) -> T:
-    try:
-        return control.unpack(kind, body)
-    except WireError as problem:
-        raise ControlProblem(f"it sent something else than was asked for: {problem}") from None
 
 
 def who_asks() -> str:

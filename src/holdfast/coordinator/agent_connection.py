@@ -30,11 +30,9 @@ from holdfast.coordinator.attendance import Attendance, StuckLoop
 from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
 from holdfast.coordinator.kv import DEFAULT_TIMEOUT_S, KeyValueStore, StoreCalls
 from holdfast.core.coordinated_supervision import CoordinatorLost
+from holdfast.core.limits import NAME_CHARS_MAX, REPORT_BYTES_MAX, SUMMARY_CHARS_MAX
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import (
-    NAME_CHARS_MAX,
-    REPORT_BYTES_MAX,
-    SUMMARY_CHARS_MAX,
     Ack,
     Failure,
     Heartbeat,
@@ -76,6 +74,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
+    from holdfast.coordinator.control_port import ControlListener
     from holdfast.coordinator.places import Places
     from holdfast.coordinator.server import CoordinatorServer
     from holdfast.coordinator.state_file import StateFile
@@ -83,6 +82,7 @@ if TYPE_CHECKING:
     from holdfast.net.addresses import Address
     from holdfast.net.tls import TlsFiles, TlsToken
     from holdfast.store.interface import RoundStore
+    from holdfast.wire.control import Contacts
     from holdfast.wire.messages import JobSummary, Message, NodeReport
 
 LOSSES_MAX = 16  # In the mailbox, besides the newest view.
@@ -186,6 +186,13 @@ class JobConnection(Protocol):
 
     def summary(self) -> JobSummary | None:
         """Return the state of the job, where no coordinator can be asked for it; may block."""
+
+    def contacts(self) -> Contacts:
+        """Return how people reach the job's agents, where no coordinator can be asked; may block."""
+
+    @property
+    def control(self) -> ControlListener | None:
+        """Where they reach this one, if there is such a port; the connection closes it."""
 
     def problem(self) -> str:
         """Return why there is no connection and since when, or nothing."""
@@ -586,6 +593,7 @@ class AgentConnection:
     """What decides for the job, as a person calls it."""
     advice = ""
     """What would help while that is lost, or would have helped; for a person."""
+    control: ControlListener | None = None
 
     def __init__(
         self, *, run_id: str, info: NodeInfo, settings: JobSettings, timeouts: SessionTimeouts
@@ -736,6 +744,11 @@ class AgentConnection:
 
     def summary(self) -> JobSummary | None:
         return None
+
+    def contacts(self) -> Contacts:
+        from holdfast.wire.control import Contacts
+
+        return Contacts()
 
     def problem(self) -> str:
         driver = self._driver

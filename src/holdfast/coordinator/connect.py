@@ -19,7 +19,7 @@ from holdfast.net.peer_user import listener_of
 from holdfast.printable import quoted
 from holdfast.wire.errors import HandshakeRefused, NotOurProtocol, WireError
 from holdfast.wire.frames import FrameReader, encode_frame
-from holdfast.wire.handshake import ClientHandshake
+from holdfast.wire.handshake import COORDINATOR, ClientHandshake
 from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import Goodbye, Message, Part, PartTaken, decode
 from holdfast.wire.parts import TAKEN, IncomingParts, OutgoingParts
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.net.addresses import Address
+    from holdfast.wire.messages import Hello
     from holdfast.wire.sealing import Seal
 
 CONNECT_S = 3.0
@@ -74,7 +75,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_buffer", "_handshake", "_has_tls", "_heard", "_incoming", "_open", "_outgoing", "_reader",
-        "_seals", "_transport", "_version", "ended", "heard_at", "on_closed", "on_message", "problem",
+        "_seals", "_server", "_transport", "_version", "ended", "heard_at", "on_closed", "on_message", "problem",
         "ready",
     )  # fmt: skip
 
@@ -95,7 +96,11 @@ class ClientConnection(asyncio.BufferedProtocol):
             host=connector.host,
             port=connector.port,
             place=connector.place,
+            read_only=connector.read_only,
+            key_for=connector.key_for,
+            server=connector.server,
         )
+        self._server = connector.server
         self._seals: tuple[Seal, Seal] | None = None
         self._transport: asyncio.Transport | None = None
         self._incoming = IncomingParts()
@@ -189,7 +194,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         except NotOurProtocol as error:
             self._end(ConnectFailed(str(error), permanent=True))
         except WireError as error:
-            self._end(ConnectFailed(f"the coordinator sent something else than messages: {error}"))
+            self._end(ConnectFailed(f"{self._server} sent something else than messages: {error}"))
 
     def eof_received(self) -> bool:
         return False  # Close this half too.
@@ -223,7 +228,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if type(message) is PartTaken:
             self._send_frame(self._outgoing.taken())
         elif type(message) is Goodbye:
-            why = quoted(message.why) or "the coordinator closed the connection"
+            why = quoted(message.why) or f"{self._server} closed the connection"
             self._end(ConnectFailed(why))
         elif self.on_message is not None:
             self.on_message(message)
@@ -273,7 +278,8 @@ class CoordinatorConnector:
 
     `has_psk` is whether TLS is by the token. With `own_users_only` a listener on this host must be
     this user's or root's. `place` is that of `Hello`. `when_refused` is called with the endpoint's addresses if nobody listens at any of them. If it
-    returns true, somebody does now, and the connection is tried again at once.
+    returns true, somebody does now, and the connection is tried again at once. With a `secret` it is an
+    agent's control port, and `server` says so in messages.
     """
 
     def __init__(
@@ -289,7 +295,12 @@ class CoordinatorConnector:
         own_users_only: bool = False,
         place: int = 0,
         when_refused: Callable[[list[Address]], bool] | None = None,
+        secret: bytes = b"",
+        read_only: bool = False,
+        server: str = COORDINATOR,
     ) -> None:
+        self.key_for: Callable[[Hello], bytes] | None = (lambda _: secret) if secret else None
+        self.read_only, self.server = read_only, server
         self.host = host
         self.port = port
         self.run_id = run_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.protocol import WHY_CHARS_MAX
+from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.core.rounds import JobPhase
 from holdfast.printable import one_line
 from holdfast.wire.errors import FrameTooLarge

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from holdfast.core.protocol import WHY_CHARS_MAX
+from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.printable import one_line
 from holdfast.store.key_space import KeySpace, RequestRejected, StoreFull
 from holdfast.store.memory import as_bytes

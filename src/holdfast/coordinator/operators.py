@@ -17,7 +17,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.core.coordinator import RequestReceived
-from holdfast.core.protocol import WHY_CHARS_MAX, Request, RequestRefusal
+from holdfast.core.limits import WHY_CHARS_MAX
+from holdfast.core.protocol import Request, RequestRefusal
 from holdfast.printable import one_line, quoted
 from holdfast.wire import control
 from holdfast.wire.errors import BadMessage

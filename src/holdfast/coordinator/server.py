@@ -28,8 +28,15 @@ from holdfast.coordinator.server_connection import (
     UnreadAnswers,
 )
 from holdfast.core.coordinator import ConnectionClosed, CoordinatorMachine, StatusReceived
+from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.core.machine import TICK
-from holdfast.core.protocol import WHY_CHARS_MAX, Ack, Heartbeat, NodeRole, Status, View
+from holdfast.core.protocol import (
+    Ack,
+    Heartbeat,
+    NodeRole,
+    Status,
+    View,
+)
 from holdfast.core.quotas import CONNECTIONS_MAX, UNREAD_ANSWERS_BYTES_MAX, Shares
 from holdfast.core.rounds import JobPhase
 from holdfast.net import addresses

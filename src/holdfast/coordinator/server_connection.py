@@ -21,7 +21,7 @@ from holdfast.net.half_open import network_of
 from holdfast.net.tls import explain_failure
 from holdfast.wire.errors import HandshakeRefused, NotOurProtocol, WireError
 from holdfast.wire.frames import FrameReader
-from holdfast.wire.handshake import ServerHandshake, refusal
+from holdfast.wire.handshake import COORDINATOR, ServerHandshake, refusal
 from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX, PART_BYTES
 from holdfast.wire.messages import Message, Part, PartTaken, decode
 from holdfast.wire.parts import TAKEN, IncomingParts, OutgoingParts
@@ -31,6 +31,7 @@ from holdfast.wire.sniff import check_client_bytes
 if TYPE_CHECKING:
     import socket
     import ssl
+    from collections.abc import Callable
 
     from holdfast.wire.messages import Hello
     from holdfast.wire.sealing import Seal
@@ -81,8 +82,16 @@ class ServerConnection(asyncio.BufferedProtocol):
     )  # fmt: skip
 
     def __init__(
-        self, owner: ConnectionOwner, token: bytes | None, address: str, local_address: str
+        self,
+        owner: ConnectionOwner,
+        token: bytes | None,
+        address: str,
+        local_address: str,
+        *,
+        key_for: Callable[[Hello], bytes] | None = None,
+        server: str = COORDINATOR,
     ) -> None:
+        """`key_for` and `server` are those of `ServerHandshake`."""
         self.address = address
         self.network = network_of(address)
         self.has_share = False
@@ -108,7 +117,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.closed = False
         self._owner = owner
         self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
-        self._handshake: ServerHandshake | None = ServerHandshake(token, judge=self._judge)
+        self._handshake: ServerHandshake | None = ServerHandshake(
+            token, judge=self._judge, key_for=key_for, server=server
+        )
         self._seals: tuple[Seal, Seal] | None = None
         self._started = False
         self._incoming: IncomingParts | None = None  # Most connections never need one.

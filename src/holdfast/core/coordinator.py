@@ -31,11 +31,11 @@ from __future__ import annotations
 
 import msgspec
 
+from holdfast.core.limits import TERMS_PER_PLACE
 from holdfast.core.liveness import CLOSED, STEPS_PER_SILENCE, AttendedClock, Liveness
 from holdfast.core.machine import Event, InvalidEvent, Story, Tick
 from holdfast.core.memory import JobMemory, recall, remember
 from holdfast.core.protocol import (
-    TERMS_PER_PLACE,
     Ack,
     Heartbeat,
     JobOutcome,

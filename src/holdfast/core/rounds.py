@@ -75,38 +75,41 @@ from hashlib import blake2b
 import msgspec
 
 from holdfast.core.blame import Suspect, Trace, blame
-from holdfast.core.machine import Event, InvalidEvent, Story
-from holdfast.core.node_order import order_nodes
-from holdfast.core.protocol import (
+from holdfast.core.limits import (
     REPORTED_COUNTER_MAX,
     RIVALS_MAX,
     STORE_KEY_BYTES,
-    Action,
     Count,
-    Failure,
-    Heartbeat,
     Incarnation,
-    JobOutcome,
-    JobSettings,
     Name,
     NodeCount,
     NodeId,
-    NodeInfo,
-    NodePhase,
     NodeRank,
-    NodeRole,
     Number,
     Port,
-    RefusalReason,
     Report,
+    RunId,
+    Seconds,
+    Why,
+)
+from holdfast.core.machine import Event, InvalidEvent, Story
+from holdfast.core.node_order import order_nodes
+from holdfast.core.protocol import (
+    Action,
+    ControlPort,
+    Failure,
+    Heartbeat,
+    JobOutcome,
+    JobSettings,
+    NodeInfo,
+    NodePhase,
+    NodeRole,
+    RefusalReason,
     Request,
     RequestAnswer,
     RequestRefusal,
-    RunId,
-    Seconds,
     Status,
     View,
-    Why,
     check_address,
     check_names,
     check_settings,
@@ -204,6 +207,8 @@ class Node(msgspec.Struct):
     """Ports that it still lists although workers of some generation may have met there."""
     heartbeats: Count = 0
     """Counts up while the node is alive; used where nodes share this state, without a coordinator."""
+    control: ControlPort | None = None
+    """Where people reach its agent; used as the heartbeats are."""
     departures: Count = 0
     """How often whoever had its place went and broke a round, until `Job.quiet` is `forgotten_at`."""
     forgotten_at: Count = 0

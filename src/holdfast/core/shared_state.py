@@ -48,10 +48,10 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.limits import MALFORMED
 from holdfast.core.liveness import AttendedClock, Liveness, StopDeadline
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick, brief
 from holdfast.core.protocol import (
-    MALFORMED,
     JobOutcome,
     JobSettings,
     NodeInfo,
@@ -97,6 +97,8 @@ from holdfast.printable import quoted
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from holdfast.core.protocol import ControlPort
 
 STATE_MARK = b"holdfast job 2\n"
 STATE_BYTES_MAX = 4 * 1024 * 1024
@@ -241,6 +243,7 @@ class SharedStateSession:
         timeouts: Timeouts,
         draw: Callable[[], float],
         fence_floor: int = 0,
+        control: ControlPort | None = None,
         rounds: Callable[[Job], Rounds] = Rounds,
     ) -> None:
         self.call = CallState.IDLE
@@ -261,6 +264,7 @@ class SharedStateSession:
         self._timeouts = timeouts
         self._draw = draw
         self._fence_floor = fence_floor
+        self._control = control
         self._make_rounds = rounds
         self._joins = False
         self._present = 0
@@ -525,6 +529,7 @@ class SharedStateSession:
         me = self._me(rounds.job)
         if me is not None:
             me.heartbeats += 1
+            me.control = self._control
             return True
         if status.phase is NodePhase.CLOSING and rounds.job.phase is not JobPhase.CLOSED:
             # Whoever reaches the store may end the job, with whatever settings.
@@ -570,6 +575,7 @@ class SharedStateSession:
             return True
         if events or (not job.final and self._peers.is_beat_due(now)):
             me.heartbeats += 1
+            me.control = self._control  # An older version leaves out what it does not know.
             return True
         return False
 

@@ -22,13 +22,12 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast import __version__, report
-from holdfast.control.client import ControlProblem
-from holdfast.core.protocol import (
+from holdfast.control.line import ControlProblem
+from holdfast.core.limits import (
     ASKED_WHY_CHARS_MAX,
     GRACE_S_MAX,
     NODE_ID_CHARS_MAX,
     REQUEST_ID_CHARS_MAX,
-    Action,
 )
 from holdfast.dashboard.access import Access, Session, is_on_purpose
 
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from holdfast.core.protocol import Action
     from holdfast.dashboard.job import WatchedJob
 
 BODY_BYTES_MAX = 16 * 1024

@@ -13,11 +13,12 @@ neither                            plain HTTP: on loopback, or with `auth=none`
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.errors import UsageError
+from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.etcd.settings import EtcdSettings
 from holdfast.net.addresses import LOCALHOST, names_loopback
 from holdfast.net.endpoints import format_endpoint, split_endpoint
@@ -202,6 +203,20 @@ class Certificates:
             os.write(fd, data)
             paths.append(f"/proc/self/fd/{fd}")
         self.guard = Guard(*paths)
+
+    def texts(self) -> tuple[bytes, bytes, bytes] | None:
+        """Return the authority, the certificate and its key, in PEM; None without TLS."""
+        if self.pem is None and self.guard is not None:
+            guard = self.guard
+            paths = (Path(one) for one in (guard.ca, guard.cert, guard.key))
+            try:
+                ca, cert, key = (one.read_bytes() for one in paths)
+            except OSError as problem:
+                raise EnvironmentProblem(
+                    f"{problem.filename} cannot be read: {problem.strerror}"
+                ) from None
+            return ca, cert, key
+        return self.pem
 
     def client_context(self) -> ssl.SSLContext | None:
         """Return the context of a client, or None without TLS."""

@@ -44,7 +44,7 @@ from holdfast.core.etcd.calls import (
     Txn,
     TxnDone,
 )
-from holdfast.core.protocol import MALFORMED
+from holdfast.core.limits import MALFORMED
 from holdfast.printable import one_line, quoted
 
 RANGE, DELETE_RANGE = "/v3/kv/range", "/v3/kv/deleterange"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from holdfast.control.client import ControlProblem
+from holdfast.control.line import ControlProblem
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Feed:
             except TimeoutError:
                 pass
             self._soon.clear()
-            # Some may never report: lost ones, older ones, those of other machines on etcd.
+            # Some may never report: lost ones, older ones, those that cannot be reached from here.
             summary = await client.status(watch=True, wait_s=0.0)
 
     def _look_for_stages(self, now: float) -> None:

@@ -74,6 +74,27 @@ def client_context(
     return context
 
 
+def mutual_context(ca: bytes, cert: bytes, key: bytes, *, serving: bool) -> ssl.SSLContext:
+    """Return the context of either side where whoever has a certificate of the authority is trusted.
+
+    All three are in PEM. What else there is to prove, as which of them somebody is, is proven over it.
+    """
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serving else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=ca.decode())
+    descriptor = os.memfd_create("holdfast-certificate")  # OpenSSL takes files alone.
+    try:
+        os.write(descriptor, cert + b"\n" + key)
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}", password="")
+    finally:
+        os.close(descriptor)
+    return context
+
+
 def explain_failure(error: Exception) -> str:
     """Return why a TLS handshake failed, and which setting has to do with it."""
     import ssl

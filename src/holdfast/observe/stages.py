@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.protocol import WHY_CHARS_MAX
+from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.core.supervision import StopReason
 from holdfast.observe import lifecycle
 from holdfast.printable import one_line

@@ -16,6 +16,13 @@ def min_of(first: float | None, second: float | None) -> float | None:
     return min(first, second)
 
 
+def is_readable(fd: int) -> bool:
+    """Return whether a descriptor can be read now."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def wait_for(deadline: float | None, *fds: int) -> None:
     """Wait until a descriptor can be read, or for the deadline on the monotonic clock."""
     poll = select.poll()

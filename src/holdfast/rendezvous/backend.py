@@ -32,6 +32,13 @@ from holdfast.coordinator.agent_connection import (
     status_change,
 )
 from holdfast.coordinator.attendance import StuckLoop
+from holdfast.coordinator.control_port import (
+    OFF,
+    ON,
+    ControlAccess,
+    explicit_token,
+    open_control,
+)
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import (
@@ -85,8 +92,10 @@ if TYPE_CHECKING:
 
     from holdfast.coordinator.agent_connection import JobConnection
     from holdfast.coordinator.attendance import Attendance
-    from holdfast.core.protocol import Request
+    from holdfast.core.protocol import ControlPort, Request
+    from holdfast.core.rounds import Job
     from holdfast.rendezvous.config import RendezvousParameters
+    from holdfast.wire.control import Contacts
     from holdfast.wire.messages import JobSummary, NodeReport, Watch
 
 AWAY_S = 60.0
@@ -147,8 +156,12 @@ class BackendConnection:
         settings: JobSettings,
         store: Any,
         timeouts: Timeouts,
+        access: ControlAccess | None = None,
+        control: str = OFF,
     ) -> None:
         self.run_id = run_id
+        self._access = access or ControlAccess(run_id=run_id)
+        self.control = open_control(info.address, self._access, control)
         self.view: View | None = None
         self.error: RendezvousError | None = None
         """What the backend raised last."""
@@ -164,6 +177,7 @@ class BackendConnection:
             timeouts=timeouts,
             draw=random.random,
             fence_floor=int(time.time() * 1000),  # Where the state is lost and nobody remembers.
+            control=self.control.port if self.control is not None else None,
         )
         self._mailbox = Mailbox()
         self._supervision = StuckLoop(time.monotonic(), self._mailbox, timeouts.lost_after_s)
@@ -211,6 +225,8 @@ class BackendConnection:
             if thread.ident is not None and thread is not threading.current_thread():
                 thread.join(THREAD_END_S)
         self._mailbox.close()
+        if self.control is not None:
+            self.control.close()
 
     # For the agent.
 
@@ -281,6 +297,12 @@ class BackendConnection:
         with self._changed:
             rounds = self._session.rounds
             return summary_of(rounds) if rounds is not None else None
+
+    def contacts(self) -> Contacts:
+        """Return how people reach the agents, as these have stored it."""
+        with self._changed:
+            rounds = self._session.rounds
+            return self._access.contacts(ports_of(rounds.job) if rounds is not None else ())
 
     def hold_ports(self, ports: tuple[int, ...]) -> None:
         """Have the next status say that this node holds these ports for the workers' store."""
@@ -456,6 +478,7 @@ class DynamicRendezvousHandler(PolledHandler):
         endpoint: str = "",
         worker_store: bool = False,
         store_address: str = "",
+        control: str = ON,
     ) -> None:
         check_settings(settings)
         timeout = settings.timeout
@@ -476,6 +499,7 @@ class DynamicRendezvousHandler(PolledHandler):
         self._job_settings = job_settings or job_settings_of(settings)
         self._away_s = away_s
         self._stops_alone = stops_alone
+        self._control = control
         self._endpoint = endpoint or f"the rendezvous backend {backend_name!r}"
         self._has_joined = self._is_shut = False
         self._release: weakref.finalize[..., DynamicRendezvousHandler] | None = None
@@ -579,12 +603,15 @@ class DynamicRendezvousHandler(PolledHandler):
                 store_key=store_key,
             ),
             replace(self._job_settings, max_restarts=max_restarts),
+            control=OFF if self._is_polled else self._control,
         )
         # A handler that is dropped without a `shutdown` must not keep its node alive for ever.
         self._release = weakref.finalize(self, _close_all, connection, self._worker_store)
         return connection
 
-    def _connect(self, info: NodeInfo, settings: JobSettings) -> BackendConnection:
+    def _connect(
+        self, info: NodeInfo, settings: JobSettings, *, control: str = OFF
+    ) -> BackendConnection:
         """Return a connection that is started."""
         if self._is_shut:
             raise RendezvousClosedError("the rendezvous handler was shut down")
@@ -603,6 +630,10 @@ class DynamicRendezvousHandler(PolledHandler):
                 needs_answers=self._stops_alone and not self._is_polled,
                 absent_s=min(ABSENT_S, self.join_timeout_s / 2) if self._is_polled else None,
             ),
+            access=None
+            if control == OFF
+            else ControlAccess(run_id=self.get_run_id(), token=explicit_token(os.environ)),
+            control=control,
         )
         connection.start()
         return connection
@@ -664,6 +695,7 @@ def create_handler(
         endpoint=params.endpoint,
         worker_store=conf.worker_store,
         store_address=address_of(params.local_addr or ""),
+        control=conf.control,
     )
 
 
@@ -712,6 +744,11 @@ def check_settings(settings: RendezvousSettings) -> None:
         raise UsageError(
             "--rdzv-conf: keep_alive_interval must be above 0 and keep_alive_max_attempt from 1"
         )
+
+
+def ports_of(job: Job) -> list[tuple[str, str, ControlPort | None]]:
+    """Return node, address and control port of each agent of a job."""
+    return [(name, one.info.address, one.control) for name, one in job.nodes.items()]
 
 
 def _close_all(connection: BackendConnection, worker_store: Any) -> None:

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from holdfast import console
-from holdfast.core.protocol import NODE_ID_CHARS_MAX, PORT_MAX, check_address
+from holdfast.core.limits import NODE_ID_CHARS_MAX, PORT_MAX
+from holdfast.core.protocol import check_address
 from holdfast.errors import UsageError
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
 
@@ -276,6 +277,8 @@ KEYS = (
     Key("presence", "on|off", "on", (*ETCD, "ha"),
         "whether agents hold connections to each other and see by these when one has ended; with "
         "off, a lost node costs its lease"),
+    Key("control", "on|read-only|off", "on", (*SHARED, *ETCD, "ha"),
+        "whether agents have a port at which other machines may ask them, or may only look"),
     Key("protocol", "http|https", "http", ETCD, "how etcd is reached"),
     Key("cert", "path", None, ETCD, "the certificate to show to etcd"),
     Key("key", "path", None, ETCD, "the key of that certificate"),
@@ -339,6 +342,7 @@ class RendezvousConfig:
     spares: int
     worker_store: bool
     presence: str
+    control: str
     store: str
     given: frozenset[str] = field(default=frozenset(), compare=False)
     """The keys that were given a value."""
@@ -447,8 +451,8 @@ def warn_about_unused(
         for variable in (FILE_VARIABLE, VARIABLE):
             if variable in os.environ:
                 console.warning(
-                    f"{variable} has no effect with {_where(backend)}: whoever can write to that "
-                    "endpoint is in the job"
+                    f"{variable} guards only what people ask of agents with {_where(backend)}: whoever "
+                    "can write to that endpoint is in the job"
                 )
 
 

@@ -6,7 +6,13 @@ import hmac
 import os
 
 from holdfast.coordinator.agent_connection import CoordinatorConnection, draw_incarnation
-from holdfast.core.protocol import PLACES_MAX, JobSettings, NodeInfo, RankOrder, StoreAccess
+from holdfast.core.limits import PLACES_MAX
+from holdfast.core.protocol import (
+    JobSettings,
+    NodeInfo,
+    RankOrder,
+    StoreAccess,
+)
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import UsageError
 from holdfast.net.addresses import names_loopback

@@ -15,10 +15,12 @@ import asyncio
 import math
 import os
 import weakref
+from urllib.parse import unquote
 
 from holdfast import console
 from holdfast.coordinator.agent_connection import AgentConnection
 from holdfast.coordinator.connect import ConnectFailed
+from holdfast.coordinator.control_port import OFF, ControlAccess, explicit_token, open_control
 from holdfast.core.etcd.calls import (
     Get,
     KeysChanged,
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
     from holdfast.core.etcd.calls import Change, Problem
     from holdfast.core.protocol import (
         Ack,
+        ControlPort,
         Heartbeat,
         JobSettings,
         NodeInfo,
@@ -90,6 +93,7 @@ if TYPE_CHECKING:
     from holdfast.etcd.async_client import AsyncEtcdClient, WatchHandle
     from holdfast.etcd.sync_client import EtcdClient
     from holdfast.rendezvous.config import RendezvousParameters
+    from holdfast.wire.control import Contacts
     from holdfast.wire.messages import JobSummary
 
 
@@ -485,8 +489,12 @@ class EtcdConnection(AgentConnection):
         timeouts: SessionTimeouts,
         lease_s: float,
         shows_presence: bool = True,
+        access: ControlAccess | None = None,
+        control: str = OFF,
     ) -> None:
         super().__init__(run_id=run_id, info=info, settings=settings, timeouts=timeouts)
+        self._access = access or ControlAccess(run_id=run_id)
+        self._control_setting = control
         self._shows_presence = shows_presence
         self._presence: PresencePort | None = None
         self._etcd_settings = etcd
@@ -528,6 +536,13 @@ class EtcdConnection(AgentConnection):
         finally:
             client.close()
 
+    def contacts(self) -> Contacts:
+        """Return how people reach the agents, as these have stored it."""
+        from holdfast.etcd.sync_client import EtcdClient
+
+        with EtcdClient(self._etcd_settings) as client:
+            return self._access.contacts(read_ports(client, self.run_id, self._prefix))
+
     def close(self, drain_s: float = LEAVE_S) -> None:
         """Close the connection and its stores."""
         super().close(drain_s)
@@ -544,12 +559,14 @@ class EtcdConnection(AgentConnection):
         from holdfast.etcd.async_client import AsyncEtcdClient
 
         self._etcd = etcd = AsyncEtcdClient(self._etcd_settings)
+        self.control = open_control(self._info.address, self._access, self._control_setting)
         self._session = EtcdSession(
             run_id=self.run_id,
             info=self._info,
             prefix=self._prefix,
             lease_s=self._lease_s,
             presence=self._show_presence() if self._shows_presence else None,
+            control=self.control.port if self.control is not None else None,
         )
         at_most = listening.descriptor_limit() // WATCHED_SHARE
         self._session.witness.watched_max = min(WATCHED_MAX, at_most)
@@ -580,6 +597,8 @@ class EtcdConnection(AgentConnection):
             await self._connector.close()
         if self._etcd is not None:
             await self._etcd.close()
+        if self.control is not None:
+            self.control.close()
         if self._presence is not None:
             self._presence.close()  # Last: who sees that it is gone finds nothing of this node.
 
@@ -641,11 +660,17 @@ class EtcdHandler(CoordinatorHandler):
             timeouts=timeouts,
             lease_s=lease_s,
             shows_presence=conf.presence == "on",
+            access=None if self._is_polled else self._control_access(),
+            control=OFF if self._is_polled else conf.control,
         )
         if not self._is_polled:
             listening.raise_descriptor_limit()  # A leader has a connection to each node.
         connection.start()
         return connection
+
+    def _control_access(self) -> ControlAccess:
+        """Return what it takes to ask the job's agents, besides reading their records."""
+        return ControlAccess(run_id=self._params.run_id, token=explicit_token(self.environ))
 
     def _first_contact_s(self) -> float:
         return FIRST_CONTACT_S
@@ -689,3 +714,31 @@ def read_job(
     summary = summary_of(Rounds(job))
     who = read_leader(leader[0].value)[0] if leader else ""
     return msgspec.structs.replace(summary, history=[job.why] if job.why else []), who
+
+
+def read_ports(
+    client: EtcdClient, run_id: str, prefix: str = DEFAULT_PREFIX
+) -> list[tuple[str, str, ControlPort | None]]:
+    """Return node, address and control port of each agent of a job, that of the leader first.
+
+    Raises `EtcdError`.
+    """
+    keys = JobKeys(prefix, run_id)
+    leader, nodes = client.txn(Txn((), (Get(keys.leader), get_prefix(keys.nodes)))).results
+    who = read_leader(leader[0].value)[0] if leader else ""
+    found = [record for one in nodes if (record := unpack(NodeRecord, one.value)) is not None]
+    found.sort(key=lambda record: record.status.info.node != who)
+    return [(one.status.info.node, one.status.info.address, one.control) for one in found]
+
+
+def read_run_ids(client: EtcdClient, prefix: str = DEFAULT_PREFIX) -> list[str]:
+    """Return the run ids of all jobs below a prefix. Raises `EtcdError`."""
+    root = f"{prefix.rstrip('/')}/".encode()
+    [found] = client.txn(Txn((), (get_prefix(root, keys_only=True),))).results
+    names = {
+        unquote(name.decode(errors="replace"))
+        for one in found
+        for name, _, rest in [one.key[len(root) :].partition(b"/")]
+        if rest == b"job"
+    }
+    return sorted(names)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.coordinator.connect import ConnectFailed
+from holdfast.coordinator.control_port import ControlAccess
 from holdfast.core.etcd.calls import Get, Problem, ProblemKind, Txn, TxnDone
 from holdfast.etcd.cluster_list import (
     RECORD,
@@ -54,6 +55,11 @@ def list_of(params: RendezvousParameters) -> ClusterList:
         tls=(conf.tls_ca, conf.tls_cert, conf.tls_key),
         server_name=conf.tls_server_name or "",
     )
+
+
+def control_access(of: ClusterList, certificates: Certificates) -> ControlAccess:
+    """Return what it takes to ask the job's agents: what it takes to reach its cluster."""
+    return ControlAccess(run_id=of.run_id, token=of.token, pem=certificates.texts())
 
 
 class HaConnector(EtcdConnector):
@@ -119,7 +125,7 @@ class HaHandler(EtcdHandler):
     connection_type = HaConnection
 
     def __init__(self, params: RendezvousParameters) -> None:
-        of = list_of(params)
+        self._list = of = list_of(params)
         self._certificates = Certificates(of)
         super().__init__(params, etcd=of.client_settings(self._certificates.guard))
 
@@ -129,6 +135,9 @@ class HaHandler(EtcdHandler):
             return super().shutdown()
         finally:
             self._certificates.close()
+
+    def _control_access(self) -> ControlAccess:
+        return control_access(self._list, self._certificates)
 
     def _first_contact_s(self) -> float:
         return self._config.join_timeout

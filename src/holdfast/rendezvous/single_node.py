@@ -12,7 +12,21 @@ from holdfast.rendezvous.handler import (
     RendezvousStoreInfo,
 )
 from holdfast.rendezvous.worker_store import WorkerStore
-from holdfast.store.memory import MemoryStore
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class StoreOnDemand:
+    """The store of a round of one node, made for whoever looks: the agent itself needs none."""
+
+    def __getattr__(self, name: str) -> Any:
+        from holdfast.store.memory import MemoryStore
+
+        if "_store" not in self.__dict__:
+            self._store = MemoryStore()
+        return getattr(self._store, name)
 
 
 class SingleNodeHandler(RendezvousHandler):
@@ -81,7 +95,7 @@ class SingleNodeHandler(RendezvousHandler):
             port = self._store.open(self._rounds, on_demand=self.is_attended)
             self._rounds += 1
         meeting_point = RendezvousStoreInfo(self._master_addr, port)
-        return RendezvousInfo(MemoryStore(), 0, 1, meeting_point)
+        return RendezvousInfo(StoreOnDemand(), 0, 1, meeting_point)
 
     def is_closed(self) -> bool:
         """Return whether `set_closed` was called."""

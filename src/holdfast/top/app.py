@@ -17,7 +17,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Footer, Input
 
-from holdfast.control.client import ControlProblem
+from holdfast.control.line import ControlProblem
 from holdfast.core.protocol import Action
 from holdfast.live.model import LiveJob
 from holdfast.top import screens, views

@@ -12,9 +12,9 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Button, Footer, Input, Label, Static
 
-from holdfast.control.client import ControlProblem
+from holdfast.control.line import ControlProblem
 from holdfast.control.stack_groups import grouped
-from holdfast.core.protocol import ASKED_WHY_CHARS_MAX
+from holdfast.core.limits import ASKED_WHY_CHARS_MAX
 from holdfast.printable import visible
 from holdfast.top.table import TextView
 from holdfast.wire.control import LogsQuery

@@ -9,12 +9,14 @@ what         body                  replies
 `logs`       `LogsQuery`           `LogLines`, until all is sent that was asked for
 `stacks`     nothing               one `Stacks`
 `stages`     nothing               one `Stages`
+`report`     nothing               one `NodeReport`
+`contacts`   nothing               `Contacts`; of an agent's own socket alone
 `more`       `More`                none: the query of that id may send so much more; an empty one to a
                                    stream of a node is answered by an empty reply, to show that it is there
 `cancel`     nothing               none: the query of that id is over
 ===========  ====================  ============================================================
 
-`logs`, `stacks` and `stages` are for one node, `act` for whoever decides, `events` for either.
+`logs`, `stacks`, `stages` and `report` are for one node, `act` for whoever decides, `events` for either.
 """
 
 from __future__ import annotations
@@ -24,27 +26,28 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.protocol import (
+from holdfast.core.limits import (
     MALFORMED,
     NODE_ID_CHARS_MAX,
     RUN_ID_CHARS_MAX,
     Count,
     Name,
     Number,
-    Request,
+    Port,
     Seconds,
     Why,
     WorkerRank,
-    sound_request,
 )
+from holdfast.core.protocol import Request, sound_request
 from holdfast.printable import quoted
 from holdfast.wire import limits
 from holdfast.wire.errors import BadMessage
-from holdfast.wire.messages import Age, EventRecord  # noqa: TC001 (msgspec reads the annotations)
+from holdfast.wire.messages import Age, EventRecord, NodeReport, sound_report
 
 HERE, ACT, EVENTS, LOGS, STACKS, STAGES = "here", "act", "events", "logs", "stacks", "stages"
+REPORT, CONTACTS = "report", "contacts"
 MORE, CANCEL = "more", "cancel"
-READS = (EVENTS, LOGS, STACKS, STAGES, MORE, CANCEL)
+READS = (EVENTS, LOGS, STACKS, STAGES, REPORT, MORE, CANCEL)
 """What somebody may ask for who may change nothing."""
 WINDOW_BYTES = 2 * 1024 * 1024
 """What all streams of an operator may send before he says that there is room for more. It must stay
@@ -55,6 +58,10 @@ EVENTS_AT_ONCE = 64
 RANKS_MAX = 65_536
 GREP_CHARS_MAX = 1_000
 TAIL_LINES_MAX = 1_000_000
+SECRET_BYTES_MAX = 64
+PEM_BYTES_MAX = 64 * 1024
+CONTACTS_AT_ONCE = 512
+"""In one message: with the longest names there are, they fit into a frame."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -73,6 +80,35 @@ class Here(msgspec.Struct, frozen=True, kw_only=True):
     generation: Number = -1
     workers: Count = 0
     elapsed_s: Seconds = 0.0
+    coordinated: bool | None = None
+    """Whether a coordinator, or this agent alone, answers for all nodes; older agents do not say."""
+
+
+class Contact(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reach the agent of a node at its control port."""
+
+    node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)]
+    address: Name = ""
+    port: Port = 0
+    """0 if it has none: it is of an older version, or is not to have one."""
+    secret: Annotated[bytes, Meta(max_length=SECRET_BYTES_MAX)] = b""
+
+    def __repr__(self) -> str:
+        return f"Contact({self.node!r}, {self.address!r}, {self.port})"
+
+
+class Contacts(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reach agents of a job; the one that leads is the first, if it is among them."""
+
+    contacts: Annotated[list[Contact], Meta(max_length=limits.SUMMARIES_MAX)] = []
+    pem: Annotated[list[Annotated[bytes, Meta(max_length=PEM_BYTES_MAX)]], Meta(max_length=3)] = []
+    """With TLS: an authority, a certificate and its key."""
+    run_id: Annotated[str, Meta(max_length=RUN_ID_CHARS_MAX)] = ""
+    """The job, as the handshake is to name it: none with a token by which people look at all jobs."""
+    read_only: bool = False
+
+    def __repr__(self) -> str:
+        return f"Contacts({self.contacts!r})"
 
 
 class EventsQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +121,8 @@ class Events(msgspec.Struct, frozen=True, kw_only=True):
     """Some events, in the order in which they became known."""
 
     events: Annotated[list[EventRecord], Meta(max_length=limits.EVENTS_MAX)] = []
+    now: Annotated[float, Meta(ge=0.0)] = 0.0
+    """The time of day where they are sent from, by which they are told from those of other nodes."""
 
 
 class LogsQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +205,19 @@ class More(msgspec.Struct, frozen=True, kw_only=True):
 _encode = msgspec.msgpack.Encoder().encode
 _decoders: dict[type, msgspec.msgpack.Decoder[msgspec.Struct]] = {
     kind: msgspec.msgpack.Decoder(kind)
-    for kind in (Request, Here, EventsQuery, Events, LogsQuery, LogLines, Stacks, Stages, More)
+    for kind in (
+        Request,
+        Here,
+        EventsQuery,
+        Events,
+        LogsQuery,
+        LogLines,
+        Stacks,
+        Stages,
+        More,
+        Contacts,
+        NodeReport,
+    )
 }
 
 
@@ -182,6 +232,8 @@ def unpack(kind: type[T], body: bytes) -> T:
         found = _decoders[kind].decode(body or b"\x80")
         if isinstance(found, Request):
             found = sound_request(found)
+        elif isinstance(found, NodeReport):
+            found = sound_report(found)
     except MALFORMED as error:
         raise BadMessage(f"no {kind.__name__}: {quoted(str(error))}") from None
     assert isinstance(found, kind)

@@ -35,7 +35,7 @@ from _operator import _compare_digest
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from holdfast.core.protocol import NAME_CHARS_MAX, WHY_CHARS_MAX
+from holdfast.core.limits import NAME_CHARS_MAX, WHY_CHARS_MAX
 from holdfast.errors import InternalError
 from holdfast.printable import one_line, quoted
 from holdfast.wire.errors import BadMessage, HandshakeRefused, NotOurProtocol
@@ -69,7 +69,12 @@ GIVE_THE_SAME = (
     f"copy {OWN_FILE} from one machine to the other, or set {FILE_VARIABLE} or {VARIABLE} to the same "
     "on both"
 )
+LOOK_UP_AGAIN = (
+    f"it is to be the one of the job ({VARIABLE}, {FILE_VARIABLE}, with --ha also {OWN_FILE}); or another "
+    "agent has that port by now"
+)
 SERVER = b"holdfast coordinator"
+COORDINATOR = "the coordinator"
 JOB_TOKEN_PREFIX = b"holdfast-job-"
 """What the token of one job begins with; any other is a master token, good for all jobs."""
 READ_ONLY_PREFIX = b"holdfast-read-only-"
@@ -93,16 +98,26 @@ def refusal(why: str, *, permanent: bool = True) -> bytes:
 
 
 class _Handshake:
+    """`key_for` is given where the key is another than that of a token (`control_key`). `server` is the
+    side that listens, in messages.
+    """
+
     def __init__(
         self,
         token: bytes | None,
         *,
+        key_for: Callable[[Hello], bytes] | None = None,
+        server: str = COORDINATOR,
         nonce: Callable[[], bytes] = draw_nonce,
         versions: Versions = OUR_VERSIONS,
     ) -> None:
         if token is not None and not token:
             raise InternalError("an empty token is none")
-        self._token = token
+        if token is not None and key_for is None:
+            key_for = lambda hello: _key(token, hello.run_id, read_only=hello.read_only)  # noqa: E731
+        self._key_for = key_for
+        self._server = server
+        self._remedy = GIVE_THE_SAME if server is COORDINATOR else LOOK_UP_AGAIN
         self._nonce = nonce()
         self._versions = versions
         self._version = 0
@@ -160,11 +175,14 @@ class ClientHandshake(_Handshake):
         host: str = "",
         port: int = 0,
         place: int = 0,
+        read_only: bool = False,
+        key_for: Callable[[Hello], bytes] | None = None,
+        server: str = COORDINATOR,
         nonce: Callable[[], bytes] = draw_nonce,
         versions: Versions = OUR_VERSIONS,
     ) -> None:
-        super().__init__(token, nonce=nonce, versions=versions)
-        self._read_only = token is not None and token.startswith(READ_ONLY_PREFIX)
+        super().__init__(token, key_for=key_for, server=server, nonce=nonce, versions=versions)
+        self._read_only = read_only or (token is not None and token.startswith(READ_ONLY_PREFIX))
         self._run_id, self._host, self._port, self._place = run_id, host, port, place
 
     def start(self) -> bytes:
@@ -181,8 +199,8 @@ class ClientHandshake(_Handshake):
             read_only=self._read_only,
         )
         frame = encode_frame(hello)
-        if self._token is not None:
-            self._said = _begin(self._token, hello, frame)
+        if self._key_for is not None:
+            self._said = _begin(self._key_for(hello), frame)
         return frame
 
     def receive(self, body: bytes) -> bytes:
@@ -191,16 +209,16 @@ class ClientHandshake(_Handshake):
         if self._seals is not None:
             body = self._seals[1].open(body)
         message = decode_handshake(body)
-        is_known = self._token is None or self._seals is not None
+        is_known = self._key_for is None or self._seals is not None
         match message:
             case Refusal():
                 raise HandshakeRefused(
-                    f"the coordinator refused: {one_line(message.why, WHY_CHARS_MAX)}",
+                    f"{self._server} refused: {one_line(message.why, WHY_CHARS_MAX)}",
                     permanent=message.permanent and is_known,
                 )
             case Goodbye():
                 raise HandshakeRefused(
-                    f"the coordinator closed the connection: {one_line(message.why, WHY_CHARS_MAX)}",
+                    f"{self._server} closed the connection: {one_line(message.why, WHY_CHARS_MAX)}",
                     permanent=False,
                 )
             case Challenge() if not self._challenged:
@@ -214,27 +232,27 @@ class ClientHandshake(_Handshake):
         low, high = self._versions
         if not low <= challenge.version <= high:
             raise self._leave(
-                f"the coordinator chose protocol version {challenge.version}, "
+                f"{self._server} chose protocol version {challenge.version}, "
                 f"the client speaks {_range(self._versions)}"
             )
         self._version = challenge.version
-        if self._token is None:
+        if self._key_for is None:
             if challenge.token_wanted:
                 raise self._leave(
-                    "the coordinator wants a token and the client has none; where the client runs: "
+                    f"{self._server} wants a token and the client has none; where the client runs: "
                     + GIVE_ONE
                 )
             self._challenged = True
             return encode_frame(Proof())
         if not challenge.token_wanted or not challenge.proof:
             raise self._leave(
-                "the coordinator has no token and the client has one; where the coordinator runs: "
+                f"{self._server} has no token and the client has one; where {self._server} runs: "
                 + GIVE_ONE
             )
         said = self._said
         assert said is not None
         if not same(challenge.proof, _proof_of_server(said, challenge.version, challenge.nonce)):
-            raise self._leave(f"the coordinator's token is not the client's: {GIVE_THE_SAME}")
+            raise self._leave(f"{self._server}'s token is not the client's: {self._remedy}")
         said.update(_framed(body))
         frame = encode_frame(Proof(proof=_proof_of_client(said)))
         said.update(frame)
@@ -260,10 +278,12 @@ class ServerHandshake(_Handshake):
         token: bytes | None,
         *,
         judge: Callable[[Hello], None] | None = None,
+        key_for: Callable[[Hello], bytes] | None = None,
+        server: str = COORDINATOR,
         nonce: Callable[[], bytes] = draw_nonce,
         versions: Versions = OUR_VERSIONS,
     ) -> None:
-        super().__init__(token, nonce=nonce, versions=versions)
+        super().__init__(token, key_for=key_for, server=server, nonce=nonce, versions=versions)
         self._judge = judge
 
     def receive(self, body: bytes) -> bytes:
@@ -288,14 +308,14 @@ class ServerHandshake(_Handshake):
         version = min(hello.version_max, self._versions[1])
         if version < max(hello.version_min, self._versions[0]):
             raise self._refuse(
-                f"the client speaks protocol version {_range(offered)}, the coordinator "
+                f"the client speaks protocol version {_range(offered)}, {self._server} "
                 f"{_range(self._versions)}: install the same Holdfast on both sides"
             )
         self._hello = hello
         self._version = version
-        if self._token is None:
+        if self._key_for is None:
             return encode_frame(Challenge(version=version, nonce=self._nonce, token_wanted=False))
-        self._said = said = _begin(self._token, hello, _framed(body))
+        self._said = said = _begin(self._key_for(hello), _framed(body))
         proof = _proof_of_server(said, version, self._nonce)
         frame = encode_frame(
             Challenge(version=version, nonce=self._nonce, token_wanted=True, proof=proof)
@@ -307,10 +327,12 @@ class ServerHandshake(_Handshake):
         said = self._said
         if said is None:
             if theirs.proof:
-                raise self._refuse("the client proved a token and the coordinator has none")
+                raise self._refuse(f"the client proved a token and {self._server} has none")
         else:
             if not same(theirs.proof, _proof_of_client(said)):
-                raise self._refuse(f"the client's token is not the coordinator's: {GIVE_THE_SAME}")
+                raise self._refuse(
+                    f"the client's token is not that of {self._server}: {self._remedy}"
+                )
             said.update(_framed(body))
             self._draw_seals(said, serving=True)
         if self._judge is not None:
@@ -380,6 +402,14 @@ def tls_key(token: bytes, run_id: str) -> bytes:
     return blake2b(b"holdfast tls", key=_key(token, run_id), digest_size=32).digest()
 
 
+def control_key(
+    drawn: bytes, token: bytes | None, run_id: str, *, read_only: bool = False
+) -> bytes:
+    """Return the key of an agent's control port: made of what the agent drew and of the token, if any."""
+    own = _key(token, run_id, read_only=read_only) if token is not None else b""
+    return blake2b(_with_lengths(b"holdfast control", drawn), key=own, digest_size=32).digest()
+
+
 @lru_cache(maxsize=64)
 def _key(token: bytes, run_id: str, *, read_only: bool = False) -> bytes:
     """Return the key of a job; remembered, because all nodes of a job ask for the same."""
@@ -396,8 +426,7 @@ def _key(token: bytes, run_id: str, *, read_only: bool = False) -> bytes:
 # of one side, sent back to it, proves nothing.
 
 
-def _begin(token: bytes, hello: Hello, frame: bytes) -> blake2b:
-    key = _key(token, hello.run_id, read_only=hello.read_only)
+def _begin(key: bytes, frame: bytes) -> blake2b:
     return blake2b(frame, key=key, digest_size=2 * SEAL_KEY_BYTES)
 
 

@@ -6,7 +6,7 @@ limit with something of its own making (a report, a reason) shortens it before i
 
 from __future__ import annotations
 
-from holdfast.core.protocol import NODE_ID_CHARS_MAX, RUN_ID_CHARS_MAX
+from holdfast.core.limits import NODE_ID_CHARS_MAX, RUN_ID_CHARS_MAX
 
 KIB = 1024
 

@@ -17,16 +17,14 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.protocol import (
+from holdfast.core.limits import (
     AWAY_S_MAX,
     MALFORMED,
     NODE_ID_CHARS_MAX,
     PLACES_MAX,
     RUN_ID_CHARS_MAX,
-    Ack,
     ClockTime,
     Count,
-    Heartbeat,
     Incarnation,
     Name,
     NodeCount,
@@ -35,9 +33,13 @@ from holdfast.core.protocol import (
     Port,
     RunId,
     Seconds,
+    Why,
+)
+from holdfast.core.protocol import (
+    Ack,
+    Heartbeat,
     Status,
     View,
-    Why,
     check_names,
     reason,
     sound_status,

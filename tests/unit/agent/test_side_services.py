@@ -81,6 +81,8 @@ NOT_FOR_FAILURES = {
     "holdfast.coordinator",  # Is in use with the rendezvous that needs it.
     "holdfast.core",
     "holdfast.launcher",
+    "holdfast.net.addresses",  # Are in use with other nodes.
+    "holdfast.net.endpoints",
     "holdfast.numa.binding",
     "holdfast.observe.events.destinations",
     "holdfast.observe.health",

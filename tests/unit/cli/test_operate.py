@@ -32,6 +32,24 @@ def test_a_stop_with_a_grace_that_is_none_stops_nothing(grace: str) -> None:
         operate.execute(operate.parse_args("stop", ["--grace", grace]))
 
 
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--rdzv-backend", "zookeeper"], "--rdzv-backend"),
+        (["--rdzv-backend", "file"], "--rdzv-endpoint"),
+        (["--rdzv-backend", "file", "--rdzv-endpoint", "/no/such/folder"], "--rdzv-endpoint"),
+        (["--rdzv-backend", "etcd", "--rdzv-endpoint", "ftp://a"], "--rdzv-endpoint"),
+        (["--ha", "a,b,c"], "--rdzv-id"),
+        (["--ha", "a,b,c", "--rdzv-id", "x", "--rdzv-endpoint", "a"], "--rdzv-endpoint"),
+        (["--ha", "a,b,c", "--rdzv-id", "x", "--rdzv-backend", "etcd"], "--rdzv-backend"),
+        (["--ha", "a:1,a:1", "--rdzv-id", "x"], "--ha"),
+    ],
+)
+def test_a_place_where_no_job_can_be_is_refused_by_its_flag(flags: list[str], named: str) -> None:
+    with pytest.raises(UsageError, match=f"^{named}: "):
+        operate.execute(operate.parse_args("status", flags))
+
+
 PY_SPY = """Process 7: python train.py
 Thread 7 (idle): "MainThread"
     all_reduce (lib/dist.py:88)

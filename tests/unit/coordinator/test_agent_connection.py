@@ -27,9 +27,8 @@ from holdfast.coordinator.agent_connection import (
 )
 from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.core.coordinated_supervision import CoordinatorLost
+from holdfast.core.limits import REPORT_BYTES_MAX, SUMMARY_CHARS_MAX
 from holdfast.core.protocol import (
-    REPORT_BYTES_MAX,
-    SUMMARY_CHARS_MAX,
     Failure,
     JobSettings,
     NodeInfo,

@@ -13,7 +13,7 @@ from certificates import make_ca, make_certificate
 from holdfast.coordinator import connect, places
 from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
 from holdfast.coordinator.places import Places
-from holdfast.core.protocol import TERMS_PER_PLACE
+from holdfast.core.limits import TERMS_PER_PLACE
 from holdfast.etcd.process import hold_port
 from holdfast.net.tls import TlsFiles
 from in_loop import in_loop

@@ -24,7 +24,7 @@ from holdfast.core.etcd.keys import (
     roll_call_number,
     unpack,
 )
-from holdfast.core.protocol import NodeRole, View
+from holdfast.core.protocol import ControlPort, NodeRole, View
 from holdfast.core.rounds import Job
 from holdfast.testing.sim.etcd import in_range
 
@@ -34,7 +34,8 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 def a_record(**more: object) -> NodeRecord:
     presence = Presence("a.example", 4711, "0123456789abcdef" * 2)
-    return NodeRecord(a_node("a", a_job_of(2, 2), 7, **more).status(), 3, 1001, presence)
+    control = ControlPort(4712, b"k" * 16)
+    return NodeRecord(a_node("a", a_job_of(2, 2), 7, **more).status(), 3, 1001, presence, control)
 
 
 def a_view(report: bytes = b"") -> View:

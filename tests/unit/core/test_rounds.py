@@ -7,12 +7,14 @@ import pytest
 
 from fake_node import RUN, FakeNode, a_job_of, a_node
 from holdfast.core import rounds as machine
-from holdfast.core.machine import InvalidEvent
-from holdfast.core.protocol import (
+from holdfast.core.limits import (
     NODE_ID_CHARS_MAX,
     RUN_ID_CHARS_MAX,
     SUMMARY_CHARS_MAX,
     WHY_CHARS_MAX,
+)
+from holdfast.core.machine import InvalidEvent
+from holdfast.core.protocol import (
     JobSettings,
     NodeRole,
     RankOrder,

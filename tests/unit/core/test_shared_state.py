@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from holdfast.core import shared_state
 from holdfast.core.machine import InvalidEvent, Tick
 from holdfast.core.protocol import (
+    ControlPort,
     Failure,
     JobOutcome,
     JobSettings,
@@ -87,6 +88,7 @@ class Node:
             settings=more.get("settings", cluster.settings),
             timeouts=cluster.timeouts,
             draw=lambda: 0.5,
+            control=more.get("control"),
         )
 
     @property
@@ -135,6 +137,17 @@ def test_heartbeats_are_written_once_in_an_interval_and_nothing_else() -> None:
     writes = cluster.writes
     cluster.pass_s(10.0)
     assert 16 <= cluster.writes - writes <= 20  # Two nodes, ten seconds.
+
+
+def test_a_control_port_is_told_again_after_a_version_that_knows_of_none_has_written() -> None:
+    cluster, port = Cluster(1, 1), ControlPort(4711, b"k" * 16)
+    cluster.add("a", control=port)
+    for _ in range(2):
+        cluster.pass_s(1.5)
+        assert cluster.job.nodes["a"].control == port
+        older = cluster.job
+        older.nodes["a"].control = None
+        cluster.state, cluster.token = encode(older), cluster.token + 1
 
 
 def test_an_older_state_that_turns_up_is_ignored() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.processes.failures import report
 from holdfast.processes.failures.error_file import error_file_content
-from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
+from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure, exit_status
 from holdfast.processes.failures.report import BadReport, FailureReport, pack, unpack
 
 if TYPE_CHECKING:
@@ -82,6 +82,14 @@ def test_the_text_of_a_report_is_the_same_elsewhere(tmp_path: Path) -> None:
         assert line in text.splitlines()
     assert there[5].host == "node-b"
     assert there[5].error_file == failures[5].error_file
+
+
+def test_a_worker_that_was_stopped_while_it_raised_has_one_exit_status_on_all_nodes() -> None:
+    failures = {0: failure(exitcode=-15, stopped=True, stderr_tail="ValueError: bad batch\n")}
+    here, there = (
+        exit_status(ChildFailedError("", one)) for one in (failures, unpack(pack(failures)))
+    )
+    assert (here, there) == (1, 1)
 
 
 def test_what_is_too_long_is_cut() -> None:

@@ -9,7 +9,7 @@ import pytest
 from msgspec import inspect
 from msgspec.structs import replace
 
-from holdfast.core import protocol
+from holdfast.core import limits as core_limits
 from holdfast.core.protocol import (
     Ack,
     Failure,
@@ -73,7 +73,7 @@ def test_sensible_values_pass(message: Message) -> None:
         (STATUS, "term", [2**53 + 1]),
         (STATUS, "restarts", [-1, 2**53 + 1]),
         (STATUS, "rank", [-2, 1_000_000]),
-        (STATUS, "report", [b"x" * (protocol.REPORT_BYTES_MAX + 1)]),
+        (STATUS, "report", [b"x" * (core_limits.REPORT_BYTES_MAX + 1)]),
         (STATUS, "info.node", ["", "x" * 201, "a\nb"]),
         (STATUS, "info.address", ["x" * 256, "\x7f", "a b", "$(id)", "a;b", "x\n", "[::1]", "é"]),
         (STATUS, "info.local_world_size", [0, 100_001]),
@@ -131,18 +131,18 @@ def test_every_number_and_text_has_a_limit() -> None:
 
 
 def test_the_largest_messages_fit_into_a_frame() -> None:
-    name, node = WIDE * protocol.NAME_CHARS_MAX, WIDE * protocol.NODE_ID_CHARS_MAX
-    run_id = WIDE * protocol.RUN_ID_CHARS_MAX
+    name, node = WIDE * core_limits.NAME_CHARS_MAX, WIDE * core_limits.NODE_ID_CHARS_MAX
+    run_id = WIDE * core_limits.RUN_ID_CHARS_MAX
     status = replace(
         STATUS,
         run_id=run_id,
         info=replace(INFO, node=node, role=name, host=name, label=name, address="x" * len(name)),
         phase=NodePhase.FAILED,
-        failure=Failure(node=node, host=name, summary=WIDE * protocol.SUMMARY_CHARS_MAX),
-        report=b"x" * protocol.REPORT_BYTES_MAX,
+        failure=Failure(node=node, host=name, summary=WIDE * core_limits.SUMMARY_CHARS_MAX),
+        report=b"x" * core_limits.REPORT_BYTES_MAX,
     )
     call = StoreCall(
-        id=protocol.COUNTER_MAX,
+        id=core_limits.COUNTER_MAX,
         run_id=run_id,
         scope=WIDE * limits.STORE_SCOPE_CHARS_MAX,
         op="compare_set",
@@ -247,5 +247,5 @@ def test_text_for_a_person_arrives_printable() -> None:
 
 
 def test_text_that_grows_by_being_shown_stays_within_its_limit() -> None:
-    longest = replace(VIEW, why="\x1b" * protocol.WHY_CHARS_MAX)
+    longest = replace(VIEW, why="\x1b" * core_limits.WHY_CHARS_MAX)
     check(decode(encode(longest)))

@@ -25,10 +25,9 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.etcd.calls import Get, ReportUnreadable, end_of_prefix
+from holdfast.core.limits import MALFORMED, Name, Port
 from holdfast.core.protocol import (
-    MALFORMED,
-    Name,
-    Port,
+    ControlPort,
     Status,
     View,
     check_address,
@@ -65,12 +64,15 @@ class Presence(msgspec.Struct, frozen=True):
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
-    """A node's status, the last roll call that it has seen, and how it can be known to have ended."""
+    """A node's status, the last roll call that it has seen, how it can be known to have ended, and where
+    people reach its agent, at the address of the node.
+    """
 
     status: Status
     call: RollCallNumber = 0
     lease: Lease = 0
     presence: Presence | None = None
+    control: ControlPort | None = None
 
 
 class JobRecord(msgspec.Struct, frozen=True):

@@ -104,6 +104,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from holdfast.core.etcd.leader import LeaderEvent
+    from holdfast.core.protocol import ControlPort
     from holdfast.core.rounds import Job
 
 RENEWALS_PER_LEASE = 3
@@ -262,6 +263,7 @@ class EtcdSession:
         prefix: str,
         lease_s: float,
         presence: Presence | None = None,
+        control: ControlPort | None = None,
         strict: bool = False,
         rounds: Callable[[Job], Rounds] = Rounds,
     ) -> None:
@@ -291,6 +293,7 @@ class EtcdSession:
         self._unreadable = UnreadableKeys(self.keys)
         self._cause = ""
         self._presence = presence
+        self._control = control
         self._address = info.address
         self.story = Story("etcd", node=info.node)
         own_id = presence.id if presence is not None else ""
@@ -486,7 +489,11 @@ class EtcdSession:
 
     def _store(self, status: Status) -> SendRequest:
         record = NodeRecord(
-            self._with_address(status), self._roll_call, self._lease, self._presence_here()
+            self._with_address(status),
+            self._roll_call,
+            self._lease,
+            self._presence_here(),
+            self._control,
         )
         key = self.keys.node(status.info.node, status.info.incarnation)
         ops: list[Op] = [Put(key, pack(record), self._lease)]

@@ -26,8 +26,7 @@ _OF_ANYTHING = frozenset(
         "SystemError", "StoreError",
     }
 )  # fmt: skip
-_WORDS = re.compile(
-    r"""
+_WORDS = r"""
     connection\s+(?:was\s+|has\s+been\s+)?(?:reset|closed|aborted|refused|lost|dropped|broken)
     | (?:reset|closed|terminated)\s+by\s+(?:the\s+)?(?:peer|remote)
     | broken\s+pipe | unexpected\s+(?:eof|end\s+of\s+file) | got\s+0\s+bytes | end\s+of\s+stream
@@ -36,9 +35,7 @@ _WORDS = re.compile(
     | timed?\s?-?out | (?:store|socket|communicator)\s+(?:is|was|has\s+been)\s+(?:closed|aborted)
     | not\s+connected | no\s+route\s+to\s+host | network\s+is\s+unreachable
     | nccl(?:Remote|System)Error | watchdog | heartbeat\s+monitor
-    """,
-    re.IGNORECASE | re.VERBOSE,
-)
+    """
 _CAUGHT_BY_NOBODY = re.compile(r"terminate called after throwing|libc\+\+abi: terminating")
 # How many lines at the end of stderr are looked at where there is no traceback.
 LINES_MAX = 12
@@ -53,17 +50,22 @@ def is_about_a_peer(exception: str) -> bool:
     """Say whether the line of an exception, `type: text`, tells of a peer."""
     name, _, text = exception.partition(":")
     last = name.strip().rpartition(".")[2]
-    return last in _OF_PEERS or (last in _OF_ANYTHING and _WORDS.search(text) is not None)
+    return last in _OF_PEERS or (last in _OF_ANYTHING and _speaks_of_a_peer(text))
 
 
 def ends_about_a_peer(stderr: str) -> bool:
     """Say the same of the last words of a program that printed no traceback."""
     tail = "\n".join(tracebacks.readable_lines(stderr)[-LINES_MAX:])
-    return _WORDS.search(tail) is not None
+    return _speaks_of_a_peer(tail)
 
 
 def aborts_about_a_peer(stderr: str) -> bool:
     """Say the same of a program that aborted, as PyTorch's watchdogs do."""
     text = "\n".join(tracebacks.readable_lines(stderr))
     found = _CAUGHT_BY_NOBODY.search(text)
-    return found is not None and _WORDS.search(text, found.start()) is not None
+    return found is not None and _speaks_of_a_peer(text[found.start() :])
+
+
+def _speaks_of_a_peer(text: str) -> bool:
+    # Compiled when it is first needed, which in most jobs is never.
+    return re.search(_WORDS, text, re.IGNORECASE | re.VERBOSE) is not None

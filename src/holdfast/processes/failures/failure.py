@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from holdfast.core.blame import Blame, Suspect, Trace, blame
+from holdfast.lazy_dataclass import keyword_field, later_field, lazy_dataclass
 from holdfast.processes import signals
 from holdfast.processes.failures import complaints, tracebacks
 from holdfast.processes.failures.error_file import read_error_file
@@ -27,7 +27,7 @@ _TIMESTAMP_S_MAX = 253_402_300_799  # The end of the year 9999: what `time.local
 _SUDDEN = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGABRT")
 
 
-@dataclass
+@lazy_dataclass
 class ProcessFailure:
     """One failed worker.
 
@@ -40,44 +40,45 @@ class ProcessFailure:
     pid: int
     exitcode: int
     error_file: str
-    error_file_data: dict[str, Any] = field(init=False, repr=False)
-    message: str | dict[str, Any] = field(init=False)
-    timestamp: int = field(init=False)
+    error_file_data: dict[str, Any] = later_field(init=False, repr=False)
+    message: str | dict[str, Any] = later_field(init=False)
+    timestamp: int = later_field(init=False)
     # The end of what the worker wrote to standard error.
-    stderr_tail: str = field(default="", kw_only=True, repr=False)
+    stderr_tail: str = keyword_field(default="", repr=False, kw_only=True)
     # Whether it came only after the stop of the group began; see `came_after`.
-    consequence: bool = field(default=False, kw_only=True)
+    consequence: bool = keyword_field(default=False, kw_only=True)
     # Whether it was the stop of the group whose signal ended it.
-    stopped: bool = field(default=False, kw_only=True)
+    stopped: bool = keyword_field(default=False, kw_only=True)
     # A reason that says more than the exit code.
-    detail: str = field(default="", kw_only=True)
+    detail: str = keyword_field(default="", kw_only=True)
     # The position in which the agent saw the exits, from 0.
-    order: int = field(default=0, kw_only=True)
-    stdout_file: str = field(default="", kw_only=True)
-    stderr_file: str = field(default="", kw_only=True)
+    order: int = keyword_field(default=0, kw_only=True)
+    stdout_file: str = keyword_field(default="", kw_only=True)
+    stderr_file: str = keyword_field(default="", kw_only=True)
     # The name of the machine, by default of this one.
-    host: str = field(default="", kw_only=True)
+    host: str = keyword_field(default="", kw_only=True)
     # When it ended, in nanoseconds since the epoch; by default now.
-    observed_ns: int = field(default=0, kw_only=True, repr=False)
+    observed_ns: int = keyword_field(default=0, repr=False, kw_only=True)
     # When the traceback on its standard error began to come; 0 if that is not known.
-    words_ns: int = field(default=0, kw_only=True, repr=False)
+    words_ns: int = keyword_field(default=0, repr=False, kw_only=True)
     # Its place among all, from 0, where that was judged already; else -1.
-    place: int = field(default=-1, kw_only=True, repr=False)
+    place: int = keyword_field(default=-1, repr=False, kw_only=True)
     # Ranks that may just as well have failed first, where it was judged to be the first.
-    rivals: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
+    rivals: tuple[int, ...] = keyword_field(default=(), repr=False, kw_only=True)
     # Until when the exception had happened, by the error file; 0 if that does not say.
-    recorded_ns: int = field(init=False, default=0, repr=False)
+    recorded_ns: int = later_field(init=False, repr=False)
     # Whether an error file that cannot be read is said in `detail` instead of raised.
-    tolerant: InitVar[bool] = field(default=False, kw_only=True)
+    tolerant: bool = keyword_field(default=False, repr=False, kw_only=True)
 
-    def __post_init__(self, tolerant: bool) -> None:
+    def __post_init__(self) -> None:
+        self.recorded_ns = 0
         self.observed_ns = self.observed_ns or time.time_ns()
         self.host = self.host or os.uname().nodename  # `getfqdn` could wait for a name server.
         self.error_file_data = {"message": "<NONE>"}
         self.message = ""
         self.timestamp = self.observed_ns // 1_000_000_000
         if os.path.isfile(self.error_file):
-            self._read(tolerant)
+            self._read()
         else:
             self.error_file = NOT_AVAILABLE
         if self.message:
@@ -93,7 +94,7 @@ class ProcessFailure:
                 "retryability": "False",
             }
 
-    def _read(self, tolerant: bool) -> None:
+    def _read(self) -> None:
         """Take what the error file says; what it does not say stays as it is."""
         try:
             data = read_error_file(self.error_file)
@@ -101,7 +102,7 @@ class ProcessFailure:
             if not isinstance(message, (str, dict)):
                 raise KeyError("message")
         except (OSError, ValueError, KeyError, MemoryError) as e:
-            if not tolerant:
+            if not self.tolerant:
                 raise
             reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
             if isinstance(e, KeyError):

@@ -27,6 +27,7 @@ and of each failure:
 `ending`                how it ended, in words
 `time`, `time_ns`       when: ISO 8601, UTC; nanoseconds since the epoch, as exact as is known
 `consequence`           whether it came only after the stop of the group began
+`stopped`               whether the signal that ended it was that stop's own
 `detail`                what the agent knows besides
 `message`               the message in the error file
 `traceback`             the traceback in the error file, or else the last one on stderr
@@ -48,7 +49,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.protocol import (
+from holdfast.core.limits import (
     EXITCODE_MAX,
     LOCAL_WORLD_SIZE_MAX,
     MALFORMED,
@@ -88,6 +89,7 @@ class FailedWorker(msgspec.Struct, frozen=True, kw_only=True):
     error_file: str
     stdout_file: str
     stderr_file: str
+    stopped: bool = False  # Older versions do not say it.
 
     @classmethod
     def from_failure(cls, rank: int, failure: ProcessFailure) -> FailedWorker:
@@ -109,6 +111,7 @@ class FailedWorker(msgspec.Struct, frozen=True, kw_only=True):
             error_file=_known(failure.error_file),
             stdout_file=_text(failure.stdout_file),
             stderr_file=_text(failure.stderr_file),
+            stopped=failure.stopped,
         )
 
 
@@ -242,6 +245,7 @@ def _restored(worker: FailedWorker, order: int) -> ProcessFailure:
         NOT_AVAILABLE,  # The file is another host's, and must not be looked for on this one.
         stderr_tail=worker.stderr_tail,
         consequence=worker.consequence and order > 0,
+        stopped=worker.stopped,
         detail=worker.detail,
         order=order,
         place=order,

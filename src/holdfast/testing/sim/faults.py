@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.coordinator.places import LOOK_S
-from holdfast.core.protocol import PLACES_MAX, REPORT_BYTES_MAX, Action, Request
+from holdfast.core.limits import PLACES_MAX, REPORT_BYTES_MAX
+from holdfast.core.protocol import Action, Request
 from holdfast.core.supervision import SIGINT, State
 from holdfast.core.values import Value
 from holdfast.testing.sim.coordinator import Coordinator

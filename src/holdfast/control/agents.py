@@ -1,0 +1,368 @@
+"""The agents of one job, as those know them who ask: each is asked over a connection of its own.
+
+A coordinator passes on what is asked of nodes. Where there is none, an agent is asked itself, at its
+socket if it is on this machine, else at its control port. Connections are opened when they are first
+needed. An agent that cannot be reached is named, with the reason, and keeps nobody from the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.control.line import (
+    AGENT,
+    REPLIES_MAX,
+    ControlProblem,
+    Line,
+    named,
+    open_contact,
+    open_socket,
+    tls_of,
+    unpacked,
+)
+from holdfast.printable import one_line, quoted
+from holdfast.wire import control
+from holdfast.wire.messages import EventRecord, NodeReport
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+MANY_AGENTS = 256
+"""From so many on their connections may need more descriptors than a process is given."""
+CONNECTING_MAX = 32
+"""Agents to which connections are opened at the same time."""
+AGAIN_S = 5.0
+"""An agent that could not be reached is not tried again before that."""
+LOOK_S = 1.0
+"""How often it is looked where the agents are, at most."""
+REPORTS_S = 0.5
+"""How long a status waits for agents, at least; what they reported in the last seconds is shown."""
+REPORT_S_PER_NODE = 0.005
+"""The work of opening one connection, several times over."""
+KEPT_S = 5.0
+"""How long agents have to tell what has happened, before those that did are listened to."""
+TOLD_MAX = 1_024
+"""Events of a node that are known again; it keeps fewer itself."""
+CLOCKS_DIFFER_S = 0.1
+"""What is less than that may be the way there as well."""
+
+
+class Agents:
+    """Opens the connections to the agents of one job, beside `own`, until `close`.
+
+    With `passes_on` whoever is at `own` answers for all nodes. `beside` has the sockets of agents on
+    this machine by node. `look` returns where the others are.
+    """
+
+    def __init__(
+        self,
+        own: Line,
+        *,
+        passes_on: bool,
+        beside: Mapping[str, str] | None = None,
+        look: Callable[[], Awaitable[control.Contacts]] | None = None,
+        found: control.Contacts | None = None,
+    ) -> None:
+        self.passes_on = passes_on
+        self.on_unreached: Callable[[str], object] = lambda _: None
+        """Gets a line about each agent that cannot be asked, once for each reason."""
+        self._own = own
+        self._beside = dict(beside or {})
+        self._look = look or self._ask_own
+        self._looked_at = -LOOK_S
+        self._looking = asyncio.Lock()
+        self._found = control.Contacts()
+        self._contacts: dict[str, control.Contact] = {}
+        self._tls: ssl.SSLContext | None = None
+        self._opened: dict[str, Line] = {}
+        self._opening: dict[str, asyncio.Task[Line | ControlProblem]] = {}
+        self._turns = asyncio.Semaphore(CONNECTING_MAX)
+        self._unreached: dict[str, tuple[float, ControlProblem]] = {}
+        self._reporting: dict[str, asyncio.Task[None]] = {}
+        self._reports: dict[str, tuple[float, NodeReport]] = {}
+        if found is not None:
+            self._take(found)
+
+    def close(self) -> None:
+        for task in (*self._opening.values(), *self._reporting.values()):
+            task.cancel()
+        for one in self._opened.values():
+            one.close()
+
+    @property
+    def unreached(self) -> list[str]:
+        """A line about each node whose agent cannot be asked now."""
+        return [_about(node, problem) for node, (_, problem) in sorted(self._unreached.items())]
+
+    async def at(self, node: str) -> Line:
+        """Return where to ask about a node; raise `ControlProblem` if its agent cannot be reached."""
+        if node in ("", self._own.node) or (self.passes_on and node not in self._beside):
+            return self._own
+        opened = self._opened.get(node)
+        if opened is not None and not opened.problem:
+            return opened
+        again_at, problem = self._unreached.get(node, (0.0, None))
+        if problem is not None and asyncio.get_running_loop().time() < again_at:
+            raise problem
+        if node not in self._opening:
+            self._opening[node] = asyncio.ensure_future(self._open(node))
+        outcome = await asyncio.shield(self._opening[node])
+        if isinstance(outcome, ControlProblem):
+            raise outcome
+        return outcome
+
+    async def nodes(self) -> list[str]:
+        """Return the nodes whose agents are known, that of this connection first."""
+        try:
+            await self._look_again()
+        except ControlProblem as problem:
+            if self._own.problem:
+                raise
+            self.on_unreached(problem.message)  # Such as that its agent is of an older version.
+        return [*dict.fromkeys((self._own.node, *self._contacts))]
+
+    async def _open(self, node: str) -> Line | ControlProblem:
+        try:
+            async with self._turns:
+                path = self._beside.get(node)
+                if path is not None:
+                    opened = await open_socket(path, self._own.run_id, node)
+                else:
+                    contact = await self._contact_of(node)
+                    run_id = self._own.run_id
+                    opened = await open_contact(contact, run_id, self._found, self._tls)
+        except ControlProblem as problem:
+            self._contacts.pop(node, None)  # It may be elsewhere by now.
+            again_at = asyncio.get_running_loop().time() + AGAIN_S
+            known = self._unreached.get(node)
+            self._unreached[node] = (again_at, problem)
+            if known is None or known[1].message != problem.message:
+                self.on_unreached(_about(node, problem))
+            return problem
+        finally:
+            del self._opening[node]
+        self._unreached.pop(node, None)
+        self._opened[node] = opened
+        return opened
+
+    async def _contact_of(self, node: str) -> control.Contact:
+        if node not in self._contacts:
+            await self._look_again()
+        contact = self._contacts.get(node)
+        if contact is None:
+            raise ControlProblem("it is not in the job any more, or not yet")
+        if not contact.port:
+            raise ControlProblem(
+                "its agent can be asked on its own machine alone: control=off, or an older version of "
+                "Holdfast"
+            )
+        return contact
+
+    async def _look_again(self) -> None:
+        """Look where the agents are, unless that was done just now."""
+        async with self._looking:
+            now = asyncio.get_running_loop().time()
+            if now - self._looked_at >= LOOK_S:
+                self._looked_at = now
+                self._take(await self._look())
+
+    def _take(self, found: control.Contacts) -> None:
+        if found.pem and found.pem != self._found.pem:
+            self._tls = tls_of(found)
+        if len(found.contacts) > MANY_AGENTS:
+            from holdfast.net.listening import raise_descriptor_limit
+
+            raise_descriptor_limit()
+        self._found = found
+        self._contacts = {one.node: one for one in found.contacts}
+
+    async def _ask_own(self) -> control.Contacts:
+        found = control.Contacts()
+        async for reply in self._own.many(control.CONTACTS):
+            part = unpacked(control.Contacts, reply.body)
+            contacts = found.contacts + part.contacts
+            found = msgspec.structs.replace(part, contacts=contacts, pem=part.pem or found.pem)
+        return found
+
+    # Reports.
+
+    async def reports(self, nodes: Sequence[str], wait_s: float) -> dict[str, NodeReport]:
+        """Return what agents report of their nodes, as far as they do in time."""
+        loop = asyncio.get_running_loop()
+        for node in nodes:
+            if node not in self._reporting:
+                self._reporting[node] = asyncio.ensure_future(self._report_of(node))
+        limit_s = max(wait_s, REPORTS_S, REPORT_S_PER_NODE * len(nodes))
+        await asyncio.wait([self._reporting[node] for node in nodes], timeout=limit_s)
+        recent = loop.time() - AGAIN_S
+        names = {*nodes}
+        self._reports = {
+            node: one for node, one in self._reports.items() if node in names and one[0] >= recent
+        }
+        self._unreached = {node: one for node, one in self._unreached.items() if node in names}
+        for node in nodes:
+            if node in self._reporting and node not in self._reports:
+                contact = self._contacts.get(node)
+                who = named(contact) if contact is not None else AGENT
+                late = ControlProblem(f"no answer of {who} in {limit_s:g} s")
+                self._unreached.setdefault(node, (loop.time(), late))
+        return {node: report for node, (_, report) in self._reports.items()}
+
+    async def _report_of(self, node: str) -> None:
+        try:
+            line = await self.at(node)
+            reply = await line.ask(control.REPORT)
+            report = unpacked(NodeReport, reply.body)
+        except ControlProblem as problem:
+            again_at = asyncio.get_running_loop().time() + AGAIN_S
+            self._unreached.setdefault(node, (again_at, problem))
+        else:
+            self._reports[node] = (asyncio.get_running_loop().time(), report)
+            self._unreached.pop(node, None)
+        finally:
+            del self._reporting[node]
+
+
+def _about(node: str, problem: ControlProblem) -> str:
+    return f"{quoted(node)}: {problem.message}"
+
+
+async def events_at(line: Line, *, follow: bool, node: str = "") -> AsyncIterator[control.Events]:
+    """Yield the events that are kept somewhere, and with `follow` each as it comes."""
+    body = control.pack(control.EventsQuery(follow=follow))
+    async for reply in line.many(control.EVENTS, node=node, body=body):
+        yield unpacked(control.Events, reply.body)
+
+
+class MergedEvents:
+    """The events of all agents of a job without a coordinator, in one order.
+
+    What was kept is ordered by how long ago it was, since the clocks of hosts may differ; what comes
+    after that, as it comes. Agents that come later, or come back, are listened to as well.
+    """
+
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
+        self._skews: dict[str, float] = {}  # By so much the clock here is ahead of a node's.
+        self._told: dict[str, dict[EventRecord, None]] = {}  # The newest of each node.
+        self._fresh: asyncio.Queue[EventRecord] = asyncio.Queue(REPLIES_MAX)
+        self._news = asyncio.Event()
+        self._listening: dict[str, asyncio.Task[None]] = {}
+        self._again_at: dict[
+            str, float
+        ] = {}  # When one that does not tell anything is tried again.
+        self._heard: set[str] = set()
+        self._watching: asyncio.Task[None] | None = None
+        self._end = ControlProblem("the agents have ended")
+
+    def close(self) -> None:
+        for task in (*self._listening.values(), *([self._watching] if self._watching else ())):
+            task.cancel()
+
+    async def kept(self) -> list[EventRecord]:
+        """Return what has happened, as far as the agents that answer in time remember it."""
+        asked = [asyncio.ensure_future(self._kept_of(node)) for node in await self._agents.nodes()]
+        done, late = await asyncio.wait(asked, timeout=KEPT_S)
+        for one in late:
+            one.cancel()
+        found: list[EventRecord] = []
+        problems: list[ControlProblem] = []
+        for one in done:
+            try:
+                found += one.result()
+            except ControlProblem as problem:
+                problems.append(problem)
+        if len(problems) == len(asked):
+            raise problems[0]
+        return sorted(found, key=lambda event: event.wall)
+
+    async def next(self) -> EventRecord:
+        """Return the next event that happens; raise `ControlProblem` once nobody is left to tell."""
+        if self._watching is None:
+            self._watching = asyncio.ensure_future(self._watch())
+        fresh = asyncio.ensure_future(self._fresh.get())
+        try:
+            await asyncio.wait((fresh, self._watching), return_when=asyncio.FIRST_COMPLETED)
+            if fresh.done():
+                return fresh.result()
+            self._watching.result()
+            raise self._end
+        finally:
+            fresh.cancel()
+
+    async def _kept_of(self, node: str) -> list[EventRecord]:
+        line = await self._agents.at(node)
+        async for found in events_at(line, follow=False):
+            self._note(node, found)
+        return [self._placed(node, event) for event in self._told.get(node, ())]
+
+    async def _watch(self) -> None:
+        """Listen to all agents, also to those that come later, until none is left."""
+        now = asyncio.get_running_loop().time
+        while True:
+            try:
+                nodes = await self._agents.nodes()
+            except ControlProblem:
+                nodes = []  # Those who are listened to already go on.
+            for node in nodes:
+                if node not in self._listening and now() >= self._again_at.get(node, 0.0):
+                    self._listening[node] = asyncio.ensure_future(self._listen(node))
+            self._again_at = {node: at for node, at in self._again_at.items() if node in nodes}
+            if not self._listening:
+                return
+            self._news.clear()
+            try:
+                # Somebody may be out of reach for a while, as long as others tell of the job.
+                async with asyncio.timeout(AGAIN_S if self._again_at and self._heard else None):
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(LOOK_S)
+
+    async def _listen(self, node: str) -> None:
+        try:
+            line = await self._agents.at(node)
+            self._heard.add(node)
+            self._again_at.pop(node, None)
+            async for found in events_at(line, follow=True):
+                for event in self._note(node, found):
+                    await self._fresh.put(self._placed(node, event))
+                self._news.set()
+        except ControlProblem as problem:
+            self._end = problem
+        finally:
+            self._heard.discard(node)
+            self._again_at[node] = asyncio.get_running_loop().time() + AGAIN_S
+            del self._listening[node]
+            self._news.set()
+
+    def _note(self, node: str, found: control.Events) -> list[EventRecord]:
+        """Take in some events of a node; return those that are new."""
+        if found.now:
+            skew = time.time() - found.now
+            self._skews[node] = min(self._skews.get(node, skew), skew)
+        told = self._told.setdefault(node, {})
+        fresh = [event for event in found.events if event not in told]
+        told.update(dict.fromkeys(fresh))
+        for old in [*told][: max(0, len(told) - TOLD_MAX)]:
+            del told[old]
+        return fresh
+
+    def _placed(self, node: str, event: EventRecord) -> EventRecord:
+        """Return an event by the clock here."""
+        skew = self._skews.get(node, 0.0)
+        if abs(skew) >= CLOCKS_DIFFER_S:
+            event = msgspec.structs.replace(event, wall=max(0.0, event.wall + skew))
+        return printable_event(event)
+
+
+def printable_event(event: EventRecord) -> EventRecord:
+    """Return an event whose texts may be shown."""
+    return msgspec.structs.replace(
+        event, source=quoted(event.source), kind=quoted(event.kind), text=one_line(event.text)
+    )

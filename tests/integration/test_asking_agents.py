@@ -1,0 +1,268 @@
+"""Jobs without a coordinator are watched and steered from every machine: by their agents.
+
+Each agent has a runtime folder of its own, so that none finds the socket of another, as on machines
+of their own; `ELSEWHERE` is a machine that has no agent at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+from chaos.network import Network, address, missing
+
+from etcd_teams import EtcdTeam
+from holdfast.core.etcd.keys import NodeRecord, read_record
+from real_jobs import HOLDFAST, PATIENCE_S
+from real_teams import TOGETHER, Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from real_etcd import Etcd
+
+STOPPED = 143
+TOKEN, WRONG = "e" * 32, "f" * 32
+ELSEWHERE = "x"
+SAYS = """
+    print("first", NUMBER, "of", RANK, flush=True)
+    obey()
+"""
+SILENT = 200
+LOOK_AGAIN_S = 0.02
+
+
+class Machines:
+    """The machines of one job, and one more; commands are run on each of them."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *place: str,
+        env: dict[str, str] | None = None,
+        network: Network | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self._network = network
+        self.place = (*place, "--rdzv-id", cluster.run_id)
+        self._env = env or {}
+
+    def env(self, name: str) -> dict[str, str]:
+        folder = self.cluster.folder / name
+        folder.mkdir(exist_ok=True)
+        return {**self._env, "XDG_RUNTIME_DIR": str(folder)}
+
+    def start(self, *names: str) -> None:
+        for name in names:
+            before = self.inside(name)
+            self.cluster.start(name, conf=f"node_id={name}", env=self.env(name), before=before)
+
+    def inside(self, name: str) -> tuple[str, ...]:
+        """Return what goes before a command that is to run on a machine."""
+        number = 3 if name == ELSEWHERE else ord(name) - ord("a")
+        return self._network.inside(number) if self._network is not None else ()
+
+    def await_sockets(self, *names: str) -> None:
+        """Wait until these agents can be found on their own machines."""
+        deadline = time.monotonic() + PATIENCE_S
+        for name in names:
+            while not [*(self.cluster.folder / name).glob("holdfast/*.sock")]:
+                assert time.monotonic() < deadline, self.cluster.agents[name].said()
+                time.sleep(LOOK_AGAIN_S)
+
+    def command(self, at: str, *words: str) -> list[str]:
+        return [*self.inside(at), *HOLDFAST, *words, *(self.place if at == ELSEWHERE else ())]
+
+    def run(self, at: str, *words: str, code: int = 0, token: str = "") -> tuple[str, str]:
+        """Run a command on a machine; return what it printed and complained of."""
+        done = subprocess.run(
+            self.command(at, *words),
+            capture_output=True, text=True, timeout=PATIENCE_S,
+            env={**os.environ, **self.env(at), **({"HOLDFAST_TOKEN": token} if token else {})},
+        )  # fmt: skip
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        return done.stdout, done.stderr
+
+    def follow(self, at: str, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(at, *words),
+            stdout=subprocess.PIPE, text=True, env={**os.environ, **self.env(at)},
+        )  # fmt: skip
+
+    def await_reports(self, at: str, *nodes: str) -> str:
+        """Wait until the agents of these nodes report, and no others; return what was complained of."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            shown, why = self.run(at, "status", "--json")
+            reporting = {one["node"] for one in json.loads(shown)["nodes"] if one["report"]}
+            if reporting == {*nodes}:
+                return why
+            assert time.monotonic() < deadline, (shown, why)
+
+    def stop(self, at: str) -> None:
+        self.run(at, "stop", "--reason", "enough")
+        ends = self.cluster.end()
+        assert {code for code, _ in ends.values()} == {STOPPED}
+
+
+def lines_of(stream: subprocess.Popen[str], count: int) -> set[str]:
+    assert stream.stdout is not None
+    return {stream.stdout.readline() for _ in range(count)}
+
+
+def control_ports(team: EtcdTeam) -> dict[str, int]:
+    records = (
+        read_record(NodeRecord, one.value)
+        for one in team.left().values()
+        if one.name.startswith("nodes/")
+    )
+    return {one.status.info.node: one.control.port for one in records if one.control is not None}
+
+
+def test_on_etcd_every_node_is_seen_and_steered_from_every_machine(
+    tmp_path: Path, etcd: Etcd
+) -> None:
+    flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
+    with EtcdTeam(tmp_path, SAYS, *flags, etcd=etcd, nnodes="2:3", conf=TOGETHER) as team:
+        machines = Machines(
+            team, "--rdzv-backend", "etcd", "--rdzv-endpoint", team.endpoint,
+            "--rdzv-conf", f"etcd_prefix={team.prefix}",
+        )  # fmt: skip
+        machines.start("a", "b", "c")
+        team.generation(3)
+        machines.await_sockets("a", "b", "c")
+        first = {f"[{rank}] first 0 of {rank}\n" for rank in range(3)}
+        streams = [machines.follow(at, "logs", "--follow") for at in ("a", ELSEWHERE)]
+        streams += [machines.follow(ELSEWHERE, "status", "--watch", "--json")]
+        streams += [machines.follow(at, "events", "--follow", "--json") for at in ("b", ELSEWHERE)]
+        try:
+            for one in streams[:2]:
+                assert lines_of(one, 3) == first
+            for at in ("b", ELSEWHERE):
+                machines.await_reports(at, "a", "b", "c")
+            summary = machines.run("c", "dump", "--all-nodes")[0].splitlines()[0]
+            assert re.fullmatch(r"3 ranks \(0-2\): .*", summary)
+            assert team.run_id in machines.run(ELSEWHERE, "ps")[0]
+            machines.run(ELSEWHERE, "drain", "b", "--reason", "look at it")
+            team.generation(2)
+            again = {f"[{rank}] first 1 of {rank}\n" for rank in range(2)}
+            for one in streams[:2]:
+                assert lines_of(one, 2) == again
+            assert streams[2].stdout is not None
+            while json.loads(streams[2].stdout.readline())["generation"] < 1:
+                pass
+            for one in streams[3:]:
+                seen: set[str] = set()
+                assert one.stdout is not None
+                while seen != {"a", "b", "c"}:
+                    event = json.loads(one.stdout.readline())
+                    if "look at it" in event["text"]:
+                        seen.add(event["source"])
+            told = [
+                json.loads(line)
+                for line in machines.run("c", "events", "--json")[0].split("\n")
+                if line
+            ]
+            assert {one["source"] for one in told} == {"a", "b", "c"}
+            assert [one["wall"] for one in told] == sorted(one["wall"] for one in told)
+            machines.stop(ELSEWHERE)
+            assert [one.wait(PATIENCE_S) for one in streams[:2]] == [0, 0]
+            assert machines.run(ELSEWHERE, "status", code=1)[0] == ""
+        finally:
+            for one in streams:
+                one.kill()
+                one.communicate()
+
+
+def test_silent_strangers_harm_no_agent_and_a_token_that_is_set_is_needed(
+    tmp_path: Path, etcd: Etcd
+) -> None:
+    flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
+    with EtcdTeam(tmp_path, SAYS, *flags, etcd=etcd, nnodes="2", conf=TOGETHER) as team:
+        machines = Machines(
+            team, "--rdzv-backend", "etcd", "--rdzv-endpoint", team.endpoint,
+            "--rdzv-conf", f"etcd_prefix={team.prefix}", env={"HOLDFAST_TOKEN": TOKEN},
+        )  # fmt: skip
+        machines.start("a", "b")
+        team.generation(2)
+        machines.await_sockets("a", "b")
+        ports = control_ports(team)
+        with ExitStack() as strangers:
+            for said in (b"", b"\0"):
+                for _ in range(SILENT // 2):
+                    one = strangers.enter_context(
+                        socket.create_connection(("127.0.0.1", ports["b"]))
+                    )
+                    one.sendall(said)
+            machines.await_reports(ELSEWHERE, "a", "b")
+        looking, _ = machines.run("a", "token", "--read-only", "--job", team.run_id)
+        machines.run(ELSEWHERE, "logs", token=looking.strip())
+        machines.run(ELSEWHERE, "stop", code=1, token=looking.strip())
+        machines.run(ELSEWHERE, "status", code=69, token=WRONG)
+        machines.stop("b")
+
+
+def test_in_a_shared_folder_it_is_the_same(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(0o700)
+    flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"), "--local-addr", "127.0.0.1")
+    with Cluster(
+        tmp_path, SAYS, *flags, nnodes="2", backend="file", endpoint=str(shared)
+    ) as cluster:
+        machines = Machines(cluster, "--rdzv-backend", "file", "--rdzv-endpoint", str(shared))
+        machines.start("a", "b")
+        cluster.generation(2)
+        machines.await_sockets("a", "b")
+        first = {f"[{rank}] first 0 of {rank}" for rank in range(2)}
+        for at in ("a", ELSEWHERE):
+            machines.await_reports(at, "a", "b")
+            assert set(machines.run(at, "logs")[0].splitlines()) == first
+        assert cluster.run_id in machines.run(ELSEWHERE, "ps")[0]
+        machines.run("b", "restart")
+        cluster.generation(2)
+        machines.stop(ELSEWHERE)
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """Machines with networks of their own: those of `a`, `b` and `c`, and one without an agent."""
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    made = Network(4)
+    yield made
+    made.close()
+
+
+def test_with_a_cluster_of_its_own_it_is_asked_from_any_machine_and_one_that_is_mute_is_named(
+    tmp_path: Path, network: Network
+) -> None:
+    listed = ",".join(map(address, range(3)))
+    flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
+    patient = f"{TOGETHER},keep_alive_interval=20"
+    with Cluster(
+        tmp_path, SAYS, *flags, nnodes="2:3", backend="ha", endpoint=listed, conf=patient
+    ) as cluster:
+        machines = Machines(cluster, "--ha", listed, network=network)
+        machines.start("a", "b", "c")
+        cluster.generation(3)
+        machines.await_sockets("a", "b", "c")
+        network.silence(2, to=3)
+        assert machines.await_reports("a", "a", "b", "c") == ""
+        why = machines.await_reports(ELSEWHERE, "a", "b")
+        assert re.search(rf"\bc: .*{address(2)}\b", why), why
+        network.unsilence(2, to=3)
+        printed, _ = machines.run(ELSEWHERE, "logs")
+        assert set(printed.splitlines()) == {f"[{rank}] first 0 of {rank}" for rank in range(3)}
+        machines.run(ELSEWHERE, "status", code=69, token=WRONG)
+        machines.run(ELSEWHERE, "drain", "b")
+        cluster.generation(2)
+        machines.stop(ELSEWHERE)

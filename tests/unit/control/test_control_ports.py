@@ -1,0 +1,238 @@
+"""Control ports of agents: who gets in and who does not, and how their answers become those of one job."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from contextlib import ExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.agent.port_server import HALF_OPEN_MAX, PortServer
+from holdfast.control.client import open_job
+from holdfast.control.directory import Directory
+from holdfast.control.line import ControlProblem, open_contact, tls_of, unpacked
+from holdfast.coordinator.control_port import ControlAccess, ControlListener
+from holdfast.core.protocol import ControlPort
+from holdfast.net.token_certificates import make_certificate
+from holdfast.wire import control
+from holdfast.wire.errors import HandshakeRefused
+from holdfast.wire.frames import FrameReader
+from holdfast.wire.handshake import ClientHandshake, control_key, read_only_token
+from holdfast.wire.limits import HANDSHAKE_FRAME_BYTES_MAX
+from holdfast.wire.messages import EventRecord, Goodbye, Query, Reply
+from in_loop import in_loop
+from other_users import STRANGER, as_user
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from holdfast.agent.node_server import Asker
+    from holdfast.control.line import Line
+    from holdfast.wire.messages import Message
+
+TOKEN = b"a token of the job's own"
+RUN_ID = "job"
+
+
+class Node:
+    """Answers as an agent's thread would: with who asked, and what has happened by a clock of its own."""
+
+    def __init__(self) -> None:
+        self.askers: set[Asker] = set()
+        self.ahead_s = 0.0
+        self.happened: list[EventRecord] = []
+
+    def happen(self, text: str, ago_s: float) -> None:
+        wall = time.time() + self.ahead_s - ago_s
+        self.happened.append(EventRecord(wall=wall, kind="x", text=text))
+
+    def received(self, asker: Asker, message: Message) -> None:
+        if isinstance(message, Goodbye):
+            return
+        assert isinstance(message, Query)
+        if message.what == control.EVENTS:
+            now = time.time() + self.ahead_s
+            body = control.pack(control.Events(events=self.happened, now=now))
+            asker.send(Reply(id=message.id, body=body, last=False))
+            if control.unpack(control.EventsQuery, message.body).follow:
+                return
+            asker.send(Reply(id=message.id))
+            return
+        how = "reads" if asker.read_only else "may act"
+        here = control.Here(run_id=RUN_ID, state=how)
+        asker.send(Reply(id=message.id, body=control.pack(here)))
+
+
+class Listed(Directory):
+    """A job whose agents are these: node and port of each."""
+
+    where = "nowhere"
+
+    def __init__(self, *ports: tuple[str, ControlPort | None]) -> None:
+        super().__init__(RUN_ID)
+        self.ports = [(name, "127.0.0.1", port) for name, port in ports]
+
+    def contacts(self) -> control.Contacts:
+        return access_of(None).contacts(self.ports)
+
+    def summary(self, run_id: str) -> None:
+        del run_id
+
+
+class Port:
+    """A control port on loopback, and those who come to it."""
+
+    def __init__(self, access: ControlAccess, *, read_only: bool = False) -> None:
+        self.own = ControlListener("127.0.0.1", access, read_only=read_only)
+        self.node = Node()
+        self.server = PortServer(self.node, self.own)  # type: ignore[arg-type]
+
+    async def asker(self, access: ControlAccess, **changes: Any) -> Line:
+        """Return a connection of somebody who has read this port's record."""
+        port = changes.get("port", self.own.port)
+        found = access.contacts([("a", "127.0.0.1", port)])
+        return await open_contact(found.contacts[0], RUN_ID, found, tls_of(found))
+
+    async def asked_by(self, access: ControlAccess) -> str:
+        line = await self.asker(access)
+        try:
+            return unpacked(control.Here, (await line.ask(control.HERE)).body).state
+        finally:
+            line.close()
+
+
+@asynccontextmanager
+async def served(access: ControlAccess, *, read_only: bool = False) -> AsyncIterator[Port]:
+    port = Port(access, read_only=read_only)
+    try:
+        yield port
+    finally:
+        for asker in [*port.server._server.askers]:
+            asker.drop("over")
+        port.server.close()
+        port.own.close()
+        async with asyncio.timeout(10):
+            while port.server._askers:  # noqa: ASYNC110 (no event tells of it)
+                await asyncio.sleep(0.001)
+
+
+def access_of(token: bytes | None, run_id: str = RUN_ID) -> ControlAccess:
+    return ControlAccess(run_id=run_id, token=token)
+
+
+@in_loop
+async def test_it_takes_what_the_agent_drew_and_the_token_of_the_job() -> None:
+    async with served(access_of(TOKEN)) as port, served(access_of(None)) as other:
+        assert await port.asked_by(access_of(TOKEN)) == "may act"
+        assert await other.asked_by(access_of(None)) == "may act"
+        for reader in (read_only_token(TOKEN, RUN_ID), read_only_token(TOKEN, "")):
+            assert await port.asked_by(access_of(reader)) == "reads"
+        for wrong in (
+            access_of(None),
+            access_of(TOKEN + b"x"),
+            access_of(TOKEN, "another job"),
+            access_of(read_only_token(TOKEN, "another job")),
+        ):
+            with pytest.raises(ControlProblem):
+                await port.asker(wrong)
+        drawn_by_another = other.own.port.key
+        forged = type(port.own.port)(port.own.port.port, drawn_by_another)
+        with pytest.raises(ControlProblem):
+            await port.asker(access_of(TOKEN), port=forged)
+
+
+@in_loop
+async def test_a_port_for_looking_lets_nobody_act() -> None:
+    async with served(access_of(TOKEN), read_only=True) as port:
+        assert await port.asked_by(access_of(TOKEN)) == "reads"
+
+
+def shake_hands(port: ControlPort) -> str:
+    """Prove the key of a port that was read somewhere."""
+    handshake = ClientHandshake(
+        None, run_id=RUN_ID, key_for=lambda _: control_key(port.key, None, RUN_ID)
+    )
+    reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
+    with socket.create_connection(("127.0.0.1", port.port), 20) as connection:
+        connection.sendall(handshake.start())
+        while not handshake.done:
+            for body in reader.feed(connection.recv(65_536)):
+                connection.sendall(handshake.receive(body))
+    return "let in"
+
+
+@in_loop
+async def test_without_a_token_other_users_of_the_host_are_kept_out_with_the_key() -> None:
+    async with served(access_of(None)) as port:
+        said = [
+            await asyncio.to_thread(as_user, user, lambda: shake_hands(port.own.port))
+            for user in (os.geteuid(), STRANGER)
+        ]
+        assert said[0] == "let in"
+        assert said[1].startswith(HandshakeRefused.__name__)
+
+
+@in_loop
+async def test_with_certificates_nothing_is_said_to_who_has_none() -> None:
+    guarded = ControlAccess(run_id=RUN_ID, token=TOKEN, pem=make_certificate(TOKEN))
+    others = ControlAccess(run_id=RUN_ID, token=TOKEN, pem=make_certificate(TOKEN + b"x"))
+    async with served(guarded) as port:
+        assert await port.asked_by(guarded) == "may act"
+        for wrong in (access_of(TOKEN), others):
+            with pytest.raises(ControlProblem):
+                await port.asker(wrong)
+
+
+@in_loop
+async def test_a_flood_of_strangers_keeps_nobody_out() -> None:
+    async with served(access_of(None)) as port:
+        with ExitStack() as strangers:
+            for said in (b"", b"\0", b"GET / HTTP/1.0\r\n\r\n"):
+                for _ in range(2 * HALF_OPEN_MAX):
+                    one = strangers.enter_context(socket.socket())
+                    one.settimeout(10)
+                    one.connect(("127.0.0.1", port.own.port.port))
+                    one.sendall(said)
+                    await asyncio.sleep(0)
+            assert await port.asked_by(access_of(None)) == "may act"
+            assert len(port.server._acceptor) <= HALF_OPEN_MAX
+
+
+@in_loop
+async def test_events_of_all_nodes_are_in_order_whatever_their_clocks_say() -> None:
+    async with served(access_of(None)) as a, served(access_of(None)) as b:
+        b.node.ahead_s = 3_600.0
+        for node, text, ago_s in ((a, "1", 4), (b, "2", 3), (a, "3", 2), (b, "4", 1)):
+            node.node.happen(text, ago_s)
+        async with await open_job(Listed(("a", a.own.port), ("b", b.own.port))) as client:
+            following = client.events(follow=True)
+            assert [(await anext(following)).text for _ in range(4)] == ["1", "2", "3", "4"]
+            b.node.happen("5", 0)
+            latest = await anext(following)  # What was told before is not told again.
+            assert latest.text == "5"
+            assert abs(latest.wall - time.time()) < b.node.ahead_s / 2
+
+
+@in_loop
+async def test_whoever_answers_is_asked_and_the_others_are_named_with_the_reason() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        refusing = ControlPort(closed.getsockname()[1], b"k" * 16)
+    async with served(access_of(None)) as port:
+        job = Listed(("leader", refusing), ("a", port.own.port), ("old", None))
+        lines: list[str] = []
+        async with await open_job(job) as client:
+            assert client.node == "a"
+            client.agents.on_unreached = lines.append
+            port.node.happen("something", 1)
+            assert [event.text async for event in client.events()] == ["something"]
+            assert sorted(line.partition(":")[0] for line in lines) == ["leader", "old"]
+            assert str(refusing.port) in "".join(lines)
+            for name in ("leader", "old", "nobody"):
+                assert (await client.stacks(name)).problem
+    for none in (Listed(), Listed(("leader", refusing)), Listed(("old", None))):
+        with pytest.raises(ControlProblem):
+            await open_job(none)
