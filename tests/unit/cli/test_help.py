@@ -240,7 +240,7 @@ statsu | holdfast: error: 'statsu' is not a command; did you mean status?
 status --jsn | holdfast status: error: --jsn: unknown flag; did you mean --json?
 status a b | holdfast status: error: b: unexpected argument; usage: holdfast status [flags] [JOB]
 drain | holdfast drain: error: NODE is missing; usage: holdfast drain [flags] NODE [JOB]
-logs --rdzv | holdfast logs: error: --rdzv: ambiguous; could be --rdzv-id, --rdzv-endpoint, --rdzv-conf
+logs --rdzv | holdfast logs: error: --rdzv: ambiguous; could be --rdzv-id, --rdzv-backend, --rdzv-endpoint, --rdzv-conf
 logs --follow=3 | holdfast logs: error: --follow: does not take a value
 logs --tail x | holdfast logs: error: --tail: 'x' is not a whole number; accepted: digits, such as 5
 stop --grace x | holdfast stop: error: --grace: 'x' is not a number; accepted: digits, such as 0.5
