@@ -29,6 +29,7 @@ from holdfast.core.limits import (
     NODE_ID_CHARS_MAX,
     REQUEST_ID_CHARS_MAX,
 )
+from holdfast.core.protocol import Action  # noqa: TC001 (msgspec looks it up)
 from holdfast.dashboard.access import Access, Session, is_on_purpose
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from holdfast.core.protocol import Action
     from holdfast.dashboard.job import WatchedJob
 
 BODY_BYTES_MAX = 16 * 1024
