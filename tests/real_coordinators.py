@@ -171,6 +171,7 @@ class RawClient:
             body = self.next_body()
             assert body is not None
             self.socket.sendall(self._handshake.receive(body))
+            self._reader.tag_bytes = self._handshake.tag_bytes
         self._seals = self._handshake.seals
         return self
 

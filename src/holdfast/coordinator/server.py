@@ -159,6 +159,7 @@ class CoordinatorServer:
             lambda why: self._warn_rarely(f"cannot accept a connection: {why}"),
             half_open_max=half_open_max,
             handshake_s=handshake_s,
+            asks_user=token is None,  # Else a token says who may.
         )
 
     @property

@@ -37,12 +37,16 @@ class FrameReader:
     `frame_bytes_max` may be changed between calls, once a peer has proven who it is. A frame that
     was too large until then is judged anew: `feed(b"")` returns what is whole already. Until that is
     called, all that was read with it is held; so call it as long as `feed` returns something.
+
+    Once `tag_bytes` is set, so much follows each body besides, and frames are returned whole, header
+    and tag included, for a `Seal` to open. Nothing of such a frame may have been read before that.
     """
 
-    __slots__ = ("_buffer", "_fault", "_held", "_wanted", "frame_bytes_max")
+    __slots__ = ("_buffer", "_fault", "_held", "_wanted", "frame_bytes_max", "tag_bytes")
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.frame_bytes_max = frame_bytes_max
+        self.tag_bytes = 0
         # The beginning of a frame that is not whole, its header included, and how long it gets;
         # as long as the header itself is not whole, that is all that is known to be wanted.
         self._buffer = bytearray()
@@ -70,6 +74,8 @@ class FrameReader:
         bodies: list[bytes] = []
         at = self._fill(data, bodies) if self._buffer else 0
         end = len(data)
+        tag_bytes = self.tag_bytes
+        skipped = 0 if tag_bytes else HEADER_BYTES
         # No copy is made of a frame that is whole in what was read, but for the body itself.
         while end - at >= HEADER_BYTES:
             length = int.from_bytes(data[at : at + HEADER_BYTES], "big")
@@ -78,11 +84,11 @@ class FrameReader:
                     raise self._faulty(length)
                 self._held = bytes(data[at:])
                 return bodies
-            stop = at + HEADER_BYTES + length
+            stop = at + HEADER_BYTES + length + tag_bytes
             if stop > end:
-                self._wanted = HEADER_BYTES + length
+                self._wanted = stop - at
                 break
-            bodies.append(bytes(data[at + HEADER_BYTES : stop]))
+            bodies.append(bytes(data[at + skipped : stop]))
             at = stop
         if at < end:
             self._buffer += data[at:]
@@ -102,9 +108,10 @@ class FrameReader:
                 length = int.from_bytes(buffer, "big")
                 if not 0 < length <= self.frame_bytes_max:
                     raise self._faulty(length)
-                self._wanted += length
+                self._wanted += length + self.tag_bytes
             else:
-                del buffer[:HEADER_BYTES]  # This moves a pointer, not the body.
+                if not self.tag_bytes:
+                    del buffer[:HEADER_BYTES]  # This moves a pointer, not the body.
                 bodies.append(bytes(buffer))
                 buffer.clear()
                 self._wanted = HEADER_BYTES
