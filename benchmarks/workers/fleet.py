@@ -79,7 +79,7 @@ class Agent:
         self.handshake = ClientHandshake(token, run_id=RUN_ID, host="127.0.0.1", port=port)
         self.out_seal: Seal | None = None
         self.in_seal: Seal | None = None
-        self.reader = FrameReader()
+        self.reader = FrameReader(tag_bytes=None)
         self.generation = -1
         self.beat = b""
         self.on_other: Callable[[Agent, bytes], None] | None = None

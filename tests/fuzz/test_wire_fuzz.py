@@ -425,8 +425,8 @@ def test_of_a_sealed_stream_only_what_is_before_the_first_change_is_taken(
     bodies: list[bytes], changes: list[tuple[int, int, bytes]], sizes: list[int]
 ) -> None:
     """Bytes are left out, put in and replaced anywhere, across frames too, and cut anyhow."""
-    sends, takes, reader = Seal(bytes(32)), Seal(bytes(32)), FrameReader(40)
-    reader.tag_bytes = TAG_BYTES
+    sends, takes = Seal(bytes(32)), Seal(bytes(32))
+    reader = FrameReader(40, tag_bytes=TAG_BYTES)
     sent = [sends.seal(framed(body)) for body in bodies]
     stream = arrived = b"".join(sent)
     for at, count, instead in changes:

@@ -87,7 +87,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.heard_at: float | None = None
         self._buffer = connector.read_buffer
         self._has_tls = connector.has_tls
-        self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
+        self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX, tag_bytes=None)
         self._handshake: ClientHandshake | None = ClientHandshake(
             connector.token,
             run_id=connector.run_id,

@@ -106,7 +106,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Whether it was sent the last view there is of its job."""
         self.closed = False
         self._owner = owner
-        self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
+        self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX, tag_bytes=None)
         self._handshake: ServerHandshake | None = ServerHandshake(token, judge=self._judge)
         self._out_seal: Seal | None = None
         self._in_seal: Seal | None = None

@@ -38,15 +38,18 @@ class FrameReader:
     was too large until then is judged anew: `feed(b"")` returns what is whole already. Until that is
     called, all that was read with it is held; so call it as long as `feed` returns something.
 
-    Once `tag_bytes` is set, so much follows each body besides, and frames are returned whole, header
-    and tag included, for a `Seal` to open. Nothing of such a frame may have been read before that.
+    `tag_bytes` follow each body; where there are any, frames are returned whole, header and tag
+    included, for a `Seal` to open. As long as it is None, whether the next frame has a tag depends on
+    the last one: they are returned one at a time, and what came behind is held in the same way.
     """
 
     __slots__ = ("_buffer", "_fault", "_held", "_wanted", "frame_bytes_max", "tag_bytes")
 
-    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+    def __init__(
+        self, frame_bytes_max: int = FRAME_BYTES_MAX, *, tag_bytes: int | None = 0
+    ) -> None:
         self.frame_bytes_max = frame_bytes_max
-        self.tag_bytes = 0
+        self.tag_bytes = tag_bytes
         # The beginning of a frame that is not whole, its header included, and how long it gets;
         # as long as the header itself is not whole, that is all that is known to be wanted.
         self._buffer = bytearray()
@@ -74,10 +77,13 @@ class FrameReader:
         bodies: list[bytes] = []
         at = self._fill(data, bodies) if self._buffer else 0
         end = len(data)
-        tag_bytes = self.tag_bytes
+        tag_bytes = self.tag_bytes or 0
         skipped = 0 if tag_bytes else HEADER_BYTES
         # No copy is made of a frame that is whole in what was read, but for the body itself.
         while end - at >= HEADER_BYTES:
+            if bodies and self.tag_bytes is None:
+                self._held = bytes(data[at:])
+                return bodies
             length = int.from_bytes(data[at : at + HEADER_BYTES], "big")
             if not 0 < length <= self.frame_bytes_max:
                 if not bodies:
@@ -108,7 +114,7 @@ class FrameReader:
                 length = int.from_bytes(buffer, "big")
                 if not 0 < length <= self.frame_bytes_max:
                     raise self._faulty(length)
-                self._wanted += length + self.tag_bytes
+                self._wanted += length + (self.tag_bytes or 0)
             else:
                 if not self.tag_bytes:
                     del buffer[:HEADER_BYTES]  # This moves a pointer, not the body.

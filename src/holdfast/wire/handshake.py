@@ -128,9 +128,11 @@ class _Handshake:
         return self._seals
 
     @property
-    def tag_bytes(self) -> int:
-        """That of `FrameReader` for the next frame of the other side, to be set after each `receive`."""
-        return TAG_BYTES if self._seals is not None else 0
+    def tag_bytes(self) -> int | None:
+        """That of `FrameReader` for what the other side sends next, to be set after each `receive`."""
+        if self._seals is not None:
+            return TAG_BYTES
+        return 0 if self._done else None
 
     def _over(self) -> None:
         if not self._done:

@@ -46,8 +46,7 @@ def body_in(frame: bytes) -> bytes:
 
 def taken_by(machine: ClientHandshake | ServerHandshake, frame: bytes) -> bytes:
     """Return what the reader of one side makes of the other's next frame."""
-    reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
-    reader.tag_bytes = machine.tag_bytes
+    reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX, tag_bytes=machine.tag_bytes)
     (taken,) = reader.feed(frame)
     return taken
 

@@ -31,9 +31,7 @@ def sealed(key: bytes = KEY) -> Stream:
 
 
 def reader(frame_bytes_max: int = FRAME_BYTES_MAX) -> FrameReader:
-    made = FrameReader(frame_bytes_max)
-    made.tag_bytes = TAG_BYTES
-    return made
+    return FrameReader(frame_bytes_max, tag_bytes=TAG_BYTES)
 
 
 def opened(stream: Stream) -> list[bytes]:
@@ -104,12 +102,15 @@ def test_the_limit_is_for_the_body_and_known_from_its_length() -> None:
         five.feed(second[:HEADER_BYTES])
 
 
-def test_what_comes_before_the_reader_knows_of_seals_is_not_taken() -> None:
-    """Whoever sends a sealed frame together with its proof, before its turn."""
-    proof, *early = FrameReader().feed(frame(b"proof") + sealed()[0])
-    assert proof == b"proof"
-    with pytest.raises(BrokenSeal):
-        Seal(KEY).open(early[0])
+@pytest.mark.parametrize("cut", range(9, 40))
+def test_sealed_frames_may_come_with_the_last_that_is_not(cut: int) -> None:
+    """An agent may send its proof and its status together."""
+    stream = frame(b"proof") + b"".join(sealed())
+    late = FrameReader(tag_bytes=None)
+    assert late.feed(stream[:cut]) == [b"proof"]
+    late.tag_bytes = TAG_BYTES
+    assert late.feed(b"") + late.feed(stream[cut:]) == sealed()
+    assert late.buffered_bytes == 0
 
 
 def test_less_than_a_tag_breaks_a_seal_for_ever() -> None:
