@@ -45,8 +45,6 @@ class Seal:
         sent = self._sent
         sent.update(sealed[_FRAME])
         if not _compare_digest(sent.digest(), sealed[_TAG]):
-            sent.update(
-                b"broken"
-            )  # Too short a frame may have added nothing, and nothing mends it.
+            sent.update(b"broken")  # Nothing mends it, though too short a frame adds nothing.
             raise BrokenSeal
         return sealed[_BODY]
