@@ -226,7 +226,7 @@ class CoordinatorServer:
         if peer.read_only and kind not in READ_ONLY_MESSAGES:
             raise BadMessage(f"a {kind.__name__}, and its token is read-only")
         if kind is Heartbeat or kind is Status:
-            self._received_from_node(peer, message)  # type: ignore[arg-type]
+            self._received_from_node(now, peer, message)  # type: ignore[arg-type]
         elif kind is StoreCall:
             self._store_call(now, peer, message)  # type: ignore[arg-type]
         elif kind is StatusRequest:
@@ -277,7 +277,9 @@ class CoordinatorServer:
 
     # Nodes.
 
-    def _received_from_node(self, peer: ServerConnection, message: Status | Heartbeat) -> None:
+    def _received_from_node(
+        self, now: float, peer: ServerConnection, message: Status | Heartbeat
+    ) -> None:
         if type(message) is Heartbeat:
             key = (message.run_id, message.node, message.incarnation)
         else:
@@ -285,7 +287,6 @@ class CoordinatorServer:
             key = (message.run_id, message.info.node, message.info.incarnation)
         if peer.key != key or key not in self._by_key:
             self._bind_node(peer, key)  # So what is bound already needs no second look.
-        now = self._loop.time()
         if isinstance(message, Status):
             reached = peer.local_address if peer.is_remote else ""
             answers = self.machine.handle(now, StatusReceived(message, peer.address, reached))

@@ -43,7 +43,9 @@ class FrameReader:
     the last one: they are returned one at a time, and what came behind is held in the same way.
     """
 
-    __slots__ = ("_buffer", "_fault", "_held", "_wanted", "frame_bytes_max", "tag_bytes")
+    __slots__ = (
+        "_around", "_before", "_buffer", "_fault", "_held", "_tag_bytes", "_wanted", "frame_bytes_max",
+    )  # fmt: skip
 
     def __init__(
         self, frame_bytes_max: int = FRAME_BYTES_MAX, *, tag_bytes: int | None = 0
@@ -57,6 +59,17 @@ class FrameReader:
         # The rest of a read, from a faulty length on; see `feed`.
         self._held = b""
         self._fault: WireError | None = None
+
+    @property
+    def tag_bytes(self) -> int | None:
+        return self._tag_bytes
+
+    @tag_bytes.setter
+    def tag_bytes(self, tag_bytes: int | None) -> None:
+        self._tag_bytes = tag_bytes
+        # What is left out before a body, and how much there is besides it.
+        self._before = 0 if tag_bytes else HEADER_BYTES
+        self._around = HEADER_BYTES + (tag_bytes or 0)
 
     @property
     def buffered_bytes(self) -> int:
@@ -75,27 +88,31 @@ class FrameReader:
         if self._held:
             data, self._held = self._held + data, b""
         bodies: list[bytes] = []
-        at = self._fill(data, bodies) if self._buffer else 0
-        end = len(data)
-        tag_bytes = self.tag_bytes or 0
-        skipped = 0 if tag_bytes else HEADER_BYTES
-        # No copy is made of a frame that is whole in what was read, but for the body itself.
-        while end - at >= HEADER_BYTES:
-            if bodies and self.tag_bytes is None:
+        at = 0
+        if self._buffer:
+            at = self._fill(data, bodies)
+            if bodies and self._tag_bytes is None:
                 self._held = bytes(data[at:])
                 return bodies
+        end = len(data)
+        before, around = self._before, self._around
+        # No copy is made of a frame that is whole in what was read, but for the body itself.
+        while end - at >= HEADER_BYTES:
             length = int.from_bytes(data[at : at + HEADER_BYTES], "big")
             if not 0 < length <= self.frame_bytes_max:
                 if not bodies:
                     raise self._faulty(length)
                 self._held = bytes(data[at:])
                 return bodies
-            stop = at + HEADER_BYTES + length + tag_bytes
+            stop = at + around + length
             if stop > end:
                 self._wanted = stop - at
                 break
-            bodies.append(bytes(data[at + skipped : stop]))
+            bodies.append(bytes(data[at + before : stop]))
             at = stop
+            if self._tag_bytes is None:
+                self._held = bytes(data[at:]) if at < end else b""
+                return bodies
         if at < end:
             self._buffer += data[at:]
         return bodies
@@ -114,9 +131,9 @@ class FrameReader:
                 length = int.from_bytes(buffer, "big")
                 if not 0 < length <= self.frame_bytes_max:
                     raise self._faulty(length)
-                self._wanted += length + (self.tag_bytes or 0)
+                self._wanted = self._around + length
             else:
-                if not self.tag_bytes:
+                if self._before:
                     del buffer[:HEADER_BYTES]  # This moves a pointer, not the body.
                 bodies.append(bytes(buffer))
                 buffer.clear()

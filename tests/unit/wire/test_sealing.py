@@ -102,12 +102,14 @@ def test_the_limit_is_for_the_body_and_known_from_its_length() -> None:
         five.feed(second[:HEADER_BYTES])
 
 
-@pytest.mark.parametrize("cut", range(9, 40))
-def test_sealed_frames_may_come_with_the_last_that_is_not(cut: int) -> None:
+@pytest.mark.parametrize("first", [0, 3, 6])
+@pytest.mark.parametrize("cut", [9, 10, 13, 16, 17, 32, 33, 40])
+def test_sealed_frames_may_come_with_the_last_that_is_not(first: int, cut: int) -> None:
     """An agent may send its proof and its status together."""
     stream = frame(b"proof") + b"".join(sealed())
     late = FrameReader(tag_bytes=None)
-    assert late.feed(stream[:cut]) == [b"proof"]
+    assert late.feed(stream[:first]) == []
+    assert late.feed(stream[first:cut]) == [b"proof"]
     late.tag_bytes = TAG_BYTES
     assert late.feed(b"") + late.feed(stream[cut:]) == sealed()
     assert late.buffered_bytes == 0
