@@ -286,7 +286,7 @@ class CoordinatorServer:
             assert type(message) is Status
             key = (message.run_id, message.info.node, message.info.incarnation)
         if peer.key != key or key not in self._by_key:
-            self._bind_node(peer, key)  # So what is bound already needs no second look.
+            self._bind_node(now, peer, key)  # So what is bound already needs no second look.
         if isinstance(message, Status):
             reached = peer.local_address if peer.is_remote else ""
             answers = self.machine.handle(now, StatusReceived(message, peer.address, reached))
@@ -295,7 +295,7 @@ class CoordinatorServer:
         self._send(answers)
         self._batch_soon()
 
-    def _bind_node(self, peer: ServerConnection, key: NodeKey) -> None:
+    def _bind_node(self, now: float, peer: ServerConnection, key: NodeKey) -> None:
         """Answer a node from now on over this connection, and over no older one."""
         if key[0] != peer.run_id:
             raise BadMessage(f"a message of the job {quoted(repr(key[0]))} on another's connection")
@@ -304,7 +304,7 @@ class CoordinatorServer:
         peer.node = key[1]
         if peer.key is not None and self._by_key.get(peer.key) is peer:
             del self._by_key[peer.key]  # It began anew, so nobody speaks for what it was.
-            self._send(self.machine.handle(self._loop.time(), ConnectionClosed(*peer.key)))
+            self._send(self.machine.handle(now, ConnectionClosed(*peer.key)))
         older = self._by_key.get(key)
         self._by_key[key] = peer
         peer.key = key
