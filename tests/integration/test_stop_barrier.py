@@ -6,20 +6,21 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from real_teams import TOGETHER
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from etcd_teams import MakeTeam
     from real_teams import Cluster
 
-# The worker of `b` saves when it is stopped, until it is ordered to be done with that; if all nodes are there, for
-# on a busy machine a first round may form without the last of them.
+# The first worker of `b` saves when it is stopped, until it is ordered to be done with that.
 SAVES = """
 def save(*_):
     tell("saving")
     signal.sigwait({signal.SIGUSR1})
     os._exit(0)
-if AGENT == "b" and os.environ["WORLD_SIZE"] == ALL:
+if AGENT == "b" and NUMBER == 0:
     signal.signal(signal.SIGTERM, save)
 started()
 obey()
@@ -29,7 +30,7 @@ obey()
 def start_all(cluster: Cluster, names: str) -> dict[str, int]:
     """Start agents with names; return the process ids of their workers."""
     for name in names:
-        cluster.start(name, conf=f"node_id=node-{name}")
+        cluster.start(name, conf=f"node_id=node-{name},{TOGETHER}")
     return {name: start.pid for name, start in cluster.generation(len(names)).items()}
 
 
@@ -43,7 +44,7 @@ def check_that_all_wait(cluster: Cluster, *names: str) -> None:
 
 
 def test_nobody_starts_again_while_a_worker_elsewhere_saves(tmp_path: Path, team: MakeTeam) -> None:
-    with team(tmp_path, f"ALL = '2'\n{SAVES}", "--max-restarts=1", nnodes="2") as cluster:
+    with team(tmp_path, SAVES, "--max-restarts=1", nnodes="2") as cluster:
         workers = start_all(cluster, "ab")
         os.kill(workers["a"], signal.SIGUSR2)
         check_that_all_wait(cluster, "a", "b")
@@ -57,7 +58,7 @@ def test_nobody_starts_again_while_a_worker_elsewhere_saves(tmp_path: Path, team
 def test_the_others_wait_for_the_workers_of_a_node_that_leaves(
     tmp_path: Path, team: MakeTeam
 ) -> None:
-    with team(tmp_path, f"ALL = '3'\n{SAVES}", nnodes="2:3") as cluster:
+    with team(tmp_path, SAVES, nnodes="2:3") as cluster:
         workers = start_all(cluster, "abc")
         cluster.agents["b"].signal(signal.SIGTERM)
         check_that_all_wait(cluster, "a", "c")
