@@ -39,7 +39,10 @@ TRIPS = 200
 IDLE_S = 10.0
 FEW, MANY = 4, 16
 MEMBERS = 3
-TOKEN = ("--rdzv-conf", "auth=token")  # As on machines of a network; loopback alone needs none.
+AS_ON_A_NETWORK = (
+    "--rdzv-conf",
+    "auth=token",
+)  # As on machines of a network; loopback alone needs none.
 
 _jobs = itertools.count()
 
@@ -52,8 +55,8 @@ def measure_form(count: int, lab: Lab, launcher: str) -> Samples:
     with EtcdServer() as server:
         trip_s = _round_trip_s(server.get_client())
         for _ in range(PAIRS[count]):
-            embedded.append(_form_s(lab, count, ()))
-            on_etcd.append(_form_s(lab, count, _flags(server)))
+            embedded.append(form_s(lab, count, ()))
+            on_etcd.append(form_s(lab, count, _flags(server)))
     return _compared(embedded, on_etcd, trip_s)
 
 
@@ -62,7 +65,7 @@ def measure_restart(count: int, lab: Lab, launcher: str) -> Samples:
     del launcher
     with EtcdServer() as server:
         trip_s = _round_trip_s(server.get_client())
-        return _compared(_restart_s(lab, count, ()), _restart_s(lab, count, _flags(server)), trip_s)
+        return _compared(restart_s(lab, count, ()), restart_s(lab, count, _flags(server)), trip_s)
 
 
 def measure_ha_form(count: int, lab: Lab, launcher: str) -> Samples:
@@ -78,7 +81,7 @@ def measure_ha_form(count: int, lab: Lab, launcher: str) -> Samples:
 def measure_ha_restart(count: int, lab: Lab, launcher: str) -> Samples:
     """Workers killed one after the other, with the members on the same machine as all agents."""
     del launcher
-    embedded, own = _restart_s(lab, count, TOKEN), _restart_s(lab, count, _ha_flags())
+    embedded, own = restart_s(lab, count, AS_ON_A_NETWORK), restart_s(lab, count, _ha_flags())
     ratio = statistics.median(own) / statistics.median(embedded)
     return {"embedded": embedded, "ha": own, "ratio": [ratio]}
 
@@ -171,10 +174,10 @@ def _flags(server: EtcdServer) -> tuple[str, ...]:
 def _ha_flags() -> tuple[str, ...]:
     """Three machines of the list are this one."""
     listed = ",".join(f"127.0.0.1:{port}" for port in free_pairs(MEMBERS))
-    return ("--rdzv-backend", "ha", "--rdzv-endpoint", listed, *TOKEN)
+    return ("--rdzv-backend", "ha", "--rdzv-endpoint", listed, *AS_ON_A_NETWORK)
 
 
-def _form_s(lab: Lab, count: int, flags: tuple[str, ...]) -> float:
+def form_s(lab: Lab, count: int, flags: tuple[str, ...]) -> float:
     with Nodes(lab, HOLDFAST, f"{count}:{count}", flags=flags) as job:
         agents = job.start(count)
         starts = job.formed(count)
@@ -182,7 +185,7 @@ def _form_s(lab: Lab, count: int, flags: tuple[str, ...]) -> float:
         return (max(start.reached_ns for start in starts) - begun_ns) / NS_PER_S
 
 
-def _restart_s(lab: Lab, count: int, flags: tuple[str, ...]) -> list[float]:
+def restart_s(lab: Lab, count: int, flags: tuple[str, ...]) -> list[float]:
     flags = ("--max-restarts", str(KILLS), *flags)
     with Nodes(lab, HOLDFAST, f"{count}:{count}", flags=flags) as job:
         job.start(count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import gathering, losing, operating, regrouping, scaling, waves
+from benchmarks import gathering, losing, operating, regrouping, scaling, sealing, waves
 from benchmarks.figures import HOLDFAST, TORCHRUN, Metric, Target
 from benchmarks.measuring import Row
 
@@ -177,6 +177,22 @@ SCALING_ROWS = (
         ),
         (HOLDFAST,),
         rounds=3,
+        quick_rounds=1,
+        warm_up=False,
+    ),
+    Row(
+        "sealed",
+        sealing.measure_sealed,
+        (
+            Metric(
+                "start", "with a token / without: 2 agents start", "times", (Target("limit", 1.05),)
+            ),
+            Metric("restart", "... their workers restart", "times", (Target("limit", 1.05),)),
+            Metric("round", "... 1,000 agents: round", "times", (Target("limit", 1.05),)),
+            Metric("told", "... 1,000 agents: a restart told to all", "times"),
+        ),
+        (HOLDFAST,),
+        rounds=1,
         quick_rounds=1,
         warm_up=False,
     ),

@@ -27,7 +27,7 @@ KNOCK_S_MAX = 13.0  # What an agent has to connect and for its handshake.
 
 def measure_agents(lab: Lab, _: str) -> Samples:
     """A round of 1,000 agents and one of 10,000, and restarts that are told to all."""
-    few, many = _fleet(lab, FEW), _fleet(lab, MANY)
+    few, many = fleet(lab, FEW), fleet(lab, MANY)
     told_few, told_many = (statistics.median(one["restarts_s"]) for one in (few, many))
     times = MANY / FEW
     return {
@@ -60,8 +60,9 @@ def measure_simulator(lab: Lab, _: str) -> Samples:
     return samples
 
 
-def _fleet(lab: Lab, count: int) -> dict[str, Any]:
-    found = lab.figures_of("fleet.py", (count, int(FLEET_S_MAX)), FLEET_S_MAX * 2)
+def fleet(lab: Lab, count: int, *more: object) -> dict[str, Any]:
+    """Return the figures of a fleet of so many agents; `more` are further words for its program."""
+    found = lab.figures_of("fleet.py", (count, int(FLEET_S_MAX), *more), FLEET_S_MAX * 2)
     if found is None:
         raise BenchmarkError(f"{count} agents had no round and no restarts after {FLEET_S_MAX:g} s")
     result: dict[str, Any] = found
