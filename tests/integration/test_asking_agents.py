@@ -182,6 +182,38 @@ def test_on_etcd_every_node_is_seen_and_steered_from_every_machine(
                 one.communicate()
 
 
+def test_the_loss_of_the_leader_ends_nothing_that_is_watched_from_elsewhere(
+    tmp_path: Path, etcd: Etcd
+) -> None:
+    flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
+    with EtcdTeam(tmp_path, SAYS, *flags, etcd=etcd, nnodes="2:3", conf=TOGETHER) as team:
+        machines = Machines(
+            team, "--rdzv-backend", "etcd", "--rdzv-endpoint", team.endpoint,
+            "--rdzv-conf", f"etcd_prefix={team.prefix}",
+        )  # fmt: skip
+        machines.start("a", "b", "c")
+        team.generation(3)
+        machines.await_sockets("a", "b", "c")
+        logs = machines.follow(ELSEWHERE, "logs", "--follow")
+        status = machines.follow(ELSEWHERE, "status", "--watch", "--json")
+        try:
+            assert lines_of(logs, 3) == {f"[{rank}] first 0 of {rank}\n" for rank in range(3)}
+            lines_of(status, 1)
+            team.agents[team.leader()].kill()
+            team.generation(2)
+            assert lines_of(logs, 2) == {f"[{rank}] first 1 of {rank}\n" for rank in range(2)}
+            assert status.stdout is not None
+            while json.loads(status.stdout.readline())["generation"] < 1:
+                pass
+            machines.run(ELSEWHERE, "stop")
+            assert logs.wait(PATIENCE_S) == 0
+            assert status.wait(PATIENCE_S) == 1  # There is no such job any more.
+        finally:
+            for one in (logs, status):
+                one.kill()
+                one.communicate()
+
+
 def test_silent_strangers_harm_no_agent_and_a_token_that_is_set_is_needed(
     tmp_path: Path, etcd: Etcd
 ) -> None:

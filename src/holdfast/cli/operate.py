@@ -440,18 +440,34 @@ async def _jobs_of(place: Place) -> list[JobSummary]:
 async def _status(args: argparse.Namespace) -> None:
     import asyncio
 
+    from holdfast.control.line import UNREACHABLE, ControlProblem
+
     async with await connect(args) as client:
+        told = ""
         while True:
-            job = await client.status(watch=True)
-            if args.json:
-                _print_json(job)
-                _complain("status", client.agents.unreached)
+            try:
+                job = await client.status(watch=True)
+            except ControlProblem as problem:
+                if not args.watch or client.is_over or problem.exit_code != UNREACHABLE:
+                    raise
+                if problem.message != told:
+                    _complain("status", [problem.message])
+                told = problem.message
             else:
-                text = describe(job, client.agents.unreached)
-                _print((CLEAR if args.watch and sys.stdout.isatty() else "") + text)
+                told = ""
+                _show_status(args, job, client.agents.unreached)
             if not args.watch:
                 return
             await asyncio.sleep(WATCH_EVERY_S)
+
+
+def _show_status(args: argparse.Namespace, job: JobSummary, unreached: Sequence[str]) -> None:
+    if args.json:
+        _print_json(job)
+        _complain("status", unreached)
+    else:
+        text = describe(job, unreached)
+        _print((CLEAR if args.watch and sys.stdout.isatty() else "") + text)
 
 
 async def _top(args: argparse.Namespace) -> None:
@@ -591,14 +607,15 @@ async def follow_logs(
             while True:
                 await happened.wait()
                 happened.clear()
-                await begin()
+                try:
+                    await begin()
+                except ControlProblem:
+                    happened.set()  # Those that are followed go on, until there are no more events.
                 await asyncio.sleep(BEGIN_EVERY_S)  # One start is many events.
 
         following = asyncio.ensure_future(follow_nodes())
         try:
             async for _event in client.events(follow=True):
-                if following.done():
-                    following.result()
                 happened.set()
         except ControlProblem as end:
             if not known:

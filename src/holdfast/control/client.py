@@ -88,7 +88,6 @@ class JobClient:
 
     def __init__(
         self,
-        line: Line,
         agents: Agents,
         *,
         read_only: bool = False,
@@ -97,7 +96,6 @@ class JobClient:
         self.agents = agents
         self.read_only = read_only
         """Whether it is known that nothing can be changed over this connection."""
-        self._line = line
         self._closed = closed
 
     async def __aenter__(self) -> Self:
@@ -113,22 +111,26 @@ class JobClient:
 
     def close(self) -> None:
         self.agents.close()
-        self._line.close()
         if self._closed is not None:
             self._closed()
 
     @property
     def run_id(self) -> str:
-        return self._line.run_id
+        return self.agents.own.run_id
 
     @run_id.setter
     def run_id(self, run_id: str) -> None:
-        self._line.run_id = run_id
+        self.agents.own.run_id = run_id
 
     @property
     def node(self) -> str:
         """The node whose agent this is a connection to; empty at a coordinator."""
-        return self._line.node
+        return self.agents.own.node
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be asked any more, of this agent or another."""
+        return bool(self.agents.own.problem) and not self.agents.is_lost
 
     # What can be asked.
 
@@ -138,9 +140,17 @@ class JobClient:
 
     async def _summaries(self, *, watch: bool) -> list[JobSummary]:
         run_id = self.run_id
-        reply = await self._line.one(
-            lambda number: StatusRequest(id=number, run_id=run_id, watch=watch)
-        )
+
+        def question(number: int) -> StatusRequest:
+            return StatusRequest(id=number, run_id=run_id, watch=watch)
+
+        line = await self.agents.anyone()
+        try:
+            reply = await line.one(question)
+        except ControlProblem:
+            if not self.agents.is_lost:
+                raise
+            reply = await (await self.agents.anyone()).one(question)  # It ended meanwhile.
         assert isinstance(reply, StatusReply)
         return reply.jobs
 
@@ -189,7 +199,7 @@ class JobClient:
             who=who_asks(),
             why=one_line(why, ASKED_WHY_CHARS_MAX),
         )
-        await self._line.ask(control.ACT, body=control.pack(request))
+        await (await self.agents.anyone()).ask(control.ACT, body=control.pack(request))
 
     async def events(self, *, follow: bool = False, node: str = "") -> AsyncIterator[EventRecord]:
         """Yield the events that are kept, and with `follow` each as it comes."""
@@ -277,7 +287,7 @@ async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
         if coordinated is None:
             coordinated = here.backend in COORDINATED
         sockets = {one.here.node: one.path for one in beside if one.here.node}
-        return JobClient(line, Agents(line, passes_on=coordinated, beside=sockets))
+        return JobClient(Agents(line, passes_on=coordinated, beside=sockets))
     if isinstance(place, Directory):
         try:
             return await _open_listed(place)
@@ -286,10 +296,21 @@ async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
             raise
     line = await open_endpoint(place)
     read_only = (place.token or b"").startswith(READ_ONLY_PREFIX)
-    return JobClient(line, Agents(line, passes_on=True), read_only=read_only)
+    return JobClient(Agents(line, passes_on=True), read_only=read_only)
 
 
 async def _open_listed(place: Directory) -> JobClient:
+    line, found = await _open_anyone(place)
+
+    async def reopen() -> Line:
+        return (await _open_anyone(place))[0]
+
+    look = lambda: _read(place.contacts)  # noqa: E731
+    agents = Agents(line, passes_on=False, look=look, reopen=reopen, found=found)
+    return JobClient(agents, read_only=found.read_only, closed=place.close)
+
+
+async def _open_anyone(place: Directory) -> tuple[Line, control.Contacts]:
     """Return a connection to the leader's agent, or to the first of the others that answers."""
     found = await _read(place.contacts)
     there = [one for one in found.contacts if one.port]
@@ -303,9 +324,7 @@ async def _open_listed(place: Directory) -> JobClient:
             f"the agents {where} can be asked on their own machines alone: control=off, or an older "
             "version of Holdfast"
         )
-    line = await _first_that_answers(there, place, found)
-    agents = Agents(line, passes_on=False, look=lambda: _read(place.contacts), found=found)
-    return JobClient(line, agents, read_only=found.read_only, closed=place.close)
+    return await _first_that_answers(there, place, found), found
 
 
 async def _first_that_answers(

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import time
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from holdfast.agent.port_server import HALF_OPEN_MAX, PortServer
 from holdfast.control.client import open_job
 from holdfast.control.directory import Directory
-from holdfast.control.line import ControlProblem, open_contact, tls_of, unpacked
+from holdfast.control.line import NOT_FOUND, ControlProblem, open_contact, tls_of, unpacked
 from holdfast.coordinator.control_port import ControlAccess, ControlListener
 from holdfast.core.protocol import ControlPort
 from holdfast.net.token_certificates import make_certificate
@@ -23,7 +23,15 @@ from holdfast.wire.errors import HandshakeRefused
 from holdfast.wire.frames import FrameReader
 from holdfast.wire.handshake import ClientHandshake, control_key, read_only_token
 from holdfast.wire.limits import HANDSHAKE_FRAME_BYTES_MAX
-from holdfast.wire.messages import EventRecord, Goodbye, Query, Reply
+from holdfast.wire.messages import (
+    EventRecord,
+    Goodbye,
+    JobSummary,
+    Query,
+    Reply,
+    StatusReply,
+    StatusRequest,
+)
 from in_loop import in_loop
 from other_users import STRANGER, as_user
 
@@ -52,6 +60,9 @@ class Node:
 
     def received(self, asker: Asker, message: Message) -> None:
         if isinstance(message, Goodbye):
+            return
+        if isinstance(message, StatusRequest):
+            asker.send(StatusReply(id=message.id, jobs=[JobSummary(run_id=RUN_ID)]))
             return
         assert isinstance(message, Query)
         if message.what == control.EVENTS:
@@ -215,6 +226,24 @@ async def test_events_of_all_nodes_are_in_order_whatever_their_clocks_say() -> N
             latest = await anext(following)  # What was told before is not told again.
             assert latest.text == "5"
             assert abs(latest.wall - time.time()) < b.node.ahead_s / 2
+
+
+@in_loop
+async def test_once_an_agent_has_ended_another_is_asked_about_the_job() -> None:
+    async with served(access_of(None)) as b, AsyncExitStack() as first:
+        a = await first.enter_async_context(served(access_of(None)))
+        job = Listed(("a", a.own.port), ("b", b.own.port))
+        async with await open_job(job) as client:
+            assert (client.node, (await client.status()).run_id) == ("a", RUN_ID)
+            await first.aclose()
+            assert (await client.status()).run_id == RUN_ID
+            assert client.node == "b"
+            job.ports.clear()
+            for asker in [*b.node.askers]:
+                asker.drop("over")
+            with pytest.raises(ControlProblem) as over:
+                await client.status()
+            assert over.value.exit_code == NOT_FOUND
 
 
 @in_loop
