@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
+import random
 import secrets
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -60,6 +61,8 @@ WATCH_S = 2.5
 LOOK_AGAIN_S = 0.1
 COORDINATED = ("c10d", "static")
 """The backends whose jobs have a coordinator, of agents that do not say."""
+NOBODY_S = 10.0
+"""After this time without an answer of anybody no others are tried: a firewall may drop it all."""
 STAGGER_S = 0.5
 """After this time without an answer of an agent the next one is tried besides."""
 ROOM_MIN_BYTES = 1_024
@@ -331,17 +334,24 @@ async def _first_that_answers(
     there: list[control.Contact], place: Directory, found: control.Contacts
 ) -> Line:
     tls = tls_of(found)
+    now = asyncio.get_running_loop().time
+    deadline = now() + NOBODY_S
+    others = there[1:]
+    random.shuffle(others)  # Neighbours in the list may be neighbours in a rack that is cut off.
+    left = [*others, there[0]]
     trying: set[asyncio.Task[Line]] = set()
     answered: list[Line] = []
     problem: ControlProblem | None = None
     try:
-        while not answered and (there or trying):
-            if there:
-                work = open_contact(there.pop(0), place.run_id, found, tls)
+        while not answered and (left or trying):
+            if left:
+                work = open_contact(left.pop(), place.run_id, found, tls)
                 trying.add(asyncio.ensure_future(work))
             done, trying = await asyncio.wait(
-                trying, timeout=STAGGER_S if there else None, return_when=asyncio.FIRST_COMPLETED
+                trying, timeout=STAGGER_S if left else None, return_when=asyncio.FIRST_COMPLETED
             )
+            if now() >= deadline:
+                left.clear()
             for one in done:
                 try:
                     answered.append(one.result())
