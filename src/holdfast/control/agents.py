@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.control.line import (
     AGENT,
+    NOT_FOUND,
     REPLIES_MAX,
     ControlProblem,
     Line,
@@ -314,7 +315,11 @@ class MergedEvents:
                 fresh.cancel()
             if not self._agents.is_lost:
                 raise self._end
-            await self._agents.anyone()  # Which says so if the job is over.
+            try:
+                await self._agents.anyone()
+            except ControlProblem as problem:
+                # It says that the job is over; or that also the etcd of --ha is gone, which tells less.
+                raise (problem if problem.exit_code == NOT_FOUND else self._end) from None
             self._watching = None
             await asyncio.sleep(LOOK_S)
 
