@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from holdfast.wire.messages import EventRecord, JobSummary, NodeSummary
 
 WATCH_EVERY_S = 1.0
+GIVE_UP_S = 60.0
+"""A job whose state cannot be read for so long is not watched any more."""
 BEGIN_EVERY_S = 0.5
 """How often it is looked for nodes whose logs are not followed yet."""
 HISTORY_SHOWN = 5
@@ -372,6 +374,7 @@ def _endpoint_of(args: argparse.Namespace, given: dict[str, str]) -> Endpoint:
         auth=config.auth,
         certified=config.certified,
         read_only=True,
+        make=False,
     )
     tls = config.tls_with(token, run_id)
     if tls is not None and tls.is_psk and token is not None and token.startswith(READ_ONLY_PREFIX):
@@ -444,17 +447,21 @@ async def _status(args: argparse.Namespace) -> None:
 
     async with await connect(args) as client:
         told = ""
+        now = asyncio.get_running_loop().time
+        reached_at = now()
         while True:
             try:
                 job = await client.status(watch=True)
             except ControlProblem as problem:
-                if not args.watch or client.is_over or problem.exit_code != UNREACHABLE:
+                is_gone = client.is_over or now() - reached_at >= GIVE_UP_S
+                if not args.watch or is_gone or problem.exit_code != UNREACHABLE:
                     raise
                 if problem.message != told:
                     _complain("status", [problem.message])
                 told = problem.message
             else:
                 told = ""
+                reached_at = now()
                 _show_status(args, job, client.agents.unreached)
             if not args.watch:
                 return

@@ -107,7 +107,7 @@ class HaDirectory(EtcdDirectory):
         from holdfast.rendezvous.etcd import DEFAULT_PREFIX
         from holdfast.rendezvous.ha import control_access, list_of
 
-        of = list_of(params)
+        of = list_of(params, make_token=False)
         self._certificates = Certificates(of)
         self._own_access = control_access(of, self._certificates)
         etcd = of.client_settings(self._certificates.guard)
