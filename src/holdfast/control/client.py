@@ -372,8 +372,8 @@ async def _first_that_answers(
 
 
 async def run_ids_of(place: Directory) -> list[str]:
-    """Return the jobs that can be looked up at a place."""
-    return await _read(place.run_ids)
+    """Return the jobs at a place, but for those that are over where others are not."""
+    return await _read(lambda: place.run_ids(running=True) or place.run_ids())
 
 
 async def stored_jobs(place: Directory) -> list[JobSummary]:
