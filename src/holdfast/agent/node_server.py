@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     Kept = tuple[float, lifecycle.LifecycleEvent]
 
 CONNECTIONS_MAX = 64
+"""At the socket, and as many at the control port: who is there keeps nobody from the agent's own machine."""
 STREAMS_MAX = 256
 """Of logs, to all who ask, and of events to each: they hold descriptors."""
 QUESTIONS_MAX = 64
@@ -326,7 +327,7 @@ class NodeServer:
 
     def _begin(self, descriptor: int) -> None:
         connection = socket.socket(fileno=descriptor)
-        if len(self.askers) >= CONNECTIONS_MAX:
+        if sum(isinstance(one, AtSocket) for one in self.askers) >= CONNECTIONS_MAX:
             connection.close()
             return
         connection.settimeout(0)
