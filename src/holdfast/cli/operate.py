@@ -596,9 +596,19 @@ async def follow_logs(
     def about(name: str) -> str:
         return f"{name}: {problems[name].message}"
 
+    async def chosen() -> list[str]:
+        try:
+            job = await client.status()
+        except ControlProblem as problem:
+            is_elsewhere = client.agents.passes_on or node not in ("", client.node)
+            if tasks or is_elsewhere or client.is_over:
+                raise
+            _complain("logs", [problem.message])  # As that etcd is away: what is at hand is shown.
+            return [client.node]
+        return [one.node for one in job.nodes if _is_chosen(one, node, wanted.ranks)]
+
     async def begin() -> None:
-        job = await client.status()
-        names = [one.node for one in job.nodes if _is_chosen(one, node, wanted.ranks)]
+        names = await chosen()
         if not names and not tasks:
             what = f"node {node!r}" if node else "these ranks"
             raise ControlProblem(f"the job has no workers of {what}", exit_code=1)

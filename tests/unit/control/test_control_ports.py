@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.agent.port_server import HALF_OPEN_MAX, PortServer
+from holdfast.cli.operate import follow_logs
 from holdfast.control.client import open_job
 from holdfast.control.directory import Directory
 from holdfast.control.line import NOT_FOUND, ControlProblem, open_contact, tls_of, unpacked
 from holdfast.coordinator.control_port import ControlAccess, ControlListener
-from holdfast.core.protocol import ControlPort
+from holdfast.core.protocol import ControlPort, RequestRefusal
 from holdfast.net.token_certificates import make_certificate
 from holdfast.wire import control
 from holdfast.wire.errors import HandshakeRefused
@@ -53,6 +54,8 @@ class Node:
         self.askers: set[Asker] = set()
         self.ahead_s = 0.0
         self.happened: list[EventRecord] = []
+        self.is_blind = False
+        """Whether it cannot read the state of the job, as while etcd is away."""
 
     def happen(self, text: str, ago_s: float) -> None:
         wall = time.time() + self.ahead_s - ago_s
@@ -60,6 +63,9 @@ class Node:
 
     def received(self, asker: Asker, message: Message) -> None:
         if isinstance(message, Goodbye):
+            return
+        if isinstance(message, StatusRequest) and self.is_blind:
+            asker.send(Reply(id=message.id, refusal=RequestRefusal.NO_ANSWER.value, why="no etcd"))
             return
         if isinstance(message, StatusRequest):
             asker.send(StatusReply(id=message.id, jobs=[JobSummary(run_id=RUN_ID)]))
@@ -72,6 +78,10 @@ class Node:
             if control.unpack(control.EventsQuery, message.body).follow:
                 return
             asker.send(Reply(id=message.id))
+            return
+        if message.what == control.LOGS:
+            body = control.pack(control.LogLines(rank=7, text=b"a line\n"))
+            asker.send(Reply(id=message.id, body=body))
             return
         how = "reads" if asker.read_only else "may act"
         here = control.Here(run_id=RUN_ID, state=how)
@@ -244,6 +254,19 @@ async def test_once_an_agent_has_ended_another_is_asked_about_the_job() -> None:
             with pytest.raises(ControlProblem) as over:
                 await client.status()
             assert over.value.exit_code == NOT_FOUND
+
+
+@in_loop
+async def test_while_etcd_is_away_an_agent_shows_what_its_own_workers_write() -> None:
+    shown: list[control.LogLines] = []
+    async with served(access_of(None)) as a:
+        a.node.is_blind = True
+        async with await open_job(Listed(("a", a.own.port))) as client:
+            for node in ("", "a"):
+                await follow_logs(client, control.LogsQuery(), node, shown.append)
+            with pytest.raises(ControlProblem, match="no etcd"):
+                await follow_logs(client, control.LogsQuery(), "b", shown.append)
+    assert [one.text for one in shown] == [b"a line\n"] * 2
 
 
 @in_loop
