@@ -14,6 +14,7 @@ import gc
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -251,8 +252,11 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """A port to serve at, that the kernel gives to nobody else meanwhile."""
+    """A port to serve at, that the kernel gives to nobody else meanwhile, at any address.
+
+    Held at one address alone, it may be a connection's at another, and then nobody can have it at all.
+    """
     from holdfast.etcd.process import hold_port
 
-    with hold_port() as held:
+    with hold_port("::" if socket.has_dualstack_ipv6() else "0.0.0.0") as held:
         yield int(held.getsockname()[1])

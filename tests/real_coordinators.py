@@ -153,7 +153,7 @@ class RawClient:
         self.socket = socket.create_connection(
             (host, port), timeout=PATIENCE_S, source_address=(source, 0) if source else None
         )
-        self._reader = FrameReader(STATUS_FRAME_BYTES_MAX)
+        self._reader = FrameReader(STATUS_FRAME_BYTES_MAX, tag_bytes=None)
         self._bodies: list[bytes] = []
         self._handshake = ClientHandshake(token, run_id=run_id, host=host, port=port)
         self._seals: tuple[Seal, Seal] | None = None
@@ -171,6 +171,7 @@ class RawClient:
             body = self.next_body()
             assert body is not None
             self.socket.sendall(self._handshake.receive(body))
+            self._reader.tag_bytes = self._handshake.tag_bytes
         self._seals = self._handshake.seals
         return self
 

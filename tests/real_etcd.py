@@ -234,6 +234,12 @@ class Etcd:
         for lease in self.leases():
             self.raw("/v3/lease/keepalive", {"ID": str(lease)})
 
+    def slow_watchers(self) -> int:
+        """Return how many watches have changes to come for which there is no room on the way."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE_S) as answer:
+            text = answer.read().decode()
+        return int(text.partition("\netcd_debugging_mvcc_slow_watcher_total ")[2].split()[0])
+
     def compact(self, revision: int | None = None) -> int:
         """Forget all changes before a revision, by default the newest; return it."""
         revision = self.revision() if revision is None else revision

@@ -64,7 +64,7 @@ class Agent:
     """One connection, and the machine behind it."""
 
     __slots__ = (
-        "beat", "generation", "handshake", "link", "membership", "on_other", "reader", "seals",
+        "beat", "generation", "handshake", "in_seal", "link", "membership", "on_other", "out_seal", "reader",
     )  # fmt: skip
 
     def __init__(self, number: int, port: int, settings: JobSettings, token: bytes | None) -> None:
@@ -77,8 +77,9 @@ class Agent:
             draw=random.random,
         )
         self.handshake = ClientHandshake(token, run_id=RUN_ID, host="127.0.0.1", port=port)
-        self.seals: tuple[Seal, Seal] | None = None
-        self.reader = FrameReader()
+        self.out_seal: Seal | None = None
+        self.in_seal: Seal | None = None
+        self.reader = FrameReader(tag_bytes=None)
         self.generation = -1
         self.beat = b""
         self.on_other: Callable[[Agent, bytes], None] | None = None
@@ -100,13 +101,14 @@ class Agent:
         for body in self.reader.feed(data):
             if not self.handshake.done:
                 self.link.send(self.handshake.receive(body))
+                self.reader.tag_bytes = self.handshake.tag_bytes
                 if self.handshake.done:
-                    self.seals = self.handshake.seals
+                    self.out_seal, self.in_seal = self.handshake.seals or (None, None)
                     self._perform(Connected())
                 continue
-            seals = self.seals
-            if seals is not None:
-                body = seals[1].open(body)  # noqa: PLW2901 (it is the same, without its tag)
+            seal = self.in_seal
+            if seal is not None:
+                body = seal.open(body)  # noqa: PLW2901 (it is the same, without its tag)
             if self.on_other is not None and WATCH in body[:16]:
                 self.on_other(self, body)
                 continue
@@ -123,8 +125,8 @@ class Agent:
         return self.generation > before
 
     def send(self, frame: bytes) -> None:
-        seals = self.seals
-        self.link.send(frame if seals is None else seals[0].seal(frame))
+        seal = self.out_seal
+        self.link.send(frame if seal is None else seal.seal(frame))
 
     def fail(self) -> None:
         node = self.membership.status.info.node

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 QUOTE_CHARS_MAX = 200
 """How much an error quotes of what another side sent."""
+_BLANKS = str.maketrans("\n\r\t", "   ")
 
 
 def visible(text: str) -> str:
@@ -26,10 +27,10 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str, chars_max: int | None = None) -> str:
-    """Return text as one line, line breaks as blanks; no longer than `chars_max`, if it is given."""
+    """Return text as one printable line, line breaks and tabs as blanks, of `chars_max` at most."""
     line = text if chars_max is None else text[: chars_max + 1]
     if not line.isprintable():
-        line = visible(line.replace("\r\n", " ").replace("\n", " ").replace("\r", " "))
+        line = visible(line.replace("\r\n", " ").translate(_BLANKS))
     if chars_max is None or len(line) <= chars_max:
         return line
     return f"{line[: chars_max - 3]}..."

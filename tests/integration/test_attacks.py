@@ -28,7 +28,7 @@ from holdfast.core.protocol import (
 from holdfast.core.quotas import ADDRESS_SHARE_MAX, JOBS_MAX, NEARLY_FULL, UNREAD_ANSWERS_BYTES_MAX
 from holdfast.core.session import SessionTimeouts
 from holdfast.wire.errors import HandshakeRefused, WireError
-from holdfast.wire.frames import FrameReader
+from holdfast.wire.frames import HEADER_BYTES, FrameReader, encode_frame
 from holdfast.wire.handshake import job_token
 from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
 from holdfast.wire.messages import Message, StatusReply, StatusRequest, StoreCall, decode, encode
@@ -67,8 +67,8 @@ def coordinating(*flags: str, token: bytes = TOKEN) -> Coordinator:
 class InBetween:
     """Listens where a node connects, and passes on what it likes.
 
-    `change` is called with the body of each frame that the coordinator sends, and returns what to
-    send instead.
+    `change` is called with each frame that the coordinator sends, whole, and returns what to send
+    instead.
     """
 
     def __init__(self, change: Callable[[bytes], list[bytes]]) -> None:
@@ -123,11 +123,12 @@ class InBetween:
         reader = FrameReader(STATUS_FRAME_BYTES_MAX)
         try:
             while data := server.recv(65536):
-                for body in reader.feed(data):
-                    instead = self._change(body)
-                    self.tried = self.tried or instead != [body]
-                    for one in instead:
-                        client.sendall(len(one).to_bytes(4, "big") + one)
+                for one in reader.feed(data):
+                    frame = one if reader.tag_bytes else framed(one)
+                    reader.tag_bytes = TAG_BYTES  # Behind the challenge all is sealed.
+                    instead = self._change(frame)
+                    self.tried = self.tried or instead != [frame]
+                    client.sendall(b"".join(instead))
         except OSError:
             pass
         _shut(client)
@@ -140,10 +141,14 @@ def _shut(one: socket.socket) -> None:
         pass  # It is closed already.
 
 
-def message_in(body: bytes) -> Message | None:
-    """Return what a sealed body holds: it can be read, though not changed."""
+def framed(body: bytes) -> bytes:
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+def message_in(frame: bytes) -> Message | None:
+    """Return what a sealed frame holds: it can be read, though not changed."""
     try:
-        return decode(body[:-TAG_BYTES])
+        return decode(frame[HEADER_BYTES:-TAG_BYTES])
     except WireError:
         return None
 
@@ -152,19 +157,19 @@ def evil(view: View) -> View:
     return msgspec.structs.replace(view, master_addr=EVIL, master_port=6666)
 
 
-def rewrite(body: bytes) -> list[bytes]:
-    view = message_in(body)
-    return [encode(evil(view)) + body[-TAG_BYTES:] if isinstance(view, View) else body]
+def rewrite(frame: bytes) -> list[bytes]:
+    view = message_in(frame)
+    return [encode_frame(evil(view)), frame[-TAG_BYTES:]] if isinstance(view, View) else [frame]
 
 
-def unseal(body: bytes) -> list[bytes]:
-    view = message_in(body)
-    return [encode(evil(view)) if isinstance(view, View) else body]
+def unseal(frame: bytes) -> list[bytes]:
+    view = message_in(frame)
+    return [encode_frame(evil(view)), bytes(TAG_BYTES)] if isinstance(view, View) else [frame]
 
 
-def leave_out(body: bytes) -> list[bytes]:
+def leave_out(frame: bytes) -> list[bytes]:
     """Keep an acknowledgement back: the view is then not what comes next."""
-    return [] if isinstance(message_in(body), Ack) else [body]
+    return [] if isinstance(message_in(frame), Ack) else [frame]
 
 
 @pytest.mark.parametrize("change", [rewrite, unseal, leave_out])
@@ -188,15 +193,15 @@ class Squatter(InBetween):
         self._said = 0
         super().__init__(self._take_part)
 
-    def _take_part(self, body: bytes) -> list[bytes]:
+    def _take_part(self, frame: bytes) -> list[bytes]:
         self._said += 1
         if self._said % 2:  # The challenge of each connection.
-            return [body]
+            return [frame]
         view = View(
             run_id="job", node="a", incarnation=1, term=9, revision=9, role=NodeRole.MEMBER,
             round=0, generation=0, rank=0, size=1, world_size=1, master_addr=EVIL,
         )  # fmt: skip
-        return [body, encode(view), encode(view) + bytes(TAG_BYTES)]
+        return [frame, encode_frame(view) + bytes(TAG_BYTES), encode_frame(view)]
 
 
 @pytest.mark.parametrize("is_forwarded", [False, True])

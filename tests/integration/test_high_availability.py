@@ -18,6 +18,7 @@ import pytest
 from chaos.network import Network, address, missing
 
 from certificates import make_ca, make_certificate
+from holdfast.control.local_workers import local_workers
 from holdfast.etcd.settings import EtcdSettings, parse_endpoints
 from holdfast.etcd.sync_client import EtcdClient
 from holdfast.net.token_certificates import make_certificate as make_token_certificate
@@ -168,6 +169,7 @@ def test_an_etcd_that_ends_or_hangs_costs_nothing_and_a_killed_agent_leaves_noth
         starts = cluster.generation(3)
         assert len(cluster.folders()) == LISTED
         hung = etcd_of(cluster.agents["a"])
+        assert hung not in {one.pid for one in local_workers()}
         os.kill(hung, signal.SIGSTOP)
         os.kill(etcd_of(cluster.agents["b"]), signal.SIGKILL)  # Most of them, for a moment.
         cluster.agents["b"].says("etcd on this machine ended")
@@ -291,11 +293,16 @@ def test_a_member_stays_while_workers_of_others_still_save(tmp_path: Path, liste
         assert set(cluster.codes().values()) == {128 + signal.SIGTERM}
 
 
-def test_a_member_alone_votes_in_one_run_after_the_other(tmp_path: Path, listed: str) -> None:
+@pytest.mark.parametrize("machines", [1, LISTED])
+def test_a_member_alone_votes_in_one_run_after_the_other(
+    tmp_path: Path, listed: str, machines: int
+) -> None:
+    listed = ",".join(listed.split(",")[:machines])
     with OwnCluster(tmp_path, "2", listed) as cluster:
         alone = cluster.start_member("alone")
         fences = []
-        for run in ("first", "second"):
+        for number, run in enumerate(("first", "second"), 1):
+            alone.says("a member of the cluster of job", times=number)
             names = [f"{run}-{one}" for one in "ab"]
             cluster.start_all(*names)
             starts = cluster.generation(2)

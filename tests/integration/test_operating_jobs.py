@@ -130,7 +130,11 @@ def test_one_node_is_watched_and_steered(tmp_path: Path) -> None:
             assert holdfast("logs", *about, "--rank", "1", "--no-prefix")[0] == (
                 "generation 1 of 1\n"
             )
-            assert "why not" in holdfast("events", *about)[0]
+            told = [
+                json.loads(line) for line in holdfast("events", "--json", *about)[0].splitlines()
+            ]
+            assert any("why not" in one["text"] for one in told)
+            assert "WorkersFailed" not in {one["kind"] for one in told}
             [recorded] = (tmp_path / "logs").rglob("events-*.jsonl")
             await_text(recorded, "holdfast.request")
             holdfast("stop", *about, "--reason", "enough")

@@ -6,6 +6,8 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from real_teams import TOGETHER
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -28,7 +30,7 @@ obey()
 def start_all(cluster: Cluster, names: str) -> dict[str, int]:
     """Start agents with names; return the process ids of their workers."""
     for name in names:
-        cluster.start(name, conf=f"node_id=node-{name}")
+        cluster.start(name, conf=f"node_id=node-{name},{TOGETHER}")
     return {name: start.pid for name, start in cluster.generation(len(names)).items()}
 
 

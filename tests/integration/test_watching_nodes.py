@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
     from real_teams import Agent
 
+# Each has said what it knows before the next thing happens to it.
 KNOWING = """
 from holdfast import worker
 own = worker.info()
-sys.stdout.write(f"{own.generation}: {own.previous_world_size} {own.last_end!r}\\n")
+print(f"{own.generation}: {own.previous_world_size} {own.last_end!r}", flush=True)
+started()
 obey()
 """
 AT_PORT = "metrics: http://127.0.0.1:"

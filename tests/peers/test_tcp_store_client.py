@@ -231,13 +231,14 @@ def test_a_server_that_is_stopped_goes_on_or_dies(port: int) -> None:
             ("add of count", lambda: store.add("count", 1)),
             ("wait of key", lambda: store.wait(["key"])),
         ]
-        for number, (about, call) in enumerate(calls):
-            if number == 0:
-                with pytest.raises(StoreTimeoutError, match=f"{about}: "):
-                    call()
-            with pytest.raises(StoreTimeoutError, match=f"{about}: "):
+        with pytest.raises(StoreTimeoutError, match="get of key: "):
+            store.get("key")
+        # From here on each connects anew; on a busy machine there may be no time left to do so.
+        in_time = (StoreTimeoutError, DistNetworkError)
+        for about, call in calls:
+            with pytest.raises(in_time, match=f"{about}: "):
                 call()
-        with pytest.raises(StoreTimeoutError):
+        with pytest.raises(in_time):
             TCPStore("localhost", port, timeout=SHORT)
         process.send_signal(signal.SIGCONT)
         store.set_timeout(LONG)
@@ -247,7 +248,7 @@ def test_a_server_that_is_stopped_goes_on_or_dies(port: int) -> None:
         with pytest.raises(DistNetworkError, match=r"add of count: "):
             store.add("count", 1)
         store.set_timeout(SHORT)
-        with pytest.raises(DistNetworkError, match=r"127\.0\.0\.1:\d+: Connection refused"):
+        with pytest.raises(DistNetworkError, match=r"add of count: "):
             store.add("count", 1)
     store.set_timeout(LONG)
     server = TCPStore("localhost", port, is_master=True, timeout=LONG)

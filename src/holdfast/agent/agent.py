@@ -193,6 +193,11 @@ class SimpleElasticAgent(ElasticAgent):
         return self._job.last_reason if self._job is not None else ""
 
     @property
+    def standby_s(self) -> float:
+        """For how long this node had no part in the rounds of its job."""
+        return self._job.standby_s(time.monotonic()) if self._job is not None else 0.0
+
+    @property
     def _remaining_restarts(self) -> int:
         return self._machine.budget.left
 

@@ -202,6 +202,9 @@ class ControlPoint:
             case lifecycle.GenerationStopping(at=at) if self._running_since is not None:
                 self._running_s += at - self._running_since
                 self._running_since = None
+            case lifecycle.WorkersFailed(failures=failures):
+                if all(one.consequence for one in failures):
+                    return  # They were stopped, as was said before.
         one = (time.time(), event)
         self._events.append(one)
         if self._server is not None:

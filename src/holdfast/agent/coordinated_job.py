@@ -83,6 +83,8 @@ class CoordinatedJob:
         self._state, self._since = State.IDLE, time.monotonic()
         self._wait_notice = ""
         self._shown: View | None = None
+        self._standby_since: float | None = None
+        self._standby_s = 0.0
         self.on_answer: Callable[[RequestAnswer], None] | None = None
         """Gets what became of a request that came through this node."""
 
@@ -325,6 +327,11 @@ class CoordinatedJob:
         )
         return coordinated_supervision.WorkersExpired(generation)
 
+    def standby_s(self, now: float) -> float:
+        """Return for how long this node was a standby, drained or not."""
+        since = self._standby_since
+        return self._standby_s + (now - since if since is not None else 0.0)
+
     @property
     def last_reason(self) -> str:
         """Why the coordinator last changed the round or the generation."""
@@ -335,6 +342,9 @@ class CoordinatedJob:
 
     def _show(self, now: float, view: View) -> None:
         last, self._shown = self._shown, view
+        if (view.role is NodeRole.STANDBY) != (self._standby_since is not None):
+            self._standby_s = self.standby_s(now)
+            self._standby_since = now if view.role is NodeRole.STANDBY else None
         if last is not None and view.request and view.request != last.request:
             self._requested(view.request, view.asked)
         if view.slow and (last is None or last.slow != view.slow):

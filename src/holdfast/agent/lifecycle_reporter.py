@@ -52,6 +52,7 @@ class LifecycleReporter:
         self._rendezvous_since = 0.0
         self._rendezvous_is_over = False
         self._entered = 0
+        self._stopping = -1  # The generation that is being stopped, or was last.
         self._failed: tuple[int, dict[int, ProcessFailure]] | None = None
         self.failures_due: float | None = None
         """When to `report_failures` at the latest, by the monotonic clock."""
@@ -158,7 +159,8 @@ class LifecycleReporter:
     def worker_ended(self, local_rank: int, *, failed: bool) -> None:
         if self.observers:
             generation = self._agent.machine.generation
-            self.report(lifecycle.WorkerEnded(*now(), generation, self._worker(local_rank), failed))
+            worker, stopped = self._worker(local_rank), generation == self._stopping
+            self.report(lifecycle.WorkerEnded(*now(), generation, worker, failed, stopped))
 
     def first_heartbeat(self, local_rank: int) -> None:
         if self.observers:
@@ -178,6 +180,7 @@ class LifecycleReporter:
             self.report(lifecycle.Requested(*now(), request, what))
 
     def generation_stopping(self, generation: int, reason: StopReason) -> None:
+        self._stopping = generation
         if self.observers:
             detail = self._agent.machine.unhealthy[:TEXT_CHARS_MAX]
             self.report(lifecycle.GenerationStopping(now()[0], generation, reason, detail))

@@ -641,6 +641,7 @@ class NodeServer:
             self._refuse(asker, query, RequestRefusal.TOO_MANY, why)
             return
         records = [record_of(self._node, one) for one in self._door.kept]
+        records.sort(key=lambda one: one.wall)
         size = control.EVENTS_AT_ONCE
         for at in range(0, len(records), size):
             body = control.pack(control.Events(events=records[at : at + size], now=time.time()))
@@ -777,6 +778,7 @@ def report_of(door: AgentDoor, agent: LocalElasticAgent, *, workers: bool = True
         generation=machine.generation,
         running_s=max(0.0, running_s),
         elapsed_s=max(0.0, elapsed_s),
+        standby_s=max(0.0, agent.standby_s),
         workers=reports,
     )
 
@@ -797,6 +799,8 @@ def with_report(summary: JobSummary, report: NodeReport) -> JobSummary:
 def record_of(node: str, kept: Kept) -> EventRecord:
     """Return a lifecycle event for people."""
     wall, event = kept
+    if isinstance(event, lifecycle.WorkersFailed):  # What is known of it came later.
+        wall = event.failures[0].wall
     kind = type(event).__name__
     fields = {name: value for name, value in vars(event).items() if value not in (None, "")}
     worker = fields.get("worker")
@@ -824,10 +828,14 @@ def text_of(event: lifecycle.LifecycleEvent) -> str:
             return f"generation {event.generation} is gone"
         case lifecycle.WorkersFailed():
             return "; ".join(
-                f"rank {one.global_rank} failed: {one.ending}" for one in event.failures
+                f"rank {one.global_rank} failed: {one.ending}"
+                for one in event.failures
+                if not one.consequence
             )
         case lifecycle.WorkerEnded():
-            how = "exited with an error" if event.failed else "is done"
+            how = "was stopped" if event.stopped else "is done"
+            if event.failed and not event.stopped:
+                how = "exited with an error"
             return f"rank {event.worker.global_rank} (pid {event.worker.pid}) {how}"
         case lifecycle.FirstHeartbeat():
             return f"rank {event.worker.global_rank} runs"

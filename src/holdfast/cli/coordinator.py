@@ -15,7 +15,7 @@ import sys
 
 from holdfast.cli.flags import parse_rdzv_conf
 from holdfast.cli.parser import CommandParser, Help
-from holdfast.errors import UsageError
+from holdfast.errors import EnvironmentProblem, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -121,9 +121,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rdzv-id",
         "--rdzv_id",
-        default="none",
+        default="",
         metavar="ID",
-        help="run id of the job; with --ha, and with a list of endpoints (none)",
+        help="run id of the job: with --ha (none); with --take-over, to take over this one alone",
     )
     parser.add_argument(
         "--ready-fd",
@@ -178,7 +178,13 @@ def execute(args: argparse.Namespace) -> None:
     state_path = args.state or config.state_file
     places = _places(args, config, ends, token) if len(ends) > 1 else None
     with _story(args.story):
-        listener = try_bind(host, port, is_host=True)
+        try:
+            listener = try_bind(host, port, is_host=True)
+        except EnvironmentProblem as problem:
+            if not args.take_over:
+                raise
+            hint = "did another coordinator take over here? Agents know of no other port on this machine"
+            raise EnvironmentProblem(problem.message, hint=hint) from None
         assert listener is not None
         try:
             warn_if_open(listener, token, tls, host)
@@ -224,8 +230,8 @@ def _own_place(args: argparse.Namespace, ends: Sequence[tuple[str, int]]) -> int
 
     if len(ends) == 1:
         raise UsageError(
-            f"--take-over: {args.endpoint!r} is one machine; accepted: with the list that the agents have "
-            "as --rdzv-endpoint, HOST[:PORT],HOST[:PORT],..."
+            f"--take-over: --endpoint names one machine, {args.endpoint!r}; accepted: the list that the "
+            "agents have as --rdzv-endpoint, HOST[:PORT],HOST[:PORT],..."
         )
     own = []
     for place, (host, port) in enumerate(ends):
@@ -239,11 +245,12 @@ def _own_place(args: argparse.Namespace, ends: Sequence[tuple[str, int]]) -> int
         return next(filter(None, own))
     if own:
         raise UsageError(
-            f"--take-over: this machine is {format_endpoint(*ends[0])}, the first of the list; accepted: on "
-            "a later one. Here, start the agent again, and it coordinates"
+            f"--take-over: this machine is {format_endpoint(*ends[0])}, the first of the list; accepted: a "
+            "later one",
+            hint="start the agent here again, and it coordinates",
         )
     raise UsageError(
-        f"--take-over: {args.endpoint!r} does not name this machine; accepted: on the next one of the list"
+        f"--take-over: this machine is not in {args.endpoint!r}; accepted: one of the list, after the first"
     )
 
 
@@ -257,14 +264,15 @@ def _places(
     from holdfast.coordinator.connect import CoordinatorConnector
     from holdfast.coordinator.places import Places
 
-    tls = config.tls_with(token, args.rdzv_id)
+    run_id = args.rdzv_id or "none"
+    tls = config.tls_with(token, run_id)
     context = tls.for_client() if tls is not None else None
     return Places(
         [
             CoordinatorConnector(
                 host,
                 port,
-                run_id=args.rdzv_id,
+                run_id=run_id,
                 token=token,
                 tls=context,
                 has_psk=tls is not None and tls.is_psk,
@@ -294,7 +302,6 @@ def _serve(
 
     from holdfast.coordinator.places import FIRST_LOOK_S
     from holdfast.coordinator.server import CoordinatorServer
-    from holdfast.errors import EnvironmentProblem
     from holdfast.net.endpoints import format_endpoint
     from holdfast.processes.signals import SignalException, in_words
 
@@ -338,6 +345,7 @@ def _serve(
             tls=tls.for_server() if tls is not None else None,
             follows_another=True,
             place=place,
+            only_job=args.rdzv_id if place else "",
             recover_s=config.recover_timeout,
             state=state,
             on_change=report,
@@ -347,6 +355,9 @@ def _serve(
         secured = [name for name, there in (("a token", token), ("TLS", tls)) if there]
         what = "taking over" if place else "coordinating"
         _print_line(f"{what} at {where}, with {' and '.join(secured) or 'no token'}")
+        if place:
+            whose = f"job {args.rdzv_id!r}" if args.rdzv_id else "all jobs"
+            _print_line(f"waiting for the agents of {whose} that have this list as --rdzv-endpoint")
         _announce(args.ready_fd, port)
         checking = loop.create_task(warn_of_name(host, port))  # Name servers may be slow.
         by = ""
@@ -393,7 +404,8 @@ def _be_member(args: argparse.Namespace) -> None:
     if warning:
         console.warning(f"--ha: {warning}")
     given = parse_rdzv_conf(args.rdzv_conf)
-    params = RendezvousParameters("ha", args.ha, args.rdzv_id, 1, 1, **given)
+    run_id = args.rdzv_id or "none"
+    params = RendezvousParameters("ha", args.ha, run_id, 1, 1, **given)
     patience_s = parse(params).coordinator_timeout
     machines = list_of(params)
 
@@ -413,13 +425,13 @@ def _be_member(args: argparse.Namespace) -> None:
                         f"--ha: {args.ha!r} does not name this machine, or an agent of the job here has "
                         "its place; accepted: a list with an address of this machine"
                     )
-                _print_line(f"a member of the cluster of job {args.rdzv_id!r} at {member.name}")
+                _print_line(f"a member of the cluster of job {run_id!r} at {member.name}")
                 _announce(args.ready_fd, int(member.name.rpartition(":")[2]))
                 args.ready_fd = -1
                 end = await news.get()
             if end is not None:
                 return end
-            _print_line(f"job {args.rdzv_id!r}: all others have left; ready for the next run")
+            _print_line(f"job {run_id!r}: the run is over; ready for the next one")
 
     signum = asyncio.run(serve())
     raise SignalException(f"stopped by {in_words(signum)}", signum)

@@ -12,7 +12,7 @@ import os
 import sys
 
 from holdfast import console
-from holdfast.cli.operate import add_place
+from holdfast.cli.operate import add_place, choose_job
 from holdfast.cli.parser import CommandParser, Help
 from holdfast.errors import EnvironmentProblem, UsageError
 
@@ -39,7 +39,7 @@ examples:
   holdfast dashboard
   holdfast dashboard nightly --port 0
       any port that is free
-  holdfast dashboard --rdzv-endpoint head:29400 --rdzv-id nightly --read-only
+  holdfast dashboard nightly --rdzv-endpoint head:29400 --read-only
   ssh -L {DEFAULT_PORT}:localhost:{DEFAULT_PORT} head
       on your own machine, for a dashboard on another one
 
@@ -56,7 +56,6 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=Help,
     )
-    parser.add_argument("job", nargs="?", default="", metavar="JOB", help="as --rdzv-id")
     parser.add_argument(
         "--port",
         type=_port,
@@ -83,7 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     # For the agent that starts a dashboard of itself: it ends when standard input does.
     parser.add_argument("--agent-pid", type=int, default=0, help=argparse.SUPPRESS)
-    add_place(parser)
+    add_place(parser, operand=True)
     return parser
 
 
@@ -96,9 +95,7 @@ def _port(text: str) -> int:
 def parse_args(args: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; an invalid one ends the process with one line and exit code 2."""
     parsed = build_parser().parse_args(args)
-    if parsed.job and parsed.rdzv_id and parsed.job != parsed.rdzv_id:
-        raise UsageError("JOB and --rdzv-id name different jobs; give one of them")
-    parsed.rdzv_id = parsed.rdzv_id or parsed.job
+    choose_job(parsed)
     for folder in parsed.log_dir:
         if not os.path.isdir(folder):
             raise UsageError(f"--log-dir: {folder!r} is not a folder; accepted: a log directory")

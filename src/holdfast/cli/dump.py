@@ -66,15 +66,25 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="of all nodes of a job, by asking their agents",
     )
-    add_place(parser)
+    add_place(parser, operand=False)
     parser.add_argument(
         "--subprocesses",
         action="store_true",
         help="also show subprocesses of workers; those of a worker that is not a Python program "
         "are always shown",
     )
-    parser.add_argument("pids", nargs="*", type=int, metavar="PID", help="only these processes")
+    parser.add_argument("pids", nargs="*", type=_pid, metavar="PID", help="only these processes")
     return parser
+
+
+def _pid(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        import argparse
+
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a process id; accepted: digits (a job is named by --rdzv-id)"
+        )
+    return int(text[:9])
 
 
 def parse_args(args: Sequence[str]) -> argparse.Namespace:

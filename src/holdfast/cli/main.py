@@ -167,11 +167,13 @@ def dispatch(argv: list[str]) -> int:
         return 0
     name, rest = argv[0], argv[1:]
     if name not in COMMANDS:
-        hint = ""
-        if name.startswith("-") or name.endswith(".py"):
-            hint = f"; did you mean holdfast run {name}?"
-        known = ", ".join(COMMANDS)
-        _write(sys.stderr, f"holdfast: error: {name!r} is not a command; commands: {known}{hint}\n")
+        from holdfast.cli.parser import suggestion
+
+        hint = suggestion(name, ["--version"] if name.startswith("-") else [*COMMANDS])
+        if name.endswith(".py") or (name.startswith("-") and not hint):
+            hint = f"did you mean holdfast run {name}?"
+        hint = hint or f"commands: {', '.join(COMMANDS)}"
+        _write(sys.stderr, f"holdfast: error: {name!r} is not a command; {hint}\n")
         return USAGE
     return COMMANDS[name](rest)
 

@@ -29,6 +29,7 @@ GIVE_UP_S = 60.0
 BEGIN_EVERY_S = 0.5
 """How often it is looked for nodes whose logs are not followed yet."""
 HISTORY_SHOWN = 5
+NODES_SHOWN = 10
 UNREACHED_SHOWN = 10
 COLOURS = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92)
 """Of ranks, in turn; see ECMA-48."""
@@ -60,14 +61,14 @@ examples:
 examples:
   holdfast status
   holdfast status --watch
-  holdfast status --json --rdzv-endpoint head:29400 --rdzv-id nightly
-  holdfast status --ha node0,node1,node2 --rdzv-id nightly
+  holdfast status nightly --json --rdzv-endpoint head:29400
+  holdfast status nightly --ha node0,node1,node2
 """,
     ),
     "top": (
         "Watch a job in the terminal: its nodes and ranks, how fast they are, where the\n"
         "time of restarts went; with keys for logs, stacks, restart, drain and stop.\n"
-        "JOB is a run id, as --rdzv-id. It needs textual: pip install 'holdfast[top]'.\n" + WHERE,
+        "It needs textual: pip install 'holdfast[top]'.\n" + WHERE,
         """\
 examples:
   holdfast top
@@ -129,7 +130,7 @@ ACTIONS = ("restart", "drain", "undrain", "stop")
 def build_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of one of the commands."""
     description, examples = TEXTS[name]
-    operand = {"drain": " NODE", "undrain": " NODE", "top": " [JOB]"}.get(name, "")
+    operand = {"drain": " NODE [JOB]", "undrain": " NODE [JOB]", "ps": ""}.get(name, " [JOB]")
     parser = CommandParser(
         prog=f"holdfast {name}",
         usage=f"holdfast {name} [flags]{operand}",
@@ -137,9 +138,7 @@ def build_parser(name: str) -> argparse.ArgumentParser:
         epilog=examples,
         formatter_class=Help,
     )
-    if name == "top":
-        parser.add_argument("job", nargs="?", default="", metavar="JOB", help="a run id")
-    elif operand:
+    if "NODE" in operand:
         parser.add_argument("node", metavar="NODE", help="a node or a host of the job")
     if name in ("status", "events", "ps"):
         parser.add_argument("--json", action="store_true", help="for programs: JSON")
@@ -174,12 +173,16 @@ def build_parser(name: str) -> argparse.ArgumentParser:
             metavar="SECONDS",
             help="how long workers have to end by themselves (as the job was started)",
         )
-    add_place(parser)
+    add_place(parser, operand="JOB" in operand)
     return parser
 
 
-def add_place(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which job is meant."""
+def add_place(parser: argparse.ArgumentParser, *, operand: bool) -> None:
+    """Add the flags that say which job is meant, and JOB; see `choose_job`."""
+    if operand:
+        parser.add_argument(
+            "job", nargs="?", default="", metavar="JOB", help="run id of the job, as --rdzv-id"
+        )
     parser.add_argument(
         "--rdzv-id",
         "--rdzv_id",
@@ -220,15 +223,22 @@ def parse_args(name: str, args: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; an invalid one ends the process with one line and exit code 2."""
     parsed = build_parser(name).parse_args(args)
     parsed.command = name
-    if name == "top":
-        if parsed.job and parsed.rdzv_id not in ("", parsed.job):
-            raise UsageError(f"--rdzv-id: {parsed.rdzv_id!r} and JOB {parsed.job!r}: give one")
-        parsed.rdzv_id = parsed.rdzv_id or parsed.job
+    if name != "ps":
+        choose_job(parsed)
     if name == "logs":
         parsed.ranks = parse_ranks(parsed.rank)
         if parsed.tail < -1:
-            raise UsageError(f"--tail: {parsed.tail} is no number of lines; accepted: 0 or more")
+            raise UsageError(f"--tail: {parsed.tail} is not a number of lines; accepted: 0 or more")
     return parsed
+
+
+def choose_job(parsed: argparse.Namespace) -> None:
+    """Take JOB for --rdzv-id."""
+    if parsed.job and parsed.rdzv_id not in ("", parsed.job):
+        raise UsageError(
+            f"--rdzv-id: {parsed.rdzv_id!r} is not the job {parsed.job!r}; accepted: one of the two"
+        )
+    parsed.rdzv_id = parsed.rdzv_id or parsed.job
 
 
 def parse_ranks(text: str) -> list[int]:
@@ -308,12 +318,12 @@ async def find_place(args: argparse.Namespace) -> tuple[Place, list[LocalJob]]:
                 raise _unclear(there, at) if there else ControlProblem(f"no job {at}", exit_code=1)
             place.run_id = there[0]
         return place, []
-    found = await local_jobs()
+    found = await local_jobs(tell_late)
     if args.rdzv_id:
         found = [one for one in found if one.here.run_id == args.rdzv_id]
         if not found:
             raise ControlProblem(
-                f"--rdzv-id: no agent of {args.rdzv_id!r} on this machine",
+                f"no agent of the job {args.rdzv_id!r} on this machine",
                 hint=ELSEWHERE,
                 exit_code=1,
             )
@@ -329,9 +339,17 @@ async def find_place(args: argparse.Namespace) -> tuple[Place, list[LocalJob]]:
     return found[0], found
 
 
+def tell_late(pids: list[str]) -> None:
+    """Say why a command takes long to begin."""
+    agents = f"the agent{'s' * (len(pids) > 1)} with pid {', '.join(pids)}"
+    print(f"holdfast: waiting for {agents} to answer", file=sys.stderr, flush=True)
+
+
 def _unclear(names: list[str], where: str) -> UsageError:
     listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-    return UsageError(f"there are several jobs {where}: {listed}", hint="choose one with --rdzv-id")
+    return UsageError(
+        f"there are several jobs {where}: {listed}", hint="choose one: JOB or --rdzv-id"
+    )
 
 
 def place_of(args: argparse.Namespace) -> Place:
@@ -420,7 +438,7 @@ async def _ps(args: argparse.Namespace) -> None:
                 "program": one.here.program,
                 "age": _duration(one.here.elapsed_s),
             }
-            for one in await local_jobs()
+            for one in await local_jobs(tell_late)
         ]
     if args.json:
         for row in rows:
@@ -517,16 +535,21 @@ async def _act(args: argparse.Namespace) -> None:
 
     grace_s = getattr(args, "grace", None)
     if len(args.reason) > ASKED_WHY_CHARS_MAX:
-        raise UsageError(f"--reason: accepted: up to {ASKED_WHY_CHARS_MAX} characters")
+        raise UsageError(
+            f"--reason: {len(args.reason)} characters; accepted: up to {ASKED_WHY_CHARS_MAX}"
+        )
     if grace_s is None:
         grace_s = -1.0  # As the job was started.
     elif not 0 <= grace_s <= GRACE_S_MAX:
-        raise UsageError(f"--grace: {grace_s:g}; accepted: 0 to {GRACE_S_MAX:g} seconds")
+        raise UsageError(
+            f"--grace: {grace_s:g} is not a number of seconds; accepted: 0 to {GRACE_S_MAX:g}"
+        )
     async with await connect(args) as client:
         node = getattr(args, "node", "")
-        await client.request(Action(args.command), node=node, why=args.reason, grace_s=grace_s)
-        what = f"{args.command} {node}".strip()
-        _print(f"job {client.run_id!r}: {what} granted\n")
+        action = Action(args.command)
+        as_is = await client.request(action, node=node, why=args.reason, grace_s=grace_s)
+        what = as_is or f"{args.command} {node}".strip() + " granted"
+        _print(f"job {client.run_id!r}: {what}\n")
 
 
 class LogPrinter:
@@ -605,13 +628,13 @@ async def follow_logs(
                 raise
             _complain("logs", [problem.message])  # As that etcd is away: what is at hand is shown.
             return [client.node]
-        return [one.node for one in job.nodes if _is_chosen(one, node, wanted.ranks)]
+        names = [one.node for one in job.nodes if _is_chosen(one, node, wanted.ranks)]
+        if not names and not tasks:
+            raise ControlProblem(_none_chosen(job, node, wanted.ranks), exit_code=1)
+        return names
 
     async def begin() -> None:
         names = await chosen()
-        if not names and not tasks:
-            what = f"node {node!r}" if node else "these ranks"
-            raise ControlProblem(f"the job has no workers of {what}", exit_code=1)
         for name in names:
             if name not in tasks or tasks[name].done():
                 tasks[name] = asyncio.ensure_future(read(name, len(names)))
@@ -656,6 +679,22 @@ def _is_chosen(node: NodeSummary, name: str, ranks: list[int]) -> bool:
     return not ranks or any(node.first_rank <= rank < node.first_rank + node.size for rank in ranks)
 
 
+def _none_chosen(job: JobSummary, node: str, ranks: list[int]) -> str:
+    from holdfast.numa.affinity import format_ranges
+
+    there = {one.node: range(one.first_rank, one.first_rank + one.size) for one in job.nodes}
+    there = {name: own for name, own in there.items() if own.start >= 0}
+    if not there:
+        return "the job has no workers now"
+    asked = f"rank{'s' * (len(ranks) > 1)} {format_ranges(ranks)}" if ranks else "workers"
+    on = f" on {node!r}" if node else ""
+    have = ", ".join(
+        f"{name} ({format_ranges(own)})" for name, own in [*there.items()][:NODES_SHOWN]
+    )
+    more = ", ..." if len(there) > NODES_SHOWN else ""
+    return f"the job has no {asked}{on}; nodes and their ranks: {have}{more}"
+
+
 # In words.
 
 
@@ -665,10 +704,10 @@ def describe(job: JobSummary, unreached: Sequence[str] = ()) -> str:
     head = f"job {job.run_id!r}: {state}, generation {job.generation}"
     if job.round >= 0:
         head += f", round {job.round}"
-    reports = [one.report for one in job.nodes if one.report is not None and one.rank >= 0]
-    elapsed_s = sum(one.elapsed_s for one in reports)
-    if elapsed_s:
-        head += f", goodput {100 * sum(one.running_s for one in reports) / elapsed_s:.0f} %"
+    reports = [one.report for one in job.nodes if one.report is not None]
+    wanted_s = sum(one.wanted_s for one in reports)
+    if wanted_s:
+        head += f", goodput {100 * sum(one.running_s for one in reports) / wanted_s:.0f} %"
     lines = [
         head,
         f"nodes {job.members} of {job.min_nodes}:{job.max_nodes}, {job.present} here",

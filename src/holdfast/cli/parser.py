@@ -47,7 +47,82 @@ class Help(argparse.RawDescriptionHelpFormatter):
         return ", ".join(shown) + value
 
 
-class ScriptParser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors are one line with exit code 2, in the form of our own messages."""
+
+    def error(self, message: str) -> NoReturn:
+        """Report what argparse found."""
+        self.fail(self._in_our_words(message))
+
+    def fail(self, text: str) -> NoReturn:
+        """End the process with one line and exit code 2."""
+        self.exit(2, f"{self.prog}: error: {text}\n")
+
+    def _in_our_words(self, message: str) -> str:
+        for start, describe in (
+            ("argument ", self._describe_value),
+            ("unrecognized arguments: ", self._describe_unknown),
+            ("ambiguous option: ", _describe_ambiguous),
+        ):
+            if message.startswith(start):
+                return describe(message.removeprefix(start))
+        missing = message.removeprefix("the following arguments are required: ")
+        return f"{missing} is missing; usage: {self.usage}" if missing != message else message
+
+    def _describe_value(self, message: str) -> str:
+        names, _, problem = message.partition(": ")
+        longs = [name for name in names.split("/") if name.startswith("--")]
+        name = longs[0] if longs else names
+        action = next(
+            one for one in self._actions if name in (*one.option_strings, one.metavar, one.dest)
+        )
+        value = problem.rpartition(" value: ")[2]
+        if problem.startswith("ignored explicit argument"):
+            problem = "does not take a value"
+        elif problem.startswith("expected "):
+            problem = f"needs a value; accepted: {action.metavar or action.dest.upper()}"
+        elif problem.startswith("invalid int value"):
+            problem = f"{value} is not a whole number; accepted: digits, such as 5"
+        elif problem.startswith("invalid float value"):
+            problem = f"{value} is not a number; accepted: digits, such as 0.5"
+        elif problem.startswith("invalid choice") and action.choices is not None:
+            given = problem.removeprefix("invalid choice: ").partition(" (")[0]
+            problem = f"{given} is not known; accepted: {', '.join(map(str, action.choices))}"
+        return f"{name}: {problem}"
+
+    def _describe_unknown(self, words: str) -> str:
+        word = words.split(maxsplit=1)[0]
+        if not word.startswith("-"):
+            return f"{word}: unexpected argument; usage: {self.usage}"
+        return f"{word}: unknown flag; {self._suggestion(word)}"
+
+    def _suggestion(self, word: str) -> str:
+        shown = [one for one in self._actions if one.help != argparse.SUPPRESS]
+        names = [name for one in shown for name in one.option_strings if "_" not in name]
+        known = [name for name in names if name not in ("-h", "--help")]
+        return suggestion(word, known) or f"see {self.prog} --help"
+
+
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """Return which of the words that are known was meant, as a question; or nothing."""
+    from difflib import get_close_matches
+
+    name = word.partition("=")[0].replace("_", "-")
+    for length in range(len(name) - 1, len(name) - 1 - STRAY_CHARS_MAX, -1):
+        fitting = [full for full in known if full.startswith(name[:length])]
+        if length >= PREFIX_CHARS_MIN and len(fitting) == 1:
+            return f"did you mean {fitting[0]}?"
+    similarity = RDZV_SIMILARITY_MIN if name.startswith(RDZV) else SIMILARITY_MIN
+    close = get_close_matches(name, known, n=SUGGESTIONS_MAX, cutoff=similarity)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def _describe_ambiguous(message: str) -> str:
+    name, _, names = message.partition(" could match ")
+    return f"{name}: ambiguous; could be {', '.join(n for n in names.split(', ') if '_' not in n)}"
+
+
+class ScriptParser(CommandParser):
     """Parses `[flags] SCRIPT [arguments of the script]`."""
 
     def parse_args(  # type: ignore[override]
@@ -58,7 +133,7 @@ class ScriptParser(argparse.ArgumentParser):
         """Parse a command line; an invalid one ends the process with one line and exit code 2."""
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            self.fail(f"{unknown[0]}: unknown flag{self._suggestion(unknown[0])}")
+            self.fail(self._describe_unknown(unknown[0]))
         return parsed
 
     def parse_known_args(  # type: ignore[override]
@@ -76,21 +151,10 @@ class ScriptParser(argparse.ArgumentParser):
         except InvalidFlag as refused:
             self.fail(str(refused))
 
-    def error(self, message: str) -> NoReturn:
-        """Report what argparse found, in the form of our own messages."""
+    def _in_our_words(self, message: str) -> str:
         if "training_script" in message:
-            message = f"no script given{self._swallowed}; usage: {self.usage}"
-        elif message.startswith("argument "):
-            names, _, problem = message.removeprefix("argument ").partition(": ")
-            if problem.startswith("ignored explicit argument"):
-                problem = "does not take a value"
-            longs = [name for name in names.split("/") if name.startswith("--")]
-            message = f"{longs[0] if longs else names}: {problem}"
-        self.fail(message)
-
-    def fail(self, text: str) -> NoReturn:
-        """End the process with one line and exit code 2."""
-        self.exit(2, f"{self.prog}: error: {text}\n")
+            return f"no script given{self._swallowed}; usage: {self.usage}"
+        return super()._in_our_words(message)
 
     _swallowed = ""  # A hint about a script that was parsed as the value of a flag.
 
@@ -160,20 +224,10 @@ class ScriptParser(argparse.ArgumentParser):
         return {full: action for full, action in known.items() if full.startswith(name)}
 
     def _suggestion(self, word: str) -> str:
-        from difflib import get_close_matches
-
-        name = word.partition("=")[0].replace("_", "-")
-        known = [full for full in self._option_string_actions if "_" not in full]
-        for length in range(len(name) - 1, len(name) - 1 - STRAY_CHARS_MAX, -1):
-            fitting = [full for full in known if full.startswith(name[:length])]
-            if length >= PREFIX_CHARS_MIN and len(fitting) == 1:
-                return f"; did you mean {fitting[0]}?"
-        is_rdzv = name.startswith(RDZV)
-        similarity = RDZV_SIMILARITY_MIN if is_rdzv else SIMILARITY_MIN
-        close = get_close_matches(name, known, n=SUGGESTIONS_MAX, cutoff=similarity)
-        if is_rdzv and not close:
-            return "; set rendezvous settings with --rdzv-conf KEY=VALUE"
-        return f"; did you mean {close[0]}?" if close else f"; see {self.prog} --help"
+        found = super()._suggestion(word)
+        if word.replace("_", "-").startswith(RDZV) and not found.startswith("did you mean"):
+            return "set rendezvous settings with --rdzv-conf KEY=VALUE"
+        return found
 
 
 def _values_of(action: argparse.Action) -> int:
@@ -198,17 +252,3 @@ def _help_columns() -> int:
         except OSError:
             width = HELP_COLUMNS
     return min(width, HELP_COLUMNS_MAX) - 2
-
-
-class CommandParser(argparse.ArgumentParser):
-    """The parser of a command that runs no script; its errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Report what argparse found, in the form of our own messages."""
-        if message.startswith("argument "):
-            message = message.removeprefix("argument ")
-        elif message.startswith("unrecognized arguments: "):
-            word = message.removeprefix("unrecognized arguments: ").split()[0]
-            what = "unknown flag" if word.startswith("-") else "unexpected argument"
-            message = f"{word}: {what}; see {self.prog} --help"
-        self.exit(2, f"{self.prog}: error: {message}\n")

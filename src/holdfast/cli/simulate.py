@@ -182,7 +182,9 @@ def _seed(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number; accepted: digits, such as 5"
+        ) from None
 
 
 def _seeds(text: str) -> tuple[int, int]:

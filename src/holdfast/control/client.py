@@ -38,7 +38,7 @@ from holdfast.control.line import (
     tls_of,
     unpacked,
 )
-from holdfast.control.runtime_dir import sockets_here
+from holdfast.control.runtime_dir import pid_of, sockets_here
 from holdfast.core.limits import ASKED_WHY_CHARS_MAX, NAME_CHARS_MAX
 from holdfast.core.protocol import Action, Request, RequestRefusal
 from holdfast.errors import HoldfastError, UsageError
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+LATE_S = 2.0  # Agents that take longer to answer are named.
 WATCH_S = 2.5
 """How long nodes that are first asked to report have for it; in its first second none does."""
 LOOK_AGAIN_S = 0.1
@@ -192,8 +193,11 @@ class JobClient:
         why: str = "",
         grace_s: float = -1.0,
         request_id: str = "",
-    ) -> None:
-        """Ask for something; raise `ControlProblem` with the reason if it is refused."""
+    ) -> str:
+        """Ask for something; raise `ControlProblem` with the reason if it is refused.
+
+        Return nothing, or why it changes nothing: a node may be drained already.
+        """
         request = Request(
             id=request_id or secrets.token_hex(8),
             action=action.value,
@@ -202,7 +206,9 @@ class JobClient:
             who=who_asks(),
             why=one_line(why, ASKED_WHY_CHARS_MAX),
         )
-        await (await self.agents.anyone()).ask(control.ACT, body=control.pack(request))
+        line = await self.agents.anyone()
+        reply = await line.ask(control.ACT, body=control.pack(request))
+        return one_line(reply.why)
 
     async def events(self, *, follow: bool = False, node: str = "") -> AsyncIterator[EventRecord]:
         """Yield the events that are kept, and with `follow` each as it comes."""
@@ -399,13 +405,22 @@ async def _read(read: Callable[[], R]) -> R:
         raise ControlProblem(problem.message, hint=problem.hint) from None
 
 
-async def local_jobs() -> list[LocalJob]:
-    """Return the jobs of this user's agents on this machine; forget those that were killed."""
+async def local_jobs(on_late: Callable[[list[str]], None] | None = None) -> list[LocalJob]:
+    """Return the jobs of this user's agents on this machine; forget those that were killed.
+
+    `on_late` is called with the processes of agents that have not answered within `LATE_S`; those that
+    never do are left out.
+    """
     try:
         paths = sockets_here()
     except OSError as problem:
         raise ControlProblem(f"cannot look for jobs: {problem}", exit_code=78) from None
-    found = await asyncio.gather(*(_look(path) for path in paths))
+    looks = {asyncio.ensure_future(_look(path)): path for path in paths}
+    if looks and on_late is not None:
+        _, late = await asyncio.wait(looks, timeout=LATE_S)
+        if late:
+            on_late(sorted(pid_of(looks[one]) for one in late))
+    found = await asyncio.gather(*looks)
     return sorted(
         (one for one in found if one is not None), key=lambda job: (job.here.run_id, job.here.pid)
     )

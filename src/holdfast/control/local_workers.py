@@ -1,7 +1,8 @@
 """The workers that run on this host, found in `/proc` alone.
 
 A worker has a rank and a run id in its environment that its parent does not have; its own children
-inherit them. So workers of any launcher with TorchElastic's variables are found.
+inherit them. So workers of any launcher with TorchElastic's variables are found. What has a run id
+and no rank belongs to a job and is none: the member of its etcd.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def local_workers() -> list[LocalWorker]:
             env = current_environment(process.pid)
             if RUN_ID in env and RANK in env:
                 found.append(LocalWorker(process.pid, env))
-            elif is_keepers:
+            elif is_keepers and RUN_ID not in process.env:
                 found.append(LocalWorker(process.pid, {}))
     return sorted(found, key=lambda worker: (worker.run_id, worker.rank, worker.pid))
 

@@ -43,6 +43,11 @@ def socket_of(pid: int) -> str:
     return path
 
 
+def pid_of(path: str) -> str:
+    """Return the process whose socket this is."""
+    return os.path.basename(path).partition("-")[0]
+
+
 def sockets_here() -> list[str]:
     """Return the sockets of all agents of this user, also of some that were killed."""
     folder = runtime_dir()

@@ -49,11 +49,13 @@ class Acceptor:
         *,
         half_open_max: int = HALF_OPEN_MAX,
         handshake_s: float = HANDSHAKE_S,
+        asks_user: bool = True,
     ) -> None:
         self._listener = listener
         self._make_peer = make_peer
         self._on_error = on_error
         self._handshake_s = handshake_s
+        self._asks_user = asks_user
         self._half_open = HalfOpen(half_open_max, HALF_OPEN_MIN_S, _crowd_min_s(half_open_max))
         self._tasks: set[asyncio.Task[object]] = set()
         self._loop = asyncio.get_running_loop()
@@ -136,7 +138,8 @@ class Acceptor:
             half_open.remove(other)
             other.reject("unfinished handshake, and others want to connect")
         peer = self._make_peer(address, here)
-        peer.user = user_of(connection)
+        if self._asks_user:
+            peer.user = user_of(connection)
         half_open.add(peer, address, now, silent=silent)
         task = self.spawn(self._connect(peer, connection))
         task.add_done_callback(partial(_close_if_cancelled, connection))

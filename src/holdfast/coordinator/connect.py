@@ -23,7 +23,6 @@ from holdfast.wire.handshake import COORDINATOR, ClientHandshake
 from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import Goodbye, Message, Part, PartTaken, decode
 from holdfast.wire.parts import TAKEN, IncomingParts, OutgoingParts
-from holdfast.wire.sealing import TAG_BYTES
 from holdfast.wire.sniff import check_server_bytes, explain_silent_close
 
 if TYPE_CHECKING:
@@ -75,9 +74,9 @@ class ClientConnection(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "_buffer", "_handshake", "_has_tls", "_heard", "_incoming", "_open", "_outgoing", "_reader",
-        "_seals", "_server", "_transport", "_version", "ended", "heard_at", "on_closed", "on_message", "problem",
-        "ready",
+        "_buffer", "_handshake", "_has_tls", "_heard", "_in_seal", "_incoming", "_open", "_out_seal",
+        "_outgoing", "_reader", "_server", "_transport", "_version", "ended", "heard_at", "on_closed",
+        "on_message", "problem", "ready",
     )  # fmt: skip
 
     def __init__(self, connector: CoordinatorConnector) -> None:
@@ -90,7 +89,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.heard_at: float | None = None
         self._buffer = connector.read_buffer
         self._has_tls = connector.has_tls
-        self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
+        self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX, tag_bytes=None)
         self._handshake: ClientHandshake | None = ClientHandshake(
             connector.token,
             run_id=connector.run_id,
@@ -102,7 +101,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             server=connector.server,
         )
         self._server = connector.server
-        self._seals: tuple[Seal, Seal] | None = None
+        self._out_seal: Seal | None = None
+        self._in_seal: Seal | None = None
         self._transport: asyncio.Transport | None = None
         self._incoming = IncomingParts()
         self._outgoing = OutgoingParts()
@@ -143,7 +143,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def expect_large(self, frame_bytes_max: int) -> None:
         """Accept frames up to this size: replies about many nodes."""
-        self._reader.frame_bytes_max = frame_bytes_max + TAG_BYTES
+        self._reader.frame_bytes_max = frame_bytes_max
 
     def abort(self) -> bool:
         """End the connection now; return whether there was one."""
@@ -165,7 +165,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _send_frame(self, frame: bytes) -> None:
         if frame and self._open and self._transport is not None:
-            self._transport.write(self._seals[0].seal(frame) if self._seals is not None else frame)
+            seal = self._out_seal
+            self._transport.write(frame if seal is None else seal.seal(frame))
 
     # For asyncio.
 
@@ -210,9 +211,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         came = bool(bodies)
         if self._handshake is not None:
             bodies = self._shake_hands(self._handshake, bodies)
-        seals = self._seals
+        seal = self._in_seal
         for body in bodies:
-            self._received(decode(seals[1].open(body) if seals is not None else body))
+            self._received(decode(body if seal is None else seal.open(body)))
             if not self._open:
                 return
         if came and self._reader.buffered_bytes:
@@ -238,14 +239,15 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Go on with the handshake; return what came after it."""
         for at, body in enumerate(bodies):
             reply = handshake.receive(body)
+            self._reader.tag_bytes = handshake.tag_bytes
             if reply:
                 assert self._transport is not None
                 self._transport.write(reply)
             if handshake.done:
                 self._handshake = None
                 self._version = handshake.version
-                self._seals = handshake.seals
-                self._reader.frame_bytes_max = FRAME_BYTES_MAX + TAG_BYTES
+                self._out_seal, self._in_seal = handshake.seals or (None, None)
+                self._reader.frame_bytes_max = FRAME_BYTES_MAX
                 if not self.ready.done():
                     self.ready.set_result(None)
                 return bodies[at + 1 :]

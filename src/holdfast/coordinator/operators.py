@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.core.coordinator import RequestReceived
@@ -258,8 +257,6 @@ class Operators:
             if new <= 0:
                 continue
             wall, generation = time.time(), rounds.job.generation
-            kept = self._kept.get(run_id)
-            before = kept[-1].text if kept else ""
             self._note(
                 run_id,
                 [
@@ -269,8 +266,7 @@ class Operators:
                         generation=generation,
                         text=one_line(line, WHY_CHARS_MAX),
                     )
-                    for last, line in pairwise([before, *[*rounds.history][-new:]])
-                    if line != last
+                    for line in [*rounds.history][-new:]
                 ],
             )
             if rounds.job.outcome is not None:
@@ -425,7 +421,8 @@ class Operators:
 
 
 def _portions(events: list[EventRecord]) -> list[bytes]:
-    """Return events as the bodies of replies."""
+    """Return events as the bodies of replies, by the time of day that their nodes have."""
+    events = sorted(events, key=lambda one: one.wall)
     size = control.EVENTS_AT_ONCE
     return [
         control.pack(control.Events(events=events[at : at + size]))

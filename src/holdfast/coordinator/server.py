@@ -100,6 +100,7 @@ class CoordinatorServer:
         handshake_s: float = HANDSHAKE_S,
         follows_another: bool = False,
         place: int = 0,
+        only_job: str = "",
         host: str = "",
         recover_s: float | None = None,
         state: StateFile | None = None,
@@ -138,7 +139,8 @@ class CoordinatorServer:
         self._operators_swept_at = self._loop.time()
         self._token = token
         self._place = place
-        self._only_job = run_id
+        self._only_job = run_id  # With a job's token.
+        self._chosen_job = only_job
         self._port: int = listener.getsockname()[1]
         self._advertised_port = advertised_port
         self._tls = tls
@@ -166,6 +168,7 @@ class CoordinatorServer:
             lambda why: self._warn_rarely(f"cannot accept a connection: {why}"),
             half_open_max=half_open_max,
             handshake_s=handshake_s,
+            asks_user=token is None,  # Else a token says who may.
         )
 
     @property
@@ -188,7 +191,19 @@ class CoordinatorServer:
         """Count a connection whose handshake is all but done, or refuse it."""
         self._acceptor.finished(peer)
         if hello.run_id and hello.place != self._place:
+            if self._place:  # Those who look for one that took over find the first one, too.
+                self._warn_rarely(
+                    f"an agent of the job {quoted(repr(hello.run_id))} at {peer.address} has this machine "
+                    f"as entry {hello.place + 1} of its --rdzv-endpoint, and here it is entry "
+                    f"{self._place + 1}: give the list in the order that the agents have"
+                )
             raise HandshakeRefused(NOT_MEANT, permanent=False)
+        if self._chosen_job and hello.run_id not in ("", self._chosen_job):
+            raise HandshakeRefused(
+                f"the coordinator took over the job {quoted(repr(self._chosen_job))} alone, not "
+                f"{quoted(repr(hello.run_id))}",
+                permanent=False,
+            )
         if self._token is None:
             if not is_own_user(peer.user):
                 raise HandshakeRefused(
@@ -232,7 +247,7 @@ class CoordinatorServer:
         if peer.read_only and kind not in READ_ONLY_MESSAGES:
             raise BadMessage(f"a {kind.__name__}, and its token is read-only")
         if kind is Heartbeat or kind is Status:
-            self._received_from_node(peer, message)  # type: ignore[arg-type]
+            self._received_from_node(now, peer, message)  # type: ignore[arg-type]
         elif kind is StoreCall:
             self._store_call(now, peer, message)  # type: ignore[arg-type]
         elif kind is StatusRequest:
@@ -283,15 +298,16 @@ class CoordinatorServer:
 
     # Nodes.
 
-    def _received_from_node(self, peer: ServerConnection, message: Status | Heartbeat) -> None:
+    def _received_from_node(
+        self, now: float, peer: ServerConnection, message: Status | Heartbeat
+    ) -> None:
         if type(message) is Heartbeat:
             key = (message.run_id, message.node, message.incarnation)
         else:
             assert type(message) is Status
             key = (message.run_id, message.info.node, message.info.incarnation)
         if peer.key != key or key not in self._by_key:
-            self._bind_node(peer, key)  # So what is bound already needs no second look.
-        now = self._loop.time()
+            self._bind_node(now, peer, key)  # So what is bound already needs no second look.
         if isinstance(message, Status):
             reached = peer.local_address if peer.is_remote else ""
             answers = self.machine.handle(now, StatusReceived(message, peer.address, reached))
@@ -300,7 +316,7 @@ class CoordinatorServer:
         self._send(answers)
         self._batch_soon()
 
-    def _bind_node(self, peer: ServerConnection, key: NodeKey) -> None:
+    def _bind_node(self, now: float, peer: ServerConnection, key: NodeKey) -> None:
         """Answer a node from now on over this connection, and over no older one."""
         if key[0] != peer.run_id:
             raise BadMessage(f"a message of the job {quoted(repr(key[0]))} on another's connection")
@@ -309,7 +325,7 @@ class CoordinatorServer:
         peer.node = key[1]
         if peer.key is not None and self._by_key.get(peer.key) is peer:
             del self._by_key[peer.key]  # It began anew, so nobody speaks for what it was.
-            self._send(self.machine.handle(self._loop.time(), ConnectionClosed(*peer.key)))
+            self._send(self.machine.handle(now, ConnectionClosed(*peer.key)))
         older = self._by_key.get(key)
         self._by_key[key] = peer
         peer.key = key

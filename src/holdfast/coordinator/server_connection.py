@@ -25,7 +25,6 @@ from holdfast.wire.handshake import COORDINATOR, ServerHandshake, refusal
 from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX, PART_BYTES
 from holdfast.wire.messages import Message, Part, PartTaken, decode
 from holdfast.wire.parts import TAKEN, IncomingParts, OutgoingParts
-from holdfast.wire.sealing import TAG_BYTES
 from holdfast.wire.sniff import check_client_bytes
 
 if TYPE_CHECKING:
@@ -75,8 +74,8 @@ class ServerConnection(asyncio.BufferedProtocol):
     """One connection; the server owns it."""
 
     __slots__ = (
-        "_handshake", "_incoming", "_out", "_out_bytes", "_outgoing", "_owner", "_posted_bytes",
-        "_raw", "_reader", "_reply_end", "_seals", "_started", "_transport", "address", "attached",
+        "_handshake", "_in_seal", "_incoming", "_out", "_out_bytes", "_out_seal", "_outgoing", "_owner",
+        "_posted_bytes", "_raw", "_reader", "_reply_end", "_started", "_transport", "address", "attached",
         "closed", "has_share", "heard_at", "is_remote", "key", "knows_end", "local_address", "network",
         "node", "read_only", "run_id", "user", "version",
     )  # fmt: skip
@@ -116,11 +115,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Whether it was sent the last view there is of its job."""
         self.closed = False
         self._owner = owner
-        self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
+        self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX, tag_bytes=None)
         self._handshake: ServerHandshake | None = ServerHandshake(
             token, judge=self._judge, key_for=key_for, server=server
         )
-        self._seals: tuple[Seal, Seal] | None = None
+        self._out_seal: Seal | None = None
+        self._in_seal: Seal | None = None
         self._started = False
         self._incoming: IncomingParts | None = None  # Most connections never need one.
         self._outgoing = OutgoingParts()
@@ -235,7 +235,8 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _post(self, frame: bytes) -> None:
         if frame and not self.closed:
-            self._queue(self._seals[0].seal(frame) if self._seals is not None else frame)
+            seal = self._out_seal
+            self._queue(frame if seal is None else seal.seal(frame))
 
     def _queue(self, frame: bytes) -> None:
         if not self._out:
@@ -322,9 +323,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self._handshake is not None:
             bodies = self._shake_hands(self._handshake, bodies)
         received = self._owner.received
-        seals = self._seals
+        seal = self._in_seal
         for body in bodies:
-            message = decode(seals[1].open(body) if seals is not None else body)
+            message = decode(body if seal is None else seal.open(body))
             if type(message) is Part or type(message) is PartTaken:
                 self._take_part(message)
             else:
@@ -343,8 +344,9 @@ class ServerConnection(asyncio.BufferedProtocol):
             if handshake.done:
                 self._handshake = None
                 self.version = handshake.version
-                self._seals = handshake.seals
-                self._reader.frame_bytes_max = FRAME_BYTES_MAX + TAG_BYTES
+                self._out_seal, self._in_seal = handshake.seals or (None, None)
+                self._reader.frame_bytes_max = FRAME_BYTES_MAX
+                self._reader.tag_bytes = handshake.tag_bytes
                 return bodies[at + 1 :]
         return []
 

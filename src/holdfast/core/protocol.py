@@ -268,6 +268,7 @@ class RequestAnswer(msgspec.Struct, frozen=True, kw_only=True):
     refusal: Name = ""
     """A `RequestRefusal`, or nothing if it was granted."""
     why: Why = ""
+    """Of a refusal, or of what changed nothing: it was so already."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -35,7 +35,8 @@ The rules:
     the job: who comes later learns how it ended.
 10. Decisions carry a term and a revision, and nodes ignore what is older than what they have.
     A coordinator that finds nodes of an earlier one takes a higher term than any they heard of,
-    and carries their round on, unchanged, if all of its members are back.
+    and carries their round on, unchanged, if all of its members are back; one that has yet to start
+    only when others had the time to come back, for it may wait for their workers.
 11. One machine is one job. Run ids keep jobs apart.
 12. No worker of a generation starts on any node before all nodes that may have workers of an
     earlier one said that these are gone (`Status.clear`), or are lost and, if they stop their
@@ -51,7 +52,8 @@ The rules:
     generation of the same round, and one that has yet to start is as good. A drained node has no
     workers: it is replaced, or the round gets smaller, as if it had gone, but nobody counts its
     departure; it is a standby that no round takes until it is undrained. None is drained whom the
-    job needs. None of this is charged. A request comes to whoever decides by itself or in a node's
+    job needs. Where a node is as it was asked for already, that is all that is answered, and nothing
+    changes. None of this is charged. A request comes to whoever decides by itself or in a node's
     status, and is answered in that node's view.
 
 Use: send each `View` that `handle` returns to its node; give it the `ended` of each of `waits` once
@@ -623,6 +625,13 @@ class Rounds:
         """Let a node in that is not in the job, if it may; unless `reviewed`, the round changes anyway."""
         job, info = self.job, status.info
         if status.phase is NodePhase.LEAVING or status.stuck:
+            may_have_workers = not status.stuck and status.clear_of <= status.generation
+            if claims(status) and not job.round_term and may_have_workers:
+                # It was a member, and no coordinator but this one waits for its workers.
+                leaving = Node(info, status.seq, status.phase, status.generation)
+                job.departed[info.incarnation] = leaving
+                self._set_workers(leaving, status.generation)
+                self._retire(info, f"{info.node} left")
             return []
         if job.phase is JobPhase.CLOSED:
             return [self._send_end(status)]
@@ -868,6 +877,9 @@ class Rounds:
         if job.phase is JobPhase.CLOSED:
             return self._finalize()
         if job.phase is JobPhase.RECOVERING:
+            back = self._whole_round()
+            if back:
+                return self._carry_on(back)
             missing = "not all nodes came back after the coordinator was gone"
             return self._repair(missing if claimants(job) else why_formed(job))
         if job.phase is JobPhase.FORMING:
@@ -888,11 +900,25 @@ class Rounds:
         job.phase = JobPhase.RECOVERING
         job.round = max(job.round, status.round)
         self._begin_wait()
-        back = claimants(job) if len(job.nodes) >= status.size else []
+        back = self._whole_round() if len(job.nodes) >= status.size else []
+        # One that has not started may wait for workers of nodes that are not in it. Whoever was
+        # connected is back by the end of the wait.
+        if any(one.generation == job.generation for one in back):
+            return self._carry_on(back)
+        return []
+
+    def _whole_round(self) -> list[Node]:
+        """Return the members of an earlier coordinator's round by rank, if all of them are back."""
+        back = claimants(self.job)
         if not back or [one.claimed_rank for one in back] != list(range(back[0].claimed_size)):
             return []
-        if max(one.claimed_generation for one in back) < job.generation:
+        if max(one.claimed_generation for one in back) < self.job.generation:
             return []  # Somebody heard of a later one, so this round was over.
+        return back
+
+    def _carry_on(self, back: list[Node]) -> list[View]:
+        """Go on with an earlier coordinator's round."""
+        job = self.job
         job.members = [one.info for one in back]
         job.round_term, job.round, _key = back[0].claim
         job.phase, job.waiting = JobPhase.ACTIVE, False
@@ -1193,13 +1219,15 @@ class Rounds:
         if request.id in job.answers:
             return []
         refusal, why = self._objection(request)
+        if refusal is None:
+            why = self._fulfilled(request)
         answer = RequestAnswer(
             id=request.id, refusal=refusal.value if refusal else "", why=reason(why)
         )
         kept = [*job.answers.items()][-ANSWERS_MAX + 1 :]
         job.answers = {**dict(kept), request.id: answer}
-        if refusal is not None:
-            self._tell(f"refused: {request}: {answer.why}")
+        if why:
+            self._tell(f"{'refused: ' if refusal else ''}{request}: {answer.why}")
             return []
         asked = reason(str(request))
         job.request, job.asked = request.id, asked
@@ -1248,6 +1276,17 @@ class Rounds:
             return RequestRefusal.TOO_FEW_NODES, why
         return None, ""
 
+    def _fulfilled(self, request: Request) -> str:
+        """Return why a request that may be granted changes nothing, or nothing if it does."""
+        if request.action not in (Action.DRAIN.value, Action.UNDRAIN.value):
+            return ""
+        named = self._named(request.node)
+        is_drain = request.action == Action.DRAIN.value
+        if any((name in self.job.drained) != is_drain for name in named):
+            return ""
+        verb = "is" if len(named) == 1 else "are"
+        return f"{names_of(named)} {verb} {'already' if is_drain else 'not'} drained"
+
     def _named(self, name: str) -> list[str]:
         """Return the nodes that go by a name: by their own, or by their host's."""
         job = self.job
@@ -1259,7 +1298,7 @@ class Rounds:
         job = self.job
         is_missed = False
         for name in nodes:
-            job.drained = {**job.drained, name: why}
+            job.drained = {**job.drained, name: job.drained.get(name, why)}
             job.held_back.pop(name, None)
             is_missed = is_missed or (self._is_member(name) and name not in job.succeeded)
         if is_missed:
@@ -1315,7 +1354,9 @@ class Rounds:
         job = self.job
         job.revision += 1
         job.why = reason(why)
-        self._tell(f"{job.phase.value}, round {job.round}, generation {job.generation}: {job.why}")
+        line = f"{job.phase.value}, round {job.round}, generation {job.generation}: {job.why}"
+        if not self.history or self.history[-1] != line:  # It may only start now, or be final.
+            self._tell(line)
 
     def _tell(self, line: str) -> None:
         self.history.append(line)

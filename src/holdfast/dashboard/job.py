@@ -153,10 +153,10 @@ class WatchedJob:
 
     # What else it is asked.
 
-    async def act(self, wanted: ActionWanted) -> None:
-        """Ask for an action; raise `ControlProblem` if it is refused."""
+    async def act(self, wanted: ActionWanted) -> str:
+        """Ask for an action as `JobClient.request` does."""
         async with await self._commands.connect() as client:
-            await client.request(
+            return await client.request(
                 wanted.action,
                 node=wanted.node,
                 why=wanted.reason,

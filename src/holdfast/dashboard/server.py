@@ -29,6 +29,7 @@ from holdfast.core.limits import (
     NODE_ID_CHARS_MAX,
     REQUEST_ID_CHARS_MAX,
 )
+from holdfast.core.protocol import Action  # noqa: TC001 (msgspec looks it up)
 from holdfast.dashboard.access import Access, Session, is_on_purpose
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from holdfast.core.protocol import Action
     from holdfast.dashboard.job import WatchedJob
 
 BODY_BYTES_MAX = 16 * 1024
@@ -251,8 +251,8 @@ class Dashboard:
             wanted = msgspec.json.decode(await body_of(request), type=ActionWanted)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Refused(400, f"not a request that is known: {error}") from None
-        await self._job.act(wanted)
-        return as_json({"granted": wanted.action.value})
+        as_is = await self._job.act(wanted)
+        return as_json({"granted": wanted.action.value, "why": as_is})
 
 
 def _checked(

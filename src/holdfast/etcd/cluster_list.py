@@ -20,7 +20,7 @@ import msgspec
 
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.etcd.settings import EtcdSettings
-from holdfast.net.addresses import names_loopback
+from holdfast.net.addresses import LOCALHOST, names_loopback
 from holdfast.net.endpoints import format_endpoint, split_endpoint
 from holdfast.net.token import choose_token
 from holdfast.wire.handshake import job_token
@@ -104,26 +104,39 @@ class ClusterList(msgspec.Struct, frozen=True, kw_only=True):
 def parse_machines(text: str, *, source: str = FLAG) -> tuple[tuple[str, int], ...]:
     """Return host and port of each machine of a list with commas."""
     machines: list[tuple[str, int]] = []
-    for part in text.split(","):
+    for part in map(str.strip, text.split(",")):
         try:
-            host, port = split_endpoint(part.strip(), DEFAULT_PORT, port_min=1)
+            host, port = split_endpoint(part, DEFAULT_PORT, port_min=1)
             if port > PORT_MAX:
                 raise ValueError(f"has a port above {PORT_MAX}")
         except ValueError as problem:
+            what = f"{part!r} {problem}" if part else f"{text!r} has an empty entry"
             raise UsageError(
-                f"{source}: {part.strip()!r} {problem}; accepted: HOST or HOST:PORT of up to "
-                f"{MACHINES_MAX} machines, with commas"
+                f"{source}: {what if text else 'no machine is given'}; accepted: HOST or HOST:PORT of up "
+                f"to {MACHINES_MAX} machines, with commas"
             ) from None
         machines.append((host, port))
-    taken = [one for host, port in machines for one in ((host, port), (host, port + 1))]
-    if len(taken) != len(set(taken)):
-        raise UsageError(
-            f"{source}: {text!r} names a machine twice; accepted: one entry for each, which has its "
-            "port and the next"
-        )
+    taken: dict[tuple[str, int], tuple[str, int]] = {}
+    for one in machines:
+        for port in (one[1], one[1] + 1):
+            other = taken.setdefault((_machine(one[0]), port), one)
+            if other is one:
+                continue
+            names = [format_endpoint(*entry) for entry in (other, one)]
+            both = f"{names[0]!r} and {names[1]!r}, which both need port {port} of one machine"
+            what = f"{names[0]!r} twice" if other == one else both
+            raise UsageError(
+                f"{source}: {text!r} has {what}; accepted: one entry for each machine, which has its "
+                "port and the next"
+            )
     if len(machines) > MACHINES_MAX:
         raise UsageError(f"{source}: {len(machines)} machines; accepted: up to {MACHINES_MAX}")
     return tuple(machines)
+
+
+def _machine(host: str) -> str:
+    """Return a host by one name, where it has several that everybody knows."""
+    return LOCALHOST if host.lower() in (LOCALHOST, "127.0.0.1", "::1") else host.lower()
 
 
 def advice(count: int) -> str:

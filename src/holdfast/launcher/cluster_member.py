@@ -76,7 +76,7 @@ from holdfast.core.etcd.cluster import (
     Tell,
     majority,
 )
-from holdfast.core.etcd.keys import JobKeys, get_prefix
+from holdfast.core.etcd.keys import JobKeys, JobRecord, get_prefix, unpack
 from holdfast.core.machine import TICK
 from holdfast.errors import EnvironmentProblem, HoldfastError
 from holdfast.etcd.async_client import AsyncEtcdClient
@@ -511,6 +511,8 @@ class EtcdMember:
             *self._tls_flags(),
         ]
         env = {name: value for name, value in environment().items() if name not in AGENT_SECRETS}
+        env.pop("RANK", None)  # It belongs to the job, and is no worker: `control.local_workers`.
+        env["TORCHELASTIC_RUN_ID"] = self._list.run_id
         env["NOTIFY_SOCKET"] = "@" + self._notices.getsockname()[1:].decode()
         self._key += 1
         self._gone.clear()
@@ -576,7 +578,7 @@ class EtcdMember:
         await self._client.call(Txn((), (Delete(LEAVING + self._place.name.encode()),)))
         await self._release_claim()
         if self._on_over is not None:
-            self._spawn(self._watch_others_leave(self._on_over))
+            self._spawn(self._watch_end(self._on_over))
 
     def _hear_notice(self) -> None:
         if b"READY=1" in self._notices.recv(NOTICE_BYTES_MAX) and self._runs:
@@ -712,36 +714,49 @@ class EtcdMember:
 
     # The end.
 
-    async def _watch_others_leave(self, on_over: Callable[[], object]) -> None:
-        """Notice that all other machines have left: soon after, nobody can be asked any more."""
+    async def _watch_end(self, on_over: Callable[[], object]) -> None:
+        """Notice that all other machines have left: soon after, nobody can be asked any more.
+
+        Where there is no other, notice that the job is over.
+        """
         others = {LEAVING + name.encode() for name in self._list.names if name != self.name}
+        prefix = LEAVING if others else JobKeys(DEFAULT_PREFIX, self._list.run_id).job
         while self._machine.state is MemberState.SERVING:
-            answer = await self._client.call(Txn((), (get_prefix(LEAVING, keys_only=True),)))
+            answer = await self._client.call(Txn((), (get_prefix(prefix),)))
             if not isinstance(answer, TxnDone):
                 await asyncio.sleep(UNREACHED_S)
                 continue
-            left, news = {one.key for one in answer.results[0]}, asyncio.Event()
+            found, news = {one.key: one.value for one in answer.results[0]}, asyncio.Event()
+
+            def is_over(found: dict[bytes, bytes] = found) -> bool:
+                if others:
+                    return others <= found.keys()
+                records = (unpack(JobRecord, value) for value in found.values())
+                return any(one is not None and one.job.outcome is not None for one in records)
 
             def changed(
                 _: int,
                 changes: tuple[Change, ...],
-                left: set[bytes] = left,
+                found: dict[bytes, bytes] = found,
                 news: asyncio.Event = news,
+                is_over: Callable[[], bool] = is_over,
             ) -> None:
                 for one in changes:
-                    (left.discard if one.value is None else left.add)(one.key)
-                if others <= left:
+                    found.pop(one.key, None)
+                    if one.value is not None:
+                        found[one.key] = one.value
+                if is_over():
                     news.set()
 
             def ended(_: Problem, news: asyncio.Event = news) -> None:
                 news.set()
 
-            end = end_of_prefix(LEAVING)
-            watch = self._client.watch(LEAVING, end, answer.revision + 1, changed, ended)
-            if not others <= left:
+            end = end_of_prefix(prefix)
+            watch = self._client.watch(prefix, end, answer.revision + 1, changed, ended)
+            if not is_over():
                 await news.wait()
             watch.cancel()
-            if others <= left:
+            if is_over():
                 await self._wait_unneeded(LINGER_S)
                 on_over()
                 return

@@ -391,6 +391,7 @@ def failure_of(
     from holdfast.processes.failures.failure import ChildFailedError
 
     error = ChildFailedError(name, result.failures)
+    error.many_nodes = config.max_nodes > 1
     if config.max_restarts:
         error.restarts = f"after {restarts} of {config.max_restarts} restarts"
     run_dir = getattr(logs_specs, "run_dir", None)

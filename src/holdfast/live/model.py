@@ -71,7 +71,8 @@ class Header(msgspec.Struct, kw_only=True):
     """How many ranks run."""
     elapsed_s: float = 0.0
     goodput: float | None = None
-    """The share of their time in which the nodes' workers ran: an upper bound, see `report.model`."""
+    """The share of their time, but for that as standbys, in which the nodes' workers ran: an upper bound,
+    see `report.model`."""
     step_min: int = -1
     step_max: int = -1
     rate: float | None = None
@@ -364,7 +365,7 @@ class LiveJob:
 
     def _describe(self, job: JobSummary) -> None:
         reports = [one.report for one in job.nodes if one.report is not None]
-        elapsed_s = sum(one.elapsed_s for one in reports)
+        wanted_s = sum(one.wanted_s for one in reports)
         steps = [row.step for row in self.ranks if row.step >= 0]
         rates = [row.rate for row in self.ranks if row.rate is not None]
         cpus = [row.cpu for row in self.ranks if row.cpu is not None]
@@ -385,7 +386,7 @@ class LiveJob:
             ranks=len(self.ranks),
             running=sum(node.running for node in self.nodes),
             elapsed_s=max((one.elapsed_s for one in reports), default=0.0),
-            goodput=sum(one.running_s for one in reports) / elapsed_s if elapsed_s else None,
+            goodput=sum(one.running_s for one in reports) / wanted_s if wanted_s else None,
             step_min=min(steps, default=-1),
             step_max=max(steps, default=-1),
             rate=statistics.median(rates) if rates else None,

@@ -122,6 +122,8 @@ class WorkerEnded(LifecycleEvent):
     generation: int
     worker: WorkerInfo
     failed: bool
+    stopped: bool = False
+    """Whether it ended after it was asked to."""
 
 
 class FirstHeartbeat(LifecycleEvent):

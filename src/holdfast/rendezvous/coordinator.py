@@ -192,7 +192,10 @@ class CoordinatorHandler(PolledHandler):
         """Return what helps against the loss of the coordinator, for those who can have it."""
         survives = "a job with --ha HOST,HOST,HOST survives this"
         if len(self._endpoints()) > 1:
-            take_over = f"holdfast coordinator --take-over --endpoint {self._params.endpoint}"
+            import shlex
+
+            words = ("--endpoint", self._params.endpoint, "--rdzv-id", self._params.run_id)
+            take_over = f"holdfast coordinator --take-over {shlex.join(words)}"
             return f"if its machine is gone, run `{take_over}` on the next one ({survives})"
         if self._config.is_host is False:
             return "start `holdfast coordinator` there again, and the job goes on"

@@ -385,11 +385,11 @@ class JobScreen(Screen[None]):
             client = self._client()
             if client is None:
                 raise ControlProblem("the job cannot be reached")
-            await client.request(action, node=node, why=reason)
+            as_is = await client.request(action, node=node, why=reason)
         except ControlProblem as problem:
             self.notify(f"{what}: {problem.message}", severity="error", markup=False)
         else:
-            self.notify(f"{what} granted", markup=False)
+            self.notify(as_is or f"{what} granted", markup=False)
 
 
 class Top(App[None]):

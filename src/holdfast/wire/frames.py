@@ -37,12 +37,21 @@ class FrameReader:
     `frame_bytes_max` may be changed between calls, once a peer has proven who it is. A frame that
     was too large until then is judged anew: `feed(b"")` returns what is whole already. Until that is
     called, all that was read with it is held; so call it as long as `feed` returns something.
+
+    `tag_bytes` follow each body; where there are any, frames are returned whole, header and tag
+    included, for a `Seal` to open. As long as it is None, whether the next frame has a tag depends on
+    the last one: they are returned one at a time, and what came behind is held in the same way.
     """
 
-    __slots__ = ("_buffer", "_fault", "_held", "_wanted", "frame_bytes_max")
+    __slots__ = (
+        "_around", "_before", "_buffer", "_fault", "_held", "_tag_bytes", "_wanted", "frame_bytes_max",
+    )  # fmt: skip
 
-    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+    def __init__(
+        self, frame_bytes_max: int = FRAME_BYTES_MAX, *, tag_bytes: int | None = 0
+    ) -> None:
         self.frame_bytes_max = frame_bytes_max
+        self.tag_bytes = tag_bytes
         # The beginning of a frame that is not whole, its header included, and how long it gets;
         # as long as the header itself is not whole, that is all that is known to be wanted.
         self._buffer = bytearray()
@@ -50,6 +59,17 @@ class FrameReader:
         # The rest of a read, from a faulty length on; see `feed`.
         self._held = b""
         self._fault: WireError | None = None
+
+    @property
+    def tag_bytes(self) -> int | None:
+        return self._tag_bytes
+
+    @tag_bytes.setter
+    def tag_bytes(self, tag_bytes: int | None) -> None:
+        self._tag_bytes = tag_bytes
+        # What is left out before a body, and how much there is besides it.
+        self._before = 0 if tag_bytes else HEADER_BYTES
+        self._around = HEADER_BYTES + (tag_bytes or 0)
 
     @property
     def buffered_bytes(self) -> int:
@@ -68,8 +88,14 @@ class FrameReader:
         if self._held:
             data, self._held = self._held + data, b""
         bodies: list[bytes] = []
-        at = self._fill(data, bodies) if self._buffer else 0
+        at = 0
+        if self._buffer:
+            at = self._fill(data, bodies)
+            if bodies and self._tag_bytes is None:
+                self._held = bytes(data[at:])
+                return bodies
         end = len(data)
+        before, around = self._before, self._around
         # No copy is made of a frame that is whole in what was read, but for the body itself.
         while end - at >= HEADER_BYTES:
             length = int.from_bytes(data[at : at + HEADER_BYTES], "big")
@@ -78,12 +104,15 @@ class FrameReader:
                     raise self._faulty(length)
                 self._held = bytes(data[at:])
                 return bodies
-            stop = at + HEADER_BYTES + length
+            stop = at + around + length
             if stop > end:
-                self._wanted = HEADER_BYTES + length
+                self._wanted = stop - at
                 break
-            bodies.append(bytes(data[at + HEADER_BYTES : stop]))
+            bodies.append(bytes(data[at + before : stop]))
             at = stop
+            if self._tag_bytes is None:
+                self._held = bytes(data[at:]) if at < end else b""
+                return bodies
         if at < end:
             self._buffer += data[at:]
         return bodies
@@ -102,9 +131,10 @@ class FrameReader:
                 length = int.from_bytes(buffer, "big")
                 if not 0 < length <= self.frame_bytes_max:
                     raise self._faulty(length)
-                self._wanted += length
+                self._wanted = self._around + length
             else:
-                del buffer[:HEADER_BYTES]  # This moves a pointer, not the body.
+                if self._before:
+                    del buffer[:HEADER_BYTES]  # This moves a pointer, not the body.
                 bodies.append(bytes(buffer))
                 buffer.clear()
                 self._wanted = HEADER_BYTES

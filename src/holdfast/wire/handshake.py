@@ -23,8 +23,8 @@ What a server says before it has proven itself may be anybody's. A client with a
 refusal of such a one for final.
 
 Neither machine reads, writes or waits: the owner of the connection gives the body of each frame
-(from a reader of `HANDSHAKE_FRAME_BYTES_MAX`) to `receive`, sends what that returns, and closes the
-connection if the whole takes too long.
+(from a reader of `HANDSHAKE_FRAME_BYTES_MAX`) to `receive`, tells the reader of `tag_bytes`, sends what
+that returned, and closes the connection if the whole takes too long.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from holdfast.wire.messages import (
     Welcome,
     decode_handshake,
 )
-from holdfast.wire.sealing import Seal
+from holdfast.wire.sealing import TAG_BYTES, Seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,6 +141,13 @@ class _Handshake:
         """Those of what this side sends and of what it receives, from now on; None without a token."""
         self._over()
         return self._seals
+
+    @property
+    def tag_bytes(self) -> int | None:
+        """That of `FrameReader` for what the other side sends next, to be set after each `receive`."""
+        if self._seals is not None:
+            return TAG_BYTES
+        return 0 if self._done else None
 
     def _over(self) -> None:
         if not self._done:

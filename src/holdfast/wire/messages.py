@@ -262,9 +262,16 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     running_s: Seconds = 0.0
     """For so long its workers ran,"""
     elapsed_s: Seconds = 0.0
-    """of so long in all."""
+    """of so long in all,"""
+    standby_s: Seconds = 0.0
+    """in which it was a standby for so long, and had none to run."""
     workers: Annotated[list[WorkerReport], Meta(max_length=limits.WORKERS_REPORTED_MAX)] = []
     events: Annotated[list[EventRecord], Meta(max_length=limits.EVENTS_MAX)] = []
+
+    @property
+    def wanted_s(self) -> float:
+        """For how long its workers would have run if nothing had ever gone wrong."""
+        return max(0.0, self.elapsed_s - self.standby_s)
 
 
 # The state of jobs, for a person.

@@ -69,7 +69,7 @@ class SealedStream:
 
     def __init__(self, out_key: bytes, in_key: bytes) -> None:
         self._out, self._in = Seal(out_key), Seal(in_key)
-        self._reader = FrameReader(CHUNK_BYTES + TAG_BYTES)
+        self._reader = FrameReader(CHUNK_BYTES, tag_bytes=TAG_BYTES)
 
     def seal(self, data: bytes) -> bytes:
         """Return what to send for some bytes."""

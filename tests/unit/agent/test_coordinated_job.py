@@ -149,6 +149,7 @@ def test_the_time_a_node_stood_by_is_no_time_it_waited(node: Node) -> None:
     assert node.due() is None
     node.hear(2 * JOIN_S, view(NodeRole.WAITING, 2))
     node.hear(2 * JOIN_S)
+    assert node.job.standby_s(node.begun + 3 * JOIN_S) == 2 * JOIN_S
     assert node.due() == 2 * JOIN_S + WAIT_NOTICE_AFTER_S
     node.hear(3 * JOIN_S - 1)
     with pytest.raises(RendezvousTimeoutError):

@@ -41,7 +41,7 @@ def stderr_of(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str
 MISTAKES = """\
  | no script given; usage: holdfast run [flags] SCRIPT [arguments of the script]
 --nproc train.py | no script given: train.py was parsed as the value of --nproc-per-node; usage: holdfast run [flags] SCRIPT [arguments of the script]
---nproc-per-node --tee 3 x | --nproc-per-node: expected one argument
+--nproc-per-node --tee 3 x | --nproc-per-node: needs a value; accepted: N
 --standalone=1 train.py | --standalone: does not take a value
 --master x train.py | --master: ambiguous; could be --master-addr, --master-port
 --max-restart-count 3 x | --max-restart-count: unknown flag; did you mean --max-restarts?
@@ -187,9 +187,9 @@ def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) ->
     assert all(f"\n  {name} " in text for name in main.COMMANDS)
     assert "pip install py-spy" in help_of(capsys, "dump")
     assert "holdfast report logs --json" in help_of(capsys, "report")
-    assert main.dispatch(["jump"]) == 2
+    assert main.dispatch(["fly"]) == 2
     assert capsys.readouterr().err == (
-        "holdfast: error: 'jump' is not a command; commands: run, coordinator, token, ps, status, "
+        "holdfast: error: 'fly' is not a command; commands: run, coordinator, token, ps, status, "
         "top, logs, events, restart, drain, undrain, stop, dump, dashboard, report, story, simulate, "
         "completion\n"
     )
@@ -198,7 +198,7 @@ def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) ->
 
 
 REPORT_MISTAKES = """\
- | the following arguments are required: FOLDER
+ | FOLDER is missing; usage: holdfast report [--output FILE] [--json] FOLDER ...
 nothing | FOLDER: 'nothing' is not a folder; accepted: a log directory
 --json empty | FOLDER: no timeline in 'empty'; accepted: a log directory (a job has one if it was started with --log-dir, --redirects or --tee, or failed)
 broken | FOLDER: no timeline in 'broken' can be read
@@ -210,7 +210,7 @@ DASHBOARD_MISTAKES = """\
 --port 65536 | --port: '65536' is no port; accepted: 0 to 65535
 --port x | --port: 'x' is no port; accepted: 0 to 65535
 --log-dir nothing | --log-dir: 'nothing' is not a folder; accepted: a log directory
-this --rdzv-id that | JOB and --rdzv-id name different jobs; give one of them
+this --rdzv-id that | --rdzv-id: 'that' is not the job 'this'; accepted: one of the two
 """
 
 
@@ -232,6 +232,30 @@ def test_a_dashboard_says_what_to_install(
         "holdfast dashboard: error: the dashboard needs uvicorn, which is not installed "
         "(pip install 'holdfast[dashboard]')\n"
     )
+
+
+OTHER_MISTAKES = """\
+statsu | holdfast: error: 'statsu' is not a command; did you mean status?
+--vers | holdfast: error: '--vers' is not a command; did you mean --version?
+status --jsn | holdfast status: error: --jsn: unknown flag; did you mean --json?
+status a b | holdfast status: error: b: unexpected argument; usage: holdfast status [flags] [JOB]
+drain | holdfast drain: error: NODE is missing; usage: holdfast drain [flags] NODE [JOB]
+logs --rdzv | holdfast logs: error: --rdzv: ambiguous; could be --rdzv-id, --rdzv-backend, --rdzv-endpoint, --rdzv-conf
+logs --follow=3 | holdfast logs: error: --follow: does not take a value
+logs --tail x | holdfast logs: error: --tail: 'x' is not a whole number; accepted: digits, such as 5
+stop --grace x | holdfast stop: error: --grace: 'x' is not a number; accepted: digits, such as 0.5
+restart --reason | holdfast restart: error: --reason: needs a value; accepted: TEXT
+completion csh | holdfast completion: error: SHELL: 'csh' is not known; accepted: bash, zsh, fish
+"""
+
+
+@pytest.mark.parametrize("case", OTHER_MISTAKES.splitlines())
+def test_mistakes_with_other_commands_get_one_line(
+    case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, _, line = case.partition(" | ")
+    assert main.dispatch(words.split()) == 2
+    assert capsys.readouterr() == ("", f"{line}\n")
 
 
 @pytest.mark.parametrize("case", REPORT_MISTAKES.splitlines())

@@ -177,12 +177,13 @@ def shake_hands(port: ControlPort) -> str:
     handshake = ClientHandshake(
         None, run_id=RUN_ID, key_for=lambda _: control_key(port.key, None, RUN_ID)
     )
-    reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
+    reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX, tag_bytes=None)
     with socket.create_connection(("127.0.0.1", port.port), 20) as connection:
         connection.sendall(handshake.start())
         while not handshake.done:
             for body in reader.feed(connection.recv(65_536)):
                 connection.sendall(handshake.receive(body))
+                reader.tag_bytes = handshake.tag_bytes
     return "let in"
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.control import client
 from holdfast.control.log_streams import LogStream
 from holdfast.control.runtime_dir import runtime_dir, socket_of, sockets_here
 from holdfast.wire.control import LogLines, LogsQuery
@@ -143,3 +146,18 @@ def test_the_folder_of_sockets_is_its_users_alone(
     folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PermissionError):
         sockets_here()
+
+
+@in_loop
+async def test_an_agent_that_does_not_answer_is_named_and_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "LATE_S", 0.0)
+    monkeypatch.setattr(client, "CONNECT_S", 0.1)
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as frozen:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)  # A short name: that of a socket is limited.
+        frozen.bind(socket_of(4711))
+        frozen.listen()
+        late: list[str] = []
+        assert await client.local_jobs(late.extend) == []
+        assert late == ["4711"]

@@ -181,6 +181,25 @@ async def test_a_node_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyP
 
 
 @in_loop
+async def test_what_happened_is_told_once_and_in_order_of_time() -> None:
+    async with serving() as served:
+        node, operator = await a_job(served), await served.client("")
+        follow = control.pack(control.EventsQuery(follow=True))
+        await reply_to(operator, Query(id=9, what=control.EVENTS, run_id="job", body=follow))
+        await reply_to(operator, act(1, "r"))
+        walls = (3.0, 1.0, 2.0)
+        records = [EventRecord(wall=wall, source="a", kind="x") for wall in walls]
+        node.send(NodeReport(run_id="job", node="a", incarnation=INCARNATION, events=records))
+        node.send(status("a", seq=2, clear=1))  # The generation that was asked for may start.
+        await node.until(lambda one: isinstance(one, View) and one.generation == 1 and one.start)
+        reply = await reply_to(operator, Query(id=2, what=control.EVENTS, run_id="job"))
+        told = control.unpack(control.Events, reply.body).events
+        assert [one.wall for one in told[:3]] == [1.0, 2.0, 3.0]
+        texts = [one.text for one in told[3:]]
+        assert len(texts) == len(set(texts)) == 2
+
+
+@in_loop
 async def test_whoever_does_not_read_its_events_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators, "UNREAD_EVENTS_BYTES_MAX", 100_000)
     monkeypatch.setattr(operators, "GATHER_S", 0.0)

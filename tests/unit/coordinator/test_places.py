@@ -45,7 +45,8 @@ async def test_only_one_that_took_over_answers_at_a_later_place() -> None:
         assert from_the_first.place == 0
         assert await from_the_first.replaced_at(0, 20) == f"{LOCAL}:{third.port}"
         assert await from_the_first.replaced_at(2, 20) == ""
-        assert not [*first.warnings, *another.warnings, *third.warnings]
+        assert not [*first.warnings, *another.warnings]
+        assert len(third.warnings) == 1  # Its list is another one than the agents'.
 
 
 @in_loop
@@ -58,6 +59,14 @@ async def test_a_search_leaves_no_connection_behind(monkeypatch: pytest.MonkeyPa
         connection.abort()
         assert await found.others(1) == f"{LOCAL}:{first.port}"
         await soon(lambda: first.server.connections + second.server.connections == 0)
+
+
+@in_loop
+async def test_one_that_takes_over_a_job_serves_no_other() -> None:
+    async with serving(place=1, only_job="job") as served:
+        with pytest.raises(ConnectFailed):
+            await served.connector("another", place=1).connect()
+        (await served.client(place=1)).connection.abort()
 
 
 @in_loop

@@ -282,6 +282,18 @@ async def test_a_coordinator_with_a_jobs_token_serves_that_job_alone(named: str)
             assert caught.value.permanent
 
 
+@pytest.mark.parametrize("token", [None, b"token"])
+@in_loop
+async def test_the_kernel_is_asked_for_users_where_no_token_tells(
+    token: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[socket.socket] = []
+    monkeypatch.setattr(admission, "user_of", asked.append)
+    async with serving(token=token) as served:
+        await served.client(token=token)
+        assert bool(asked) is (token is None)
+
+
 @in_loop
 async def test_a_client_that_dialled_another_port_is_refused() -> None:
     async with serving(token=b"token") as served:
@@ -599,23 +611,28 @@ async def test_what_is_sent_in_one_turn_goes_out_in_one_write(
         assert len(written) == 1
 
 
+@pytest.mark.parametrize("token", [None, b"token"])
 @in_loop
-async def test_frames_may_be_larger_once_the_handshake_is_done() -> None:
-    async with serving() as served:
+async def test_frames_may_be_larger_once_the_handshake_is_done(token: bytes | None) -> None:
+    async with serving(token=token) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         limit = HANDSHAKE_FRAME_BYTES_MAX
         writer.write(limit.to_bytes(4, "big") + b"x" * limit + (limit + 1).to_bytes(4, "big"))
         assert await reader.read() == b""
         writer.close()
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        handshake, frames = ClientHandshake(None, run_id="job"), FrameReader()
+        handshake = ClientHandshake(token, run_id="job", port=served.port)
         writer.write(handshake.start())
-        (challenge,) = frames.feed(await reader.read(4096))
+        (challenge,) = FrameReader().feed(await reader.read(4096))
+        proof = handshake.receive(challenge)
+        out, back = handshake._seals or (None, None)
         large = encode_frame(status("a", report=b"r" * limit))  # In the same write.
-        writer.write(handshake.receive(challenge) + large)
+        writer.write(proof + (out.seal(large) if out else large))
+        frames = FrameReader(tag_bytes=handshake.tag_bytes or 0)
         bodies: list[bytes] = []
         while len(bodies) < 2:
             bodies += frames.feed(await reader.read(4096))
+        bodies = [back.open(body) if back else body for body in bodies]
         assert [type(decode(body)) for body in bodies] == [Welcome, View]
         writer.close()
         await writer.wait_closed()

@@ -19,6 +19,7 @@ from holdfast.core.protocol import (
     NodeRole,
     RankOrder,
     RefusalReason,
+    Request,
     Status,
     StoreAccess,
     View,
@@ -211,6 +212,7 @@ def test_what_is_kept_of_a_job_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
     for incarnation in range(10, 10 + HISTORY_LINES_MAX):
         rounds.handle(0.0, NodeLost("a", rounds.job.nodes["a"].info.incarnation, "silence"))
         rounds.handle(0.0, a_node("a", TWO, incarnation).status())
+        rounds.handle(0.0, Request(id=str(incarnation), action="dance"))
     assert len(rounds.history) == HISTORY_LINES_MAX
     assert len(rounds.job.retired) == 3
     assert incarnation - 1 in rounds.job.retired

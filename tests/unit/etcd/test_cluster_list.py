@@ -39,6 +39,7 @@ def test_each_machine_has_a_port_and_the_next() -> None:
         "node0,",
         "node0,node0",
         "a:7000,a:7001",
+        "localhost,127.0.0.1",
         "a:0",
         "a:65535",
         "a:x",

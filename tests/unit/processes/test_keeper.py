@@ -108,11 +108,15 @@ class Kept:
 
     def until(self, kind: type[Event], count: int = 1) -> list[Any]:
         """Wait until as many events of a kind have come, and return them all."""
-        while sum(isinstance(event, kind) for event in self.events) < count:
+        while True:
+            self.events += (
+                self.keeper.receive()
+            )  # First: what `is_gone` has read waits for no more.
+            found = [event for event in self.events if isinstance(event, kind)]
+            if len(found) >= count:
+                return found
             ready, _, _ = select.select([self.keeper.fileno()], [], [], PATIENCE_S)
             assert ready, f"no {kind.__name__} came, but {self.events}"
-            self.events += self.keeper.receive()
-        return [event for event in self.events if isinstance(event, kind)]
 
     def outcome(self, key: int = 0) -> tuple[int, tuple[int, str] | None]:
         """Wait until a worker has exited."""

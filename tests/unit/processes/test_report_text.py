@@ -36,6 +36,7 @@ def test_the_whole_text() -> None:
     error.log_dir = "/logs"
     error.report_file = "/logs/failure.json"
     error.restarts = "after 3 of 3 restarts"
+    error.many_nodes = True
     when = first.timestamp_isoformat()
     assert error.format_msg("#", "~") == textwrap.dedent(f"""
         ############################################################
@@ -61,6 +62,7 @@ def test_the_whole_text() -> None:
           rank 10 (local_rank: 2, pid: 42): exit code 1
           rank 8 (local_rank: 0, pid: 40): terminated by SIGTERM (asked to stop) [consequence: \
 after the stop began]
+          (on this node, and on that of the root cause; other nodes report their own)
         ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
         Logs:   /logs
         Report: /logs/failure.json

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.wire.errors import BrokenSeal
+from holdfast.wire.errors import BrokenSeal, FrameTooLarge
 from holdfast.wire.frames import HEADER_BYTES, FrameReader
-from holdfast.wire.limits import PART_BYTES
+from holdfast.wire.limits import FRAME_BYTES_MAX, PART_BYTES
 from holdfast.wire.sealing import TAG_BYTES, Seal
 
 if TYPE_CHECKING:
@@ -25,21 +25,24 @@ def frame(body: bytes) -> bytes:
 
 
 def sealed(key: bytes = KEY) -> Stream:
-    """Return the bodies of the frames that one side sends."""
+    """Return the frames that one side sends, as the other reads them."""
     seal = Seal(key)
-    return FrameReader().feed(b"".join(seal.seal(frame(body)) for body in BODIES))
+    return reader().feed(b"".join(seal.seal(frame(body)) for body in BODIES))
+
+
+def reader(frame_bytes_max: int = FRAME_BYTES_MAX) -> FrameReader:
+    return FrameReader(frame_bytes_max, tag_bytes=TAG_BYTES)
 
 
 def opened(stream: Stream) -> list[bytes]:
     """Return what the other side takes, until it is over."""
     seal, taken = Seal(KEY), []
-    for body in stream:
-        try:
-            taken.append(seal.open(body))
-        except BrokenSeal:
-            with pytest.raises(BrokenSeal):
-                seal.open(sealed()[len(taken)])  # Nothing mends it.
-            break
+    try:
+        for one in reader().feed(b"".join(stream)):
+            taken.append(seal.open(one))  # noqa: PERF401 (what is before a fault counts)
+    except BrokenSeal:
+        with pytest.raises(BrokenSeal):
+            seal.open(sealed()[len(taken)])  # Nothing mends it.
     return taken
 
 
@@ -47,21 +50,34 @@ def flipped(stream: Stream, at: int) -> Stream:
     return [stream[0], stream[1][:at] + bytes([stream[1][at] ^ 1]) + stream[1][at + 1 :], stream[2]]
 
 
+def joined(stream: Stream) -> bytes:
+    """Return a frame of the first two bodies, with the tag of the second."""
+    return frame(BODIES[0] + BODIES[1]) + stream[1][-TAG_BYTES:]
+
+
+def split(sealed: bytes) -> Stream:
+    """Return two frames for the body of one, each with its tag."""
+    body, tag = sealed[HEADER_BYTES:-TAG_BYTES], sealed[-TAG_BYTES:]
+    return [frame(body[:1]) + tag, frame(body[1:]) + tag]
+
+
 # What is done to the four frames, and how many of them are still taken.
 TAMPERING: dict[str, tuple[Callable[[Stream], Stream], int]] = {
     "nothing": (lambda s: s, 4),
-    "a bit of a body": (lambda s: flipped(s, 0), 1),
+    "a bit of a length": (lambda s: flipped(s, HEADER_BYTES - 1), 1),
+    "a bit of a body": (lambda s: flipped(s, HEADER_BYTES), 1),
     "a bit of a tag": (lambda s: flipped(s, -1 % len(s[1])), 1),
     "one is left out": (lambda s: [s[0], *s[2:]], 1),
     "one is repeated": (lambda s: [s[0], s[0], *s[1:]], 1),
     "an old one comes again": (lambda s: [*s[:3], s[0]], 3),
     "two change places": (lambda s: [s[0], s[2], s[1], s[3]], 1),
     "the end is cut off": (lambda s: [s[0], s[1][:-1]], 1),
-    "something is added": (lambda s: [s[0], s[1] + b"x"], 1),
-    "the tag is taken away": (lambda s: [s[0][:-TAG_BYTES]], 0),
-    "less than a tag": (lambda _: [b"x"], 0),
-    "plain text": (lambda s: [s[0], BODIES[1]], 1),
-    "two become one": (lambda s: [s[0][:-TAG_BYTES] + s[1]], 0),
+    "a byte is taken away": (lambda s: [s[0], s[1][:-1], *s[2:]], 1),
+    "a byte is added": (lambda s: [s[0], s[1], b"x", *s[2:]], 2),
+    "the tag is taken away": (lambda s: [s[0][:-TAG_BYTES], *s[1:]], 0),
+    "plain text": (lambda s: [s[0], frame(BODIES[1]), *s[2:]], 1),
+    "two become one": (lambda s: [joined(s), *s[2:]], 0),
+    "one becomes two": (lambda s: [*split(s[0]), s[1]], 0),
     "the tag of another frame": (lambda s: [s[0], s[1][:-TAG_BYTES] + s[0][-TAG_BYTES:]], 1),
     "sent back to its sender": (lambda _: sealed(OTHER), 0),
 }
@@ -73,5 +89,34 @@ def test_whatever_is_done_on_the_way_is_noticed(done: str) -> None:
     assert opened(tamper(sealed())) == BODIES[:taken]
 
 
-def test_a_sealed_frame_is_longer_by_its_tag_alone() -> None:
-    assert [len(body) for body in sealed()] == [len(body) + TAG_BYTES for body in BODIES]
+def test_a_sealed_frame_is_the_frame_and_its_tag() -> None:
+    assert [one[:-TAG_BYTES] for one in sealed()] == [frame(body) for body in BODIES]
+
+
+def test_the_limit_is_for_the_body_and_known_from_its_length() -> None:
+    seal = Seal(KEY)
+    first, second = seal.seal(frame(b"12345")), seal.seal(frame(b"123456"))
+    five = reader(5)
+    assert five.feed(first) == [first]
+    with pytest.raises(FrameTooLarge):
+        five.feed(second[:HEADER_BYTES])
+
+
+@pytest.mark.parametrize("first", [0, 3, 6])
+@pytest.mark.parametrize("cut", [9, 10, 13, 16, 17, 32, 33, 40])
+def test_sealed_frames_may_come_with_the_last_that_is_not(first: int, cut: int) -> None:
+    """An agent may send its proof and its status together."""
+    stream = frame(b"proof") + b"".join(sealed())
+    late = FrameReader(tag_bytes=None)
+    assert late.feed(stream[:first]) == []
+    assert late.feed(stream[first:cut]) == [b"proof"]
+    late.tag_bytes = TAG_BYTES
+    assert late.feed(b"") + late.feed(stream[cut:]) == sealed()
+    assert late.buffered_bytes == 0
+
+
+def test_less_than_a_tag_breaks_a_seal_for_ever() -> None:
+    seal = Seal(KEY)
+    for one in (b"x", sealed()[0]):
+        with pytest.raises(BrokenSeal):
+            seal.open(one)

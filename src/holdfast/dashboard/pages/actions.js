@@ -36,9 +36,9 @@ export function ask(action, node = "") {
     confirm.disabled = true;
     problem.textContent = "";
     try {
-      await post("/action", { id, action, node, reason: reason.value, grace_s: grace.value === "" ? -1 : Number(grace.value) });
+      const answer = await post("/action", { id, action, node, reason: reason.value, grace_s: grace.value === "" ? -1 : Number(grace.value) });
       dialog.close();
-      toast(`${verb.toLowerCase()}${node ? ` ${node}` : ""}: granted`);
+      toast(answer.why || `${verb.toLowerCase()}${node ? ` ${node}` : ""}: granted`);
     } catch (error) {
       problem.textContent = error.message;
       confirm.disabled = false;

@@ -218,8 +218,9 @@ class ProcessFailure:
 class ChildFailedError(Exception):
     """Workers failed. `failures` has them by global rank; `str(error)` is the whole report.
 
-    The agent may set `log_dir` (where the logs are), `report_file` (the same report as JSON) and
-    `restarts` ("after 3 of 3 restarts") once it knows them; the text then says so.
+    The agent may set `log_dir` (where the logs are), `report_file` (the same report as JSON),
+    `restarts` ("after 3 of 3 restarts") and `many_nodes` (there are failures that this node does not
+    know of) once it knows them; the text then says so.
     """
 
     def __init__(self, name: str, failures: dict[int, ProcessFailure]) -> None:
@@ -231,6 +232,7 @@ class ChildFailedError(Exception):
         self.log_dir = ""
         self.report_file = ""
         self.restarts = ""
+        self.many_nodes = False
 
     def __str__(self) -> str:
         return self.format_msg()

@@ -42,6 +42,8 @@ def lay_out(error: ChildFailedError, border: str = "=", section: str = "-") -> s
     more = [_one_line(rank, failure, first.host) for rank, failure in others[:OTHERS_MAX]]
     if len(others) > OTHERS_MAX:
         more.append(f"  ... and {len(others) - OTHERS_MAX} more")
+    if others and error.many_nodes:
+        more.append("  (on this node, and on that of the root cause; other nodes report their own)")
     where = []
     if error.log_dir:
         where.append(f"Logs:   {error.log_dir}")
