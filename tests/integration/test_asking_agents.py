@@ -6,6 +6,7 @@ of their own; `ELSEWHERE` is a machine that has no agent at all.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -19,7 +20,12 @@ import pytest
 from chaos.network import Network, address, missing
 
 from etcd_teams import EtcdTeam
+from holdfast.agent.node_server import QUESTIONS_MAX
+from holdfast.control.line import open_contact
+from holdfast.coordinator.control_port import ControlAccess
 from holdfast.core.etcd.keys import NodeRecord, read_record
+from holdfast.wire import control
+from holdfast.wire.messages import Query
 from real_jobs import HOLDFAST, PATIENCE_S
 from real_teams import TOGETHER, Cluster
 
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from holdfast.core.protocol import ControlPort
     from real_etcd import Etcd
 
 STOPPED = 143
@@ -118,13 +125,28 @@ def lines_of(stream: subprocess.Popen[str], count: int) -> set[str]:
     return {stream.stdout.readline() for _ in range(count)}
 
 
-def control_ports(team: EtcdTeam) -> dict[str, int]:
+def control_ports(team: EtcdTeam) -> dict[str, ControlPort]:
     records = (
         read_record(NodeRecord, one.value)
         for one in team.left().values()
         if one.name.startswith("nodes/")
     )
-    return {one.status.info.node: one.control.port for one in records if one.control is not None}
+    return {one.status.info.node: one.control for one in records if one.control is not None}
+
+
+async def ask_without_end(team: EtcdTeam) -> None:
+    """Ask an agent for stacks, and do not wait for them, until it has had enough."""
+    access = ControlAccess(run_id=team.run_id, token=TOKEN.encode())
+    found = access.contacts(("", "127.0.0.1", one) for one in control_ports(team).values())
+    line = await open_contact(found.contacts[0], team.run_id, found, None)
+    try:
+        for number in range(2 * QUESTIONS_MAX):
+            line.send(Query(id=number, what=control.STACKS, run_id=team.run_id))
+        async with asyncio.timeout(PATIENCE_S):
+            while not line.problem:  # noqa: ASYNC110 (no event tells of it)
+                await asyncio.sleep(LOOK_AGAIN_S)
+    finally:
+        line.close()
 
 
 def test_on_etcd_every_node_is_seen_and_steered_from_every_machine(
@@ -182,6 +204,38 @@ def test_on_etcd_every_node_is_seen_and_steered_from_every_machine(
                 one.communicate()
 
 
+def test_the_loss_of_the_leader_ends_nothing_that_is_watched_from_elsewhere(
+    tmp_path: Path, etcd: Etcd
+) -> None:
+    flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
+    with EtcdTeam(tmp_path, SAYS, *flags, etcd=etcd, nnodes="2:3", conf=TOGETHER) as team:
+        machines = Machines(
+            team, "--rdzv-backend", "etcd", "--rdzv-endpoint", team.endpoint,
+            "--rdzv-conf", f"etcd_prefix={team.prefix}",
+        )  # fmt: skip
+        machines.start("a", "b", "c")
+        team.generation(3)
+        machines.await_sockets("a", "b", "c")
+        logs = machines.follow(ELSEWHERE, "logs", "--follow")
+        status = machines.follow(ELSEWHERE, "status", "--watch", "--json")
+        try:
+            assert lines_of(logs, 3) == {f"[{rank}] first 0 of {rank}\n" for rank in range(3)}
+            lines_of(status, 1)
+            team.agents[team.leader()].kill()
+            team.generation(2)
+            assert lines_of(logs, 2) == {f"[{rank}] first 1 of {rank}\n" for rank in range(2)}
+            assert status.stdout is not None
+            while json.loads(status.stdout.readline())["generation"] < 1:
+                pass
+            machines.run(ELSEWHERE, "stop")
+            assert logs.wait(PATIENCE_S) == 0
+            assert status.wait(PATIENCE_S) == 1  # There is no such job any more.
+        finally:
+            for one in (logs, status):
+                one.kill()
+                one.communicate()
+
+
 def test_silent_strangers_harm_no_agent_and_a_token_that_is_set_is_needed(
     tmp_path: Path, etcd: Etcd
 ) -> None:
@@ -199,10 +253,12 @@ def test_silent_strangers_harm_no_agent_and_a_token_that_is_set_is_needed(
             for said in (b"", b"\0"):
                 for _ in range(SILENT // 2):
                     one = strangers.enter_context(
-                        socket.create_connection(("127.0.0.1", ports["b"]))
+                        socket.create_connection(("127.0.0.1", ports["b"].port))
                     )
                     one.sendall(said)
             machines.await_reports(ELSEWHERE, "a", "b")
+        asyncio.run(ask_without_end(team))
+        machines.await_reports(ELSEWHERE, "a", "b")
         looking, _ = machines.run("a", "token", "--read-only", "--job", team.run_id)
         machines.run(ELSEWHERE, "logs", token=looking.strip())
         machines.run(ELSEWHERE, "stop", code=1, token=looking.strip())

@@ -72,7 +72,11 @@ if TYPE_CHECKING:
     Kept = tuple[float, lifecycle.LifecycleEvent]
 
 CONNECTIONS_MAX = 64
+"""At the socket, and as many at the control port: who is there keeps nobody from the agent's own machine."""
 STREAMS_MAX = 256
+"""Of logs, to all who ask, and of events to each: they hold descriptors."""
+QUESTIONS_MAX = 64
+"""Under way of one who asks; a coordinator has a limit of its own."""
 UNREAD_BYTES_MAX = 4 * 1024 * 1024
 """Whoever leaves more of its answers unread is dropped."""
 LOOP_S = 5.0
@@ -118,6 +122,8 @@ class Asker:
         self.streams: dict[int, LogStream] = {}
         self.following: set[int] = set()
         """Queries for events as they come."""
+        self.under_way = 0
+        """Questions that are being answered."""
 
     def send(self, message: Message) -> None:
         raise NotImplementedError
@@ -136,6 +142,9 @@ class Asker:
         self.streams.clear()
         self.following.clear()
         self.server.askers.discard(self)
+
+    def answered(self, _: object) -> None:
+        self.under_way -= 1
 
 
 class AtSocket(Asker, asyncio.Protocol):
@@ -318,7 +327,7 @@ class NodeServer:
 
     def _begin(self, descriptor: int) -> None:
         connection = socket.socket(fileno=descriptor)
-        if len(self.askers) >= CONNECTIONS_MAX:
+        if sum(isinstance(one, AtSocket) for one in self.askers) >= CONNECTIONS_MAX:
             connection.close()
             return
         connection.settimeout(0)
@@ -327,10 +336,13 @@ class NodeServer:
     async def _serve(self, connection: socket.socket) -> None:
         await self._loop.create_connection(lambda: AtSocket(self), sock=connection)
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any, asker: Asker | None = None) -> None:
         task: asyncio.Task[None] = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if asker is not None:
+            asker.under_way += 1
+            task.add_done_callback(asker.answered)
 
     async def connect(self) -> ClientConnection:
         """Return a connection to the coordinator, or raise `ConnectFailed`."""
@@ -434,11 +446,13 @@ class NodeServer:
 
     def received(self, asker: Asker, message: Message) -> None:
         """Answer or pass on; raise `WireError` for what nobody should send."""
+        if asker.under_way >= QUESTIONS_MAX and not isinstance(asker, Passed):
+            raise BadMessage(f"more than {QUESTIONS_MAX} questions at once")
         if isinstance(message, StatusRequest) and not isinstance(asker, Passed):
             if isinstance(asker, AtSocket) and self._has_coordinator:
                 asker.pass_up(message)
             else:
-                self._spawn(self._status(asker, message))
+                self._spawn(self._status(asker, message), asker)
         elif isinstance(message, Query):
             self._query(asker, message)
         elif isinstance(message, Goodbye):
@@ -461,17 +475,17 @@ class NodeServer:
         ):
             self._follow_up(asker, query)
         elif what == control.HERE and isinstance(asker, AtSocket):
-            self._spawn(self._here(asker, query))
+            self._spawn(self._here(asker, query), asker)
         elif what == control.CONTACTS and isinstance(asker, AtSocket):
-            self._spawn(self._contacts(asker, query))
+            self._spawn(self._contacts(asker, query), asker)
         elif what == control.REPORT and is_for_here:
-            self._spawn(self._tell_report(asker, query))
+            self._spawn(self._tell_report(asker, query), asker)
         elif what == control.LOGS and is_for_here:
-            self._spawn(self._logs(asker, query))
+            self._spawn(self._logs(asker, query), asker)
         elif what == control.STACKS and is_for_here:
-            self._spawn(self._stacks(asker, query))
+            self._spawn(self._stacks(asker, query), asker)
         elif what == control.STAGES and is_for_here:
-            self._spawn(self._stages(asker, query))
+            self._spawn(self._stages(asker, query), asker)
         elif (
             what == control.EVENTS
             and (isinstance(asker, Passed) or query.node or not self._has_coordinator)
@@ -483,7 +497,7 @@ class NodeServer:
         elif what in (control.MORE, control.CANCEL):
             pass  # It is over already.
         elif what == control.ACT and not isinstance(asker, Passed):
-            self._spawn(self._act(asker, query))
+            self._spawn(self._act(asker, query), asker)
         elif not is_for_here:
             why = f"this is the agent of {self._node}, and no coordinator passes this on to {query.node}"
             self._refuse(asker, query, RequestRefusal.NOT_HERE, why)
@@ -622,6 +636,10 @@ class NodeServer:
 
     def _events(self, asker: Asker, query: Query) -> None:
         follow = control.unpack(control.EventsQuery, query.body).follow
+        if follow and len(asker.following) >= STREAMS_MAX:
+            why = f"{STREAMS_MAX} streams are open already"
+            self._refuse(asker, query, RequestRefusal.TOO_MANY, why)
+            return
         records = [record_of(self._node, one) for one in self._door.kept]
         records.sort(key=lambda one: one.wall)
         size = control.EVENTS_AT_ONCE
@@ -639,8 +657,9 @@ class NodeServer:
         except BadMessage as problem:
             asker.drop(str(problem))
             return
-        if len(asker.streams) >= STREAMS_MAX or query.id in asker.streams:
-            why = f"{len(asker.streams)} streams are open already"
+        streams = sum(len(one.streams) for one in self.askers)
+        if streams >= STREAMS_MAX or query.id in asker.streams:
+            why = f"{streams} streams are open already"
             self._refuse(asker, query, RequestRefusal.TOO_MANY, why)
             return
         stream = LogStream(wanted, self._loop)

@@ -115,7 +115,7 @@ class PortServer:
             raise HandshakeRefused(f"this is an agent of the job {quoted(repr(run_id))}")
         if self._own.access.token is None and not is_own_user(peer.user):
             raise HandshakeRefused("without a token an agent serves its own user alone on its host")
-        if len(self._server.askers) >= CONNECTIONS_MAX:
+        if sum(one is not None for one in self._askers.values()) >= CONNECTIONS_MAX:
             why = f"the agent has {CONNECTIONS_MAX} connections already"
             raise HandshakeRefused(why, permanent=False)
         peer.read_only |= self._own.read_only

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from holdfast.wire.messages import EventRecord, JobSummary, NodeSummary
 
 WATCH_EVERY_S = 1.0
+GIVE_UP_S = 60.0
+"""A job whose state cannot be read for so long is not watched any more."""
 BEGIN_EVERY_S = 0.5
 """How often it is looked for nodes whose logs are not followed yet."""
 HISTORY_SHOWN = 5
@@ -390,6 +392,7 @@ def _endpoint_of(args: argparse.Namespace, given: dict[str, str]) -> Endpoint:
         auth=config.auth,
         certified=config.certified,
         read_only=True,
+        make=False,
     )
     tls = config.tls_with(token, run_id)
     if tls is not None and tls.is_psk and token is not None and token.startswith(READ_ONLY_PREFIX):
@@ -458,18 +461,38 @@ async def _jobs_of(place: Place) -> list[JobSummary]:
 async def _status(args: argparse.Namespace) -> None:
     import asyncio
 
+    from holdfast.control.line import UNREACHABLE, ControlProblem
+
     async with await connect(args) as client:
+        told = ""
+        now = asyncio.get_running_loop().time
+        reached_at = now()
         while True:
-            job = await client.status(watch=True)
-            if args.json:
-                _print_json(job)
-                _complain("status", client.agents.unreached)
+            try:
+                job = await client.status(watch=True)
+            except ControlProblem as problem:
+                is_gone = client.is_over or now() - reached_at >= GIVE_UP_S
+                if not args.watch or is_gone or problem.exit_code != UNREACHABLE:
+                    raise
+                if problem.message != told:
+                    _complain("status", [problem.message])
+                told = problem.message
             else:
-                text = describe(job, client.agents.unreached)
-                _print((CLEAR if args.watch and sys.stdout.isatty() else "") + text)
+                told = ""
+                reached_at = now()
+                _show_status(args, job, client.agents.unreached)
             if not args.watch:
                 return
             await asyncio.sleep(WATCH_EVERY_S)
+
+
+def _show_status(args: argparse.Namespace, job: JobSummary, unreached: Sequence[str]) -> None:
+    if args.json:
+        _print_json(job)
+        _complain("status", unreached)
+    else:
+        text = describe(job, unreached)
+        _print((CLEAR if args.watch and sys.stdout.isatty() else "") + text)
 
 
 async def _top(args: argparse.Namespace) -> None:
@@ -596,11 +619,22 @@ async def follow_logs(
     def about(name: str) -> str:
         return f"{name}: {problems[name].message}"
 
-    async def begin() -> None:
-        job = await client.status()
+    async def chosen() -> list[str]:
+        try:
+            job = await client.status()
+        except ControlProblem as problem:
+            is_elsewhere = client.agents.passes_on or node not in ("", client.node)
+            if tasks or is_elsewhere or client.is_over:
+                raise
+            _complain("logs", [problem.message])  # As that etcd is away: what is at hand is shown.
+            return [client.node]
         names = [one.node for one in job.nodes if _is_chosen(one, node, wanted.ranks)]
         if not names and not tasks:
             raise ControlProblem(_none_chosen(job, node, wanted.ranks), exit_code=1)
+        return names
+
+    async def begin() -> None:
+        names = await chosen()
         for name in names:
             if name not in tasks or tasks[name].done():
                 tasks[name] = asyncio.ensure_future(read(name, len(names)))
@@ -613,14 +647,15 @@ async def follow_logs(
             while True:
                 await happened.wait()
                 happened.clear()
-                await begin()
+                try:
+                    await begin()
+                except ControlProblem:
+                    happened.set()  # Those that are followed go on, until there are no more events.
                 await asyncio.sleep(BEGIN_EVERY_S)  # One start is many events.
 
         following = asyncio.ensure_future(follow_nodes())
         try:
             async for _event in client.events(follow=True):
-                if following.done():
-                    following.result()
                 happened.set()
         except ControlProblem as end:
             if not known:

@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.control.line import (
     AGENT,
+    NOT_FOUND,
     REPLIES_MAX,
     ControlProblem,
     Line,
@@ -56,7 +57,8 @@ class Agents:
     """Opens the connections to the agents of one job, beside `own`, until `close`.
 
     With `passes_on` whoever is at `own` answers for all nodes. `beside` has the sockets of agents on
-    this machine by node. `look` returns where the others are.
+    this machine by node. `look` returns where the others are, and `reopen` a connection to one of them
+    in the place of `own`.
     """
 
     def __init__(
@@ -66,12 +68,15 @@ class Agents:
         passes_on: bool,
         beside: Mapping[str, str] | None = None,
         look: Callable[[], Awaitable[control.Contacts]] | None = None,
+        reopen: Callable[[], Awaitable[Line]] | None = None,
         found: control.Contacts | None = None,
     ) -> None:
         self.passes_on = passes_on
         self.on_unreached: Callable[[str], object] = lambda _: None
         """Gets a line about each agent that cannot be asked, once for each reason."""
-        self._own = own
+        self.own = own
+        self._reopen = reopen
+        self._reopening = asyncio.Lock()
         self._beside = dict(beside or {})
         self._look = look or self._ask_own
         self._looked_at = -LOOK_S
@@ -91,7 +96,7 @@ class Agents:
     def close(self) -> None:
         for task in (*self._opening.values(), *self._reporting.values()):
             task.cancel()
-        for one in self._opened.values():
+        for one in (self.own, *self._opened.values()):
             one.close()
 
     @property
@@ -99,10 +104,23 @@ class Agents:
         """A line about each node whose agent cannot be asked now."""
         return [_about(node, problem) for node, (_, problem) in sorted(self._unreached.items())]
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the agent at `own` is gone, and another can be asked in its place."""
+        return bool(self.own.problem) and self._reopen is not None
+
+    async def anyone(self) -> Line:
+        """Return where to ask about the whole job: an agent that has ended is not the end of it."""
+        async with self._reopening:
+            if self._reopen is not None and self.is_lost:
+                self.own = await self._reopen()
+            return self.own
+
     async def at(self, node: str) -> Line:
         """Return where to ask about a node; raise `ControlProblem` if its agent cannot be reached."""
-        if node in ("", self._own.node) or (self.passes_on and node not in self._beside):
-            return self._own
+        is_own = node == self.own.node and not self.is_lost
+        if not node or is_own or (self.passes_on and node not in self._beside):
+            return await self.anyone()
         opened = self._opened.get(node)
         if opened is not None and not opened.problem:
             return opened
@@ -121,20 +139,21 @@ class Agents:
         try:
             await self._look_again()
         except ControlProblem as problem:
-            if self._own.problem:
+            if self.own.problem:
                 raise
             self.on_unreached(problem.message)  # Such as that its agent is of an older version.
-        return [*dict.fromkeys((self._own.node, *self._contacts))]
+        own = () if self.is_lost else (self.own.node,)
+        return [*dict.fromkeys((*own, *self._contacts))]
 
     async def _open(self, node: str) -> Line | ControlProblem:
         try:
             async with self._turns:
                 path = self._beside.get(node)
                 if path is not None:
-                    opened = await open_socket(path, self._own.run_id, node)
+                    opened = await open_socket(path, self.own.run_id, node)
                 else:
                     contact = await self._contact_of(node)
-                    run_id = self._own.run_id
+                    run_id = self.own.run_id
                     opened = await open_contact(contact, run_id, self._found, self._tls)
         except ControlProblem as problem:
             self._contacts.pop(node, None)  # It may be elsewhere by now.
@@ -183,7 +202,7 @@ class Agents:
 
     async def _ask_own(self) -> control.Contacts:
         found = control.Contacts()
-        async for reply in self._own.many(control.CONTACTS):
+        async for reply in self.own.many(control.CONTACTS):
             part = unpacked(control.Contacts, reply.body)
             contacts = found.contacts + part.contacts
             found = msgspec.structs.replace(part, contacts=contacts, pem=part.pem or found.pem)
@@ -283,17 +302,26 @@ class MergedEvents:
 
     async def next(self) -> EventRecord:
         """Return the next event that happens; raise `ControlProblem` once nobody is left to tell."""
-        if self._watching is None:
-            self._watching = asyncio.ensure_future(self._watch())
-        fresh = asyncio.ensure_future(self._fresh.get())
-        try:
-            await asyncio.wait((fresh, self._watching), return_when=asyncio.FIRST_COMPLETED)
-            if fresh.done():
-                return fresh.result()
-            self._watching.result()
-            raise self._end
-        finally:
-            fresh.cancel()
+        while True:
+            if self._watching is None:
+                self._watching = asyncio.ensure_future(self._watch())
+            fresh = asyncio.ensure_future(self._fresh.get())
+            try:
+                await asyncio.wait((fresh, self._watching), return_when=asyncio.FIRST_COMPLETED)
+                if fresh.done():
+                    return fresh.result()
+                self._watching.result()
+            finally:
+                fresh.cancel()
+            if not self._agents.is_lost:
+                raise self._end
+            try:
+                await self._agents.anyone()
+            except ControlProblem as problem:
+                # It says that the job is over; or that also the etcd of --ha is gone, which tells less.
+                raise (problem if problem.exit_code == NOT_FOUND else self._end) from None
+            self._watching = None
+            await asyncio.sleep(LOOK_S)
 
     async def _kept_of(self, node: str) -> list[EventRecord]:
         line = await self._agents.at(node)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
+import random
 import secrets
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -61,6 +62,8 @@ WATCH_S = 2.5
 LOOK_AGAIN_S = 0.1
 COORDINATED = ("c10d", "static")
 """The backends whose jobs have a coordinator, of agents that do not say."""
+NOBODY_S = 10.0
+"""After this time without an answer of anybody no others are tried: a firewall may drop it all."""
 STAGGER_S = 0.5
 """After this time without an answer of an agent the next one is tried besides."""
 ROOM_MIN_BYTES = 1_024
@@ -89,7 +92,6 @@ class JobClient:
 
     def __init__(
         self,
-        line: Line,
         agents: Agents,
         *,
         read_only: bool = False,
@@ -98,7 +100,6 @@ class JobClient:
         self.agents = agents
         self.read_only = read_only
         """Whether it is known that nothing can be changed over this connection."""
-        self._line = line
         self._closed = closed
 
     async def __aenter__(self) -> Self:
@@ -114,22 +115,26 @@ class JobClient:
 
     def close(self) -> None:
         self.agents.close()
-        self._line.close()
         if self._closed is not None:
             self._closed()
 
     @property
     def run_id(self) -> str:
-        return self._line.run_id
+        return self.agents.own.run_id
 
     @run_id.setter
     def run_id(self, run_id: str) -> None:
-        self._line.run_id = run_id
+        self.agents.own.run_id = run_id
 
     @property
     def node(self) -> str:
         """The node whose agent this is a connection to; empty at a coordinator."""
-        return self._line.node
+        return self.agents.own.node
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be asked any more, of this agent or another."""
+        return bool(self.agents.own.problem) and not self.agents.is_lost
 
     # What can be asked.
 
@@ -139,9 +144,17 @@ class JobClient:
 
     async def _summaries(self, *, watch: bool) -> list[JobSummary]:
         run_id = self.run_id
-        reply = await self._line.one(
-            lambda number: StatusRequest(id=number, run_id=run_id, watch=watch)
-        )
+
+        def question(number: int) -> StatusRequest:
+            return StatusRequest(id=number, run_id=run_id, watch=watch)
+
+        line = await self.agents.anyone()
+        try:
+            reply = await line.one(question)
+        except ControlProblem:
+            if not self.agents.is_lost:
+                raise
+            reply = await (await self.agents.anyone()).one(question)  # It ended meanwhile.
         assert isinstance(reply, StatusReply)
         return reply.jobs
 
@@ -193,7 +206,8 @@ class JobClient:
             who=who_asks(),
             why=one_line(why, ASKED_WHY_CHARS_MAX),
         )
-        reply = await self._line.ask(control.ACT, body=control.pack(request))
+        line = await self.agents.anyone()
+        reply = await line.ask(control.ACT, body=control.pack(request))
         return one_line(reply.why)
 
     async def events(self, *, follow: bool = False, node: str = "") -> AsyncIterator[EventRecord]:
@@ -282,7 +296,7 @@ async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
         if coordinated is None:
             coordinated = here.backend in COORDINATED
         sockets = {one.here.node: one.path for one in beside if one.here.node}
-        return JobClient(line, Agents(line, passes_on=coordinated, beside=sockets))
+        return JobClient(Agents(line, passes_on=coordinated, beside=sockets))
     if isinstance(place, Directory):
         try:
             return await _open_listed(place)
@@ -291,10 +305,21 @@ async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
             raise
     line = await open_endpoint(place)
     read_only = (place.token or b"").startswith(READ_ONLY_PREFIX)
-    return JobClient(line, Agents(line, passes_on=True), read_only=read_only)
+    return JobClient(Agents(line, passes_on=True), read_only=read_only)
 
 
 async def _open_listed(place: Directory) -> JobClient:
+    line, found = await _open_anyone(place)
+
+    async def reopen() -> Line:
+        return (await _open_anyone(place))[0]
+
+    look = lambda: _read(place.contacts)  # noqa: E731
+    agents = Agents(line, passes_on=False, look=look, reopen=reopen, found=found)
+    return JobClient(agents, read_only=found.read_only, closed=place.close)
+
+
+async def _open_anyone(place: Directory) -> tuple[Line, control.Contacts]:
     """Return a connection to the leader's agent, or to the first of the others that answers."""
     found = await _read(place.contacts)
     there = [one for one in found.contacts if one.port]
@@ -308,26 +333,31 @@ async def _open_listed(place: Directory) -> JobClient:
             f"the agents {where} can be asked on their own machines alone: control=off, or an older "
             "version of Holdfast"
         )
-    line = await _first_that_answers(there, place, found)
-    agents = Agents(line, passes_on=False, look=lambda: _read(place.contacts), found=found)
-    return JobClient(line, agents, read_only=found.read_only, closed=place.close)
+    return await _first_that_answers(there, place, found), found
 
 
 async def _first_that_answers(
     there: list[control.Contact], place: Directory, found: control.Contacts
 ) -> Line:
     tls = tls_of(found)
+    now = asyncio.get_running_loop().time
+    deadline = now() + NOBODY_S
+    others = there[1:]
+    random.shuffle(others)  # Neighbours in the list may be neighbours in a rack that is cut off.
+    left = [*others, there[0]]
     trying: set[asyncio.Task[Line]] = set()
     answered: list[Line] = []
     problem: ControlProblem | None = None
     try:
-        while not answered and (there or trying):
-            if there:
-                work = open_contact(there.pop(0), place.run_id, found, tls)
+        while not answered and (left or trying):
+            if left:
+                work = open_contact(left.pop(), place.run_id, found, tls)
                 trying.add(asyncio.ensure_future(work))
             done, trying = await asyncio.wait(
-                trying, timeout=STAGGER_S if there else None, return_when=asyncio.FIRST_COMPLETED
+                trying, timeout=STAGGER_S if left else None, return_when=asyncio.FIRST_COMPLETED
             )
+            if now() >= deadline:
+                left.clear()
             for one in done:
                 try:
                     answered.append(one.result())
@@ -348,8 +378,8 @@ async def _first_that_answers(
 
 
 async def run_ids_of(place: Directory) -> list[str]:
-    """Return the jobs that can be looked up at a place."""
-    return await _read(place.run_ids)
+    """Return the jobs at a place, but for those that are over where others are not."""
+    return await _read(lambda: place.run_ids(running=True) or place.run_ids())
 
 
 async def stored_jobs(place: Directory) -> list[JobSummary]:

@@ -38,8 +38,8 @@ class Directory:
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
 
-    def run_ids(self) -> list[str]:
-        """Return the jobs that are there, running or not."""
+    def run_ids(self, *, running: bool = False) -> list[str]:
+        """Return the jobs that are there, all or those that have an agent."""
         raise NotImplementedError
 
     def contacts(self) -> Contacts:
@@ -65,11 +65,11 @@ class EtcdDirectory(Directory):
         self.where = where
         self._etcd, self._prefix = etcd, prefix
 
-    def run_ids(self) -> list[str]:
+    def run_ids(self, *, running: bool = False) -> list[str]:
         from holdfast.rendezvous.etcd import read_run_ids
 
         with self._reading() as client:
-            return read_run_ids(client, self._prefix)
+            return read_run_ids(client, self._prefix, running=running)
 
     def contacts(self) -> Contacts:
         from holdfast.rendezvous.etcd import read_ports
@@ -107,7 +107,7 @@ class HaDirectory(EtcdDirectory):
         from holdfast.rendezvous.etcd import DEFAULT_PREFIX
         from holdfast.rendezvous.ha import control_access, list_of
 
-        of = list_of(params)
+        of = list_of(params, make_token=False)
         self._certificates = Certificates(of)
         self._own_access = control_access(of, self._certificates)
         etcd = of.client_settings(self._certificates.guard)
@@ -136,13 +136,13 @@ class FolderDirectory(Directory):
                 f"--rdzv-endpoint: {endpoint!r} is not a folder; accepted: that of the job"
             )
 
-    def run_ids(self) -> list[str]:
+    def run_ids(self, *, running: bool = False) -> list[str]:
         try:
             names = sorted(os.listdir(self._folder))
         except OSError as problem:
             raise HoldfastError(f"{self.where}: {problem.strerror}", exit_code=78) from None
         found = [job for name in names if (job := self._read(name)) is not None]
-        return [job.run_id for job in found]
+        return [job.run_id for job in found if not running or job.outcome is None]
 
     def contacts(self) -> Contacts:
         from holdfast.rendezvous.backend import ports_of

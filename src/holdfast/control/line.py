@@ -114,7 +114,9 @@ class Line:
             async with asyncio.timeout(ANSWER_S):
                 return self._checked(await replies.get())
         except TimeoutError:
-            raise ControlProblem(f"no answer within {ANSWER_S:g} s") from None
+            self.ended(f"no answer within {ANSWER_S:g} s")  # It is stopped, or cut off.
+            self.close()
+            raise ControlProblem(self.problem) from None
         finally:
             del self._replies[number]
 

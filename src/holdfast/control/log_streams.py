@@ -88,9 +88,12 @@ class LogStream:
         self._send: Callable[[LogLines], None] | None = None
         self._end: Callable[[str], None] | None = None
         self._generation = -1
+        self._is_closed = False
 
     def add(self, generation: int, files: list[tuple[int, str, str]]) -> int:
         """Read these too; return how many files of the wanted ranks there are now."""
+        if self._is_closed:
+            return 0  # Who asked has gone meanwhile.
         if generation != self._generation:
             is_first = self._generation < 0
             self._generation = generation
@@ -112,14 +115,16 @@ class LogStream:
         return len(self._files)
 
     def begin(self, send: Callable[[LogLines], None], end: Callable[[str], None]) -> None:
-        self._send, self._end = send, end
-        self._soon()
+        if not self._is_closed:
+            self._send, self._end = send, end
+            self._soon()
 
     def give_room(self, size: int) -> None:
         self._room += size
         self._soon()
 
     def close(self) -> None:
+        self._is_closed = True
         if self._turn is not None:
             self._turn.cancel()
             self._turn = None

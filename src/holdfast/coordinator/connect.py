@@ -45,6 +45,7 @@ CONNECTING_MAX = 512
 until the coordinator drops those that do not get on with their handshake."""
 
 MUTE = "it takes the connection but does not answer: no coordinator, or one that is stopped"
+MUTE_AGENT = "it takes the connection but does not answer, as if it were stopped"
 NO_CERTIFICATE = (
     "it closed the connection after the TLS handshake, without an answer: it wants a certificate "
     "that its tls_ca has signed (set tls_cert and tls_key here), or it is no coordinator"
@@ -367,7 +368,8 @@ class CoordinatorConnector:
             raise
         except TimeoutError:
             slow = f"no handshake within {HANDSHAKE_S:g} s"
-            raise ConnectFailed(MUTE if connection.is_mute else slow) from None
+            mute = MUTE if self.server is COORDINATOR else MUTE_AGENT
+            raise ConnectFailed(mute if connection.is_mute else slow) from None
         except OSError as error:
             if self.has_tls and _is_tls_fault(error):
                 raise ConnectFailed(tls.explain_failure(error), permanent=True) from None

@@ -158,6 +158,7 @@ def cluster_list(
     auth: str | None = None,
     tls: tuple[str | None, str | None, str | None] = (None, None, None),
     server_name: str = "",
+    make_token: bool = True,
 ) -> ClusterList:
     """Return the list with what guards it; `tls` has `tls_ca`, `tls_cert` and `tls_key`."""
     ca, cert, key = tls
@@ -171,7 +172,7 @@ def cluster_list(
         return ClusterList(run_id=run_id, machines=machines, files=files, server_name=server_name)
     # All are started with one list, and come to one answer: a token if any of it is not loopback.
     host = next((one for one, _ in machines if not names_loopback(one)), machines[0][0])
-    token = choose_token(host, environ, token_file=token_file, auth=auth)
+    token = choose_token(host, environ, token_file=token_file, auth=auth, make=make_token)
     return ClusterList(
         run_id=run_id,
         machines=machines,

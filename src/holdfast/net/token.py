@@ -52,11 +52,13 @@ def choose_token(
     auth: str | None = None,
     certified: bool = False,
     read_only: bool = False,
+    make: bool = True,
 ) -> bytes | None:
     """Return the token for an endpoint at this host, or None if there is to be none.
 
     `auth` is the setting of that name, and `certified` whether both sides must show certificates.
-    Unless it is to be `read_only`, one by which nothing can be changed is refused.
+    Unless it is to be `read_only`, one by which nothing can be changed is refused. Who only asks
+    a job does not `make` one: it would be another than the job's.
     """
     explicit = _setting(environ, token_file)
     if auth == NONE:
@@ -73,7 +75,7 @@ def choose_token(
         return token
     if auth != TOKEN and (names_loopback(host) or certified):
         return None
-    return own_token()
+    return own_token(make=make)
 
 
 def load_token(
@@ -124,9 +126,14 @@ def own_path() -> str:
     return path
 
 
-def own_token() -> bytes:
+def own_token(*, make: bool = True) -> bytes:
     """Return the user's own token; one is made, and that said, if there is none."""
     path = own_path()
+    if not make and not os.path.lexists(path):
+        raise EnvironmentProblem(
+            f"no token is set, and there is no {path} on this machine",
+            hint=f"copy it from a machine of the job, or set {FILE_VARIABLE} or {VARIABLE} as there",
+        )
     if not os.path.lexists(path) and make_token(path):
         console.notice(
             f"made {path}, the token that agents and coordinators of this user prove to each "

@@ -731,14 +731,17 @@ def read_ports(
     return [(one.status.info.node, one.status.info.address, one.control) for one in found]
 
 
-def read_run_ids(client: EtcdClient, prefix: str = DEFAULT_PREFIX) -> list[str]:
-    """Return the run ids of all jobs below a prefix. Raises `EtcdError`."""
+def read_run_ids(
+    client: EtcdClient, prefix: str = DEFAULT_PREFIX, *, running: bool = False
+) -> list[str]:
+    """Return the run ids of all jobs below a prefix, or of those that have a node. Raises `EtcdError`."""
+    kind = b"nodes" if running else b"job"
     root = f"{prefix.rstrip('/')}/".encode()
     [found] = client.txn(Txn((), (get_prefix(root, keys_only=True),))).results
     names = {
         unquote(name.decode(errors="replace"))
         for one in found
         for name, _, rest in [one.key[len(root) :].partition(b"/")]
-        if rest == b"job"
+        if rest.partition(b"/")[0] == kind
     }
     return sorted(names)

@@ -43,7 +43,7 @@ def create_ha_handler(params: RendezvousParameters) -> HaHandler:
     return HaHandler(params)
 
 
-def list_of(params: RendezvousParameters) -> ClusterList:
+def list_of(params: RendezvousParameters, *, make_token: bool = True) -> ClusterList:
     """Return the machines that are to run the cluster, and what guards it."""
     conf = config.parse(params)
     return cluster_list(
@@ -54,6 +54,7 @@ def list_of(params: RendezvousParameters) -> ClusterList:
         auth=conf.auth,
         tls=(conf.tls_ca, conf.tls_cert, conf.tls_key),
         server_name=conf.tls_server_name or "",
+        make_token=make_token,
     )
 
 

@@ -6,24 +6,33 @@ import asyncio
 import os
 import socket
 import time
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from holdfast.agent.port_server import HALF_OPEN_MAX, PortServer
+from holdfast.cli.operate import follow_logs
 from holdfast.control.client import open_job
 from holdfast.control.directory import Directory
-from holdfast.control.line import ControlProblem, open_contact, tls_of, unpacked
+from holdfast.control.line import NOT_FOUND, ControlProblem, open_contact, tls_of, unpacked
 from holdfast.coordinator.control_port import ControlAccess, ControlListener
-from holdfast.core.protocol import ControlPort
+from holdfast.core.protocol import ControlPort, RequestRefusal
 from holdfast.net.token_certificates import make_certificate
 from holdfast.wire import control
 from holdfast.wire.errors import HandshakeRefused
 from holdfast.wire.frames import FrameReader
 from holdfast.wire.handshake import ClientHandshake, control_key, read_only_token
 from holdfast.wire.limits import HANDSHAKE_FRAME_BYTES_MAX
-from holdfast.wire.messages import EventRecord, Goodbye, Query, Reply
+from holdfast.wire.messages import (
+    EventRecord,
+    Goodbye,
+    JobSummary,
+    Query,
+    Reply,
+    StatusReply,
+    StatusRequest,
+)
 from in_loop import in_loop
 from other_users import STRANGER, as_user
 
@@ -45,6 +54,8 @@ class Node:
         self.askers: set[Asker] = set()
         self.ahead_s = 0.0
         self.happened: list[EventRecord] = []
+        self.is_blind = False
+        """Whether it cannot read the state of the job, as while etcd is away."""
 
     def happen(self, text: str, ago_s: float) -> None:
         wall = time.time() + self.ahead_s - ago_s
@@ -52,6 +63,12 @@ class Node:
 
     def received(self, asker: Asker, message: Message) -> None:
         if isinstance(message, Goodbye):
+            return
+        if isinstance(message, StatusRequest) and self.is_blind:
+            asker.send(Reply(id=message.id, refusal=RequestRefusal.NO_ANSWER.value, why="no etcd"))
+            return
+        if isinstance(message, StatusRequest):
+            asker.send(StatusReply(id=message.id, jobs=[JobSummary(run_id=RUN_ID)]))
             return
         assert isinstance(message, Query)
         if message.what == control.EVENTS:
@@ -61,6 +78,10 @@ class Node:
             if control.unpack(control.EventsQuery, message.body).follow:
                 return
             asker.send(Reply(id=message.id))
+            return
+        if message.what == control.LOGS:
+            body = control.pack(control.LogLines(rank=7, text=b"a line\n"))
+            asker.send(Reply(id=message.id, body=body))
             return
         how = "reads" if asker.read_only else "may act"
         here = control.Here(run_id=RUN_ID, state=how)
@@ -216,6 +237,37 @@ async def test_events_of_all_nodes_are_in_order_whatever_their_clocks_say() -> N
             latest = await anext(following)  # What was told before is not told again.
             assert latest.text == "5"
             assert abs(latest.wall - time.time()) < b.node.ahead_s / 2
+
+
+@in_loop
+async def test_once_an_agent_has_ended_another_is_asked_about_the_job() -> None:
+    async with served(access_of(None)) as b, AsyncExitStack() as first:
+        a = await first.enter_async_context(served(access_of(None)))
+        job = Listed(("a", a.own.port), ("b", b.own.port))
+        async with await open_job(job) as client:
+            assert (client.node, (await client.status()).run_id) == ("a", RUN_ID)
+            await first.aclose()
+            assert (await client.status()).run_id == RUN_ID
+            assert client.node == "b"
+            job.ports.clear()
+            for asker in [*b.node.askers]:
+                asker.drop("over")
+            with pytest.raises(ControlProblem) as over:
+                await client.status()
+            assert over.value.exit_code == NOT_FOUND
+
+
+@in_loop
+async def test_while_etcd_is_away_an_agent_shows_what_its_own_workers_write() -> None:
+    shown: list[control.LogLines] = []
+    async with served(access_of(None)) as a:
+        a.node.is_blind = True
+        async with await open_job(Listed(("a", a.own.port))) as client:
+            for node in ("", "a"):
+                await follow_logs(client, control.LogsQuery(), node, shown.append)
+            with pytest.raises(ControlProblem, match="no etcd"):
+                await follow_logs(client, control.LogsQuery(), "b", shown.append)
+    assert [one.text for one in shown] == [b"a line\n"] * 2
 
 
 @in_loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import tempfile
 from typing import TYPE_CHECKING
@@ -107,6 +108,16 @@ async def test_what_is_added_follows_and_so_does_the_next_generation(tmp_path: P
     rest = [await reader.next(), await reader.next()]
     assert {(one.generation, one.text) for one in rest if one} >= {(1, b"new\n")}
     reader.stream.close()
+
+
+@in_loop
+async def test_nothing_is_opened_for_one_who_has_gone(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1\n")
+    reader = Reader(LogsQuery(follow=True, room=ROOM))
+    reader.stream.close()
+    before = os.listdir("/proc/self/fd")
+    assert reader.begin(tmp_path / "a") == 0
+    assert os.listdir("/proc/self/fd") == before
 
 
 @in_loop

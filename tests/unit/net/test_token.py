@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.cli.operate import parse_args, place_of
 from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
 from holdfast.net import token as token_module
 from holdfast.net.token import TOKEN_BYTES_MAX, choose_token, load_token, make_token, own_token
@@ -212,6 +213,13 @@ def test_a_new_one_takes_the_place_of_the_old(home: Path) -> None:
     assert make_token(token_module.own_path(), anew=True)
     assert own_token() != first
     assert os.listdir(home / ".holdfast") == ["token"]
+
+
+@pytest.mark.parametrize("place", [("--rdzv-endpoint", "node0"), ("--ha", "node0,node1")])
+def test_who_asks_a_job_makes_none(home: Path, place: tuple[str, str]) -> None:
+    with pytest.raises(EnvironmentProblem, match=r"\.holdfast/token"):
+        place_of(parse_args("status", [*place, "--rdzv-id", "job"]))
+    assert not os.listdir(home)
 
 
 @pytest.mark.parametrize("lacking", ["home", "right", "links"])

@@ -20,7 +20,7 @@ from holdfast.core.session import Session, SessionTimeouts, StatusChanged
 from holdfast.etcd.settings import EtcdSettings
 from holdfast.etcd.sync_client import EtcdClient
 from holdfast.rendezvous.config import RendezvousParameters
-from holdfast.rendezvous.etcd import EtcdConnector, GenerationStores, read_job
+from holdfast.rendezvous.etcd import EtcdConnector, GenerationStores, read_job, read_run_ids
 from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.store import DistStoreError
 from holdfast.testing.sim.etcd import SimEtcd
@@ -240,9 +240,11 @@ def test_the_summary_of_a_job(etcd: Etcd, client: EtcdClient) -> None:
     ranks = {one.node: one.rank for one in summary.nodes}
     assert sorted(ranks.values()) == [0, 1]
     assert ranks["a"] == round_.rank
+    assert read_run_ids(client, running=True) == ["job/1"]
     second.shutdown()
     first.set_closed()
     first.shutdown()
     ended, _ = read_job(client, "job/1")
     assert ended is not None
     assert ended.phase == "closed"
+    assert (read_run_ids(client), read_run_ids(client, running=True)) == (["job/1"], [])
