@@ -131,6 +131,9 @@ STOP_S = (
 # Machines of training jobs are busy: a member that hangs for a moment must not cost an election.
 TIMING = ("--heartbeat-interval=100", "--election-timeout=1000")
 KEPT_REVISIONS = 10_000
+FOUNDERS_APART_S = 0.2
+"""Between the members of a new cluster. etcd asks its peers whether they know the cluster before it answers any
+itself, and has a second's patience with each that listens: members that begin together wait for each other."""
 
 
 # etcd's program.
@@ -428,6 +431,8 @@ class EtcdMember:
                 self._founding = founding
                 urls = self._list.peer_urls()
                 voters = tuple(f"{name}={url}" for name, url in urls.items())
+                before = [name for name, _ in founding.roster].index(self._place.name)
+                await asyncio.sleep(before * FOUNDERS_APART_S)
                 self._run_etcd("new", voters, founding.id)
             case StartAdded(cluster):
                 self._founding = None
