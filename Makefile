@@ -11,7 +11,7 @@ PYTHON ?= python3
 VENV ?= .venv
 DOCS_VENV ?= .venv-docs
 ARGS ?=
-JOBS ?= 2
+JOBS ?= 3
 SEED ?= 1
 MINUTES ?= 10
 
