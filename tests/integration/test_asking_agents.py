@@ -13,7 +13,7 @@ import re
 import socket
 import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -149,9 +149,9 @@ async def ask_without_end(team: EtcdTeam) -> None:
         line.close()
 
 
-def test_on_etcd_every_node_is_seen_and_steered_from_every_machine(
-    tmp_path: Path, etcd: Etcd
-) -> None:
+@contextmanager
+def three_on_etcd(tmp_path: Path, etcd: Etcd) -> Iterator[tuple[EtcdTeam, Machines]]:
+    """Nodes `a`, `b` and `c` of one job that can be asked, each on a machine of its own."""
     flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
     with EtcdTeam(tmp_path, SAYS, *flags, etcd=etcd, nnodes="2:3", conf=TOGETHER) as team:
         machines = Machines(
@@ -161,6 +161,13 @@ def test_on_etcd_every_node_is_seen_and_steered_from_every_machine(
         machines.start("a", "b", "c")
         team.generation(3)
         machines.await_sockets("a", "b", "c")
+        yield team, machines
+
+
+def test_on_etcd_every_node_is_seen_and_steered_from_every_machine(
+    tmp_path: Path, etcd: Etcd
+) -> None:
+    with three_on_etcd(tmp_path, etcd) as (team, machines):
         first = {f"[{rank}] first 0 of {rank}\n" for rank in range(3)}
         streams = [machines.follow(at, "logs", "--follow") for at in ("a", ELSEWHERE)]
         streams += [machines.follow(ELSEWHERE, "status", "--watch", "--json")]
@@ -207,15 +214,7 @@ def test_on_etcd_every_node_is_seen_and_steered_from_every_machine(
 def test_the_loss_of_the_leader_ends_nothing_that_is_watched_from_elsewhere(
     tmp_path: Path, etcd: Etcd
 ) -> None:
-    flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
-    with EtcdTeam(tmp_path, SAYS, *flags, etcd=etcd, nnodes="2:3", conf=TOGETHER) as team:
-        machines = Machines(
-            team, "--rdzv-backend", "etcd", "--rdzv-endpoint", team.endpoint,
-            "--rdzv-conf", f"etcd_prefix={team.prefix}",
-        )  # fmt: skip
-        machines.start("a", "b", "c")
-        team.generation(3)
-        machines.await_sockets("a", "b", "c")
+    with three_on_etcd(tmp_path, etcd) as (team, machines):
         logs = machines.follow(ELSEWHERE, "logs", "--follow")
         status = machines.follow(ELSEWHERE, "status", "--watch", "--json")
         try:
