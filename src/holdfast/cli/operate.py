@@ -497,7 +497,7 @@ def _show_status(args: argparse.Namespace, job: JobSummary, unreached: Sequence[
 
 async def _top(args: argparse.Namespace) -> None:
     try:
-        from holdfast.top.run import run
+        from holdfast.views.top.run import run
     except ModuleNotFoundError as problem:
         if (problem.name or "").partition(".")[0] not in ("textual", "rich"):
             raise
