@@ -6,10 +6,10 @@ It is made of the parsers themselves, so it cannot lag behind them.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast.cli.parser import CommandParser, Help
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence

@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.cli.operate import add_place, choose_job
 from holdfast.cli.parser import CommandParser, Help
 from holdfast.errors import EnvironmentProblem, UsageError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 

@@ -8,11 +8,11 @@ nodes meet, with the flags and the token of `holdfast run`. All they know of a j
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast.cli.parser import CommandParser, Help
 from holdfast.errors import EnvironmentProblem, UsageError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence

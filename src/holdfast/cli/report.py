@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from holdfast.cli.parser import CommandParser, Help
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.printable import one_line
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import os
 from html import escape
+from typing import TYPE_CHECKING
 
 from holdfast import __version__
 from holdfast.printable import one_line, visible
@@ -17,7 +18,6 @@ from holdfast.processes.failures.tracebacks import readable_lines
 from holdfast.views.report import plots
 from holdfast.views.report.plots import duration, percent
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 

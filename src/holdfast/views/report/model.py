@@ -35,13 +35,13 @@ import time
 from bisect import bisect_right
 from functools import cached_property
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from holdfast.core.supervision import StopReason
 from holdfast.printable import one_line
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import TypeVar

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta, Struct
@@ -19,7 +19,6 @@ from msgspec import Meta, Struct
 from holdfast.errors import UsageError
 from holdfast.observe.timeline import boot_id, born
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
