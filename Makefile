@@ -14,6 +14,7 @@ ARGS ?=
 JOBS ?= 3
 SEED ?= 1
 MINUTES ?= 10
+SECONDS ?= 60
 
 # The peer that tests and benchmarks compare with. The exact pin matters: it also matches a
 # CPU-only build (2.13.0+cpu) where pip is told of one, and prefers it. A range would fetch
@@ -37,7 +38,7 @@ GROUP = $(1)/bin/python -c 'import sys, tomllib; \
 	print(*groups[sys.argv[1]], sep="\n")' $(2) > $(1)/$(2).txt
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench chaos docs clean distclean
+.PHONY: help demo test lint format bench chaos simulate docs clean distclean
 .DEFAULT_GOAL := help
 
 help: ## Show this
@@ -52,7 +53,7 @@ test: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.torch ## Run all tests
 lint: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.lint ## Check style, types and the layering of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy src benchmarks chaos examples $(wildcard tests/*.py)
+	$(BIN)/mypy src simulator benchmarks chaos examples $(wildcard tests/*.py)
 	set -e; for folder in $(TEST_FOLDERS); do $(BIN)/mypy $$folder; done
 	$(BIN)/lint-imports
 
@@ -66,12 +67,15 @@ bench: $(VENV)/.holdfast $(VENV)/.torch ## Measure against torchrun and bare pro
 chaos: $(VENV)/.holdfast $(VENV)/.test ## Run real jobs under random faults (as root): SEED=1 MINUTES=10, ARGS='--backend ha'
 	$(BIN)/python -m chaos --seed $(SEED) --minutes $(MINUTES) $(ARGS)
 
+simulate: $(VENV)/.holdfast ## Simulate jobs of many nodes under faults: SEED=1 SECONDS=60, ARGS='--driver etcd'
+	@$(BIN)/python -m simulator --seed $(SEED) --seconds $(SECONDS) $(ARGS)
+
 docs: $(DOCS_VENV)/.docs ## Build the documentation into site/
 	$(DOCS_VENV)/bin/zensical build --clean
 
 clean: ## Remove caches and build results
 	rm -rf site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache
-	find benchmarks chaos examples src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find benchmarks chaos examples simulator src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## Remove the virtual environments as well
 	rm -rf $(VENV) $(DOCS_VENV)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from chaos.network import Network
-
     from real_etcd import Etcd
 
 PATIENCE_S = 30.0

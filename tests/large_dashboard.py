@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.cli.dashboard import Commands, TokenFile
 from holdfast.control.line import ControlProblem
-from holdfast.dashboard.access import Access, draw_token
-from holdfast.dashboard.job import WatchedJob
-from holdfast.dashboard.server import serve
 from holdfast.net.http_server import listen_tcp
+from holdfast.views.dashboard.access import Access, draw_token
+from holdfast.views.dashboard.job import WatchedJob
+from holdfast.views.dashboard.server import serve
 from holdfast.wire.messages import JobSummary, NodeReport, NodeSummary, WorkerReport
 
 if TYPE_CHECKING:

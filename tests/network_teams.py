@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING
 
 from chaos.network import address
-
 from real_jobs import PATIENCE_S, Watched
 from real_teams import LOOK_AGAIN_S, QUICK, SOON_SILENT, Cluster
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chaos.network import Network
-
     from real_teams import Agent
 
 PORT = 29400

@@ -10,7 +10,7 @@ from holdfast.core.supervision import StopReason
 from holdfast.observe import lifecycle
 from holdfast.observe.lifecycle import WorkerFailure, WorkerInfo
 from holdfast.observe.timeline import Line, TimelineRecorder
-from holdfast.report import records
+from holdfast.views.report import records
 
 if TYPE_CHECKING:
     from pathlib import Path

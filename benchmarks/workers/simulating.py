@@ -9,7 +9,7 @@ import json
 import sys
 import time
 
-from holdfast.testing.sim import simulate
+from simulator import simulate
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ import time
 from typing import TYPE_CHECKING
 
 from holdfast.control.client import _printable
-from holdfast.top.app import Top
+from holdfast.views.top.app import Top
 from holdfast.wire.messages import (
     JobSummary,
     NodeReport,

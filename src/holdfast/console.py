@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast.printable import one_line
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TextIO
 

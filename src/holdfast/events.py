@@ -7,7 +7,8 @@ Each name is imported when it is first used.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from holdfast.observe.events.destinations import configure, flush, record, record_rdzv_event
     from holdfast.observe.events.event import (

@@ -7,11 +7,11 @@ unless `--use-env` is given. `python -m holdfast.launch` ends with the exit code
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast.cli.run import get_args_parser, run
 from holdfast.errors import UsageError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence

@@ -12,8 +12,7 @@ the constructor does not take or the text leaves out, class variables, `__post_i
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable

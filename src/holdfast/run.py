@@ -9,6 +9,7 @@ as a module, it ends with the exit codes of `holdfast.cli.main`. The work is don
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast.cli.run import (
     config_from_args,
@@ -23,7 +24,6 @@ from holdfast.cli.run import (
     run_script_path,
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

@@ -6,9 +6,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.report import records
-from holdfast.report.html import render
-from holdfast.report.model import describe
+from holdfast.views.report import records
+from holdfast.views.report.html import render
+from holdfast.views.report.model import describe
 from timelines import Timeline, one_restart
 
 untimed = settings(deadline=None, max_examples=200)  # Others may need the machine meanwhile.

@@ -17,8 +17,8 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from chaos.network import Network, address, missing
 
+from chaos.network import Network, address, missing
 from etcd_teams import EtcdTeam
 from holdfast.agent.node_server import QUESTIONS_MAX
 from holdfast.control.line import open_contact

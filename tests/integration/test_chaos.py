@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+
 from chaos import ha
 from chaos.job import BACKENDS, Job, make_plan
 from chaos.network import missing

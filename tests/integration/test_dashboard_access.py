@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from dashboards import Dashboard, await_agents
-from holdfast.dashboard.access import LOGIN_FAILURES_MAX
-from holdfast.dashboard.server import BODY_BYTES_MAX, HEAD_BYTES_MAX
+from holdfast.views.dashboard.access import LOGIN_FAILURES_MAX
+from holdfast.views.dashboard.server import BODY_BYTES_MAX, HEAD_BYTES_MAX
 from real_jobs import HOLDFAST, PATIENCE_S, Job
 from real_teams import Cluster
 

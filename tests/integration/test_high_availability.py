@@ -15,9 +15,9 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from chaos.network import Network, address, missing
 
 from certificates import make_ca, make_certificate
+from chaos.network import Network, address, missing
 from holdfast.control.local_workers import local_workers
 from holdfast.etcd.settings import EtcdSettings, parse_endpoints
 from holdfast.etcd.sync_client import EtcdClient

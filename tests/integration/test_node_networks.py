@@ -10,8 +10,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from chaos.network import Network, address
 
+from chaos.network import Network, address
 from network_teams import PORT, NetworkCluster, finish, meeting
 from real_jobs import HOLDFAST, PATIENCE_S, Watched
 

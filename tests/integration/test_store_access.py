@@ -11,8 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from chaos.network import address
 
+from chaos.network import address
 from network_teams import NetworkCluster, finish, meeting
 from other_users import STRANGER, as_user
 from real_jobs import PATIENCE_S

@@ -6,7 +6,6 @@ import signal
 from typing import TYPE_CHECKING
 
 from chaos.network import address
-
 from network_teams import CUTTING, PORT, NetworkCluster, finish, meeting
 from real_jobs import HOLDFAST
 
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chaos.network import Network
-
     from real_teams import Agent
 
 TOKEN = {"HOLDFAST_TOKEN": "a token that all of them were given"}

@@ -18,9 +18,9 @@ from holdfast.control.client import local_jobs, open_job
 from holdfast.control.line import Endpoint
 from holdfast.live.feed import Feed
 from holdfast.live.model import LiveJob
-from holdfast.top.app import Top
-from holdfast.top.screens import TextScreen
-from holdfast.top.table import TextView
+from holdfast.views.top.app import Top
+from holdfast.views.top.screens import TextScreen
+from holdfast.views.top.table import TextView
 from in_loop import in_loop
 from real_jobs import HOLDFAST, PATIENCE_S, Job
 from real_teams import OBEY, TOGETHER, Cluster

@@ -89,7 +89,7 @@ from holdfast.core.etcd.witness import (
 )
 from holdfast.core.machine import TICK, InvalidEvent
 from holdfast.core.protocol import Ack, JobSettings, NodePhase, NodeRole, Status, View
-from holdfast.testing.sim.etcd import SimEtcd
+from simulator.etcd import SimEtcd
 
 if TYPE_CHECKING:
     from holdfast.core.rounds import Job

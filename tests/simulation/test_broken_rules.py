@@ -5,8 +5,8 @@ from __future__ import annotations
 import broken_rules as broken
 import pytest
 
-from holdfast.testing.sim import CHECKERS, Checker, Machines, simulate
-from holdfast.testing.sim.checkers import (
+from simulator import CHECKERS, Checker, Machines, simulate
+from simulator.checkers import (
     AskedOnce,
     BudgetKept,
     ClosedIsFinal,

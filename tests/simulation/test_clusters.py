@@ -8,8 +8,8 @@ import pytest
 from cluster_worlds import World, run_faults
 
 from holdfast.core.etcd.cluster import ClusterMember, DropEtcd, Founding, MemberEffect, MemberState
-from holdfast.testing.sim import Machines, simulate
-from holdfast.testing.sim.members import Split
+from simulator import Machines, simulate
+from simulator.members import Split
 
 FAULTS_S = 150.0
 QUIET_S = 200.0

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from holdfast.testing.sim import DRIVERS, PROFILES, simulate
+from simulator import DRIVERS, PROFILES, simulate
 
 PROGRAM = """
 import hashlib, sys
-from holdfast.testing.sim import DRIVERS, simulate
+from simulator import DRIVERS, simulate
 for profile in sys.argv[1:]:
     for driver in DRIVERS:
         run = simulate(5, nodes=9, minutes=2, profile=profile, driver=driver, whole_story=True)

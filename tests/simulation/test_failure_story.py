@@ -10,8 +10,8 @@ from holdfast.core.machine import Step, Story
 from holdfast.core.protocol import NodeRole, Status, View
 from holdfast.core.session import Send
 from holdfast.core.supervision import StartWorkers, StopWorkers, WorkerExited
-from holdfast.testing.sim import PROFILES, Machines, World
-from holdfast.testing.sim.world import RunLog
+from simulator import PROFILES, Machines, World
+from simulator.world import RunLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

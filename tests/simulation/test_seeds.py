@@ -1,14 +1,14 @@
 """Every invariant holds, whatever fails: many seeds over all fault profiles.
 
 A seed that fails is shown again by the command in the message. More of them, one command:
-`holdfast simulate --seeds 1:10000`.
+`python -m simulator --seeds 1:10000`.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from holdfast.testing.sim import DRIVERS, PROFILES, mixed, simulate
+from simulator import DRIVERS, PROFILES, mixed, simulate
 
 MINUTES = 1.6
 SEEDS_IN_A_TEST = 40

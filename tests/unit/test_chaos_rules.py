@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from chaos import ha
 from chaos.job import make_plan
 from chaos.rules import End, Fault, Record, read_ledger, read_looks, violations

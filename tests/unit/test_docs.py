@@ -22,7 +22,7 @@ from holdfast.cli.completion import flags_of_commands
 from holdfast.cli.flags import FLAGS, build_parser
 from holdfast.cli.operate import TEXTS
 from holdfast.rendezvous.config import KEYS, Key
-from holdfast.report import model, records
+from holdfast.views.report import model, records
 from real_teams import free_port
 
 ROOT = Path(__file__).parents[2]

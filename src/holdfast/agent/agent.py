@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent import rank_exchange
@@ -44,7 +45,6 @@ from holdfast.processes.signals import (
 )
 from holdfast.rendezvous.handler import CoordinatedRendezvousHandler, RendezvousHandler
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     from collections.abc import Iterable, Iterator

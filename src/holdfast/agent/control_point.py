@@ -12,6 +12,7 @@ import _socket
 import os
 import time
 from _thread import allocate_lock
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.control.runtime_dir import socket_of
@@ -20,7 +21,6 @@ from holdfast.core.supervision import State
 from holdfast.observe import lifecycle
 from holdfast.processes.poll import is_readable
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Iterator

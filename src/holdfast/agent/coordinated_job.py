@@ -8,6 +8,7 @@ decides nothing itself.
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent.spec import place_workers
@@ -33,7 +34,6 @@ from holdfast.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast.agent.spec import run_script_path
 from holdfast.errors import JobStopped
@@ -24,7 +25,6 @@ from holdfast.observe.lifecycle import (
 )
 from holdfast.processes.signals import SignalException
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.agent.agent import SimpleElasticAgent
     from holdfast.agent.spec import RunResult, Worker, WorkerSpec

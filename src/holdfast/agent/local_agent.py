@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent import worker_env
@@ -26,7 +27,6 @@ from holdfast.processes.workers.group import StopEnded, WorkersKilled, start_pro
 from holdfast.rendezvous.handler import RendezvousHandler
 from holdfast.worker import LAST_END_ENV, PREVIOUS_WORLD_SIZE_ENV
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     from collections.abc import Iterable, Mapping, Sequence

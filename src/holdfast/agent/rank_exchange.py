@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks, identical_ranks
 from holdfast.printable import quoted
 from holdfast.processes.signals import SignalException
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeVar

@@ -10,13 +10,13 @@ import gc
 import os
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent.watchdogs import Watchdogs
 from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.poll import min_of
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager

@@ -6,11 +6,11 @@ Names, fields and defaults are TorchElastic's.
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from holdfast.errors import UsageError
 from holdfast.lazy_dataclass import factory_field, lazy_dataclass
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, ClassVar

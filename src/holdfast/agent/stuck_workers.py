@@ -7,10 +7,11 @@ that is in it at every check for the whole limit is stuck.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from holdfast import console
 from holdfast.processes import procfs
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.processes.workers.group import PContext

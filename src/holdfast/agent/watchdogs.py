@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.errors import UsageError
 from holdfast.observe.lifecycle import WatchdogEvent
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 

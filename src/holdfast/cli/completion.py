@@ -6,10 +6,10 @@ It is made of the parsers themselves, so it cannot lag behind them.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast.cli.parser import CommandParser, Help
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
@@ -115,7 +115,7 @@ def flags_of_commands() -> dict[str, list[str]]:
     """Return the flags of each command, in one spelling."""
     from argparse import SUPPRESS
 
-    from holdfast.cli import coordinator, dashboard, dump, operate, report, simulate, story, token
+    from holdfast.cli import coordinator, dashboard, dump, operate, report, story, token
     from holdfast.cli.flags import build_parser as parser_of_run
 
     parsers: dict[str, argparse.ArgumentParser] = {
@@ -127,7 +127,6 @@ def flags_of_commands() -> dict[str, list[str]]:
         "dashboard": dashboard.build_parser(),
         "report": report.build_parser(),
         "story": story.build_parser(),
-        "simulate": simulate.build_parser(),
         "completion": build_parser(),
     }
     return {

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast.cli.flags import parse_rdzv_conf
 from holdfast.cli.parser import CommandParser, Help
 from holdfast.errors import EnvironmentProblem, UsageError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     import socket

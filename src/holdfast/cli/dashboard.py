@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.cli.operate import add_place, choose_job
 from holdfast.cli.parser import CommandParser, Help
 from holdfast.errors import EnvironmentProblem, UsageError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
@@ -125,11 +125,11 @@ def require_extra() -> None:
 async def _serve(args: argparse.Namespace) -> None:
     import asyncio
 
-    from holdfast.dashboard.access import Access, draw_token
-    from holdfast.dashboard.job import WatchedJob
-    from holdfast.dashboard.server import serve
     from holdfast.net.addresses import names_loopback
     from holdfast.net.http_server import listen_tcp
+    from holdfast.views.dashboard.access import Access, draw_token
+    from holdfast.views.dashboard.job import WatchedJob
+    from holdfast.views.dashboard.server import serve
 
     commands = Commands(args)
     is_read_only = args.read_only

@@ -8,13 +8,13 @@ and shows equal stacks once.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast.cli.operate import add_place, connect, is_elsewhere
 from holdfast.cli.parser import CommandParser, Help
 from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
 from holdfast.printable import visible
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence

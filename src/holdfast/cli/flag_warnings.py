@@ -8,10 +8,10 @@ command line that may need it.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast import console
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.cli.flags import Arguments
     from holdfast.launcher.config import LaunchConfig

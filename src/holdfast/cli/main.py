@@ -66,7 +66,6 @@ Commands:
   dashboard    serve a web page of a job, to watch and steer it
   report       make a page of what happened in a job, from its log directories
   story        show what happened in a job, step by step, from files of --story
-  simulate     run simulated jobs and check that every invariant holds
   completion   print what a shell needs to complete commands and flags
 
 Flags:
@@ -303,13 +302,6 @@ def completion_command(argv: list[str]) -> int:
     return _exit_code("completion", run)
 
 
-def simulate_command(argv: list[str]) -> int:
-    """Run `holdfast simulate` with these arguments and return its exit code."""
-    from holdfast.cli.simulate import command
-
-    return command(argv)
-
-
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": run_command,
     "coordinator": coordinator_command,
@@ -322,7 +314,6 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "dashboard": dashboard_command,
     "report": report_command,
     "story": story_command,
-    "simulate": simulate_command,
     "completion": completion_command,
 }
 

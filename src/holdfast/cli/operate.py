@@ -8,11 +8,11 @@ nodes meet, with the flags and the token of `holdfast run`. All they know of a j
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast.cli.parser import CommandParser, Help
 from holdfast.errors import EnvironmentProblem, UsageError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -497,7 +497,7 @@ def _show_status(args: argparse.Namespace, job: JobSummary, unreached: Sequence[
 
 async def _top(args: argparse.Namespace) -> None:
     try:
-        from holdfast.top.run import run
+        from holdfast.views.top.run import run
     except ModuleNotFoundError as problem:
         if (problem.name or "").partition(".")[0] not in ("textual", "rich"):
             raise

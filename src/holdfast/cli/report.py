@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from holdfast.cli.parser import CommandParser, Help
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.printable import one_line
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from holdfast.report.model import Report
-    from holdfast.report.records import NodeRun
+    from holdfast.views.report.model import Report
+    from holdfast.views.report.records import NodeRun
 
 DESCRIPTION = """\
 Make one HTML file of what happened in a job: how it ended and why, a timeline of
@@ -87,7 +87,7 @@ def execute(args: argparse.Namespace) -> None:
 
         text = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
     else:
-        from holdfast.report.html import render
+        from holdfast.views.report.html import render
 
         text = render(report).encode("utf-8", "backslashreplace")
     output = args.output or (STDOUT if args.json else os.path.join(args.folders[0], DEFAULT_NAME))
@@ -111,7 +111,7 @@ def execute(args: argparse.Namespace) -> None:
 
 def make(folders: Sequence[str]) -> Report:
     """Return the report of the newest job in these folders; say how far it is if that takes long."""
-    from holdfast.report import model, records
+    from holdfast.views.report import model, records
 
     tell = _Teller()
     jobs = records.jobs_in(records.read(folders, tell))

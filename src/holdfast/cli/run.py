@@ -8,6 +8,7 @@ environment or the namespace it is given.
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent.spec import run_script_path
@@ -27,7 +28,6 @@ from holdfast.cli.script import (
 from holdfast.defaults import EXIT_BARRIER_S
 from holdfast.launcher.config import LaunchConfig
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Sequence

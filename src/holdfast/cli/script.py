@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast.agent.spec import run_script_path
 from holdfast.cli import flags
 from holdfast.errors import CannotStart, UsageError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn

@@ -9,13 +9,13 @@ from __future__ import annotations
 import heapq
 import re
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast.cli.parser import CommandParser, Help
 from holdfast.core.values import Value
 from holdfast.errors import UsageError
 from holdfast.printable import one_line
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Sequence

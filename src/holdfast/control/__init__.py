@@ -7,7 +7,8 @@ Each name is imported when it is first used.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from holdfast.control.handlers import Request, Response, handler_names, register_handler
     from holdfast.control.server import WorkerServer

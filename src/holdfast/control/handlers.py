@@ -19,10 +19,10 @@ import re
 import sys
 import threading
 import traceback
+from typing import TYPE_CHECKING
 
 from holdfast.errors import UsageError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

@@ -8,6 +8,7 @@ and no rank belongs to a job and is none: the member of its etcd.
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from holdfast.processes.procfs import (
     all_pids,
@@ -19,7 +20,6 @@ from holdfast.processes.procfs import (
     user_of,
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 

@@ -14,10 +14,10 @@ import stat
 import struct
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from holdfast.errors import EnvironmentProblem
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping

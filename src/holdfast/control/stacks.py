@@ -14,11 +14,11 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from holdfast.control.socket_file import socket_path
 from holdfast.processes import procfs
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 

@@ -12,11 +12,11 @@ used as `with worker_main():` too.
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from holdfast.control.socket_file import socket_path
 from holdfast.processes.failures.error_file import record
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType

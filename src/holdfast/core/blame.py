@@ -18,10 +18,10 @@ known is 0. Those that are too close to tell apart are all named (`Blame.rivals`
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from holdfast.core.values import Value
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

@@ -29,6 +29,8 @@ error is raised instead, so that a test sees it.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from holdfast.core.limits import TERMS_PER_PLACE
@@ -66,7 +68,6 @@ from holdfast.core.rounds import (
     likeliest_first,
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 

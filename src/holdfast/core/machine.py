@@ -31,16 +31,15 @@ Steps without news (a heartbeat, an acknowledgement, a timer that changed nothin
 
 from __future__ import annotations
 
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING
+
 from holdfast.core.values import Value
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from enum import Enum
     from typing import Any, ClassVar
-else:
-    from _collections import deque  # Without the rest of `collections`.
 
 STEPS_MAX = 256  # A restart takes a supervision about six.
 EFFECTS_KEPT_MAX = 16  # Of one step: a round of thousands of nodes has a view for each.
@@ -153,8 +152,8 @@ class TableMachine:
 
 def brief(value: object, chars_max: int = TEXT_CHARS_MAX) -> str:
     """Return a value as a listing shows it: without defaults, enums by their value."""
-    if hasattr(type(value), "__members__"):  # An enum's, ours or the standard library's.
-        return str(value.value)  # type: ignore[attr-defined]
+    if isinstance(value, Enum):
+        return str(value.value)
     if isinstance(value, Value):
         defaults = vars(type(value))
         fields = ", ".join(

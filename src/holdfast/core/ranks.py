@@ -7,9 +7,10 @@ workers. Which node comes first is the matter of `core.node_order`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from holdfast.core.values import Value
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

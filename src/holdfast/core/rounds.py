@@ -71,6 +71,7 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -122,7 +123,6 @@ from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks
 from holdfast.core.supervision import Budget, Verdict, judge
 from holdfast.core.values import Value
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 

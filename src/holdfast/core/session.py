@@ -21,6 +21,7 @@ loop that does so (`core.liveness.LoopWatch`); while that is stuck the node says
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -39,7 +40,6 @@ from holdfast.core.protocol import (
     View,
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -94,7 +94,6 @@ from holdfast.core.session import (
 )
 from holdfast.printable import quoted
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 

@@ -20,10 +20,11 @@ Keys name workers.
 
 from __future__ import annotations
 
-from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
-from holdfast.core.values import Enum
+from enum import Enum
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
+from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 

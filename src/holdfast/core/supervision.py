@@ -36,10 +36,12 @@ is the last effect. A late report of an earlier generation is ignored. `now` is 
 
 from __future__ import annotations
 
-from holdfast.core.machine import Effect, Event, InvalidEvent, Story, TableMachine
-from holdfast.core.values import Enum, Value
+from enum import Enum
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
+from holdfast.core.machine import Effect, Event, InvalidEvent, Story, TableMachine
+from holdfast.core.values import Value
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 

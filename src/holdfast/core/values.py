@@ -1,57 +1,17 @@
-"""Small immutable values: events, effects, and what a decision is made of.
+"""`Value`: small immutable records, for events, effects and what a decision needs.
 
-`class Exited(Fact)` with annotated fields is what a frozen dataclass would be: made by position or
-by name, compared, hashed, shown and matched by its fields. `class State(Enum)` is what an enum of
-the standard library would be. They are written here because agents start often and must start fast:
-`dataclasses`, `msgspec` and `enum` each cost more to import than all of `holdfast.core`
-(docs/internals/decisions/0006-light-values.md and 0029-only-what-every-job-needs.md have the figures).
+`class WorkerExited(Value)` with annotated fields behaves like a frozen dataclass: constructor by position
+or name, equality, hash, repr and pattern matching by its fields. The agent defines some sixty of them
+before it starts a worker, and `dataclasses` would generate and compile code for each
+(docs/internals/decisions/0006-light-values.md has the measurements).
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING, dataclass_transform
+
 if TYPE_CHECKING:
-    from enum import Enum as Enum  # noqa: PLC0414 (others import it from here)
-    from typing import Any, ClassVar, dataclass_transform
-else:
-
-    def dataclass_transform(**_how):  # noqa: D103 (for the type checker only)
-        return lambda cls: cls
-
-    class Members(type):
-        """The type of a class of members: `State("idle")` is a member, and it lists them all."""
-
-        def __call__(cls, value):
-            for member in cls:
-                if member.value == value:
-                    return member
-            raise ValueError(f"{value!r} is not a valid {cls.__qualname__}")
-
-        def __iter__(cls):
-            return iter(cls.__members__.values())
-
-        def __len__(cls):
-            return len(cls.__members__)
-
-    class Enum(metaclass=Members):
-        """Base of a class whose members are all its values; they are compared by identity."""
-
-        def __init_subclass__(cls):
-            cls.__members__ = {}
-            for name, value in [*vars(cls).items()]:
-                if not (name.startswith("_") or hasattr(value, "__get__")):  # As methods have.
-                    cls.__members__[name] = member = object.__new__(cls)
-                    member.name, member.value = name, value
-                    setattr(cls, name, member)
-
-        def __reduce__(self):
-            return type(self), (self.value,)  # A copy is the member itself.
-
-        def __repr__(self):
-            return f"<{type(self).__qualname__}.{self.name}: {self.value!r}>"
-
-        def __str__(self):
-            return f"{type(self).__qualname__}.{self.name}"
+    from typing import Any, ClassVar
 
 
 @dataclass_transform(frozen_default=True)

@@ -6,7 +6,8 @@ does not load the agent.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from holdfast.launcher.config import LaunchConfig
     from holdfast.launcher.launch import elastic_launch, launch_agent

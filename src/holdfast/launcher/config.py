@@ -8,13 +8,13 @@ know, such as whether the rendezvous can be reached.
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
 from holdfast.errors import UsageError
 from holdfast.lazy_dataclass import factory_field, keyword_field, lazy_dataclass
 from holdfast.processes.signals import DEFAULT_SIGNALS, parse_signal, signal_name
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any

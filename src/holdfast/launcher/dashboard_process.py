@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.observe.lifecycle import GenerationStarted, RunEnded
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
 

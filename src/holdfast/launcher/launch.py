@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent.local_agent import LocalElasticAgent
@@ -24,7 +25,6 @@ from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
 from holdfast.rendezvous.single_node import SingleNodeHandler
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

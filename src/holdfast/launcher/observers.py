@@ -8,13 +8,13 @@ before; and not at all if it would be thrown away.
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.errors import UsageError
 from holdfast.observe import events_wanted, metrics_wanted
 from holdfast.observe.lifecycle import GenerationStarted, LifecycleEvent, RunEnded
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections import deque
 

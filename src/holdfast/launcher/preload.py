@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent.spec import run_script_path
@@ -30,7 +31,6 @@ from holdfast.core.values import Value
 from holdfast.launcher.config import PRELOAD_AUTO
 from holdfast.processes.zygote.client import parse_command
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ast
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

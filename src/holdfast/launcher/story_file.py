@@ -13,6 +13,7 @@ a file. There are no times: hosts' clocks differ, and `holdfast story` orders st
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.core.machine import Step, Story, brief
@@ -20,7 +21,6 @@ from holdfast.errors import UsageError
 from holdfast.printable import one_line
 from holdfast.side_thread import SideThread
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.core.supervision import StopReason
-from holdfast.report.model import STALL_S, STALL_STEPS, ranges
+from holdfast.views.report.model import STALL_S, STALL_STEPS, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

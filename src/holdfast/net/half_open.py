@@ -14,10 +14,10 @@ would go for the next before it is done, and none would get in.
 from __future__ import annotations
 
 import _socket
+from typing import TYPE_CHECKING
 
 from holdfast.net.peer_user import MAPPED
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

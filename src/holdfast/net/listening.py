@@ -14,10 +14,10 @@ from __future__ import annotations
 import _socket  # The wrapper around it costs start-up time; see `listen`.
 import errno
 import os
+from typing import TYPE_CHECKING
 
 from holdfast.errors import EnvironmentProblem, shortage_hint
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterable

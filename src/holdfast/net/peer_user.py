@@ -15,8 +15,8 @@ import _socket
 import os
 import struct
 import sys
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

@@ -6,7 +6,8 @@ need `dataclasses`, which is a megabyte.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from holdfast.numa.binding import AffinityMode, NumaOptions
 

@@ -6,10 +6,11 @@ GPU. CPUs that the agent itself may not use are never chosen, as if the machine 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from holdfast.core.values import Value
 from holdfast.errors import EnvironmentProblem
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 

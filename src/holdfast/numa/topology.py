@@ -10,13 +10,13 @@ The order of a mix is known to CUDA alone, unless `CUDA_DEVICE_ORDER=PCI_BUS_ID`
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from holdfast.core.values import Value
 from holdfast.errors import EnvironmentProblem
 from holdfast.numa.affinity import Cpu, Machine, NumaNode, parse_ranges
 from holdfast.numa.visible_devices import visible_numbers
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 

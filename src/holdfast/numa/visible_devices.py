@@ -5,9 +5,10 @@ A list is read as CUDA reads it: up to the first entry that names no device.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from holdfast.errors import UsageError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 

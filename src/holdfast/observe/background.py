@@ -21,11 +21,11 @@ import os
 import threading
 import time
 from collections import deque
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from holdfast.observe.safe_handler import SafeHandler
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 

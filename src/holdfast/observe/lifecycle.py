@@ -10,10 +10,10 @@ no say in the run: a failure of it is contained (`safe_handler`).
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from holdfast.core.values import Value
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 

@@ -8,9 +8,10 @@ their own (`background`). What a handler missed is counted, and reported at the 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from holdfast import console
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.observe.events.event import Event
     from holdfast.observe.events.handlers import EventHandler

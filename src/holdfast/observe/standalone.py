@@ -6,9 +6,10 @@ metrics to the handlers that the program configured. Where there are none, nothi
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from holdfast.observe import events_wanted, metrics_wanted
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 

@@ -4,7 +4,7 @@
 node, `timeline-<host>-<pid>.jsonl`. The events beside it are TorchElastic's, for programs that know
 those; these lines are Holdfast's own, and say what the others do not: generations by their numbers,
 what stopped each and how long that took, every failure on the way, and the progress of workers that
-report it. docs/reference/log-directory.md has the keys; `holdfast.report.records` reads them.
+report it. docs/reference/log-directory.md has the keys; `holdfast.views.report.records` reads them.
 
 Times (`at`) are seconds of the host's monotonic clock; the line `run` has the time of day besides,
 so the others need none and a clock that is set does not matter.
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast.observe import lifecycle
 from holdfast.observe.events.event import json_text
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

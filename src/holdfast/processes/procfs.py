@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import os
 import struct
+from typing import TYPE_CHECKING
 
 from holdfast.core.values import Value
 from holdfast.printable import one_line
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container
 

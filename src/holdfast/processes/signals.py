@@ -7,11 +7,11 @@ which then acts at a place of its own choosing. Handlers are put back when the l
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.errors import UsageError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     from types import FrameType, TracebackType

@@ -20,7 +20,7 @@ import math
 import os
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
 from holdfast import console
@@ -29,7 +29,6 @@ from holdfast.core.protocol import check_address
 from holdfast.errors import UsageError
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.net.tls import TlsFiles, TlsToken
 

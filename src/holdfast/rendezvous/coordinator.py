@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import os
+from typing import TYPE_CHECKING
 
 from holdfast.coordinator.agent_connection import CoordinatorConnection, draw_incarnation
 from holdfast.core.limits import PLACES_MAX
@@ -23,7 +24,6 @@ from holdfast.rendezvous import config
 from holdfast.rendezvous.polled import ANNOUNCE_S, PolledHandler
 from holdfast.wire.handshake import job_token
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 

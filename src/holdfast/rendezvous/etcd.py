@@ -15,6 +15,7 @@ import asyncio
 import math
 import os
 import weakref
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from holdfast import console
@@ -75,7 +76,6 @@ from holdfast.rendezvous.config import value_of
 from holdfast.rendezvous.coordinator import CoordinatorHandler
 from holdfast.wire.messages import NodeReport, StoreCall
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 

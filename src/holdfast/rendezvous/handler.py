@@ -9,10 +9,10 @@ a shared state) decides for all nodes, and the agent is sent each decision over 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from holdfast.lazy_dataclass import lazy_dataclass
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import ClassVar
 

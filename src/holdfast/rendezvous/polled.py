@@ -15,6 +15,7 @@ from __future__ import annotations
 import select
 import time
 from abc import abstractmethod
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.coordinator.agent_connection import JoinRefused
@@ -35,7 +36,6 @@ from holdfast.rendezvous.handler import (
 from holdfast.rendezvous.worker_store import PORTS, WorkerStore
 from holdfast.wire.limits import STORE_KEYS_MAX
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.coordinator.agent_connection import JobConnection
     from holdfast.store.interface import RoundStore

@@ -5,6 +5,8 @@ The workers still need a store; the handler serves one for each start of the wor
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from holdfast.net.listening import LOOPBACK, address_of
 from holdfast.rendezvous.handler import (
     RendezvousHandler,
@@ -13,7 +15,6 @@ from holdfast.rendezvous.handler import (
 )
 from holdfast.rendezvous.worker_store import WorkerStore
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

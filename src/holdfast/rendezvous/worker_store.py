@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import os
 import select
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.errors import EnvironmentProblem
 from holdfast.net.listening import LOOPBACK, ReservedPort, address_of
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.store.tcp.embedded import TcpStoreServer
     from holdfast.store.tcp.forwarding import Forwarder

@@ -5,7 +5,8 @@ Names are imported on first use, so that a program that needs one store does not
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from holdfast.store.collectives import barrier, get_all, store_timeout, synchronize
     from holdfast.store.errors import (

@@ -6,11 +6,11 @@ Under `holdfast run` and `torchrun` that is usually an agent, otherwise the work
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from holdfast.errors import UsageError
 from holdfast.store.tcp.client import DEFAULT_TIMEOUT, PORT_MAX, TCPStore
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from datetime import timedelta
 

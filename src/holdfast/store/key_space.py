@@ -21,8 +21,8 @@ What is better here than in PyTorch's server:
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, KeysView, Mapping, Sequence, Sized
 

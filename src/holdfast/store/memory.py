@@ -7,8 +7,8 @@ values, times and messages is at its end for the same reason.
 from __future__ import annotations
 
 from _thread import TIMEOUT_MAX, allocate_lock
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
     from collections import deque

@@ -17,10 +17,10 @@ import signal as signals
 import sys
 import time
 from _thread import get_ident
+from typing import TYPE_CHECKING
 
 from holdfast.timers.protocol import LINE_BYTES_MAX, RELEASED, FileTimerRequest
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeVar

@@ -7,9 +7,10 @@ found nevertheless.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from holdfast import console
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, TypeGuard

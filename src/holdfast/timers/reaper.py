@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.processes.procfs import has_ended
 from holdfast.timers.protocol import FileTimerRequest
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.processes.procfs import has_ended, is_below_this_process
@@ -18,7 +19,6 @@ from holdfast.timers.protocol import InvalidRequest, LineSplitter, RefusalLog, p
 from holdfast.timers.reaper import STARTED, STOPPED, Reaper, send_signal
 from holdfast.timers.table import TimerTable
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 

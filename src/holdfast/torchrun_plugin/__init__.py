@@ -6,7 +6,8 @@ import. So this module imports nothing; the handler is imported by the first job
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

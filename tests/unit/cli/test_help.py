@@ -190,7 +190,7 @@ def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) ->
     assert main.dispatch(["fly"]) == 2
     assert capsys.readouterr().err == (
         "holdfast: error: 'fly' is not a command; commands: run, coordinator, token, ps, status, "
-        "top, logs, events, restart, drain, undrain, stop, dump, dashboard, report, story, simulate, "
+        "top, logs, events, restart, drain, undrain, stop, dump, dashboard, report, story, "
         "completion\n"
     )
     assert main.dispatch(["train.py"]) == 2

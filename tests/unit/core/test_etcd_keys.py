@@ -26,7 +26,7 @@ from holdfast.core.etcd.keys import (
 )
 from holdfast.core.protocol import ControlPort, NodeRole, View
 from holdfast.core.rounds import Job
-from holdfast.testing.sim.etcd import in_range
+from simulator.etcd import in_range
 
 # Whatever can be in a name that can be sent at all.
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

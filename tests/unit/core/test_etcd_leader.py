@@ -14,7 +14,7 @@ from holdfast.core.etcd.leader import OPS_MAX, WRITE_BYTES_MAX, LedJob, NodeRepo
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import JobOutcome, JobSettings, NodeInfo, NodeRole, View
 from holdfast.core.rounds import Job, JobPhase, NodeLost, NodesLost, Rounds
-from holdfast.testing.sim.etcd import SimEtcd
+from simulator.etcd import SimEtcd
 
 KEYS = JobKeys("/p", RUN)
 LEASE = 1001

@@ -3,12 +3,13 @@ from __future__ import annotations
 import copy
 import enum
 import pickle
+from enum import Enum
 from typing import Any
 
 import pytest
 
 from holdfast.core.machine import brief
-from holdfast.core.values import Enum, Value
+from holdfast.core.values import Value
 
 
 class Exited(Value):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.dashboard.access import (
+from holdfast.views.dashboard.access import (
     ADDRESSES_MAX,
     LOGIN_FAILURES_MAX,
     LOGIN_WINDOW_S,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from holdfast.dashboard.broadcast import LISTENERS_MAX, QUEUE_MAX, Broadcast, Listener
+from holdfast.views.dashboard.broadcast import LISTENERS_MAX, QUEUE_MAX, Broadcast, Listener
 from in_loop import in_loop
 
 

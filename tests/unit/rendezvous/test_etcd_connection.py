@@ -23,9 +23,9 @@ from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.etcd import EtcdConnector, GenerationStores, read_job, read_run_ids
 from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.store import DistStoreError
-from holdfast.testing.sim.etcd import SimEtcd
 from in_loop import in_loop
 from real_etcd import PATIENCE_S, Etcd
+from simulator.etcd import SimEtcd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

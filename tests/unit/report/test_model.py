@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from holdfast.core.supervision import StopReason
-from holdfast.report import records
-from holdfast.report.model import RANKS_SHOWN, SLOWEST_SHOWN, Report, describe
+from holdfast.views.report import records
+from holdfast.views.report.model import RANKS_SHOWN, SLOWEST_SHOWN, Report, describe
 from timelines import Timeline, one_restart
 
 

@@ -7,8 +7,8 @@ import hashlib
 import re
 from html.parser import HTMLParser
 
-from holdfast.report.html import render
-from holdfast.report.model import describe
+from holdfast.views.report.html import render
+from holdfast.views.report.model import describe
 from timelines import Timeline, one_restart
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}

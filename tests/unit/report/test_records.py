@@ -13,9 +13,9 @@ from holdfast.errors import UsageError
 from holdfast.observe import lifecycle
 from holdfast.observe.events.handlers import LogDirectoryHandler
 from holdfast.observe.timeline import TimelineRecorder
-from holdfast.report import records
-from holdfast.report.html import render
-from holdfast.report.model import describe
+from holdfast.views.report import records
+from holdfast.views.report.html import render
+from holdfast.views.report.model import describe
 from timelines import Timeline, one_restart
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from holdfast.control.line import ControlProblem
 from holdfast.core.protocol import Action
 from holdfast.live.model import STAGES
-from holdfast.top import app as app_module
-from holdfast.top import views
-from holdfast.top.app import Top
-from holdfast.top.screens import Question, shown
-from holdfast.top.table import Table, TextView
+from holdfast.views.top import app as app_module
+from holdfast.views.top import views
+from holdfast.views.top.app import Top
+from holdfast.views.top.screens import Question, shown
+from holdfast.views.top.table import Table, TextView
 from holdfast.wire.control import GenerationStages, LogLines
 from holdfast.wire.messages import EventRecord
 from in_loop import in_loop

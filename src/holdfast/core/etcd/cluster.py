@@ -49,12 +49,12 @@ Use: as `core.machine` has it. `Look` brings one `PeerSeen` for each machine.
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 

@@ -17,6 +17,8 @@ key says which node and which lease made it.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from holdfast.core.etcd.calls import (
     Answer,
     Change,
@@ -35,7 +37,6 @@ from holdfast.core.etcd.calls import (
 from holdfast.core.etcd.keys import leader_signature, leader_value
 from holdfast.core.machine import Effect, Event, Story
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 

@@ -18,7 +18,7 @@ version, another program or anybody who has the same user at etcd may have writt
 from __future__ import annotations
 
 import zlib
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -37,7 +37,6 @@ from holdfast.core.protocol import (
 from holdfast.core.rounds import Job, sound_job
 from holdfast.printable import quoted
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 

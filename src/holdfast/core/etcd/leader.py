@@ -30,6 +30,7 @@ answered or is gone. If all are alive that is one round trip; else the rest of a
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -112,7 +113,6 @@ from holdfast.core.rounds import (
     likeliest_first,
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 

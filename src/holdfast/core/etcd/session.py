@@ -30,6 +30,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -99,7 +100,6 @@ from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
 from holdfast.core.protocol import Ack, Heartbeat, NodeInfo, Status, View
 from holdfast.core.rounds import Rounds
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 

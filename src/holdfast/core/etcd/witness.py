@@ -35,11 +35,11 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from holdfast.core.machine import Effect, Event, Story, Tick
 from holdfast.core.values import Value
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 

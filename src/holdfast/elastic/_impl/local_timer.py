@@ -12,6 +12,7 @@ import abc
 import os
 import signal
 import time
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.processes.procfs import exists, is_below_this_process
@@ -20,7 +21,6 @@ from holdfast.timers.protocol import RELEASED, RefusalLog, TimerRequest, is_time
 from holdfast.timers.reaper import Reaper
 from holdfast.timers.table import TimerTable
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable

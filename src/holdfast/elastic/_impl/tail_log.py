@@ -7,10 +7,10 @@ written. `interval_sec` has no effect. Nothing is started before `start()`.
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from holdfast.processes.logs.follower import LogFollower, Sink
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable

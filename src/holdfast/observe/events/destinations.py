@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.errors import UsageError
 from holdfast.observe.events.handlers import EventHandler, NullEventHandler
 from holdfast.observe.safe_handler import SafeHandler
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable

@@ -10,10 +10,10 @@ becomes its `str`, where `json` would raise: the event is worth having even so.
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from holdfast.lazy_dataclass import factory_field, lazy_dataclass
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast.observe import events_wanted, lifecycle
 from holdfast.observe.background import BackgroundHandler
 from holdfast.observe.events.event import Event, EventSource, json_text
 from holdfast.observe.events.handlers import LogDirectoryHandler
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

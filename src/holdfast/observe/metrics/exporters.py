@@ -7,10 +7,10 @@ whatever happened. What nobody asked for is not even imported.
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from holdfast.observe import metrics_wanted
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 

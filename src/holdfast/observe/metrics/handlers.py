@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import namedtuple
+from typing import TYPE_CHECKING
 
 from holdfast.observe.safe_handler import Faults
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple
 

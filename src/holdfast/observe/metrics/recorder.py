@@ -12,6 +12,7 @@ agent or from the program, until it is configured again.
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from holdfast.core.supervision import StopReason
 from holdfast.observe import lifecycle
@@ -20,7 +21,6 @@ from holdfast.observe.events.handlers import EventHandler
 from holdfast.observe.metrics import handlers
 from holdfast.observe.metrics.handlers import MetricData, MetricHandler, NullMetricHandler
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

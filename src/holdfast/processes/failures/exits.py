@@ -12,13 +12,13 @@ import _signal as signal  # type: ignore[import-not-found]
 import errno
 import os
 import time
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.core.values import Value
 from holdfast.errors import shortage_hint
 from holdfast.lazy_dataclass import factory_field, lazy_dataclass
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

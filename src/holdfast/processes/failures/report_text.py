@@ -7,10 +7,11 @@ Much of it is what workers said, on other nodes too: no line of it does more tha
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from holdfast.printable import one_line
 from holdfast.processes.failures import tracebacks
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 

@@ -20,12 +20,12 @@ import sys
 import threading
 import time
 from collections import deque
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.errors import EnvironmentProblem, InternalError, shortage_hint
 from holdfast.processes.logs.lines import LINE_BYTES_MAX, PrefixedLines, RawBytes, Sink
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 

@@ -19,13 +19,13 @@ from __future__ import annotations
 import errno
 import os
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.lazy_dataclass import factory_field, lazy_dataclass
 from holdfast.processes.keeper.client import Keeper
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import NoReturn

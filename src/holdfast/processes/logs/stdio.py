@@ -12,11 +12,11 @@ import os
 import select
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from holdfast.errors import EnvironmentProblem, shortage_hint
 from holdfast.processes.logs.specs import usable_filters
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import TextIO

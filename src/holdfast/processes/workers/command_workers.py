@@ -11,13 +11,13 @@ from __future__ import annotations
 import _signal as signal  # type: ignore[import-not-found]
 import os
 import select
+from typing import TYPE_CHECKING
 
 from holdfast.processes.keeper import main as keeper_program
 from holdfast.processes.keeper.client import Keeper, inherited_environment
 from holdfast.processes.signals import as_enum
 from holdfast.processes.workers.group import PContext
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable

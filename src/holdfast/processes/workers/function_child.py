@@ -22,13 +22,13 @@ import os
 import pickle
 import signal
 import sys
+from typing import TYPE_CHECKING
 
 from holdfast.errors import UsageError
 from holdfast.processes.failures.error_file import record, users_part
 from holdfast.processes.signals import SignalException
 from holdfast.processes.workers.function_signals import RaisedSignals, die_of
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from typing import TYPE_CHECKING
 
 from holdfast.errors import UsageError
 from holdfast.processes.signals import (
@@ -21,7 +22,6 @@ from holdfast.processes.signals import (
     parse_signals,
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
     from typing import NoReturn

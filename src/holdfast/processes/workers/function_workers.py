@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from typing import TYPE_CHECKING
 
 from holdfast.defaults import START_METHODS
 from holdfast.errors import UsageError
@@ -15,7 +16,6 @@ from holdfast.processes.keeper.main import MESSAGE_FDS_MAX
 from holdfast.processes.workers import function_child
 from holdfast.processes.workers.group import PContext
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

@@ -26,6 +26,7 @@ import os
 import select
 import time
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.core import stopping
@@ -48,7 +49,6 @@ from holdfast.processes.keeper.main import descendants_of
 from holdfast.processes.logs.stdio import WorkerStdio
 from holdfast.processes.poll import min_of, wait_for
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any, TextIO

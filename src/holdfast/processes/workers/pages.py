@@ -18,6 +18,7 @@ import errno
 import os
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.core.values import Value
@@ -43,7 +44,6 @@ from holdfast.worker import (
     UNWATCHED,
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 

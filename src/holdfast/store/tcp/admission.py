@@ -11,10 +11,11 @@ together have one.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from holdfast.store.key_space import BYTES_MAX, Share
 from holdfast.store.tcp.embedded import HOSTS, OPEN
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.store.tcp.embedded import Access
 

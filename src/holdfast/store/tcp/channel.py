@@ -17,6 +17,7 @@ import struct
 import threading
 import time
 import weakref
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.net.addresses import check_not_itself, resolve_within
@@ -31,7 +32,6 @@ from holdfast.store.errors import (
 from holdfast.store.memory import named
 from holdfast.store.tcp import protocol
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeVar

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 import weakref
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from holdfast.store.errors import QueueEmptyError
 from holdfast.store.memory import named
@@ -27,7 +28,6 @@ from holdfast.store.tcp.channel import (
     WaitTimedOut,
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Self, TypeVar

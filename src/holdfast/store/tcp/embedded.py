@@ -15,11 +15,11 @@ import errno
 import os
 import select
 from _thread import RLock, allocate_lock, get_ident, start_new_thread
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.errors import EnvironmentProblem, shortage_behind
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self

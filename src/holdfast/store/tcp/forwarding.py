@@ -14,6 +14,7 @@ import os
 import select
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.net.addresses import resolve_within
@@ -23,7 +24,6 @@ from holdfast.net.peer_user import NOBODY, is_own_user, user_of
 from holdfast.wire.errors import WireError
 from holdfast.wire.store_proof import FORWARD, AgentProof
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import os
 from struct import Struct
+from typing import TYPE_CHECKING
 
 from holdfast.store.memory import as_bytes
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any

@@ -14,6 +14,7 @@ import os
 import select
 import time
 from struct import Struct
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.net.half_open import HalfOpen
@@ -25,7 +26,6 @@ from holdfast.store.tcp.admission import HELD_PART, HELD_S, Admission
 from holdfast.store.tcp.embedded import PRIVATE
 from holdfast.store.tcp.protocol import GET, QUEUE_POP, WAIT, Requests
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any

@@ -12,13 +12,13 @@ import errno
 import socket
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.net.addresses import check_not_itself, resolve_within
 from holdfast.net.endpoints import format_endpoint
 from holdfast.wire.errors import ProofRefused
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.net.addresses import Address
 

@@ -1,0 +1,160 @@
+"""Simulated jobs of many nodes: real decisions, virtual time, one seed.
+
+`simulate(seed)` runs the machines of `holdfast.core` (the coordinator's and every agent's) in a
+world that loses messages, cuts links, stops and kills processes and lets clocks drift, and checks
+after each step that every invariant holds. The same arguments give the same run, so a seed that
+fails is all one needs to see it again: `python -m simulator --seed N --story`.
+
+No process, socket or thread is involved; workers are simulated too.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+from holdfast.core.machine import Story
+from holdfast.core.values import Value
+from simulator.checkers import Checker, Violation
+from simulator.faults import PROFILES, Profile
+from simulator.world import CHECKERS, DRIVERS, LOG_LINES_MAX, Machines, RunLog, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = [
+    "CHECKERS",
+    "DRIVERS",
+    "PROFILES",
+    "Checker",
+    "Machines",
+    "Profile",
+    "Result",
+    "Violation",
+    "World",
+    "mixed",
+    "simulate",
+]
+
+NODES = 8
+MINUTES = 2.0
+MANY_NODES = (32, 64)
+FEW_IN_A_ROW = 20  # Rows of all profiles with few nodes, before one with many.
+SLICE_S = 10.0  # Virtual seconds between two calls of `progress`.
+
+
+class Result(Value):
+    """How a run went."""
+
+    seed: int
+    profile: str
+    nodes: int
+    minutes: float
+    driver: str
+    violation: str
+    """What went wrong, or nothing."""
+    invariant: str
+    """The checker that saw it, or the type of the error that a machine raised."""
+    seconds: float
+    """Virtual time until the end."""
+    steps: int
+    """Events that a process took in: a message, a timer, something of its workers or its link."""
+    digest: int
+    agents: int
+    coordinators: int
+    rounds: int
+    story: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """What shows this very run again."""
+        driver = "" if self.driver == "coordinator" else f" --driver {self.driver}"
+        return (
+            f"python -m simulator --seed {self.seed} --profile {self.profile} --nodes {self.nodes} "
+            f"--minutes {self.minutes:g}{driver} --story"
+        )
+
+
+def simulate(
+    seed: int,
+    *,
+    nodes: int = NODES,
+    minutes: float = MINUTES,
+    profile: str = "everything",
+    driver: str = "coordinator",
+    machines: Machines | None = None,
+    checkers: Sequence[type[Checker]] = CHECKERS,
+    whole_story: bool = False,
+    progress: Callable[[World], None] | None = None,
+) -> Result:
+    """Run one job, or a few in a row, and return how it went; the story of a failure is in it.
+
+    `minutes` is virtual time, the quiet at the end included; `driver` is who decides, of `DRIVERS`.
+    `machines` are those under test, `checkers` what is demanded of them.
+    """
+    log = RunLog(lines_max=None if whole_story else LOG_LINES_MAX)
+    world = World(
+        seed,
+        nodes=nodes,
+        seconds=minutes * 60.0,
+        profile=PROFILES[profile],
+        machines=machines or Machines(),
+        log=log,
+        checkers=checkers,
+        driver=driver,
+    )
+    violation = invariant = ""
+    collects = gc.isenabled()
+    gc.disable()  # A world is hundreds of thousands of small things that live as long as it does.
+    Story.sink = world.record
+    try:
+        world.begin()
+        while world.run(world.now + SLICE_S):
+            if progress is not None:
+                progress(world)
+    except Violation as error:
+        violation, invariant = error.what, error.invariant
+        log.note(world.now, "VIOLATION", f"{invariant}: {violation}".replace("{", "{{"))
+    except Exception as error:  # noqa: BLE001 (whatever a machine raises is a finding)
+        violation, invariant = f"{type(error).__name__}: {error}", _where(error)
+        log.note(world.now, "ERROR", f"{invariant}: {violation}".replace("{", "{{"))
+    Story.sink = None
+    if collects:
+        gc.enable()
+    return Result(
+        seed=seed,
+        profile=profile,
+        nodes=nodes,
+        minutes=minutes,
+        driver=driver,
+        violation=violation,
+        invariant=invariant,
+        seconds=world.now,
+        steps=world.steps,
+        digest=world.digest,
+        agents=world.agents_started,
+        coordinators=world.coordinators_started,
+        rounds=len(world.ledger.rounds),
+        story=tuple(log.lines()) if whole_story or violation else (),
+    )
+
+
+def mixed(seed: int) -> tuple[str, int]:
+    """Return a profile and a number of nodes for a seed, so that a row of seeds has all kinds."""
+    profiles = list(PROFILES)
+    turn = seed // len(profiles)
+    nodes = MANY_NODES[turn // FEW_IN_A_ROW % len(MANY_NODES)]
+    if turn % FEW_IN_A_ROW:
+        nodes = 3 + turn % 10
+    return profiles[seed % len(profiles)], nodes
+
+
+def _where(error: Exception) -> str:
+    """Return the place in our code that an error comes from."""
+    trace = error.__traceback__
+    where = type(error).__name__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        where = f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno} {code.co_name}"
+        trace = trace.tb_next
+    return where

@@ -1,0 +1,365 @@
+"""Simulated jobs whose state lies in a compare-and-set backend: the store, and agents that use it.
+
+The store loses, delays and repeats no write that it has acknowledged; everything else may happen to
+a call. The request or the answer is lost, or the request is carried out long after the caller gave
+up; the store freezes, goes away, and returns with its state or, as a server without a disk does,
+without. In bad conditions a read may return the state before the newest.
+
+What counts is what is stored. So the changes of a write are shown to the checkers when it is carried
+out, one by one: they are applied again to the state that was there. A job that begins anew because
+the store lost its state has another life.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.core.coordinated_supervision import CoordinatorLost, ViewReceived
+from holdfast.core.machine import TICK
+from holdfast.core.protocol import NodePhase, NodeRole, Status
+from holdfast.core.rounds import Job, JobPhase, view_for_node
+from holdfast.core.session import (
+    DeliverView,
+    GiveUp,
+    LoopStuck,
+    LoopTurned,
+    Rejoined,
+    RequestMade,
+    StatusChanged,
+)
+from holdfast.core.shared_state import (
+    CallFailed,
+    ReadState,
+    StateRead,
+    StateWritten,
+    Timeouts,
+    WriteConflict,
+    WriteState,
+    decode,
+)
+from holdfast.core.supervision import Begun
+from simulator.agent import Agent
+from simulator.ledger import Life
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from holdfast.core.machine import Event
+    from holdfast.core.protocol import Request, View
+    from holdfast.core.rounds import Rounds
+    from holdfast.core.session import SessionEvent as CoordinatorSessionEvent
+    from holdfast.core.shared_state import SessionEffect, SessionEvent
+    from simulator.ledger import Decider, JobTruth
+    from simulator.world import World
+
+CALL_TIMEOUT_S = 3.0
+LATE_S_MAX = 10.0  # A request that a cut held up is carried out after so long, or never.
+FREEZE_S = (0.1, 4.0)
+LOSES_STATE_SHARE = 0.5
+STALE_S_MAX = 0.5  # A read may return the state before the newest for so long.
+LEAVE_S = 2.0
+READ_S = 0.25
+TIMEOUTS = Timeouts(interval_s=1.0, lost_after_s=5.0, away_s=30.0, read_s=READ_S)
+
+
+class Stored:
+    """A job's state: the newest, and the one before."""
+
+    def __init__(self, life: Life, state: bytes, token: int, now: float) -> None:
+        self.life = life
+        self.state, self.token = state, token
+        self.before: tuple[bytes, int] | None = None
+        self.written_at = now
+
+    def replace(self, state: bytes, now: float) -> None:
+        """Take another state in its place."""
+        self.before = (self.state, self.token)
+        self.state, self.token, self.written_at = state, self.token + 1, now
+
+
+class Call:
+    """One call of an agent; what comes after its end is no answer any more."""
+
+    __slots__ = ("agent", "cause", "request")
+
+    def __init__(self, agent: BackendAgent, request: ReadState | WriteState, cause: str) -> None:
+        self.agent = agent
+        self.request = request
+        self.cause = cause
+
+
+class BackendDriver:
+    """A simulated compare-and-set store, with the jobs in it."""
+
+    def __init__(self, world: World, rng: Random) -> None:
+        self.world = world
+        self.alive = self.host_up = True
+        self.paused = False
+        self.remembers = False  # It may return without its state.
+        self._rng = rng
+        self._jobs: dict[str, Stored] = {}
+        self._lives = 0
+        self._frozen_until = 0.0
+
+    # What the world asks.
+
+    def job(self, run_id: str) -> Job | None:
+        """Return a job as it is stored."""
+        stored = self._jobs.get(run_id)
+        return decode(stored.state) if stored is not None else None
+
+    def knows_end_of(self, job: JobTruth) -> bool:
+        """Return whether late nodes can learn that a job is over."""
+        stored = self._jobs.get(job.run_id)
+        return stored is not None and stored.life.number in job.closed_by
+
+    def new_agent(self, job: JobTruth, node: str, host: str, rng: Random) -> BackendAgent:
+        """Return an agent that uses it."""
+        return BackendAgent(self.world, self, job, node, host, rng)
+
+    # What happens to it.
+
+    def cut(self, agent: Agent) -> None:
+        """Take note that an agent was cut off; its calls fail."""
+
+    def die(self, *, host_too: bool) -> None:
+        """Let the store go away."""
+        self.world.note("store", "is gone, and its host with it" if host_too else "is gone")
+        self.alive, self.host_up = False, not host_too
+
+    def return_as(self, _number: int, _rng: Random) -> BackendDriver:
+        """Let it come back, with all it had or with nothing."""
+        self.alive = self.host_up = True
+        if self._rng.random() < LOSES_STATE_SHARE:
+            self._jobs.clear()
+            self.world.note("store", "is back, and empty")
+        else:
+            self.world.note("store", "is back")
+        return self
+
+    def pause(self) -> None:
+        """Answer nobody for a while."""
+        low, high = FREEZE_S
+        self._frozen_until = self.world.now + low + (high - low) * self._rng.random()
+        self.world.note("store", "freezes")
+
+    def resume(self, _arg: object = None) -> None:
+        """Do nothing: a freeze ends by itself."""
+
+    # Calls.
+
+    def ask(self, call: Call) -> None:
+        """Send a request; its caller hears something within `CALL_TIMEOUT_S`, or gives up then."""
+        agent, world, draw = call.agent, self.world, self._rng.random
+        if not (agent.cut_out or agent.cut_in) and self.host_up and not self.alive:
+            agent.after(2 * self._delay_s(agent), agent.failed, (call, "connection refused"))
+            return
+        agent.after(CALL_TIMEOUT_S, agent.failed, (call, "timed out"))
+        if not self.host_up or draw() < world.network.conditions.loss:
+            return
+        if agent.cut_out:
+            if draw() < 0.5:
+                world.schedule(world.now + LATE_S_MAX * draw(), self._arrive_late, call)
+            return
+        world.schedule(world.now + self._delay_s(agent), self._carry_out, call)
+
+    def _delay_s(self, agent: Agent) -> float:
+        conditions, draw = self.world.network.conditions, self._rng.random
+        return (conditions.delay_s + agent.lag_s) * (
+            0.5 + draw()
+        ) + conditions.jitter_s * draw() ** 6
+
+    def _arrive_late(self, call: Call) -> None:
+        if not call.agent.cut_out:
+            self._carry_out(call)
+
+    def _carry_out(self, call: Call) -> None:
+        world, agent = self.world, call.agent
+        if not self.alive:
+            if self.host_up and not agent.cut_in:
+                agent.after(self._delay_s(agent), agent.failed, (call, "connection reset"))
+            return
+        if world.now < self._frozen_until:
+            world.schedule(self._frozen_until + 0.01 * self._rng.random(), self._carry_out, call)
+            return
+        stored = self._jobs.get(agent.job.run_id)
+        answer: SessionEvent
+        if isinstance(call.request, ReadState):
+            answer = self._read(stored)
+        else:
+            answer = self._write(agent.job.run_id, stored, call.request)
+        stored = self._jobs.get(agent.job.run_id)
+        if agent.cut_in or self._rng.random() < world.network.conditions.loss:
+            return
+        life = stored.life if stored is not None else None
+        agent.after(self._delay_s(agent), agent.answered, (call, answer, life))
+
+    def _read(self, stored: Stored | None) -> StateRead:
+        if stored is None:
+            return StateRead(None, None)
+        conditions, now = self.world.network.conditions, self.world.now
+        is_fresh = now - stored.written_at < STALE_S_MAX
+        if stored.before and is_fresh and self._rng.random() < conditions.reordering:
+            return StateRead(*stored.before)
+        return StateRead(stored.state, stored.token)
+
+    def _write(
+        self, run_id: str, stored: Stored | None, request: WriteState
+    ) -> StateWritten | WriteConflict:
+        if request.token != (stored.token if stored is not None else None):
+            return WriteConflict()
+        now = self.world.now
+        if stored is not None:
+            job = decode(stored.state)
+        else:
+            job = Job(run_id=run_id, fence_floor=decode(request.state).fence_floor)
+        if stored is None:
+            self._lives += 1
+            life = Life("state", self._lives)
+            self._jobs[run_id] = Stored(life, request.state, 1000 * self._lives, now)
+        else:
+            life = stored.life
+            stored.replace(request.state, now)
+        if request.changes:
+            self._show(life, self.world.machines.rounds(job), request)
+        return StateWritten()
+
+    def _show(self, life: Life, rounds: Rounds, request: WriteState) -> None:
+        for change in request.changes:
+            rounds.handle(self.world.now, change)
+            self.world.decided(life, rounds.job, change if isinstance(change, Status) else None)
+        job = decode(request.state)
+        self.world.decided(life, job, None)
+        if job.phase is not JobPhase.RECOVERING:
+            for node in job.nodes.values():
+                self.world.view_sent(life, view_for_node(job, rounds.rank_table, node.info))
+
+
+class BackendAgent(Agent):
+    """One agent process, from its start to its end."""
+
+    def __init__(
+        self, world: World, place: BackendDriver, job: JobTruth, node: str, host: str, rng: Random
+    ) -> None:
+        super().__init__(world, job, node, host, rng)
+        self.info = msgspec.structs.replace(self.info, address=self.address)
+        self._place = place
+        self._call: Call | None = None
+        self._life: Life | None = None
+        self._departs = False
+        self.shared = world.machines.shared_state(
+            self.clock,
+            run_id=job.run_id,
+            info=self.info,
+            settings=job.settings,
+            timeouts=msgspec.structs.replace(TIMEOUTS, needs_answers=job.stops_alone),
+            draw=rng.random,
+            fence_floor=int(world.now * 1000),
+            rounds=world.machines.rounds,
+        )
+
+    @property
+    def unanswered(self) -> Request | None:
+        return self.shared.status.request
+
+    @property
+    def cut_off(self) -> bool:
+        """Also while the store does not answer: what the agent wrote last is not known there."""
+        return super().cut_off or self._call is not None
+
+    @property
+    def stop_at(self) -> float | None:
+        """When its workers must be gone, by its own clock."""
+        return self.shared.stop_at
+
+    # What happens to it.
+
+    def begin(self, _arg: object = None) -> None:
+        """Start the agent."""
+        self.world.note(self, "starts (host {0.host}, {0.job.run_id})", self)
+        self.supervise(Begun())
+
+    def tick(self) -> None:
+        """See what time has brought."""
+        self._feed(TICK)
+
+    def answered(self, parcel: tuple[Call, SessionEvent, Life | None]) -> None:
+        """Take in an answer of the store, unless the call was given up."""
+        call, answer, life = parcel
+        if call is self._call:
+            self._call, self._life = None, life or self._life
+            self._feed(answer, call.cause)
+
+    def failed(self, parcel: tuple[Call, str]) -> None:
+        """Give a call up."""
+        call, why = parcel
+        if call is self._call:
+            self._call = None
+            self._feed(CallFailed(why), call.cause)
+
+    def supervise(self, event: Event, cause: str = "") -> None:
+        """Give the workers' machine an event, unless it has come to its end."""
+        if not self._departs:
+            super().supervise(event, cause)
+
+    # The session.
+
+    def decider(self, _view: View) -> Decider:
+        """Return which line of its job the newest view is of."""
+        assert self._life is not None
+        return self._life
+
+    def _session_event(self, event: CoordinatorSessionEvent, cause: str = "") -> None:
+        assert isinstance(event, StatusChanged | Rejoined | RequestMade | LoopStuck | LoopTurned)
+        self._feed(event, cause)
+
+    def _feed(self, event: SessionEvent, cause: str = "") -> None:
+        self.see_deadline()
+        effects = self.shared.handle(self.clock, event, cause)
+        cause = self.shared.story.last
+        for effect in effects:
+            self._carry(effect, cause)
+            if not self.alive:
+                return
+        if self._departs and self._is_out():
+            self._go()
+        else:
+            self.arm(self.shared.next_deadline(self.clock))
+
+    def _carry(self, effect: SessionEffect, cause: str) -> None:
+        match effect:
+            case ReadState() | WriteState():
+                self._call = Call(self, effect, cause)
+                self._place.ask(self._call)
+            case DeliverView(view):
+                self.world.view_received(self, view)
+                self.view = view
+                self.supervise(ViewReceived(view), cause)
+            case GiveUp(_away_s, why):
+                self.supervise(CoordinatorLost(why), cause)
+
+    # Its end.
+
+    def _is_out(self) -> bool:
+        session, view = self.shared, self.shared.view
+        if view is not None and view.role in (NodeRole.FENCED, NodeRole.REFUSED, NodeRole.CLOSED):
+            return True
+        return session.stored_seq >= session.status.seq
+
+    def _depart(self) -> None:
+        """Report that it leaves before its process is gone, as a real agent does."""
+        self.left = self._departs = True
+        self.workers.vanish()
+        self.after(LEAVE_S, self._go)
+        self._feed(StatusChanged(NodePhase.LEAVING, self.shared.status.generation))
+
+    def _go(self, _arg: object = None) -> None:
+        if self.alive:
+            self._end()
+            self.world.agent_ended(self)
+
+    def _end(self) -> None:
+        self.alive = False
+        self.workers.vanish()

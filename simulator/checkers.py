@@ -1,0 +1,854 @@
+"""The invariants of a simulated run, each a checker: rounds, then jobs and nodes, then progress.
+
+A checker overrides the hooks it needs and looks only at what they hand to it, so that a step
+costs the same however long the run is. It keeps its own records; it never asks the machines under
+test whether they are right. The invariants of progress have a bound in virtual seconds, counted
+from when faults are over or the work is done.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from holdfast.core.protocol import Action, JobOutcome, NodePhase, NodeRole, RankOrder
+from holdfast.core.rounds import RECOVER_S_MAX, JobPhase, counts
+from holdfast.core.supervision import Outcome, State, StopReason
+
+if TYPE_CHECKING:
+    from holdfast.core.protocol import View
+    from holdfast.core.rounds import Job
+    from holdfast.core.supervision import StopWorkers
+    from simulator.agent import Agent
+    from simulator.ledger import Decider, Decision, JobTruth
+    from simulator.world import World
+
+
+HOOKS = (
+    "decided",
+    "view_sent",
+    "view_received",
+    "workers_starting",
+    "workers_stopping",
+    "worker_failed",
+    "agent_ended",
+    "agent_wedged",
+    "coordinator_returned",
+    "settled",
+    "over",
+)
+
+
+class Violation(Exception):
+    """An invariant does not hold; what, when and where, in one line."""
+
+    def __init__(self, invariant: str, what: str, at_s: float) -> None:
+        super().__init__(f"{invariant}: {what} (at {at_s:.3f} s)")
+        self.invariant = invariant
+        self.what = what
+        self.at_s = at_s
+
+
+class Checker:
+    """One invariant; the hooks do nothing unless overridden."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def violated(self, what: str) -> NoReturn:
+        raise Violation(type(self).__name__, what, self.world.now)
+
+    def decided(self, decision: Decision) -> None:
+        """A coordinator changed the state of a job."""
+
+    def view_sent(self, coordinator: Decider, view: View) -> None:
+        """A coordinator sends a view."""
+
+    def view_received(self, agent: Agent, view: View) -> None:
+        """A node accepted a view; `agent.view` still has the one before."""
+
+    def workers_starting(self, agent: Agent, generation: int) -> None:
+        """A node is about to start its workers."""
+
+    def workers_stopping(self, agent: Agent, effect: StopWorkers) -> None:
+        """A node is about to stop its workers."""
+
+    def worker_failed(self, agent: Agent, generation: int) -> None:
+        """A worker failed, and its agent is about to learn of it."""
+
+    def agent_ended(self, agent: Agent) -> None:
+        """An agent ended of its own accord; `agent.outcome` has how."""
+
+    def agent_wedged(self, agent: Agent) -> None:
+        """An agent's loop stands still from now on."""
+
+    def coordinator_returned(self) -> None:
+        """Another coordinator came up on the endpoint."""
+
+    def settled(self, job: JobTruth) -> None:
+        """Faults are over for so long that all must run again."""
+
+    def over(self, job: JobTruth) -> None:
+        """The work was done for so long that all must have ended."""
+
+
+class OneRound(Checker):
+    """A job has one active round at a time, and a round once formed never changes.
+
+    A coordinator that came back may carry a round on only if it is whole: all members, each of
+    the same round and no other.
+    """
+
+    def decided(self, decision: Decision) -> None:
+        truth = decision.truth
+        if truth is None or decision.coordinator in self.world.replaced:
+            return  # One that was replaced goes by what nodes said before.
+        members = [(info.node, info.incarnation) for info in decision.job.members]
+        if members != truth.members:
+            self.violated(
+                f"round {decision.after.round} of {decision.job.run_id} was formed with "
+                f"{truth.members} and now has {members}"
+            )
+        if not decision.adopted:
+            return
+        for _node, incarnation in members:
+            own = self.world.ledger.agent_of[incarnation].round
+            if own is not truth:
+                self.violated(f"{members} were carried on as one round and never were one")
+
+
+class RankOnce(Checker):
+    """No rank is held twice in a round, and no node has two."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._held: dict[tuple[int, int], dict[int, int]] = {}
+
+    def decided(self, decision: Decision) -> None:
+        nodes = [info.node for info in decision.job.members]
+        if decision.after.phase is JobPhase.ACTIVE and len(set(nodes)) != len(nodes):
+            self.violated(f"a node is twice in {nodes}")
+
+    def view_received(self, agent: Agent, view: View) -> None:
+        if view.role is not NodeRole.MEMBER:
+            return
+        truth = self.world.round_meant(agent, view)
+        if truth is None:
+            return
+        held = self._held.setdefault((truth.number, view.generation), {})
+        if held.setdefault(view.rank, view.incarnation) != view.incarnation:
+            self.violated(f"rank {view.rank} of generation {view.generation} is held twice")
+
+
+class SizeInBounds(Checker):
+    """A round has between min and max nodes."""
+
+    def decided(self, decision: Decision) -> None:
+        settings = self.world.job_of(decision.job.run_id).settings
+        if decision.after.phase is JobPhase.ACTIVE:
+            size = len(decision.job.members)
+            if not settings.min_nodes <= size <= settings.max_nodes:
+                self.violated(f"a round of {size}, not {settings.min_nodes}:{settings.max_nodes}")
+
+
+class SameRound(Checker):
+    """All members of a round get the same round in their views, and nobody else does."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._told: dict[tuple[int, int], tuple[object, ...]] = {}
+
+    def view_received(self, agent: Agent, view: View) -> None:
+        if view.role is not NodeRole.MEMBER:
+            return
+        truth = self.world.round_meant(agent, view)
+        if truth is None:
+            self.violated(f"{agent.node} got a view of round {view.round}, which never was")
+        here = truth.members[view.rank] if 0 <= view.rank < len(truth.members) else None
+        if here != (view.node, view.incarnation):
+            self.violated(f"{view.node} got rank {view.rank}, where {here} is")
+        if (view.size, view.world_size) != (len(truth.members), truth.world_size):
+            self.violated(f"{view.node} got a view of {view.size} nodes, {view.world_size} workers")
+        shared = (view.size, view.world_size, view.master_addr, view.master_port)
+        if self._told.setdefault((truth.number, view.generation), shared) != shared:
+            self.violated(f"{view.node} got {shared}, which others did not")
+
+
+class GenerationGrows(Checker):
+    """Generations only grow: for the job with every round, for each node with every start."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._round_of: dict[tuple[int, str, int], int] = {}
+
+    def decided(self, decision: Decision) -> None:
+        before, after = decision.before, decision.after
+        if before is not None:
+            if after.generation < before.generation:
+                self.violated(f"generation {after.generation} after {before.generation}")
+            formed = after.phase is JobPhase.ACTIVE and not decision.adopted
+            if formed and after.round != before.round and after.generation == before.generation:
+                self.violated(f"round {after.round} reuses generation {after.generation}")
+        if decision.truth is not None:
+            key = (decision.coordinator.number, decision.job.run_id, after.generation)
+            number = decision.truth.number
+            if self._round_of.setdefault(key, number) != number:
+                self.violated(f"two rounds have generation {after.generation}")
+
+    def view_received(self, agent: Agent, view: View) -> None:
+        last = agent.view
+        if last is not None and view.role is NodeRole.MEMBER and last.role is NodeRole.MEMBER:
+            newer = (view.term, view.revision) > (last.term, last.revision)
+            if not newer or view.generation < last.generation:
+                self.violated(
+                    f"{agent.node} got generation {view.generation} (term {view.term}, "
+                    f"revision {view.revision}) after {last.generation} ({last.term}, "
+                    f"{last.revision})"
+                )
+
+
+class NothingGoesBack(Checker):
+    """Per run id, whoever decides: the fence of every new generation is above all before it.
+
+    Generation, term and restarts do not go back where what was decided outlasts its decider, and
+    else not below what a node of the job heard of. All nodes that leave may take the restarts along.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._newest: dict[str, tuple[int, int, int]] = {}
+        self._restarts: dict[str, int] = {}
+
+    def decided(self, decision: Decision) -> None:
+        run_id, before, after = decision.job.run_id, decision.before, decision.after
+        term, generation, fence = self._newest.get(run_id, (0, -1, 0))
+        started = before is not None and after.generation > before.generation
+        if decision.coordinator in self.world.replaced:
+            return  # What it decides is for nodes that nobody else can reach.
+        # A store that lost its state and knows no node begins by the clock of another host.
+        counts = started and not decision.adopted and self.world.driver != "backend"
+        if counts and after.phase is JobPhase.ACTIVE and after.fence <= fence:
+            self.violated(f"{run_id} has fence {after.fence} after {fence}")
+        if self.world.coordinator.remembers:
+            if after.term < term or after.generation < generation:
+                self.violated(
+                    f"{run_id} is in generation {after.generation}, term {after.term} after "
+                    f"{generation}, {term}"
+                )
+            self._check_restarts(run_id, decision)
+        newest = max(term, after.term), max(generation, after.generation), max(fence, after.fence)
+        self._newest[run_id] = newest
+
+    def _check_restarts(self, run_id: str, decision: Decision) -> None:
+        after = decision.after
+        if after.nodes == 0 or after.restarts > self._restarts.get(run_id, 0):
+            self._restarts[run_id] = after.restarts
+        elif after.restarts < self._restarts.get(run_id, 0):
+            self.violated(f"{run_id} has {after.restarts} restarts after {self._restarts[run_id]}")
+
+    def view_received(self, agent: Agent, view: View) -> None:
+        last = agent.view
+        if last is None or view.role is not NodeRole.MEMBER:
+            return
+        if (view.generation, view.fence) < (last.generation, last.fence):
+            self.violated(
+                f"{agent.node} got generation {view.generation}, fence {view.fence} after "
+                f"{last.generation}, {last.fence}"
+            )
+
+    def agent_ended(self, agent: Agent) -> None:
+        if not agent.job.living:
+            self._restarts.pop(agent.job.run_id, None)
+
+
+class RanksStable(Checker):
+    """Those who stay keep their order, and their ranks too if the round does not shrink."""
+
+    def decided(self, decision: Decision) -> None:
+        before, after = decision.before, decision.after
+        if before is None or after.phase is not JobPhase.ACTIVE or after.members is before.members:
+            return
+        if decision.adopted or before.phase is JobPhase.RECOVERING:
+            return
+        if self.world.job_of(decision.job.run_id).settings.order is not RankOrder.STABLE:
+            return
+        old = {info.node: rank for rank, info in enumerate(before.members)}
+        stayed = [
+            (old[info.node], rank) for rank, info in enumerate(after.members) if info.node in old
+        ]
+        if stayed != sorted(stayed):
+            self.violated(f"those who stayed changed their order: {stayed}")
+        grown = len(after.members) >= len(before.members)
+        if grown and any(was != now for was, now in stayed):
+            self.violated(f"ranks changed in a round that has room for all: {stayed}")
+
+
+STOPPED_AFTER_CLOSE_S = 12.0  # The slowest stop, after the slowest start.
+
+
+class OneGenerationPerNode(Checker):
+    """No worker runs on a node that has started a later generation, and none starts again."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._started: dict[Agent, int] = {}
+
+    def workers_starting(self, agent: Agent, generation: int) -> None:
+        if agent.workers.there:
+            self.violated(
+                f"{agent.node} starts generation {generation} while workers of "
+                f"{agent.workers.generation} are there"
+            )
+        if self._started.get(agent, -1) >= generation:
+            self.violated(f"{agent.node} starts generation {generation} again")
+        self._started[agent] = generation
+
+
+class OldWorkersGone(Checker):
+    """No worker starts while one of an earlier generation is there, on whatever node.
+
+    But for nodes that a coordinator never heard of, and those that were lost while cut off if
+    such nodes let their workers run. A coordinator that was replaced, and does not know it, has workers
+    of its own: no more is promised to who starts another one while it lives.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._known: dict[int, set[int]] = {}  # Incarnations, by the coordinator that knows them.
+        self._lost: dict[int, set[int]] = {}
+        self._begun_aside: set[tuple[str, int]] = set()  # Generations of those that were replaced.
+
+    def decided(self, decision: Decision) -> None:
+        before, after = decision.before, decision.after
+        if decision.coordinator in self.world.replaced:
+            self._begun_aside.add((decision.job.run_id, after.generation))
+        known = self._known.setdefault(decision.coordinator.number, set())
+        known |= after.incarnations
+        if before is not None and decision.status is None:
+            lost = self._lost.setdefault(decision.coordinator.number, set())
+            lost |= before.incarnations - after.incarnations
+
+    def workers_starting(self, agent: Agent, generation: int) -> None:
+        assert agent.view is not None
+        decider = agent.decider(agent.view)
+        if decider in self.world.replaced or (agent.job.run_id, generation) in self._begun_aside:
+            return  # In the latter case another goes on with what was begun already.
+        by = decider.number
+        known, lost = self._known.get(by, set()), self._lost.get(by, set())
+        for other in agent.job.agents:
+            other.see_deadline()
+            workers, incarnation = other.workers, other.info.incarnation
+            if other is agent or not workers.there or workers.generation >= generation:
+                continue
+            only_stopped = other.paused and not other.cut_off
+            excused = incarnation in lost and not (only_stopped or agent.job.stops_alone)
+            if incarnation in known and not excused:
+                self.violated(
+                    f"{agent.node} starts generation {generation} while workers of generation "
+                    f"{workers.generation} are there on {other.node}"
+                )
+
+
+class BudgetKept(Checker):
+    """A job has no more restarts than it may; each is charged, and nothing else is."""
+
+    def decided(self, decision: Decision) -> None:
+        before, after, status = decision.before, decision.after, decision.status
+        limit = self.world.job_of(decision.job.run_id).settings.max_restarts
+        if after.restarts > limit:
+            self.violated(f"{after.restarts} restarts, and {limit} are allowed")
+        if before is None or decision.adopted or before.phase is JobPhase.RECOVERING:
+            return
+        if after.nodes == 0 or before.nodes == 0:
+            return  # A job that all have left begins anew.
+        charged = after.restarts - before.restarts
+        joins = status is not None and status.info.incarnation not in before.incarnations
+        if status is not None and (before.round[0] == 0 or joins):
+            # It learns of what an earlier coordinator charged, and maybe of one failure since.
+            failed_since = status.phase is NodePhase.FAILED and after.phase is not JobPhase.CLOSED
+            if status.restarts + failed_since >= after.restarts:
+                return
+        failed = (
+            status is not None
+            and status.phase is NodePhase.FAILED
+            and before.phase is JobPhase.ACTIVE
+            and status.generation == before.generation
+            and any(info.incarnation == status.info.incarnation for info in before.members)
+        )
+        if failed and after.phase is JobPhase.CLOSED:
+            failed = False  # It was not answered with a restart.
+        wanted = 1 if failed else 0  # Also where the next round still has to wait for nodes.
+        if charged != wanted:
+            self.violated(f"{charged} restarts were charged for {decision.job.why!r}, not {wanted}")
+
+
+class LossIsFree(Checker):
+    """Workers that fail once a member of their round is gone cost no restart, and end no job.
+
+    Over a store that only keeps a state nobody can be asked, and this is not promised.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._excused: dict[tuple[str, int], bool] = {}
+
+    def worker_failed(self, agent: Agent, generation: int) -> None:
+        key = (agent.job.run_id, generation)
+        self._excused[key] = self._excused.get(key, True) and self._misses_a_member(agent)
+
+    def _misses_a_member(self, agent: Agent) -> bool:
+        members = agent.round.members if agent.round is not None else ()
+        others = (self.world.ledger.agent_of[incarnation] for _node, incarnation in members)
+        return any(
+            not other.alive
+            and other.outcome is None
+            and other.workers.done_generation != agent.workers.generation
+            for other in others
+        )
+
+    def decided(self, decision: Decision) -> None:
+        before, after = decision.before, decision.after
+        if before is None or self.world.driver == "backend":
+            return
+        failed = after.outcome is JobOutcome.FAILED and before.outcome is None
+        charged = after.restarts > before.restarts and before.phase is JobPhase.ACTIVE
+        excused = self._excused.get((decision.job.run_id, before.generation), False)
+        if excused and (failed or charged):
+            self.violated(f"{decision.job.why!r} was charged, and a member was gone before")
+
+
+class ClosedIsFinal(Checker):
+    """A job is closed for a reason that is true, and stays closed for as long as it is known."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._closed_as: dict[tuple[int, str], tuple[int, int]] = {}  # Term and revision.
+        self._stopped: set[str] = set()  # Jobs that somebody asked to be stopped.
+
+    def decided(self, decision: Decision) -> None:
+        before, after = decision.before, decision.after
+        if before is not None and before.phase is JobPhase.CLOSED:
+            if after.phase is not JobPhase.CLOSED or after.outcome is not before.outcome:
+                self.violated(f"{decision.job.run_id} was closed and is {after.phase.value} again")
+            if after.generation != before.generation:
+                self.violated(f"{decision.job.run_id} was closed and has a new generation")
+        elif after.phase is JobPhase.CLOSED:
+            key = (decision.coordinator.number, decision.job.run_id)
+            self._closed_as[key] = (after.term, after.revision)
+            self._closing(decision)
+
+    def _closing(self, decision: Decision) -> None:
+        if decision.coordinator in self.world.replaced:
+            return  # It goes by what nodes said before.
+        job, truth = decision.job, self.world.job_of(decision.job.run_id)
+        if job.outcome is JobOutcome.SUCCEEDED:
+            for info in job.members:
+                agent = self.world.ledger.agent_of[info.incarnation]
+                if agent.workers.done_generation != job.generation:
+                    self.violated(f"{job.run_id} succeeded, but {info.node} was not done")
+        elif job.outcome is JobOutcome.FAILED:
+            if not any(generation == job.generation for _, generation in truth.failed_generations):
+                self.violated(f"{job.run_id} failed, but no worker did")
+            retryable = job.failure is None or job.failure.retryable
+            if retryable and job.restarts < truth.settings.max_restarts:
+                self.violated(f"{job.run_id} failed with restarts left")
+        elif not self._is_asked_for(job):
+            self.violated(f"{job.run_id} was closed and nobody asked for it")
+
+    def _is_asked_for(self, job: Job) -> bool:
+        asked = self.world.requests.get(job.request)
+        if asked is not None and asked.action == Action.STOP.value:
+            self._stopped.add(job.run_id)
+        return job.run_id in self._stopped  # A later coordinator may know that much and no more.
+
+    def view_sent(self, coordinator: Decider, view: View) -> None:
+        closed_as = self._closed_as.get((coordinator.number, view.run_id))
+        newer = closed_as is not None and (view.term, view.revision) >= closed_as
+        if view.role is NodeRole.MEMBER and newer:  # Several decisions may be sent together.
+            self.violated(f"{view.node} gets a view to run in {view.run_id}, which is closed")
+
+    def view_received(self, agent: Agent, view: View) -> None:
+        if view.role is NodeRole.CLOSED and (
+            agent.view is None or agent.view.role is not NodeRole.CLOSED
+        ):
+            due = self.world.now + STOPPED_AFTER_CLOSE_S
+            agent.after(STOPPED_AFTER_CLOSE_S, self._stopped_by_now, (agent, due))
+
+    def _stopped_by_now(self, about: tuple[Agent, float]) -> None:
+        agent, due = about
+        if not agent.workers.there:
+            return
+        late_s = self.world.now - due
+        if late_s > 0.001:  # The agent was stopped itself, and only now can go on.
+            again = self.world.now + STOPPED_AFTER_CLOSE_S
+            agent.after(STOPPED_AFTER_CLOSE_S, self._stopped_by_now, (agent, again))
+        else:
+            self.violated(f"{agent.node} has workers long after it learned that all is over")
+
+
+class PlaceKept(Checker):
+    """Nobody is put out by what another node says, unless it gives way to agents of its name."""
+
+    def decided(self, decision: Decision) -> None:
+        before, status = decision.before, decision.status
+        if before is None or status is None:
+            return
+        gone = before.incarnations - decision.after.incarnations - {status.info.incarnation}
+        for agent in (self.world.ledger.agent_of[one] for one in gone):
+            if agent.alive and not agent.left and not agent.info.yields:
+                self.violated(f"{agent.node} was put out by {status.info.node}'s status")
+
+
+class FencedStaysOut(Checker):
+    """An incarnation that the job went on without never comes back and never runs workers."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._out: dict[int, set[int]] = {}
+        self._fenced: dict[int, int] = {}  # Incarnations, and the coordinator that decided so.
+
+    def decided(self, decision: Decision) -> None:
+        before, after = decision.before, decision.after
+        out = self._out.setdefault(decision.coordinator.number, set())
+        if before is not None:
+            out |= before.incarnations - after.incarnations
+        back = out & after.incarnations
+        if back:
+            nodes = sorted(self.world.ledger.agent_of[one].node for one in back)
+            self.violated(f"{', '.join(nodes)} is in the job again after it was out")
+
+    def view_received(self, agent: Agent, view: View) -> None:
+        by = agent.decider(view).number
+        if view.role in (NodeRole.FENCED, NodeRole.REFUSED):
+            self._fenced[view.incarnation] = by
+        elif self._fenced.get(view.incarnation, by) != by:
+            del self._fenced[view.incarnation]
+
+    def workers_starting(self, agent: Agent, generation: int) -> None:
+        if agent.info.incarnation in self._fenced:
+            self.violated(f"{agent.node} was fenced and starts generation {generation}")
+
+
+class NeverBack(Checker):
+    """Whoever obeyed a coordinator that took over obeys none of those before it, alive or not."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._places: dict[Agent, int] = {}
+
+    def view_received(self, agent: Agent, view: View) -> None:
+        place = getattr(agent.decider(view), "place", 0)
+        latest = self._places.get(agent, 0)
+        if place < latest:
+            self.violated(f"{agent.node} obeys place {place} after {latest}")
+        if place:
+            self._places[agent] = place
+
+
+CALM_BEFORE_S = 15.0  # What is still going on from an earlier disturbance is over by then.
+
+
+class NoNeedlessRestart(Checker):
+    """A coordinator that comes back, and all nodes with it in time, restarts no worker."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._watch_until = 0.0
+        self._calm_since = 0.0
+
+    def coordinator_returned(self) -> None:
+        world = self.world
+        calm = world.coordinator_gone_at - world.disturbed_at > CALM_BEFORE_S
+        if calm and not world.network.conditions.rough and not self._misses_a_member():
+            self._watch_until = world.now + RECOVER_S_MAX + 2.0
+            self._calm_since = world.disturbed_at
+
+    def workers_stopping(self, agent: Agent, effect: StopWorkers) -> None:
+        world = self.world
+        if effect.reason is not StopReason.COORDINATOR or world.now >= self._watch_until:
+            return
+        if agent.job.stops_alone:
+            return  # Nodes that are without a coordinator for long stop their workers, and tell it.
+        closed = agent.view is not None and agent.view.role is NodeRole.CLOSED
+        if world.disturbed_at == self._calm_since and not closed:
+            self.violated(f"{agent.node} restarts its workers because the coordinator did")
+
+    def _misses_a_member(self) -> bool:
+        """Whether a member died of which nobody knows: an etcd that restarts renews all leases."""
+        for job in self.world.jobs.values():
+            known = self.world.coordinator.job(job.run_id)
+            living = {agent.node for agent in job.living}
+            if known is not None and any(info.node not in living for info in known.members):
+                return True
+        return False
+
+
+WEDGED_S = 7.5  # The time after which a loop is stuck, and some for all to learn of it.
+
+
+class WedgedIsLost(Checker):
+    """A node whose loop does not turn is not in the round for long, though it is connected."""
+
+    def agent_wedged(self, agent: Agent) -> None:
+        world = self.world
+        about = (agent, agent.wedged_at, world.disturbed_at)
+        world.schedule(world.now + WEDGED_S, self._look, about)
+
+    def _look(self, about: tuple[Agent, float, float]) -> None:
+        agent, wedged_at, disturbed_at = about
+        world = self.world
+        calm = world.disturbed_at == disturbed_at and not world.network.conditions.rough
+        if not (calm and agent.alive and agent.wedged_at == wedged_at and world.coordinator.alive):
+            return
+        job = world.coordinator.job(agent.job.run_id)
+        if job is None or job.phase is not JobPhase.ACTIVE or agent.node in job.succeeded:
+            return
+        if any(info.incarnation == agent.info.incarnation for info in job.members):
+            self.violated(f"{agent.node} is in the round, and its loop does not turn")
+
+
+class SlowIsNotLost(Checker):
+    """A node behind a slow link, who is well and connected, is not taken out of the job."""
+
+    def decided(self, decision: Decision) -> None:
+        before = decision.before
+        if before is None or decision.after.phase is JobPhase.CLOSED:
+            return
+        for incarnation in before.incarnations - decision.after.incarnations:
+            agent = self.world.ledger.agent_of[incarnation]
+            is_same = agent.info.incarnation == incarnation and not agent.superseded
+            if agent.bandwidth and agent.healthy and is_same and agent.outcome is None:
+                self.violated(f"{agent.node} is well, and is out: {decision.job.why}")
+
+
+class Departures:
+    """Who broke how many rounds by going, by host."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._times: dict[tuple[str, str], list[float]] = {}
+
+    def note(self, decision: Decision) -> list[tuple[str, str]]:
+        """Take in a decision; return the jobs and hosts of members that went."""
+        before, after, run_id = decision.before, decision.after, decision.job.run_id
+        if not after.nodes:  # Nobody is left whom they could do harm.
+            self._times = {key: at for key, at in self._times.items() if key[0] != run_id}
+            return []
+        if before is None or before.phase is not JobPhase.ACTIVE:
+            return []
+        gone = []
+        for info in before.members:
+            was_there = info.incarnation in before.incarnations
+            if was_there and info.incarnation not in after.incarnations:
+                gone.append((run_id, info.host))
+                self._times.setdefault(gone[-1], []).append(self._world.now)
+        return gone
+
+    def of(self, which: tuple[str, str], since: float = 0.0) -> int:
+        """Return how often members of a job went from a host since then."""
+        return sum(at >= since for at in self._times.get(which, ()))
+
+
+DAMPED_S = 60.0
+DEPARTURES_MAX = {"coordinator": 8, "etcd": 22, "backend": 30}
+"""In so many seconds: the first two at once, then after 6, 12, 24 and 30 s. Where a death is noticed
+only after 5 s, as on etcd some are, others come from the same host meanwhile, before anything is known
+of it."""
+
+
+class FlappingDamped(Checker):
+    """No place of a host breaks a round more often than a few times a minute."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._lives: dict[int, Departures] = {}  # A coordinator begins without any knowledge.
+
+    def decided(self, decision: Decision) -> None:
+        number = decision.coordinator.number
+        departures = self._lives.setdefault(number, Departures(self.world))
+        for run_id, host in departures.note(decision):
+            times = departures.of((run_id, host), self.world.now - DAMPED_S)
+            if times > DEPARTURES_MAX[self.world.driver]:
+                self.violated(f"nodes of host {host} went {times} times in {DAMPED_S:g} s")
+
+
+ATTENDED_S = 2.0  # A job about which nothing is decided for longer may be without a coordinator.
+STARVED_SETTLES = 7
+STARVED_S = 3.0
+
+
+class NobodyStarves(Checker):
+    """Enough nodes make a round soon, however many others come and go meanwhile."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._waits: dict[tuple[int, str], tuple[int, float, float]] = {}  # Term, last look, sum.
+
+    def decided(self, decision: Decision) -> None:
+        now, after, job = self.world.now, decision.after, decision.job
+        key = (decision.coordinator.number, job.run_id)
+        term, looked_at, waited_s = self._waits.get(key, (-1, now, 0.0))
+        settings = self.world.job_of(job.run_id).settings
+        agents = (self.world.ledger.agent_of[one] for one in after.incarnations)
+        here = sum(agent.alive and counts(job, agent.node) for agent in agents)
+        if after.phase is not JobPhase.FORMING or here < settings.min_nodes or term != after.term:
+            waited_s = 0.0
+        elif now - looked_at <= ATTENDED_S:
+            waited_s += now - looked_at
+        self._waits[key] = (after.term, now, waited_s)
+        if waited_s > STARVED_SETTLES * settings.settle_s + STARVED_S:
+            self.violated(f"{here} nodes of {job.run_id} have waited {waited_s:.1f} s for a round")
+
+
+class AskedOnce(Checker):
+    """What is asked for is done once, however often the request is repeated; by one who decides."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._done: dict[tuple[int, str], int] = {}  # The generation, by decider and request.
+
+    def decided(self, decision: Decision) -> None:
+        before, after, job = decision.before, decision.after, decision.job
+        asked = self.world.requests.get(job.request)
+        if before is None or asked is None or job.why != str(asked):
+            return
+        if after.generation > before.generation:
+            key = (decision.coordinator.number, asked.id)
+            if self._done.setdefault(key, after.generation) != after.generation:
+                self.violated(f"{asked} led to a second generation, {after.generation}")
+
+
+class DrainedRests(Checker):
+    """No generation of whoever drained a node has it, until it is undrained."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._drained: dict[tuple[int, str], set[str]] = {}
+        self._seen: dict[tuple[int, str], set[str]] = {}
+
+    def decided(self, decision: Decision) -> None:
+        before, after, job = decision.before, decision.after, decision.job
+        key = (decision.coordinator.number, job.run_id)
+        drained = self._drained.setdefault(key, set())
+        seen = self._seen.setdefault(key, set())
+        for one, answer in job.answers.items():
+            asked = self.world.requests[one]
+            if one in seen or answer.refusal:
+                continue
+            seen.add(one)
+            if asked.action == Action.DRAIN.value:
+                drained.add(asked.node)
+            elif asked.action == Action.UNDRAIN.value:
+                drained.discard(asked.node)
+        begun = before is not None and after.generation > before.generation
+        if begun and after.phase is JobPhase.ACTIVE:
+            wrong = [info.node for info in after.members if info.node in drained]
+            if wrong:
+                self.violated(f"{wrong} are drained, and in generation {after.generation}")
+
+
+class RequestsAnswered(Checker):
+    """With faults over, no node is left with a request that nobody answers."""
+
+    def settled(self, job: JobTruth) -> None:
+        for agent in job.living:
+            asked = agent.unanswered
+            if asked is not None and not job.closed_by:
+                self.violated(f"{agent.node} waits for an answer to {asked}")
+
+
+HELD_BACK_S = 35.0  # A node that comes and goes runs so long after it has come for good.
+
+
+class RoundForms(Checker):
+    """With faults over and at least min healthy nodes, all of them run soon.
+
+    Those that may run do: spares are used where nodes are missing. Only nodes of hosts whose nodes
+    came and went have more time.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._departures = Departures(world)
+
+    def decided(self, decision: Decision) -> None:
+        self._departures.note(decision)
+
+    def _may_be_held_back(self, agent: Agent) -> bool:
+        return (
+            self.world.now - agent.joined_at < HELD_BACK_S
+            and self._departures.of((agent.job.run_id, agent.host)) >= 2
+        )
+
+    def settled(self, job: JobTruth) -> None:
+        known = self.world.coordinator.job(job.run_id)
+        settings = job.settings
+        living = [agent for agent in job.living if not self._may_be_held_back(agent)]
+        if len(living) < settings.min_nodes or job.closed_by:
+            return
+        if known is None or known.phase is not JobPhase.ACTIVE:
+            phase = "unknown" if known is None else known.phase.value
+            self.violated(f"{job.run_id} is {phase} though {len(living)} nodes are there")
+        names = {agent.node for agent in living}
+        there = {agent.node for agent in job.living}
+        members = [info.node for info in known.members]
+        missing = [node for node in members if node not in there]
+        if missing:
+            self.violated(f"{missing} are in the round of {job.run_id} and gone")
+        wanted = min(settings.max_nodes, max(settings.min_nodes, len(names) - settings.spares))
+        if len(members) < wanted:
+            self.violated(f"{len(members)} nodes of {len(names)} run, {wanted} could")
+        generation = known.generation
+        for agent in job.living:
+            if agent.node in members:
+                running = agent.supervision.state in (State.RUNNING, State.LEAVING)
+                if not running or agent.supervision.generation != generation:
+                    self.violated(
+                        f"{agent.node} is {agent.supervision.state.value} in generation "
+                        f"{agent.supervision.generation}, not running in {generation}"
+                    )
+
+
+class JobEnds(Checker):
+    """When the work is done, every node ends, and all that ended with the job ended alike."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._ended: dict[tuple[str, int], tuple[Outcome, str]] = {}
+        self._closed_to: dict[Agent, int] = {}
+        self._succeeded: dict[str, int] = {}
+
+    def decided(self, decision: Decision) -> None:
+        job = decision.job
+        if job.outcome is JobOutcome.SUCCEEDED:
+            self._succeeded[job.run_id] = job.generation
+
+    def view_received(self, agent: Agent, view: View) -> None:
+        if view.role is NodeRole.CLOSED:
+            self._closed_to[agent] = agent.decider(view).number
+
+    def agent_ended(self, agent: Agent) -> None:
+        by = self._closed_to.get(agent)
+        outcome = agent.outcome
+        if by is None or outcome not in (Outcome.SUCCEEDED, Outcome.FAILED):
+            return
+        first, node = self._ended.setdefault((agent.job.run_id, by), (outcome, agent.node))
+        if first is not outcome:
+            self.violated(f"{agent.node} ended {outcome.value}, but {node} {first.value}")
+
+    def over(self, job: JobTruth) -> None:
+        """See that all have ended, but for those who can no longer learn of it.
+
+        A coordinator that closed a job and died takes the news with it; nodes that had not heard
+        of it wait for others (in production, until `join_timeout`).
+        """
+        if job.closed_by and not self.world.coordinator.knows_end_of(job):
+            return
+        left = [agent.node for agent in job.agents if agent.alive]
+        if left:
+            self.violated(f"{left} of {job.run_id} have not ended")
+        for agent in job.agents:
+            done = agent.workers.done_generation == self._succeeded.get(job.run_id, -2)
+            if done and agent.outcome is Outcome.COORDINATOR_LOST:
+                self.violated(f"{agent.node} was done, as the job was, and does not know it")
+            if agent.outcome is Outcome.REFUSED and not job.closed_by and not agent.superseded:
+                self.violated(f"{agent.node} was refused")

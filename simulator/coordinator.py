@@ -1,0 +1,191 @@
+"""A simulated coordinator process: `core.coordinator` and the links to it.
+
+The one thing to know: whatever decides is the code that production runs. Here is only what its
+server does besides, which is to keep the newest link of each incarnation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.core.coordinator import ConnectionClosed, RequestReceived, StatusReceived
+from holdfast.core.machine import TICK
+from holdfast.core.protocol import Heartbeat, Status, View
+from simulator.agent import Agent
+from simulator.process import Process
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from random import Random
+
+    from holdfast.core.memory import JobMemory
+    from holdfast.core.protocol import Ack, Request
+    from holdfast.core.rounds import Job
+    from simulator.ledger import JobTruth
+    from simulator.network import Link
+    from simulator.world import World
+
+GRACE_S = 0.2
+SILENCE_S = 5.0
+
+
+KEEPS_STATE_SHARE = 0.5
+HURRIES_SHARE = 0.3
+
+
+class Coordinator(Process):
+    """One life of the coordinator.
+
+    Those of some worlds keep a state file, which the next one on the endpoint reads; of the others
+    the next one knows nothing. Some of them are an agent's that was started again: they do not know
+    that they follow another, and wait for nobody. One that took over from another is at a later place.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        number: int,
+        rng: Random,
+        *,
+        keeps_state: bool | None = None,
+        place: int = 0,
+        memories: Sequence[JobMemory] | None = None,
+    ) -> None:
+        super().__init__(world, f"coordinator {number}", rng)
+        self.remembers = rng.random() < KEEPS_STATE_SHARE if keeps_state is None else keeps_state
+        """Whether a successor knows what this one did."""
+        hurries = rng.random() < HURRIES_SHARE
+        self.number = number
+        self.place = place
+        self.links: dict[tuple[str, str, int], Link] = {}
+        self.machine = world.machines.coordinator(
+            self.clock,
+            silence_s=SILENCE_S,
+            grace_s=GRACE_S,
+            follows_another=number > 1 and not hurries,
+            place=place,
+            memories=memories,
+            fence_floor=int(world.now * 1000),
+            strict=True,
+            name=f"coordinator-{number}",
+            rounds=world.machines.rounds,
+        )
+        self.machine.decisions = []
+        world.note(self, "is there")
+
+    def receive(self, parcel: tuple[Link, Status | Heartbeat]) -> None:
+        """Take in a message, or refuse it with the whole link if this process is gone."""
+        link, message = parcel
+        if not self.alive:
+            self.world.network.close_from_coordinator(link)
+            return
+        if self.paused:
+            self._backlog.append((self.receive, parcel))
+            return
+        world = self.world
+        world.steps += 1
+        now = self.offset + world.now * self.rate
+        if type(message) is Heartbeat:
+            peer = (message.run_id, message.node, message.incarnation)
+            answers = self.machine.handle(now, message)
+            if self.links.get(peer) is link and len(answers) == 1:
+                world.network.send_down(link, answers[0])
+                if type(answers[0]) is View:
+                    world.view_sent(self, answers[0])
+                return
+            self._took(link, peer)
+            self._decided()
+            self._send(answers)
+            self.arm(self.machine.next_deadline(now))
+            return
+        assert isinstance(message, Status)
+        peer = (message.run_id, message.info.node, message.info.incarnation)
+        self._took(link, peer)
+        answers = self.machine.handle(now, StatusReceived(message, link.agent.address))
+        self._decided()
+        self._send(answers)
+        self.arm(self.machine.next_deadline(now))
+
+    def _decided(self) -> None:
+        """Write down what became of jobs."""
+        decisions, self.machine.decisions = self.machine.decisions or [], []
+        for event, job in decisions:
+            self.world.decided(self, job, event if isinstance(event, Status) else None)
+
+    def _took(self, link: Link, peer: tuple[str, str, int]) -> None:
+        current = self.links.get(peer)
+        if current is None or current.id < link.id:
+            self.links[peer] = link
+            link.peers.append(peer)
+
+    def _send(self, answers: list[View | Ack]) -> None:
+        world = self.world
+        for answer in answers:
+            if type(answer) is View:
+                world.view_sent(self, answer)
+            link = self.links.get((answer.run_id, answer.node, answer.incarnation))
+            if link is not None:
+                world.network.send_down(link, answer)
+
+    def tick(self) -> None:
+        now = self.clock
+        answers = self.machine.handle(now, TICK)
+        self._decided()
+        self._send(answers)
+        self.arm(self.machine.next_deadline(now))
+
+    def link_gone(self, link: Link) -> None:
+        now = self.clock
+        for peer in link.peers:
+            if self.links.get(peer) is link:
+                del self.links[peer]
+                self.machine.handle(now, ConnectionClosed(*peer))
+        link.peers = []
+        self.arm(self.machine.next_deadline(now))
+
+    def ask(self, run_id: str, request: Request) -> None:
+        """Take in what somebody asks for by himself."""
+        if not self.alive or self.paused:
+            return
+        self.world.note(self, "is asked: {0}", request)
+        now = self.clock
+        answers = self.machine.handle(now, RequestReceived(run_id, request))
+        self._decided()
+        self._send(answers)
+        self.arm(self.machine.next_deadline(now))
+
+    def job(self, run_id: str) -> Job | None:
+        rounds = self.machine.jobs.get(run_id)
+        return rounds.job if rounds is not None else None
+
+    def knows_end_of(self, job: JobTruth) -> bool:
+        known = self.job(job.run_id)
+        return known is not None and known.outcome is not None
+
+    def new_agent(self, job: JobTruth, node: str, host: str, rng: Random) -> Agent:
+        return Agent(self.world, job, node, host, rng)
+
+    def cut(self, _agent: Agent) -> None:
+        """Take note that an agent was cut off; it is noticed when nothing comes."""
+
+    def return_as(self, number: int, rng: Random) -> Coordinator:
+        self.host_up = True  # Whatever is sent to this one is now refused.
+        memories = self.machine.memory() if self.remembers else None
+        return Coordinator(
+            self.world,
+            number,
+            rng,
+            keeps_state=self.remembers,
+            place=self.place,
+            memories=memories,
+        )
+
+    def die(self, *, host_too: bool) -> None:
+        """End without a word; with the host, even without the kernel's."""
+        self.world.note(self, "is gone, and its host with it" if host_too else "is killed")
+        self.host_up = not host_too
+        self.alive = False
+        links = {link.id: link for link in self.links.values()}
+        for link in links.values():
+            self.world.network.close_from_coordinator(link)
+        self.links = {}

@@ -1,0 +1,363 @@
+"""The network between simulated agents and their etcd, with its delays, cuts and outages.
+
+A call is answered exactly once, `CALL_S` after it was made at the latest, and calls may overtake
+each other. `UNREACHABLE` leaves open whether the request was performed: it may have been lost, or
+its answer, and what TCP sends again may arrive when nobody waits for it any more.
+
+The events of a watch come in order and without a gap. It ends once, with a `Problem`, unless the
+agent ended it, after which the agent gets nothing more. Everything reaches an agent by its `after`,
+so that a paused one gets it when it goes on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from holdfast.core.etcd.calls import Answer, Change, Grant, Problem, ProblemKind, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from simulator.etcd import SimEtcd
+    from simulator.world import World
+
+CALL_S = 2.0  # The limit of one call.
+NOTICED_S = (0.5, 4.0)  # How long a dead connection may go unnoticed.
+REPEATED_S = (0.2, 1.0)  # The delay of what TCP had to send again.
+LATE_SHARE = 0.25  # Of requests sent into a cut, how many arrive after all if it ends within
+LATE_S = 6.0
+CATCH_UP_S = 0.1  # How often etcd lets watches that began in the past catch up.
+LEASE_LOOK_S = 0.5  # How often etcd ends expired leases.
+HELD_CHANGES_MAX = 256  # Of one watch, while its agent cannot be reached; then it ends.
+NEVER = float("inf")
+
+TIMED_OUT = Problem(ProblemKind.UNREACHABLE, "timed out")
+NOT_THERE = Problem(ProblemKind.UNREACHABLE, "connection refused")
+RESET = Problem(ProblemKind.UNREACHABLE, "connection reset")
+
+
+class EtcdUser(Protocol):
+    """What an agent must have to use etcd, besides being a `sim.process.Process`."""
+
+    alive: bool
+    cut_in: bool
+    cut_out: bool
+    lag_s: float
+
+    def after(self, delay_s: float, what: Callable[[Any], None], arg: Any = None) -> None:
+        """Call `what` later, unless the agent has ended."""
+
+    def answered(self, parcel: tuple[int, Answer]) -> None:
+        """Receive the answer to the request of this number."""
+
+    def changed(self, parcel: tuple[int, int, tuple[Change, ...]]) -> None:
+        """Receive the changes of the watch of this number, up to a revision."""
+
+    def watch_ended(self, parcel: tuple[int, Problem]) -> None:
+        """Receive the end of the watch of this number."""
+
+
+class _Call:
+    __slots__ = ("agent", "asked_at", "number", "over", "request")
+
+    def __init__(self, agent: EtcdUser, number: int, request: Request, asked_at: float) -> None:
+        self.agent = agent
+        self.number = number
+        self.request = request
+        self.asked_at = asked_at
+        self.over = False
+        """Whether the agent has its answer, or is going to have it."""
+
+
+class _Stream:
+    """One watch, with both of its ends."""
+
+    __slots__ = ("agent", "at", "broken", "ended", "held", "holds", "number", "subscription")
+
+    def __init__(self, agent: EtcdUser, number: int) -> None:
+        self.agent = agent
+        self.number = number
+        self.subscription = 0
+        self.at = 0.0  # When the last of what was sent arrives.
+        self.held: list[tuple[int, tuple[Change, ...]]] = []
+        self.holds = False
+        """Whether new changes have to wait for those that are held."""
+        self.broken = False
+        """Whether nothing is sent any more; the agent may not know that yet."""
+        self.ended = False
+        """Whether the agent has ended it, or knows that it ended."""
+
+
+class EtcdNetwork:
+    """All calls and watches, and the one etcd they are for."""
+
+    def __init__(self, world: World, etcd: SimEtcd, rng: Random) -> None:
+        self.etcd = etcd
+        self.alive = True
+        self.host_up = True
+        """A host that is up refuses calls while etcd is down; one that is down does not answer."""
+        self.on_done: Callable[[Request, Answer], None] | None = None
+        """Called with every performed request, before its answer is sent."""
+        self._world = world
+        self._random = rng.random
+        self._streams: dict[tuple[EtcdUser, int], _Stream] = {}
+        self._lost: dict[EtcdUser, float] = {}  # When the connections were last killed.
+        self._busy_until = 0.0
+        self._expiry_at = NEVER
+
+    # Chance.
+
+    def _between(self, bounds: tuple[float, float]) -> float:
+        return bounds[0] + (bounds[1] - bounds[0]) * self._random()
+
+    def _delay_s(self, agent: EtcdUser) -> float:
+        """Draw the delay of one way."""
+        conditions = self._world.network.conditions
+        delay = (conditions.delay_s + agent.lag_s) * (0.5 + self._random())
+        if conditions.jitter_s:
+            delay += conditions.jitter_s * self._random() ** 6  # Most come soon, a few very late.
+        return delay
+
+    def _is_lost(self) -> bool:
+        loss = self._world.network.conditions.loss
+        return loss > 0.0 and self._random() < loss
+
+    # Calls.
+
+    def ask(self, agent: EtcdUser, number: int, request: Request) -> None:
+        """Send a request; the agent's `answered` is called with this number, once."""
+        now = self._world.now
+        call = _Call(agent, number, request, now)
+        if agent.cut_out:
+            self._time_out(call)
+            if self._random() < LATE_SHARE:
+                self._world.schedule(now + LATE_S * self._random(), self._arrive_again, call)
+        elif self._is_lost():
+            self._time_out(call)
+        else:
+            self._arrive_at(now + self._delay_s(agent), call)
+
+    def _arrive_at(self, at: float, call: _Call) -> None:
+        if at >= call.asked_at + CALL_S:
+            self._time_out(call)  # Which does not keep it from being carried out.
+        self._world.schedule(at, self._arrive, call)
+
+    def _arrive_again(self, call: _Call) -> None:
+        if not call.agent.cut_out:
+            self._arrive(call)
+
+    def _arrive(self, call: _Call) -> None:
+        world = self._world
+        world.steps += 1
+        if not self.alive:
+            if self.host_up:
+                self._answer(call, NOT_THERE)
+            else:
+                self._time_out(call)
+        elif world.now < self._busy_until:
+            self._arrive_at(self._busy_until, call)
+        else:
+            answer = self.etcd.perform(world.now, call.request)
+            if self.on_done is not None:
+                self.on_done(call.request, answer)
+            if type(call.request) is Grant:  # All else lets no lease end earlier.
+                self._arm()
+            self._answer(call, answer)
+
+    def _answer(self, call: _Call, answer: Answer) -> None:
+        agent, world = call.agent, self._world
+        delay = self._delay_s(agent)
+        if self._lost.get(agent, -1.0) >= call.asked_at:
+            answer = RESET
+        late = world.now + delay >= call.asked_at + CALL_S
+        if late or agent.cut_in or self._is_lost():
+            self._time_out(call)
+        elif not call.over:
+            call.over = True
+            agent.after(delay, agent.answered, (call.number, answer))
+
+    def _time_out(self, call: _Call) -> None:
+        if not call.over:
+            call.over = True
+            left = max(0.0, call.asked_at + CALL_S - self._world.now)
+            call.agent.after(left, call.agent.answered, (call.number, TIMED_OUT))
+
+    # Watches.
+
+    def watch(
+        self, agent: EtcdUser, number: int, key: bytes, end: bytes, start_revision: int
+    ) -> None:
+        """Begin a watch; no other watch of the agent may have its number."""
+        assert (agent, number) not in self._streams, f"watch {number} of {agent} is there already"
+        stream = _Stream(agent, number)
+        self._streams[agent, number] = stream
+        if agent.cut_out or agent.cut_in or not self.host_up or self._is_lost():
+            self._break(stream, TIMED_OUT, CALL_S)
+            return
+        delay = self._delay_s(agent)
+        self._world.schedule(
+            self._world.now + delay, self._begin, (stream, key, end, start_revision)
+        )
+
+    def _begin(self, begun: tuple[_Stream, bytes, bytes, int]) -> None:
+        stream, key, end, start_revision = begun
+        if stream.broken:
+            return
+        if not self.alive:
+            if self.host_up:
+                self._break(stream, NOT_THERE, self._delay_s(stream.agent))
+            else:
+                self._break(stream, TIMED_OUT, CALL_S)
+            return
+        if start_revision <= self.etcd.revision:
+            stream.holds = True
+            at = (self._world.now // CATCH_UP_S + 1) * CATCH_UP_S
+            self._world.schedule(at, self._say_again, stream)
+
+        def sink(revision: int, changes: tuple[Change, ...]) -> None:
+            self._say(stream, revision, changes)
+
+        subscription = self.etcd.subscribe(key, end, start_revision, sink)
+        if isinstance(subscription, Problem):
+            self._break(stream, subscription, self._delay_s(stream.agent))
+            return
+        stream.subscription = subscription
+
+    def unwatch(self, agent: EtcdUser, number: int) -> None:
+        """End a watch; one that has ended already is fine."""
+        stream = self._streams.pop((agent, number), None)
+        if stream is not None:
+            stream.ended = True
+            self._cease(stream)
+
+    def _say(self, stream: _Stream, revision: int, changes: tuple[Change, ...]) -> None:
+        agent = stream.agent
+        if not agent.alive:
+            self.unwatch(agent, stream.number)
+        elif not (stream.holds or agent.cut_in):
+            self._send(stream, revision, changes)
+        elif len(stream.held) >= HELD_CHANGES_MAX:
+            self._break(stream, RESET, self._between(NOTICED_S))
+        else:
+            stream.held.append((revision, changes))
+            if not stream.holds:
+                stream.holds = True
+                at = self._world.now + self._between(NOTICED_S)
+                self._world.schedule(at, self._say_again, stream)
+
+    def _say_again(self, stream: _Stream) -> None:
+        """Deliver what was held, or find that the cut still lasts."""
+        if stream.agent.cut_in:
+            self._break(stream, TIMED_OUT, 0.0)
+            return
+        stream.holds = False
+        held, stream.held = stream.held, []
+        if held:  # etcd sends this as one, with the newest revision there is.
+            missed = [change for _, changes in held for change in changes]
+            self._send(stream, self.etcd.revision, tuple(missed))
+
+    def _send(self, stream: _Stream, revision: int, changes: tuple[Change, ...]) -> None:
+        parcel = (stream.number, revision, changes)
+        delay = self._delay_s(stream.agent)
+        if self._is_lost():
+            delay += self._between(REPEATED_S)
+        stream.agent.after(self._in_turn(stream, delay), self._deliver, (stream, parcel))
+
+    def _in_turn(self, stream: _Stream, delay_s: float) -> float:
+        """Return a delay after which nothing that was sent before is still to come."""
+        now = self._world.now
+        stream.at = max(now + delay_s, stream.at + 1e-9)
+        return stream.at - now
+
+    def _deliver(self, sent: tuple[_Stream, tuple[int, int, tuple[Change, ...]]]) -> None:
+        stream, parcel = sent
+        if not stream.ended:
+            stream.agent.changed(parcel)
+
+    def _break(self, stream: _Stream, problem: Problem, delay_s: float) -> None:
+        """End a watch; the agent finds out later, after all that was sent."""
+        if not stream.broken:
+            self._cease(stream)
+            stream.agent.after(self._in_turn(stream, delay_s), self._end, (stream, problem))
+
+    def _cease(self, stream: _Stream) -> None:
+        stream.broken = True
+        stream.held = []
+        self.etcd.unsubscribe(stream.subscription)
+
+    def _end(self, ended: tuple[_Stream, Problem]) -> None:
+        stream, problem = ended
+        if not stream.ended:
+            stream.ended = True
+            del self._streams[stream.agent, stream.number]
+            stream.agent.watch_ended((stream.number, problem))
+
+    # What goes wrong.
+
+    def cut(self, agent: EtcdUser) -> None:
+        """An agent was cut off: if that lasts, its watches are found to be dead."""
+        for stream in self._streams_of(agent):
+            at = self._world.now + self._between(NOTICED_S)
+            self._world.schedule(at, self._find_cut, stream)
+
+    def _find_cut(self, stream: _Stream) -> None:
+        if stream.agent.cut_in or stream.agent.cut_out:
+            self._break(stream, TIMED_OUT, 0.0)
+
+    def kill_links(self, agent: EtcdUser) -> None:
+        """Break all connections of an agent; requests under way get no answer."""
+        self._lost[agent] = self._world.now
+        for stream in self._streams_of(agent):
+            self._break(stream, RESET, self._delay_s(agent))
+
+    def _streams_of(self, agent: EtcdUser) -> list[_Stream]:
+        return [stream for stream in self._streams.values() if stream.agent is agent]
+
+    def go_down(self, *, host_too: bool = False) -> None:
+        """Stop all members of etcd; with their hosts, connections do not close."""
+        self._world.note("etcd", "is gone, and its hosts with it" if host_too else "is gone")
+        self.alive = False
+        self.host_up = not host_too
+        for stream in list(self._streams.values()):
+            agent = stream.agent
+            unheard = host_too or agent.cut_in
+            self._break(
+                stream, RESET, self._between(NOTICED_S) if unheard else self._delay_s(agent)
+            )
+
+    def come_back(self, _arg: object = None) -> None:
+        """Start etcd again, with its data."""
+        if not self.alive:
+            self._world.note("etcd", "is there again")
+            self.alive = self.host_up = True
+            self._busy_until = 0.0
+            self.etcd.failover(self._world.now)
+            self._arm()
+
+    def elect(self, pause_s: float) -> None:
+        """Change etcd's leader: nothing is performed for this long, then everything is."""
+        self._world.note("etcd", f"elects another leader, for {pause_s:.3f} s")
+        self._busy_until = self._world.now + pause_s
+        self.etcd.failover(self._busy_until)
+
+    # Leases.
+
+    def _arm(self) -> None:
+        first = self.etcd.next_expiry()
+        if first is None or not self.alive:
+            return
+        at = max(first, self._world.now) + LEASE_LOOK_S * self._random()
+        if at < self._expiry_at:
+            self._expiry_at = at
+            self._world.schedule(at, self._look, at)
+
+    def _look(self, at: float) -> None:
+        if at == self._expiry_at:
+            self._expiry_at = NEVER
+            if self.alive:
+                before = self.etcd.revision
+                self.etcd.expire(at)
+                if self.etcd.revision > before:
+                    self._world.note("etcd", f"ends leases, at revision {self.etcd.revision}")
+            self._arm()

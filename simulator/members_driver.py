@@ -1,0 +1,166 @@
+"""Simulated jobs with `--ha`: their etcd is a cluster of members on the machines of nodes.
+
+Members are lost with the agents of their machines, cut off with them and frozen with them, and begin
+again when an agent comes to their machine. What the nodes use is the one etcd that all members
+together are (`sim.etcd`): it is there while they have a leader. An agent that ends by itself leaves its
+member behind, as `holdfast coordinator --ha` would be.
+
+No more machines are lost with their data at once than the others can make up for; what happens then
+is not survived, and `tests/simulation/test_clusters.py` has that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.core.etcd.cluster import majority
+from simulator.etcd_driver import EtcdDriver
+from simulator.members import Machine, Members, Split
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from simulator.agent import Agent
+    from simulator.etcd_driver import EtcdAgent
+    from simulator.ledger import JobTruth
+    from simulator.world import World
+
+FEW, MANY = 3, 5
+START_S = 2.0
+ELECTION_S = (1.0, 2.0)
+
+
+class MachinesOfAgents(Members):
+    """The members, on machines that are cut off as their agents are."""
+
+    def __init__(self, world: World, names: list[str], rng: Random) -> None:
+        def after(delay_s: float, action: Callable[[], None]) -> None:
+            world.schedule(world.now + delay_s, lambda _: action(), None)
+
+        member = world.machines.cluster_member
+        super().__init__(names, rng, clock=lambda: world.now, after=after, member=member)
+        self.world = world
+        self.on_decided: Callable[[], None] = lambda: None
+
+    def agents(self, name: str) -> list[Agent]:
+        """Return those that are on a machine now."""
+        return [
+            agent for job in self.world.jobs.values() for agent in job.living if agent.host == name
+        ]
+
+    def reaches(self, one: Machine, other: Machine) -> bool:
+        """Whether what one sends to another is answered."""
+        return super().reaches(one, other) and (
+            one is other or not (self._is_cut(one) or self._is_cut(other))
+        )
+
+    def _is_cut(self, machine: Machine) -> bool:
+        return any(agent.cut_in or agent.cut_out for agent in self.agents(machine.name))
+
+    def decide(self) -> None:
+        """Let each cluster that has a leader agree on something."""
+        super().decide()
+        self.on_decided()
+
+
+class MembersDriver(EtcdDriver):
+    """The etcd of the jobs' own machines."""
+
+    def __init__(self, world: World, rng: Random) -> None:
+        super().__init__(world, rng)
+        self._rng = rng
+        size = MANY if world.size >= MANY and rng.random() < 0.5 else FEW
+        # The machines of the first nodes; some may have none.
+        self.members = MachinesOfAgents(world, [str(one + 1) for one in range(size)], rng)
+        self.members.on_decided = self._follow
+        self._leader: Machine | None = None
+        self._cluster = ""
+        self.network.alive = False
+        for name in self.members.machines:
+            world.schedule(world.now + START_S * rng.random(), self._start, name)
+
+    def new_agent(self, job: JobTruth, node: str, host: str, rng: Random) -> EtcdAgent:
+        """Return an agent that uses it; with it, its machine's member begins again."""
+        if host in self.members.machines:
+            self.world.schedule(self.world.now, self._start, host)
+        return super().new_agent(job, node, host, rng)
+
+    def return_as(self, _number: int, _rng: Random) -> MembersDriver:
+        """Go on, with the same data."""
+        self.network.come_back()
+        return self
+
+    def heal(self) -> None:
+        """End all faults; it goes on once its members have found together."""
+        self.make_room()
+        self.members.heal()
+
+    # What happens to machines.
+
+    def machine_of(self, agent: Agent) -> str | None:
+        """Return the machine that an agent shares with a member."""
+        return agent.host if agent.host in self.members.machines else None
+
+    def can_lose(self, name: str) -> bool:
+        """Whether the others have all that was decided, and are most of the list."""
+        ruler = self.members.ruler
+        group = self.members.quorum(ruler) if ruler is not None else []
+        left = [one for one in group if one.name != name]
+        return len(left) >= majority(len(self.members.machines))
+
+    def lose(self, name: str) -> None:
+        """Lose a machine's member, with its data."""
+        self.world.note(f"member {name}", "is gone with its data")
+        self.members.lose(name)
+
+    def end_member(self) -> None:
+        """Kill one etcd."""
+        name = self._anyone()
+        self.world.note(f"member {name}", "is killed")
+        self.members.end_etcd(name)
+
+    def cut_members(self, length_s: float) -> None:
+        """Lose what one machine's member sends to some others."""
+        name = self._anyone()
+        cut = {(name, one) for one in self.members.machines if self._rng.random() < 0.7}
+        self.world.note(f"member {name}", "is cut off from {0}", sorted(one for _, one in cut))
+        self.members.cut |= cut - {(name, name)}
+        self.members.after(length_s, lambda: self.members.cut.difference_update(cut))
+
+    def stop_most(self, length_s: float) -> None:
+        """Freeze most members, or kill their processes."""
+        names = [*self.members.machines]
+        most = self._rng.sample(names, majority(len(names)))
+        self.world.note("members", "most of them are stopped: {0}", most)
+        kills = self._rng.random() < 0.5
+        for name in most:
+            if kills:
+                self.members.end_etcd(name)
+            else:
+                self.members.freeze(name, length_s)
+
+    def _anyone(self) -> str:
+        return self._rng.choice([*self.members.machines])
+
+    def _start(self, name: str) -> None:
+        self.members.start(name)
+
+    def _follow(self) -> None:
+        """Be there for the nodes as long as the members have a leader."""
+        ruler = self.members.ruler
+        if ruler is None:
+            return
+        self._cluster = self._cluster or ruler.name
+        if ruler.name != self._cluster:
+            raise Split(f"{ruler.name} decides, though {self._cluster} has not lost its majority")
+        group = self.members.quorum(ruler)
+        if not group:
+            if self.alive:
+                self.world.kill_coordinator(host_too=self._rng.random() < 0.5)
+        elif not self.alive:
+            self.world.start_coordinator()
+        elif self._leader not in group:
+            self.network.elect(self._rng.uniform(*ELECTION_S))
+        if group and self._leader not in group:
+            self._leader = group[0]

@@ -1,0 +1,103 @@
+"""A simulated process: it has a clock of its own, may be stopped for a while, and may die.
+
+What happens to a process while it is stopped waits until it goes on, as bytes wait in a socket;
+then what arrived comes first and its timer last, as in an event loop that was held up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from simulator.world import World
+
+NEVER = float("inf")
+TIMER_GRAIN_S = 1e-6  # No timer goes off earlier than asked for, or twice at one moment.
+CLOCK_RATE_SPREAD = 0.01
+CLOCK_OFFSET_S = 100_000.0
+
+
+class Process:
+    """What an agent and a coordinator have in common."""
+
+    def __init__(self, world: World, name: str, rng: Random) -> None:
+        self.world = world
+        self.name = name
+        self.alive = True
+        self.paused = False
+        self.host_up = True
+        """A host that is up refuses what comes for a process that is gone; one that is down
+        does not answer."""
+        self.rate = 1.0 + CLOCK_RATE_SPREAD * (2.0 * rng.random() - 1.0)
+        self.offset = CLOCK_OFFSET_S * rng.random()
+        self._backlog: list[tuple[Callable[[Any], None], Any]] = []
+        self._timer_at = NEVER
+        self._timer_due = False
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def clock(self) -> float:
+        """The time by this process's own clock, which no other has."""
+        return self.offset + self.world.now * self.rate
+
+    def tick(self) -> None:
+        """Do what is due; the timer has gone off."""
+
+    def arm(self, deadline: float | None) -> None:
+        """Have `tick` called at this time of the own clock; an earlier timer stays."""
+        if deadline is None:
+            return
+        now = self.world.now
+        at = (deadline - self.offset) / self.rate
+        at = max(at, now) + TIMER_GRAIN_S
+        if at < self._timer_at:
+            self._timer_at = at
+            self.world.schedule(at, self._go_off, at)
+
+    def _go_off(self, at: float) -> None:
+        if at != self._timer_at or not self.alive:
+            return  # Another timer took its place.
+        self._timer_at = NEVER
+        if self.paused:
+            self._timer_due = True
+            return
+        self.world.steps += 1
+        self.tick()
+
+    def after(self, delay_s: float, what: Callable[[Any], None], arg: Any = None) -> None:
+        """Have something happen to this process; it is put off while the process is stopped."""
+        self.world.schedule(self.world.now + delay_s, self._happen, (what, arg))
+
+    def _happen(self, one: tuple[Callable[[Any], None], Any]) -> None:
+        if not self.alive:
+            return
+        if self.paused:
+            self._backlog.append(one)
+            return
+        self.world.steps += 1
+        one[0](one[1])
+
+    def pause(self) -> None:
+        self.paused = True
+        self.world.note(self, "is stopped (SIGSTOP)")
+
+    def resume(self, _arg: object = None) -> None:
+        """Let it go on, and first of all see what has arrived."""
+        if not self.paused or not self.alive:
+            return
+        self.paused = False
+        self.world.note(self, "goes on (SIGCONT)")
+        backlog, self._backlog = self._backlog, []
+        for one in backlog:
+            if self.alive:
+                self.world.steps += 1
+                one[0](one[1])
+        if self._timer_due and self.alive:
+            self._timer_due = False
+            self.world.steps += 1
+            self.tick()

@@ -1,1 +1,0 @@
-"""What proves Holdfast, for use on your own parts too: the simulator is `holdfast.testing.sim`."""

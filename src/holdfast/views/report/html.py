@@ -1,0 +1,554 @@
+"""A report as one HTML file: styles, script and plots are in it, and nothing is fetched from elsewhere.
+
+Everything that came out of a log directory is text of others: `shown` makes it visible and escapes
+it, and the page's own policy (CSP) lets no script or style run but the two whose hashes it has.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from html import escape
+from typing import TYPE_CHECKING
+
+from holdfast import __version__
+from holdfast.printable import one_line, visible
+from holdfast.processes.failures.tracebacks import readable_lines
+from holdfast.views.report import plots
+from holdfast.views.report.plots import duration, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from holdfast.views.report.model import Failure, Generation, Node, Progress, Report, Span
+
+LANES_SHOWN = 32
+"""Of more nodes, those of which something is to be told come first."""
+ROWS_SHOWN = 500
+SPANS_SHOWN = 4000
+LANE_HEIGHT = 26
+OPEN_FAILURES = 1
+"""How many failures are shown unfolded."""
+MEANINGS = {
+    "useful": "made progress",
+    "repeated": "made steps that were done again after a restart",
+    "warm-up": "workers ran, before their first step",
+    "detect": "something had failed, and was not known yet",
+    "stop": "stopped the workers",
+    "regroup": "waited until the nodes had met again",
+    "start": "started the processes of workers",
+    "gather": "waited for the nodes of the first generation",
+    "end": "after the last worker",
+}
+VERDICTS = {
+    "succeeded": "Succeeded",
+    "failed": "Failed",
+    "stopped": "Stopped",
+    "error": "Error",
+    "running": "Running",
+    "killed": "Killed",
+}
+
+
+def shown(text: str) -> str:
+    """Return text of others as HTML, in one line."""
+    return escape(one_line(text))
+
+
+def block(text: str) -> str:
+    """Return text of others as HTML that keeps its lines, without colours and overwritten bars."""
+    return escape(visible("\n".join(readable_lines(text.strip("\n")))))
+
+
+def render(report: Report) -> str:
+    """Return the page."""
+    style, script = _asset("page.css"), _asset("page.js")
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    sections = [
+        ("timeline", "Timeline", _timeline(report)),
+        ("time", "Where the time went", _where_the_time_went(report)),
+        ("failures", "Failures", _failures(report)),
+        ("generations", "Generations", _generations(report)),
+        ("progress", "Progress", _progress(report)),
+        ("output", "Last output", _tails(report)),
+        ("nodes", "Nodes", _nodes(report)),
+        ("about", "About this report", _about(report)),
+    ]
+    sections = [one for one in sections if one[2]]
+    links = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in sections)
+    bodies = "".join(
+        f'<section id="{name}"><h2>{title}</h2>{body}</section>\n' for name, title, body in sections
+    )
+    title = shown(f"{report.program or report.run_id}: {report.outcome.state}")
+    return (
+        "<!DOCTYPE html>\n"
+        '<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="referrer" content="no-referrer">\n'
+        f"<title>{title}</title>\n<style>{style}</style></head>\n"
+        f'<body><a class="skip" href="#main">Skip to the report</a>\n{_header(report)}\n'
+        f'<nav aria-label="Sections"><div>{links}</div></nav>\n<main id="main">{_figures(report)}\n{bodies}'
+        f"</main>\n<footer>Made by holdfast report {escape(__version__)}</footer>\n"
+        f"<script>{script}</script></body></html>\n"
+    )
+
+
+def _asset(name: str) -> str:
+    with open(os.path.join(os.path.dirname(__file__), name), encoding="utf-8") as file:
+        return file.read()
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+# The head: how it ended, and why, before anything else.
+
+
+def _header(report: Report) -> str:
+    state = report.outcome.state
+    began = report.began.replace("T", " ").partition(".")[0]
+    over = [f"run id {shown(report.run_id)}", f"began {escape(began)} UTC"]
+    return (
+        f'<header><div><div class="over">{"".join(f"<span>{one}</span>" for one in over)}</div>'
+        f"<h1>{shown(report.program or 'A job')}</h1>"
+        f'<div class="verdict {state}"><span class="pill {state}">{VERDICTS[state]}</span>'
+        f'<p class="why">{shown(report.outcome.reason)}</p></div></div></header>'
+    )
+
+
+def _figures(report: Report) -> str:
+    good = "goodput" if report.measure == "progress" else "goodput at most"
+    nodes = {name for one in report.generations[-1:] for name in one.nodes}
+    workers = f"{len(nodes)} &times; {report.world_size // len(nodes)}" if nodes else "0"
+    if nodes and report.world_size % len(nodes):
+        workers = f"{len(nodes)} / {report.world_size}"
+    failed = sum(not one.consequence for one in report.failures)
+    figures = [
+        (_share(report.goodput), good),
+        (duration(report.duration_s), "from beginning to end"),
+        (f"{report.restarts} of {report.max_restarts}", "restarts charged to failures"),
+        (
+            str(len(report.generations)),
+            "generation" if len(report.generations) == 1 else "generations",
+        ),
+        (str(failed), "worker failed by itself" if failed == 1 else "workers failed by themselves"),
+        (workers, "nodes &times; workers at the end"),
+    ]
+    return (
+        '<div class="figures">'
+        + "".join(
+            f'<div class="figure"><b>{value}</b><span>{text}</span></div>'
+            for value, text in figures
+        )
+        + "</div>"
+    )
+
+
+def _share(value: float) -> str:
+    if 0 < value < 0.0005:
+        return "< 0.1 %"
+    return f"{100 * value:.1f} %" if value < 0.9995 else "100 %"
+
+
+# Where the time went.
+
+
+def _where_the_time_went(report: Report) -> str:
+    how = (
+        "Workers report their steps: <em>useful</em> is the time in which steps were made that no "
+        "later generation had to repeat."
+        if report.measure == "progress"
+        else "Workers do not report their steps (<code>holdfast.worker.progress</code>): "
+        "<em>useful</em> is the time in which all of them ran. What they had to repeat after a "
+        "restart is not known, so the true goodput is lower."
+    )
+    place = 0.0
+    bars = []
+    for cost in report.costs:
+        bars.append(
+            f'<rect class="{cost.kind}" x="{percent(place, 1)}" width="{percent(cost.share, 1)}" '
+            f'height="100%"><title>{cost.kind}: {_share(cost.share)}</title></rect>'
+        )
+        place += cost.share
+    rows = []
+    for cost in report.costs:
+        if not cost.seconds:
+            continue
+        meaning = MEANINGS[cost.kind]
+        if cost.kind == "useful" and report.measure == "running":
+            meaning = "all workers ran"
+        rows.append(
+            f'<tr><td class="k"><span class="key {cost.kind}"></span>{cost.kind}</td><td>{meaning}</td>'
+            f'<td class="n">{duration(cost.seconds)}</td><td class="n">{_share(cost.seconds / report.duration_s)}</td></tr>'
+        )
+    return (
+        f'<p class="about">{how}</p><svg class="bar" role="img"><title>Shares of the time</title>'
+        f'{"".join(bars)}</svg><div class="wide"><table><thead><tr><th>kind</th><th>the job</th>'
+        f'<th class="n">time</th><th class="n">share</th></tr></thead><tbody>{"".join(rows)}'
+        "</tbody></table></div>"
+    )
+
+
+# The timeline.
+
+
+def _timeline(report: Report) -> str:
+    whole = report.duration_s
+    if not report.spans or whole <= 0:
+        return ""
+    lanes = _lanes(report)
+    height = LANE_HEIGHT * (len(lanes) + 1) + 22
+    rows = [_lane(0)]
+    rows += [_span(one, whole) for one in report.spans[:SPANS_SHOWN]]
+    rows += [_number(one, whole) for one in report.generations if _has_room(one, whole)]
+    places = {node.name: at + 1 for at, node in enumerate(lanes)}
+    rows += [_lane(at) for at in places.values()]
+    for part in report.node_spans:
+        if part.node in places:
+            y = LANE_HEIGHT * places[part.node] + 5
+            title = f"{shown(part.node)}: generation {part.generation}, {_from_to(part.from_s, part.to_s)}"
+            rows.append(
+                f'<rect class="g{part.generation % 2}" x="{percent(part.from_s, whole)}" y="{y}" '
+                f'width="{percent(part.to_s - part.from_s, whole)}" height="{LANE_HEIGHT - 10}">'
+                f"<title>{title}</title></rect>"
+            )
+    rows += [_cross(node, places[node.name], report) for node in lanes if node.state == "lost"]
+    ticks = "".join(
+        f'<line x1="{percent(at, whole)}" x2="{percent(at, whole)}" y1="0" y2="{height - 18}"/>'
+        f'<text x="{percent(at, whole)}" y="{height - 4}">{text}</text>'
+        for at, text in plots.time_ticks(whole)
+    )
+    names = "".join(
+        f'<div title="{shown(node.name)} on {shown(node.host)}">{shown(node.name)}</div>'
+        for node in lanes
+    )
+    used = {one.kind for one in report.spans}
+    legend = "".join(
+        f'<span><span class="key {kind}"></span>{kind}</span>' for kind in MEANINGS if kind in used
+    )
+    hidden = len(report.nodes) - len(lanes)
+    more = f'<p class="about">{hidden} more nodes are not drawn.</p>' if hidden else ""
+    return (
+        '<div class="zoom"><button type="button" data-zoom="in">Zoom in</button>'
+        '<button type="button" data-zoom="out">Zoom out</button>'
+        '<button type="button" data-zoom="all">All</button><span>or + &minus; 0 while it has the focus</span></div>'
+        f'<div class="lanes"><div class="names"><div>job</div>{names}</div>'
+        f'<div class="scroll" id="scroll" tabindex="0" data-seconds="{whole}" role="region" '
+        f'aria-label="Timeline of {len(report.generations)} generations on {len(lanes)} nodes">'
+        f'<svg height="{height}"><g class="ticks">{ticks}</g>{"".join(rows)}</svg></div></div>'
+        f'<div class="legend">{legend}</div>{more}'
+    )
+
+
+def _lanes(report: Report) -> list[Node]:
+    """Return the nodes to draw, in the order of their ranks."""
+    nodes = report.nodes
+    if len(nodes) > LANES_SHOWN:
+        failing = {one.node for one in report.failures if not one.consequence}
+        dull = sorted(nodes, key=lambda one: (one.state == "succeeded", one.name not in failing))
+        chosen = {id(one) for one in dull[:LANES_SHOWN]}
+        nodes = [one for one in nodes if id(one) in chosen]
+    return nodes
+
+
+def _lane(at: int) -> str:
+    y = LANE_HEIGHT * at + 3
+    return f'<rect class="lane" x="0" y="{y}" width="100%" height="{LANE_HEIGHT - 6}"/>'
+
+
+def _span(one: Span, whole: float) -> str:
+    where = f"generation {one.generation}: " if one.generation is not None else ""
+    title = f"{where}{one.kind}, {_from_to(one.from_s, one.to_s)}"
+    rect = (
+        f'<rect class="{one.kind}" x="{percent(one.from_s, whole)}" y="3" '
+        f'width="{percent(one.to_s - one.from_s, whole)}" height="{LANE_HEIGHT - 6}">'
+        f"<title>{title}</title></rect>"
+    )
+    if one.generation is None:
+        return rect
+    return f'<a href="#generation-{one.generation}" tabindex="-1">{rect}</a>'
+
+
+def _has_room(one: Generation, whole: float) -> bool:
+    return (one.ended_s - one.started_s) / whole > 0.03
+
+
+def _number(one: Generation, whole: float) -> str:
+    x = percent((one.started_s + one.ended_s) / 2, whole)
+    return f'<text class="on" x="{x}" y="17" text-anchor="middle">{one.number}</text>'
+
+
+def _cross(node: Node, at: int, report: Report) -> str:
+    ends = [part.to_s for part in report.node_spans if part.node == node.name]
+    end = max(ends, default=node.ended_s)
+    x, y = percent(end, report.duration_s), LANE_HEIGHT * at
+    left = -14 if end > 0.98 * report.duration_s else -5  # All of it is to be seen.
+    return (
+        f'<svg x="{x}" y="{y}" width="14" height="26" overflow="visible">'
+        f'<path class="cross" d="M{left} 8l10 10M{left + 10} 8l-10 10"/><title>{shown(node.name)} was lost</title></svg>'
+    )
+
+
+def _from_to(begun: float, end: float) -> str:
+    return f"{duration(end - begun)} from {duration(begun)} on"
+
+
+# Generations.
+
+
+def _generations(report: Report) -> str:
+    if not report.generations:
+        return '<p class="about">No generation was started.</p>'
+    rows = []
+    for one in report.generations[-ROWS_SHOWN:]:
+        steps = ""
+        if one.last_step is not None:
+            steps = f"{one.first_step} to {one.last_step}"
+        stages = (one.regroup_s, one.start_s, one.first_step_s, one.detect_s, one.stop_s)
+        rows.append(
+            f'<tr id="generation-{one.number}"><td><a href="#timeline" data-from="{one.started_s}" '
+            f'data-to="{one.ended_s}" title="Show it in the timeline">{one.number}</a></td>'
+            f'<td class="n">{duration(one.started_s)}</td>'
+            f'<td class="n">{len(one.nodes)} &times; {one.world_size // max(1, len(one.nodes))}</td>'
+            + "".join(f'<td class="n">{_seconds(stage)}</td>' for stage in stages)
+            + f'<td class="n">{duration(one.useful_s)}</td><td class="n">'
+            f'{duration(one.repeated_s) if one.repeated_s else "&ndash;"}</td><td class="n">{steps or "&ndash;"}</td>'
+            f'<td class="why"><span class="pill {one.end}">{one.end}</span> '
+            f"{shown(one.end_reason)}</td></tr>"
+        )
+    before, after = ("regroup", "start", "first step"), ("detect", "stop")
+    heads = ("started", "nodes &times; workers", *before, *after, "useful", "repeated", "steps")
+    return (
+        '<p class="about">How long each took to come about (regroup, start, first step), what it '
+        "brought, and how long its end took (detect, stop).</p>"
+        '<div class="wide"><table><thead><tr><th>#</th>'
+        + "".join(f'<th class="n">{head}</th>' for head in heads)
+        + f"<th>end</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return "&ndash;" if value is None else duration(value)
+
+
+# Failures.
+
+
+def _failures(report: Report) -> str:
+    if not report.failures:
+        return ""
+    causes = [one for one in report.failures if not one.consequence]
+    others = [one for one in report.failures if one.consequence]
+    # The one that the job ended with is read first.
+    opened = causes[-1:] if report.outcome.state == "failed" else causes[:OPEN_FAILURES]
+    text = "".join(_failure(one, is_open=one in opened) for one in causes)
+    if others:
+        inner = "".join(_failure(one, is_open=False) for one in others)
+        text += (
+            f"<details><summary>{len(others)} more ended only because the others were being "
+            f"stopped</summary><div>{inner}</div></details>"
+        )
+    return text
+
+
+def _failure(one: Failure, *, is_open: bool) -> str:
+    why = one.detail or one.message or one.traceback.strip().rpartition("\n")[2]
+    facts = {
+        "worker": f"rank {one.rank} (local rank {one.local_rank}), pid {one.pid}",
+        "node": f"{one.node} on {one.host}" if one.node else one.host,
+        "when": f"{duration(one.at_s)} after the beginning, in generation {one.generation}",
+        "ending": one.ending,
+        "reason": one.detail,
+    }
+    listed = "".join(
+        f"<dt>{name}</dt><dd>{shown(value)}</dd>" for name, value in facts.items() if value
+    )
+    texts = [("Message", one.message), ("Traceback", one.traceback), ("Stacks", one.stacks)]
+    if one.stderr_tail.strip() != one.traceback.strip():
+        texts.append(("The end of stderr", one.stderr_tail))
+    bodies = "".join(_pre(title, text) for title, text in texts if text.strip())
+    end = shown(f": {why.strip().partition(chr(10))[0]}") if why.strip() else ""
+    return (
+        f"<details{' open' if is_open else ''}><summary><strong>rank {one.rank}</strong> "
+        f'<span class="dim">generation {one.generation}, {duration(one.at_s)}</span> '
+        f'{shown(one.ending)}{end}</summary><div><dl class="facts">{listed}</dl>{bodies}</div></details>'
+    )
+
+
+def _pre(title: str, text: str) -> str:
+    return f'<h4>{title}</h4><pre tabindex="0">{block(text)}</pre>'
+
+
+# Progress.
+
+
+def _progress(report: Report) -> str:
+    found = report.progress
+    if found is None:
+        return ""
+    whole = report.duration_s
+    few = found.reporting <= plots.COLOURS
+    is_all = found.reporting == len(found.ranks)
+    low_step, high_step = _range_of_steps(found)
+    tops = sorted(one for one in found.rate_max if one is not None)
+    # A rate may be measured over a moment: a few that stand out are cut off.
+    high_rate = plots.nice_top(1.05 * tops[int(0.99 * (len(tops) - 1))] if tops else 1.0)
+    steps, rates = (
+        _lines(found, "steps", low_step, high_step),
+        _lines(found, "rates", 0.0, high_rate),
+    )
+    if not is_all:
+        steps.insert(
+            0, _path("band", plots.band(found.step_min, found.step_max, low_step, high_step))
+        )
+        rates.insert(0, _path("band", plots.band(found.rate_min, found.rate_max, 0.0, high_rate)))
+        rates.append(_path("c0", plots.line(found.rate_median, 0.0, high_rate)))
+    marks = [one.started_s for one in report.generations[1:] if one.started_s < whole]
+    drawn = [
+        plots.plot(title=title, paths=paths, low=low, high=high, seconds=whole, marks=marks)
+        for title, paths, low, high in (
+            ("Steps over time, a line for each rank", steps, low_step, high_step),
+            ("Steps per second over time, a line for each rank", rates, 0.0, high_rate),
+        )
+    ]
+    key = "".join(
+        f'<span><span class="key c{at}"></span>rank {one.rank}</span>'
+        for at, one in enumerate(found.ranks)
+        if few
+    )
+    if not is_all:
+        key = (
+            f'<span><span class="key c0"></span>the range of all {found.reporting} ranks, and their '
+            'median rate</span><span><span class="key c1"></span>the slowest ranks</span>'
+        )
+    elif not few:
+        key = (
+            '<span><span class="key c0"></span>each rank</span>'
+            '<span><span class="key c1"></span>the slowest</span>'
+        )
+    legend = f'<div class="legend">{key}</div>'
+    heat = ""
+    if found.reporting > 1:
+        levels = zip(
+            ("h1", "h2", "h3", "h4", "h5"),
+            ("as fast as the others", "from 75 %", "from 50 %", "from 25 %", "slower, or standing"),
+            strict=True,
+        )
+        shades = "".join(
+            f'<span><span class="key {name}"></span>{text}</span>' for name, text in levels
+        )
+        per_row = "" if is_all else " A row has several ranks, and shows the slowest."
+        heat = (
+            f'<h3>Who was slow, and when</h3><p class="about">The rate of each rank relative to '
+            f"the median of all at that time.{per_row}</p>"
+            + plots.heat_map(
+                title="Rates relative to the median, a row for each rank",
+                rows=found.heat,
+                names=found.heat_ranks,
+                seconds=whole,
+            )
+            + f'<div class="legend">{shades}</div>{_slowest(found)}'
+        )
+    return (
+        f'<p class="about">As {found.reporting} ranks reported it by '
+        "<code>holdfast.worker.progress</code>. Dashed lines are starts of generations.</p>"
+        f"<h3>Steps</h3>{drawn[0]}<h3>Steps per second</h3>{drawn[1]}{legend}{heat}"
+    )
+
+
+def _range_of_steps(found: Progress) -> tuple[float, float]:
+    """Return the ends of the axis of steps: from 0 on, unless they are far from it or below."""
+    low = min((one for one in found.step_min if one is not None), default=0)
+    high = max((one for one in found.step_max if one is not None), default=1)
+    if 0 <= low < 0.5 * high:
+        return 0.0, plots.nice_top(high)
+    return float(low), float(max(high, low + 1))
+
+
+def _lines(found: Progress, what: str, low: float, high: float) -> list[str]:
+    """Return the line of each rank; of many, those to be seen come last, above the others."""
+    few = found.reporting <= plots.COLOURS
+    is_all = found.reporting == len(found.ranks)
+    worst = {one.rank for one in (found.slowest[:1] if is_all else found.slowest)}
+    lines = []
+    for at, one in enumerate(found.ranks):
+        name = f"c{at}" if few else "c1" if one.rank in worst else "c0 many"
+        lines.append((name == "c1", _path(name, plots.line(getattr(one, what), low, high))))
+    return [path for _, path in (lines if few else sorted(lines, key=lambda line: line[0]))]
+
+
+def _path(name: str, steps: str) -> str:
+    return f'<path class="{name}" d="{steps}"/>'
+
+
+def _slowest(found: Progress) -> str:
+    rows = "".join(
+        f'<tr><td>{one.rank}</td><td>{shown(one.node)}</td><td class="n">{one.rate:.3g}</td>'
+        f'<td class="n">{one.last_step}</td><td class="n">{one.behind or "&ndash;"}</td>'
+        f'<td class="n">{duration(one.last_step_s)}</td></tr>'
+        for one in found.slowest
+    )
+    return (
+        '<h3>The slowest at the end</h3><div class="wide"><table><thead><tr><th>rank</th><th>node</th>'
+        '<th class="n">steps per second</th><th class="n">last step</th><th class="n">behind</th>'
+        f'<th class="n">when</th></tr></thead><tbody>{rows}</tbody></table></div>'
+    )
+
+
+# The rest.
+
+
+def _tails(report: Report) -> str:
+    return "".join(
+        f'<details><summary>rank {one.rank} <span class="dim">{one.stream}, {shown(one.node)}</span>'
+        f'</summary><div><pre tabindex="0">{block(one.text)}</pre></div></details>'
+        for one in report.tails
+        if one.text.strip()
+    )
+
+
+def _nodes(report: Report) -> str:
+    rows = []
+    for one in report.nodes[:ROWS_SHOWN]:
+        ahead = one.clock_ahead_s
+        clock = (
+            "unknown" if ahead is None else "&ndash;" if abs(ahead) < 1e-3 else f"{ahead:+.3f} s"
+        )
+        rows.append(
+            f"<tr><td>{shown(one.name)}</td><td>{shown(one.host)}</td>"
+            f'<td><span class="pill {escape(one.state)}">{shown(one.state)}</span> {shown(one.reason)}</td>'
+            f'<td class="n">{duration(one.began_s)}</td><td class="n">{duration(one.ended_s)}</td>'
+            f"<td>{_spelled(one.generations)}</td><td>{escape(one.ranks)}</td>"
+            f'<td class="n">{clock}</td></tr>'
+        )
+    heads = ("node", "host", "end")
+    return (
+        '<div class="wide"><table><thead><tr>'
+        + "".join(f"<th>{head}</th>" for head in heads)
+        + '<th class="n">from</th><th class="n">to</th><th>generations</th><th>last ranks</th>'
+        f'<th class="n">clock ahead</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    )
+
+
+def _spelled(numbers: Iterable[int]) -> str:
+    from holdfast.views.report.model import ranges
+
+    return escape(ranges(numbers)) or "none"
+
+
+def _about(report: Report) -> str:
+    facts = "".join(
+        f"<dt>{shown(name)}</dt><dd>{shown(value)}</dd>"
+        for name, value in report.environment.items()
+        if value
+    )
+    folders = "".join(f"<dd><code>{shown(one.folder)}</code></dd>" for one in report.nodes[:16])
+    notes = "".join(f"<li>{shown(note)}</li>" for note in report.notes)
+    listed = f'<ul class="notes">{notes}</ul>' if notes else ""
+    return f'<dl class="facts">{facts}<dt>folders</dt>{folders}</dl>{listed}'

@@ -1,0 +1,447 @@
+"""The app of `holdfast top`: a head, one of four tables, a row in full, and keys.
+
+The app shows a `LiveJob` and asks for nothing by itself: `drive` gets the job and a function to be called
+after every change, and returns what keeps it true (`live.feed.Feed`).
+"""
+
+from __future__ import annotations
+
+import math
+from time import monotonic
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from rich.cells import chop_cells
+from textual import on
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+from textual.widgets import Footer, Input
+
+from holdfast.control.line import ControlProblem
+from holdfast.core.protocol import Action
+from holdfast.live.model import LiveJob
+from holdfast.views.top import screens, views
+from holdfast.views.top.table import Cell, Lines, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from textual import events
+    from textual.app import ComposeResult
+
+    from holdfast.control.client import JobClient
+    from holdfast.live.model import NodeRow, RankRow
+
+SHOW_S = 0.1
+"""Changes within this time are shown together."""
+TICK_S = 1.0
+TALL_LINES = 36
+"""From this height on the timeline is shown below every other table."""
+NAMES = ("ranks", "nodes", "timeline", "events")
+SORTS: dict[str, Callable[[RankRow], Any]] = {
+    "rank": lambda row: row.rank,
+    "slowest": lambda row: (math.inf if row.rate is None else row.rate, row.rank),
+    "behind": lambda row: (-row.lag, row.rank),
+    "heartbeat": lambda row: (-row.heartbeat_age_s, row.rank),
+    "memory": lambda row: (-row.rss_bytes, row.rank),
+}
+
+IN_FULL: dict[str, Callable[[Any], str]] = {
+    "ranks": views.rank_in_full,
+    "nodes": views.node_in_full,
+    "timeline": views.generation_in_full,
+    "events": views.event_in_full,
+}
+
+
+class Driver(Protocol):
+    """Keeps a job true: a `Feed`, or whatever stands in for one."""
+
+    client: JobClient | None
+
+    async def run(self) -> None: ...
+
+
+class Block(Lines, can_focus=False):
+    """A few lines that do not scroll."""
+
+    DEFAULT_CSS = "Block { overflow: hidden hidden; }"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._cells: list[list[Cell]] = []
+
+    def show(self, cells: list[list[Cell]]) -> None:
+        self._cells = cells
+        if self.size.height:
+            self.redraw()
+
+    def line_count(self) -> int:
+        return min(len(self._cells), self.size.height)
+
+    def line(self, at: int, width: int) -> tuple[list[Cell], bool]:
+        del width
+        return self._cells[at], False
+
+
+class JobScreen(Screen[None]):
+    """The job: head, tables, and the keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("l", "logs", "logs"),
+        Binding("t", "stacks", "stacks"),
+        Binding("T", "stacks(True)", "stacks of all", show=False),
+        Binding("r", "restart", "restart"),
+        Binding("d", "drain", "drain"),
+        Binding("x", "stop", "stop"),
+        Binding("s", "sort", "sort"),
+        Binding("m", "marked", "marked"),
+        Binding("slash", "find", "find", key_display="/"),
+        Binding("question_mark", "help", "help", key_display="?"),
+        Binding("q", "leave", "quit"),
+        Binding("ctrl+c", "leave", "quit", show=False),
+        Binding("escape", "all", "all", show=False),
+        *(
+            Binding(str(number), f"view('{name}')", name, show=False)
+            for number, name in enumerate(NAMES, 1)
+        ),
+        Binding("tab", "next", "next", show=False),
+    ]
+    CSS = """
+    JobScreen { layout: vertical; }
+    #head { height: 3; background: $surface; }
+    #tabs { height: 1; background: $panel; }
+    #full { height: 2; background: $surface; }
+    JobScreen Table { height: 1fr; display: none; }
+    JobScreen Table.shown { display: block; }
+    JobScreen #below { border-top: solid $panel; }
+    JobScreen.tall #below { height: 11; display: block; }
+    JobScreen.tall.timeline #below { display: none; }
+    JobScreen.texts #full { height: 4; }
+    #find { height: 1; border: none; padding: 0 1; display: none; }
+    """
+
+    def __init__(self, job: LiveJob, client: Callable[[], JobClient | None]) -> None:
+        super().__init__()
+        self.job = job
+        self._client = client
+        self.view = "ranks"
+        self.sort = "rank"
+        self.only_marked = False
+        self.wanted = ""
+
+    def compose(self) -> ComposeResult:
+        yield Block("head")
+        yield Block("tabs")
+        yield Table("ranks", views.RANKS, lambda row: (row.node, row.local_rank), empty="no ranks")
+        yield Table("nodes", views.NODES, lambda row: row.node, empty="no nodes")
+        yield Table("timeline", views.TIMELINE, lambda row: row.number, empty="no generation")
+        yield Table("events", views.EVENTS, lambda row: row, empty="nothing yet", follows=True)
+        below = Table("below", views.TIMELINE, lambda row: row.number, empty="no generation")
+        below.can_focus = False
+        yield below
+        yield Block("full")
+        yield Input(placeholder="a rank, a range as 8-15, part of a name", id="find", compact=True)
+        yield Footer(show_command_palette=False, compact=True)
+
+    def on_mount(self) -> None:
+        self.action_view(self.view)
+
+    # Showing.
+
+    def table_of(self, name: str) -> Table:
+        return self.query_one(f"#{name}", Table)
+
+    @property
+    def table(self) -> Table:
+        """The table that is shown."""
+        return self.table_of(self.view)
+
+    def block(self, name: str) -> Block:
+        return self.query_one(f"#{name}", Block)
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(event.size.height >= TALL_LINES, "tall")
+        self.call_after_refresh(self.show)
+
+    def show(self) -> None:
+        """Have the screen show what the job is like now."""
+        self.show_head()
+        self.table.show(self._rows(self.view))
+        below = self.table_of("below")
+        if below.size.height:
+            below.show(self.job.generations)
+        self._show_full()
+
+    def show_head(self) -> None:
+        width = self.size.width
+        self.block("head").show(views.head(self.job, width, monotonic()))
+        cells: list[Cell] = [(" ", "")]
+        counts = {
+            "ranks": len(self.job.ranks),
+            "nodes": len(self.job.nodes),
+            "timeline": len(self.job.generations),
+        }
+        for number, name in enumerate(NAMES, 1):
+            count = f" {counts[name]}" if name in counts else ""
+            kind = "accent" if name == self.view else "dim"
+            cells.append((f"{number} {name}{count}   ", kind))
+        notes = [
+            f"{self.job.header.marked} marked" if self.job.header.marked else "",
+            f"by {self.sort}" if self.view == "ranks" and self.sort != "rank" else "",
+            "only marked" if self.only_marked else "",
+            f"find {self.wanted!r}" if self.wanted else "",
+        ]
+        note = " · ".join(one for one in notes if one)
+        used = sum(len(text) for text, _ in cells)
+        cells.append((note.rjust(max(0, width - used - 1)), "warn"))
+        self.block("tabs").show([cells])
+
+    def _show_full(self) -> None:
+        row = self.table.selected
+        text = ""
+        if row is not None:
+            text = IN_FULL[self.view](row)
+        width = max(10, self.size.width - 2)
+        lines = _wrapped(text, width)
+        room = max(1, self.block("full").size.height)
+        if len(lines) > room:
+            lines = [*lines[: room - 1], views.shortened(" ".join(lines[room - 1 :]), width)]
+        self.block("full").show([[(f" {line}", "")] for line in lines])
+
+    def _rows(self, name: str) -> Sequence[Any]:
+        job = self.job
+        if name == "timeline":
+            return job.generations
+        if name == "events":
+            return [one for one in job.events if self._is_wanted(f"{one.source} {one.text}")]
+        if name == "nodes":
+            return [
+                one
+                for one in job.nodes
+                if (one.mark or not self.only_marked)
+                and self._is_wanted(f"{one.node} {one.host} {one.state} {one.mark}")
+            ]
+        rows = job.ranks
+        if self.only_marked:
+            rows = [row for row in rows if row.mark]
+        if self.wanted:
+            ranks = _ranks_of(self.wanted)
+            rows = [
+                row
+                for row in rows
+                if (
+                    row.rank in ranks
+                    if ranks
+                    else self._is_wanted(f"{row.node} {row.host} {row.state} {row.mark}")
+                )
+            ]
+        return rows if self.sort == "rank" else sorted(rows, key=SORTS[self.sort])
+
+    def _is_wanted(self, text: str) -> bool:
+        return self.wanted.lower() in text.lower()
+
+    @on(Table.Moved)
+    def _moved(self) -> None:
+        self._show_full()
+
+    @on(Table.Chosen)
+    def _chosen(self, event: Table.Chosen) -> None:
+        if event.table.id == "nodes":
+            self.wanted = event.row.node
+            self.action_view("ranks")
+        elif event.table.id == "ranks":
+            self.action_logs()
+        else:
+            lines = IN_FULL[self.view](event.row).split(" · ")
+            self.app.push_screen(screens.Plain(self.view, lines))
+
+    # Keys: what is shown.
+
+    def action_view(self, name: str) -> None:
+        self.table.remove_class("shown")
+        self.view = name
+        self.table.add_class("shown")
+        self.set_class(name == "timeline", "timeline")
+        self.set_class(name in ("timeline", "events"), "texts")
+        self.table.focus()
+        self.call_after_refresh(self.show)
+
+    def action_next(self) -> None:
+        self.action_view(NAMES[(NAMES.index(self.view) + 1) % len(NAMES)])
+
+    def action_sort(self) -> None:
+        names = [*SORTS]
+        self.sort = names[(names.index(self.sort) + 1) % len(names)]
+        self.table_of("ranks").go(0)  # What is first now is what is looked for.
+        self.table_of("ranks").rows = ()
+        self.action_view("ranks")
+
+    def action_marked(self) -> None:
+        self.only_marked = not self.only_marked
+        self.show()
+
+    def action_find(self) -> None:
+        find = self.query_one("#find", Input)
+        find.display = True
+        find.value = self.wanted
+        find.focus()
+
+    def action_all(self) -> None:
+        """Show all rows again."""
+        self.wanted, self.only_marked = "", False
+        self._end_find()
+
+    @on(Input.Changed, "#find")
+    def _find_changed(self, event: Input.Changed) -> None:
+        self.wanted = event.value.strip()
+        self.show()
+
+    @on(Input.Submitted, "#find")
+    def _end_find(self) -> None:
+        self.query_one("#find", Input).display = False
+        self.table.focus()
+        self.call_after_refresh(self.show)
+
+    def action_leave(self) -> None:
+        self.app.exit()
+
+    def action_help(self) -> None:
+        self.app.push_screen(screens.Help())
+
+    # Keys: what is asked of the job.
+
+    @property
+    def node(self) -> NodeRow | None:
+        """The node that is selected, or that has the selected rank."""
+        row = self.table.selected
+        if self.view not in ("ranks", "nodes") or row is None:
+            self.notify("choose a rank (1) or a node (2) first", severity="warning")
+            return None
+        return next((one for one in self.job.nodes if one.node == row.node), None)
+
+    def action_logs(self) -> None:
+        node = self.node
+        if node is None:
+            return
+        job = self.job
+        if self.view == "ranks":
+            rank: int = self.table.selected.rank
+            title = f"logs of rank {rank}, {node.node}"
+            self.app.push_screen(
+                screens.Logs(title, lambda: job.node_of(rank), [rank], self._client)
+            )
+        else:
+            name = node.node
+            self.app.push_screen(screens.Logs(f"logs of {name}", lambda: name, [], self._client))
+
+    def action_stacks(self, every: bool = False) -> None:
+        if every:
+            names = [one.node for one in self.job.nodes if one.ranks]
+            self.app.push_screen(screens.Stacks("stacks of all nodes", names, self._client))
+        elif (node := self.node) is not None:
+            title = f"stacks of the workers of {node.node}"
+            self.app.push_screen(screens.Stacks(title, [node.node], self._client))
+
+    def action_restart(self) -> None:
+        job = self.job.header
+        self._ask(
+            Action.RESTART,
+            f"Restart all {job.ranks} workers of {job.run_id}?",
+            f"Generation {job.generation + 1} starts on all nodes. No restart is charged.",
+        )
+
+    def action_drain(self) -> None:
+        node = self.node
+        if node is None:
+            return
+        if node.drained:
+            what = "It takes part again when the next round forms."
+            self._ask(Action.UNDRAIN, f"Undrain {node.node}?", what, node.node)
+        else:
+            what = (
+                "Its workers are stopped, and it gets none until it is undrained. A standby takes "
+                "its place, or the job gets smaller. No restart is charged."
+            )
+            self._ask(Action.DRAIN, f"Drain {node.node}?", what, node.node)
+
+    def action_stop(self) -> None:
+        job = self.job.header
+        what = f"All {job.ranks} workers are stopped, and all agents end, for good."
+        self._ask(Action.STOP, f"Stop {job.run_id}?", what)
+
+    def _ask(self, action: Action, title: str, consequence: str, node: str = "") -> None:
+        def answered(reason: str | None) -> None:
+            if reason is not None:
+                self.run_worker(self._request(action, node, reason))
+
+        self.app.push_screen(
+            screens.Question(title, consequence, action.value.capitalize()), answered
+        )
+
+    async def _request(self, action: Action, node: str, reason: str) -> None:
+        what = f"{action.value} {node}".strip()
+        try:
+            client = self._client()
+            if client is None:
+                raise ControlProblem("the job cannot be reached")
+            as_is = await client.request(action, node=node, why=reason)
+        except ControlProblem as problem:
+            self.notify(f"{what}: {problem.message}", severity="error", markup=False)
+        else:
+            self.notify(as_is or f"{what} granted", markup=False)
+
+
+class Top(App[None]):
+    """A running job in a terminal."""
+
+    TITLE = "holdfast top"
+    ENABLE_COMMAND_PALETTE = False
+
+    def __init__(self, drive: Callable[[LiveJob, Callable[[], None]], Driver]) -> None:
+        super().__init__()
+        self.animation_level = "none"
+        self.job = LiveJob()
+        self.driver = drive(self.job, self._changed)
+        self.page = JobScreen(self.job, lambda: self.driver.client)
+        self._is_due = False
+
+    def on_mount(self) -> None:
+        self.push_screen(self.page)
+        self.run_worker(self.driver.run())
+        self.set_interval(TICK_S, self._tick)
+
+    def _changed(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self.set_timer(SHOW_S, self._show)
+
+    def _show(self) -> None:
+        self._is_due = False
+        if self.page.is_mounted:
+            self.page.show()
+
+    def _tick(self) -> None:
+        """Show how old what is shown is, if it gets older."""
+        if self.job.problem and self.page.is_mounted:
+            self.page.show_head()
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return a sentence in lines, broken between words where that is possible."""
+    lines: list[str] = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}".strip()
+        if len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines += chop_cells(word, width) or [""]
+    return [line for line in lines if line] or [""]
+
+
+def _ranks_of(text: str) -> frozenset[int] | range:
+    """Return the ranks that are looked for; none if it is something else."""
+    low, dash, high = text.partition("-")
+    if low.isdecimal() and (high.isdecimal() if dash else not high):
+        return range(int(low), int(high if dash else low) + 1)
+    return frozenset()

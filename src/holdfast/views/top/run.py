@@ -1,0 +1,44 @@
+"""Runs `holdfast top` in this terminal, and leaves that as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING
+
+from holdfast.live.feed import Feed
+from holdfast.views.top.app import Top
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from holdfast.control.client import JobClient
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+async def run(client: JobClient, connect: Callable[[], Awaitable[JobClient]]) -> None:
+    """Show a job until somebody has seen enough; `connect` finds it again if it is lost.
+
+    A signal ends it as it would have without a screen, but for that the terminal is tidied first.
+    """
+    first: list[JobClient] = [client]
+
+    async def connection() -> JobClient:
+        return first.pop() if first else await connect()
+
+    app = Top(lambda job, changed: Feed(connection, job, changed))
+    loop = asyncio.get_running_loop()
+    received: list[int] = []
+
+    def end(signum: int) -> None:
+        received.append(signum)
+        app.exit()
+
+    for one in SIGNALS:
+        loop.add_signal_handler(one, end, one)
+    await app.run_async()
+    if app.return_code:
+        raise SystemExit(app.return_code)
+    if received:
+        raise SystemExit(128 + received[0])

@@ -1,0 +1,306 @@
+"""The simulator's etcd and a real one are given the same requests and give the same answers.
+
+Lease ids differ, which `Both` hides, and so do the words of a problem. All else is compared: each
+answer, and what watches say from any revision on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from holdfast.core.etcd.calls import (
+    Answer,
+    Change,
+    Compare,
+    Delete,
+    Field,
+    Get,
+    Grant,
+    Granted,
+    KeepAlive,
+    KeyValue,
+    Op,
+    Problem,
+    ProblemKind,
+    Put,
+    Request,
+    Revoke,
+    Txn,
+    TxnDone,
+)
+from holdfast.etcd.settings import EtcdSettings
+from holdfast.etcd.sync_client import EtcdClient, EtcdError
+from real_etcd import RawRefused, running_etcd
+from simulator.etcd import OPS_MAX, SimEtcd
+from simulator.world import seeded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from random import Random
+
+    from real_etcd import Etcd
+
+PATIENCE_S = 30.0
+NO_LEASE = 77  # Neither of them has granted it.
+KEYS = (b"a", b"a/1", b"a/2", b"a/2/x", b"b", b"b\xff", b"c")
+RANGES = (
+    *((key, b"") for key in KEYS),
+    (b"a/", b"a0"),
+    (b"a", b"b"),
+    (b"a/2", b"\0"),
+    (b"\0", b"\0"),
+    (b"", b"b"),
+)
+EMPTY_RANGES = ((b"nobody", b""), (b"b", b"a"), (b"b", b"b"))
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    # The times that etcd has where nobody sets them: the shortest lease depends on them.
+    usual = ("--heartbeat-interval=100", "--election-timeout=1000")
+    with running_etcd(tmp_path_factory.mktemp("etcd"), *usual) as one:
+        yield one
+
+
+class Both:
+    """A real etcd and a simulated one that has as many revisions, both without keys."""
+
+    def __init__(self, etcd: Etcd, client: EtcdClient) -> None:
+        self.etcd = etcd
+        self.client = client
+        self.start = client.txn(Txn(success=(Delete(b"\0", b"\0"),))).revision + 1
+        self.sim = SimEtcd(revision=self.start - 1)
+        self.leases: dict[int, int] = {}  # The simulated one's, and the real one's.
+
+    def ask(self, request: Request) -> Answer:
+        """Give both a request; return the answer, which is the same."""
+        simulated = self.sim.perform(0.0, request)
+        real = self._ask_real(request)
+        if isinstance(simulated, Granted) and isinstance(real, Granted):
+            self.leases[simulated.lease] = real.lease
+        assert self._seen(real) == self._seen(simulated), request
+        return simulated
+
+    def _ask_real(self, request: Request) -> Answer:
+        try:
+            return self.client.call(self._for_real(request))
+        except EtcdError as error:
+            return Problem(error.kind, error.why)
+
+    def _for_real(self, request: Request) -> Request:
+        if isinstance(request, KeepAlive | Revoke):
+            return type(request)(self.leases.get(request.lease, request.lease))
+        if isinstance(request, Grant):
+            return request
+        success, failure = (
+            tuple(
+                Put(op.key, op.value, self.leases.get(op.lease, op.lease))
+                if isinstance(op, Put)
+                else op
+                for op in ops
+            )
+            for ops in (request.success, request.failure)
+        )
+        return Txn(request.compare, success, failure)
+
+    def _seen(self, answer: Answer) -> object:
+        """Return of an answer what both must have in common."""
+        if isinstance(answer, Problem):
+            return answer.kind
+        if isinstance(answer, Granted):
+            return answer.ttl_s
+        if isinstance(answer, TxnDone):
+            numbers = {real: simulated for simulated, real in self.leases.items()}
+            results = tuple(
+                tuple(
+                    msgspec.structs.replace(one, lease=numbers.get(one.lease, one.lease))
+                    for one in found
+                )
+                for found in answer.results
+            )
+            return msgspec.structs.replace(answer, results=results)
+        return answer
+
+    def fill(self, *, full: bool) -> None:
+        action = "ACTIVATE" if full else "DEACTIVATE"
+        self.etcd.raw("/v3/maintenance/alarm", {"action": action, "alarm": "NOSPACE"})
+        self.sim.full = full
+
+    def compare_watches(self, key: bytes, end: bytes, start: int) -> None:
+        """Watch both from a revision on, up to the last change there is."""
+        told = self.sim.changes_since(key, end, start)
+        if isinstance(told, Problem):
+            with self.client.watch(key, end, start) as watch, pytest.raises(EtcdError) as refused:
+                watch.next(PATIENCE_S)
+            assert refused.value.kind is told.kind
+            return
+        simulated = [change for _, changes in told for change in changes]
+        real = self.watched(key, end, start, simulated[-1])
+        if start == self.sim.compacted:  # Etcd 3.5.16 and later tell what was deleted then, too.
+            real = [one for one in real if one.value is not None or one.mod_revision > start]
+        assert real == simulated
+
+    def watched(self, key: bytes, end: bytes, start: int, last: Change) -> list[Change]:
+        """Return what the real one says, up to this change."""
+        real: list[Change] = []
+        with self.client.watch(key, end, start) as watch:
+            while not real or real[-1].mod_revision < last.mod_revision:
+                real += watch.next(PATIENCE_S)
+        return real
+
+
+@pytest.fixture
+def both(etcd: Etcd) -> Iterator[Both]:
+    settings = EtcdSettings(endpoints=(("127.0.0.1", etcd.port),))
+    with EtcdClient(settings) as client:
+        yield Both(etcd, client)
+
+
+class Asking:
+    """Draws requests that are likely to meet what is stored."""
+
+    def __init__(self, sim: SimEtcd, rng: Random) -> None:
+        self._sim = sim
+        self._rng = rng
+        self.leases = [NO_LEASE]
+        """All there were, also those that ended."""
+
+    def request(self) -> Request:
+        rng = self._rng
+        kind = rng.random()
+        if kind < 0.06:
+            return Grant(rng.choice((60, 100)))
+        if kind < 0.1:
+            return KeepAlive(rng.choice(self.leases))
+        if kind < 0.14:
+            return Revoke(rng.choice(self.leases))
+        compare = tuple(self._compare() for _ in range(rng.choice((0, 0, 1, 1, 2))))
+        success = tuple(self._op() for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4))))
+        failure = tuple(self._op() for _ in range(rng.choice((0, 0, 1, 2))))
+        # Without a condition the client asks for one operation by itself, and the rest is not sent.
+        return Txn(compare, success, failure if compare or len(success) != 1 else ())
+
+    def _op(self) -> Op:
+        rng = self._rng
+        kind = rng.random()
+        if kind < 0.01:
+            return Get(b"")  # Which is no key.
+        if kind < 0.5:
+            lease = rng.choice(self.leases) if rng.random() < 0.3 else 0
+            return Put(rng.choice(KEYS), rng.choice((b"", b"1", b"2", b"\xff\0")), lease)
+        key, end = rng.choice((*RANGES, *EMPTY_RANGES))
+        if kind < 0.75:
+            return Get(key, end, keys_only=rng.random() < 0.2)
+        return Delete(key, end)
+
+    def _compare(self) -> Compare:
+        """Draw what holds as often as not."""
+        rng = self._rng
+        key, field = rng.choice(KEYS), rng.choice(list(Field))
+        answer = self._sim.perform(0.0, Txn(success=(Get(key),)))
+        assert isinstance(answer, TxnDone)
+        stored = answer.results[0][0] if answer.results[0] else KeyValue(key=key)
+        if field is Field.VALUE:
+            return Compare(key, field, stored.value + rng.choice((b"", b"", b"?")))
+        now = {
+            Field.CREATE: stored.create_revision,
+            Field.MOD: stored.mod_revision,
+            Field.VERSION: stored.version,
+        }[field]
+        return Compare(key, field, rng.choice((now, now, 0, now + 1)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_same_requests_have_the_same_answers(both: Both, seed: int) -> None:
+    rng = seeded(seed)
+    asking = Asking(both.sim, rng)
+    answers: list[Answer] = []
+    with both.client.watch(b"\0", b"\0", both.start) as live:
+        for _ in range(250):
+            if rng.random() < (0.2 if both.sim.full else 0.02):
+                both.fill(full=not both.sim.full)
+            answers.append(both.ask(asking.request()))
+            if isinstance(answers[-1], Granted):
+                asking.leases.append(answers[-1].lease)
+        both.fill(full=False)
+        both.ask(Txn(success=tuple(Put(key, b"the last") for key in KEYS)))
+        told = both.sim.changes_since(b"\0", b"\0", both.start)
+        assert isinstance(told, list)
+        heard: list[Change] = []
+        while not heard or heard[-1].mod_revision < both.sim.revision:
+            heard += live.next(PATIENCE_S)
+    assert heard == [change for _, changes in told for change in changes]
+    for key, end in RANGES:
+        both.compare_watches(key, end, rng.randrange(both.start, both.sim.revision))
+    done = [one for one in answers if isinstance(one, TxnDone)]
+    problems = {one.kind for one in answers if isinstance(one, Problem)}
+    assert problems == {ProblemKind.REFUSED, ProblemKind.LEASE_GONE, ProblemKind.NO_SPACE}
+    assert {one.succeeded for one in done} == {False, True}
+    assert both.sim.revision - both.start > 60, "most requests have something to do"
+
+
+def test_after_a_compaction_watches_see_the_same(both: Both) -> None:
+    rng = seeded("compaction")
+    asking = Asking(both.sim, rng)
+    for _ in range(60):
+        both.ask(asking.request())
+    both.ask(Txn(success=(Put(b"a", b""), Put(b"b", b""), Put(b"c", b""))))
+    both.ask(Txn(success=(Delete(b"a"), Put(b"b", b"new"))))
+    compacted = both.sim.revision
+    both.ask(Txn(success=tuple(Put(key, b"the last") for key in KEYS)))
+    assert both.sim.compact(compacted) is None
+    both.etcd.compact(compacted)
+    for start in range(compacted - 2, compacted + 2):
+        for key, end in ((b"a", b""), (b"b", b""), (b"\0", b"\0")):
+            both.compare_watches(key, end, start)
+    for revision in (compacted, both.sim.revision + 1):
+        assert both.sim.compact(revision) is not None
+        with pytest.raises(RawRefused):
+            both.etcd.compact(revision)
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        (Delete(b"a", b"\0"), Put(b"b", b"again"), Get(b"\0", b"\0")),
+        (Put(b"b", b"again"), Delete(b"a", b"\0"), Get(b"\0", b"\0")),
+        (Delete(b"a", b"c"), Delete(b"b", b"d")),
+        (Delete(b"a", b"b"), Put(b"b", b"again")),
+        (Delete(b"a", b"b\0"), Put(b"b", b"again")),
+        (Delete(b"nobody"),) * OPS_MAX,
+        (Delete(b"nobody"),) * (OPS_MAX + 1),
+    ],
+)
+def test_corners_of_transactions(both: Both, ops: tuple[Op, ...]) -> None:
+    both.ask(Txn(success=(Put(b"a", b"1"), Put(b"b", b"1"), Put(b"c", b"1"))))
+    both.ask(Txn(success=ops))
+    both.ask(Txn(failure=ops))
+    both.ask(Txn(success=(Get(b"\0", b"\0"),)))
+    both.compare_watches(b"\0", b"\0", both.start)
+
+
+def test_leases_have_the_same_limits(both: Both) -> None:
+    for ttl_s in (-1, 0, 1, 2, 3, 9_000_000_000, 9_000_000_001):
+        both.ask(Grant(ttl_s))
+    both.fill(full=True)
+    both.ask(Grant(9_000_000_001))
+    both.fill(full=False)
+
+
+def test_a_lease_ends_in_the_same_way(both: Both) -> None:
+    leases = [both.ask(Grant(2)) for _ in range(2)]
+    first, second = (one.lease for one in leases if isinstance(one, Granted))
+    both.ask(Txn(success=(Put(b"b", b"", first), Put(b"a/1", b"", first), Put(b"c", b"", first))))
+    both.ask(Txn(success=(Put(b"c", b""), Put(b"a", b"", second))))
+    both.ask(Revoke(second))
+    both.sim.expire(2.0)
+    told = both.sim.changes_since(b"\0", b"\0", both.start)
+    assert isinstance(told, list)
+    simulated = [change for _, changes in told for change in changes]
+    assert both.watched(b"\0", b"\0", both.start, simulated[-1]) == simulated
+    both.ask(KeepAlive(first))
+    both.ask(Txn(success=(Put(b"a", b"", first),)))
+    both.ask(Txn(success=(Get(b"\0", b"\0"),)))
