@@ -85,7 +85,7 @@ from holdfast.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from holdfast.rendezvous.polled import PolledHandler
-from holdfast.store.prefix import PrefixStore
+from holdfast.store.prefix_store import PrefixStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -66,8 +66,8 @@ from holdfast.core.etcd.witness import (
 from holdfast.core.machine import TICK
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.etcd.settings import NAMES, EtcdSettings, parse_endpoints
-from holdfast.etcd.store import EtcdStore
+from holdfast.etcd.etcd_settings import NAMES, EtcdSettings, parse_endpoints
+from holdfast.etcd.etcd_store import EtcdStore
 from holdfast.net import addresses, listening
 from holdfast.net.endpoints import format_endpoint
 from holdfast.net.presence import PresencePort, PresenceWatcher, Sight

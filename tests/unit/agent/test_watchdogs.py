@@ -17,7 +17,7 @@ from holdfast.control import stacks
 from holdfast.observe.lifecycle import WatchdogEvent
 from holdfast.processes.failures.failure import ProcessFailure
 from holdfast.timers import reaper
-from holdfast.timers.protocol import FileTimerRequest
+from holdfast.timers.timer_requests import FileTimerRequest
 from holdfast.worker import PAGE_ENV
 
 if TYPE_CHECKING:

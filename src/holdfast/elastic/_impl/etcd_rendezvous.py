@@ -27,8 +27,8 @@ from holdfast.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from holdfast.rendezvous.etcd import EtcdHandler, GenerationStores
-from holdfast.store.errors import StoreTimeoutError
-from holdfast.store.memory import as_seconds
+from holdfast.store.memory_store import as_seconds
+from holdfast.store.store_errors import StoreTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from holdfast.core.protocol import View
     from holdfast.core.rounds import Job
-    from holdfast.etcd.store import EtcdStore
+    from holdfast.etcd.etcd_store import EtcdStore
     from holdfast.etcd.sync_client import EtcdClient
     from holdfast.rendezvous.handler import RendezvousInfo
 
