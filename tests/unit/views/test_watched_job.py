@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
@@ -19,7 +19,7 @@ PIECES = 3 * LOGS_WAITING_MAX
 
 
 class Connection:
-    async def __aenter__(self) -> Connection:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None: ...
@@ -65,8 +65,7 @@ async def test_a_log_page_shows_all_lines_and_then_why_they_ended() -> None:
     job = WatchedJob(Commands(), is_read_only=False)
     assert [one["rank"] async for one in job.logs(LogsQuery(), "")] == [*range(PIECES)]
     job = WatchedJob(Commands(ControlProblem("connection closed")), is_read_only=False)
-    ranks = []
+    logs = job.logs(LogsQuery(), "")
+    assert [(await anext(logs))["rank"] for _ in range(PIECES)] == [*range(PIECES)]
     with pytest.raises(ControlProblem, match="connection closed"):
-        async for one in job.logs(LogsQuery(), ""):
-            ranks.append(one["rank"])
-    assert ranks == [*range(PIECES)]
+        await anext(logs)
