@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.control.client import local_jobs, open_job
-from holdfast.control.line import Endpoint
+from holdfast.control.connection import Endpoint
+from holdfast.control.job_client import local_jobs, open_job
 from holdfast.live.feed import Feed
 from holdfast.live.model import LiveJob
 from holdfast.views.top.app import Top

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Any, TypeVar
 
-    from holdfast.agent.control_point import ControlPoint
     from holdfast.agent.coordinated_job import CoordinatedJob
     from holdfast.agent.side_services import HealthServer
     from holdfast.agent.stuck_workers import StuckWorkers
+    from holdfast.control.control_point import ControlPoint
     from holdfast.coordinator.agent_connection import JobConnection
     from holdfast.core.machine import Event
     from holdfast.processes.failures.exits import RunProcsResult
@@ -357,7 +357,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._early_watches.append(watch)
 
     def _open_control(self) -> ControlPoint:
-        from holdfast.agent.control_point import ControlPoint
+        from holdfast.control.control_point import ControlPoint
 
         control = ControlPoint(self, self._reporter.run_started_at)
         self._side_services.control = control
