@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from holdfast.agent.side_services import HealthServer
     from holdfast.agent.spec import RunResult
+    from holdfast.core.supervision import Supervision
     from holdfast.launcher.config import LaunchConfig
     from holdfast.processes.failures.failure import ChildFailedError
     from holdfast.processes.logs.specs import LogsSpecs
@@ -151,8 +152,7 @@ def _run(
         result = agent.run()
         if result.is_failed():
             name = entrypoint_name(entrypoint, args)
-            restarts = agent.restart_count
-            failure = failure_of(name, result, config, logs_specs, run_id, restarts)
+            failure = failure_of(name, result, config, logs_specs, run_id, agent.machine)
             close_for_all(handler)
     except HoldfastError as end:
         if end.exit_code:
@@ -383,7 +383,7 @@ def failure_of(
     config: LaunchConfig,
     logs_specs: LogsSpecs,
     run_id: str,
-    restarts: int,
+    machine: Supervision,
 ) -> Exception:
     """Return the error of a failed run, and write it as JSON."""
     if not result.failures:
@@ -393,11 +393,12 @@ def failure_of(
     error = ChildFailedError(name, result.failures)
     error.many_nodes = config.max_nodes > 1
     if config.max_restarts:
-        error.restarts = f"after {restarts} of {config.max_restarts} restarts"
+        error.restarts = f"after {machine.restart_count} of {config.max_restarts} restarts"
     run_dir = getattr(logs_specs, "run_dir", None)
     if run_dir:
         error.log_dir = run_dir
-        write_report(error, os.path.join(run_dir, REPORT_FILE), config, run_id, restarts)
+        path = os.path.join(run_dir, REPORT_FILE)
+        write_report(error, path, config, run_id, machine.generation)
     return error
 
 
