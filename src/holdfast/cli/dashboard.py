@@ -20,7 +20,7 @@ from holdfast.errors import EnvironmentProblem, UsageError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from holdfast.control.client import JobClient
+    from holdfast.control.job_client import JobClient
     from holdfast.wire.control import LogLines, LogsQuery
 
 DEFAULT_PORT = 29480
@@ -128,8 +128,8 @@ async def _serve(args: argparse.Namespace) -> None:
     from holdfast.net.addresses import names_loopback
     from holdfast.net.http_server import listen_tcp
     from holdfast.views.dashboard.access import Access, draw_token
-    from holdfast.views.dashboard.job import WatchedJob
-    from holdfast.views.dashboard.server import serve
+    from holdfast.views.dashboard.watched_job import WatchedJob
+    from holdfast.views.dashboard.web_server import serve
 
     commands = Commands(args)
     is_read_only = args.read_only
@@ -190,8 +190,8 @@ class Commands:
 
     async def connect(self) -> JobClient:
         from holdfast.cli.operate import connect, is_elsewhere
-        from holdfast.control.client import local_jobs, open_job
-        from holdfast.control.line import ControlProblem
+        from holdfast.control.connection import ControlProblem
+        from holdfast.control.job_client import local_jobs, open_job
 
         if not self._args.agent_pid:
             try:

@@ -74,12 +74,12 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
-    from holdfast.coordinator.control_port import ControlListener
     from holdfast.coordinator.places import Places
     from holdfast.coordinator.server import CoordinatorServer
     from holdfast.coordinator.state_file import StateFile
     from holdfast.core.protocol import Request
     from holdfast.net.addresses import Address
+    from holdfast.net.agent_port import ControlListener
     from holdfast.net.tls import TlsFiles, TlsToken
     from holdfast.store.interface import RoundStore
     from holdfast.wire.control import Contacts

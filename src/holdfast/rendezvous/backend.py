@@ -32,13 +32,6 @@ from holdfast.coordinator.agent_connection import (
     status_change,
 )
 from holdfast.coordinator.attendance import StuckLoop
-from holdfast.coordinator.control_port import (
-    OFF,
-    ON,
-    ControlAccess,
-    explicit_token,
-    open_control,
-)
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import (
@@ -75,6 +68,13 @@ from holdfast.core.shared_state import (
     WriteState,
 )
 from holdfast.errors import UsageError
+from holdfast.net.agent_port import (
+    OFF,
+    ON,
+    ControlAccess,
+    explicit_token,
+    open_control,
+)
 from holdfast.net.listening import address_of
 from holdfast.rendezvous.config import RendezvousSettings, RendezvousTimeout
 from holdfast.rendezvous.errors import (
@@ -292,7 +292,7 @@ class BackendConnection:
 
     def summary(self) -> JobSummary | None:
         """Return the state of the job as it was last read."""
-        from holdfast.coordinator.job_status import summary_of
+        from holdfast.wire.job_summary import summary_of
 
         with self._changed:
             rounds = self._session.rounds

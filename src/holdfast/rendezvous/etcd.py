@@ -21,7 +21,6 @@ from urllib.parse import unquote
 from holdfast import console
 from holdfast.coordinator.agent_connection import AgentConnection
 from holdfast.coordinator.connect import ConnectFailed
-from holdfast.coordinator.control_port import OFF, ControlAccess, explicit_token, open_control
 from holdfast.core.etcd.calls import (
     Get,
     KeysChanged,
@@ -69,6 +68,7 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.etcd.etcd_settings import NAMES, EtcdSettings, parse_endpoints
 from holdfast.etcd.etcd_store import EtcdStore
 from holdfast.net import addresses, listening
+from holdfast.net.agent_port import OFF, ControlAccess, explicit_token, open_control
 from holdfast.net.endpoints import format_endpoint
 from holdfast.net.presence import PresencePort, PresenceWatcher, Sight
 from holdfast.rendezvous import config
@@ -695,8 +695,8 @@ def read_job(
     """
     import msgspec
 
-    from holdfast.coordinator.job_status import summary_of
     from holdfast.core.rounds import Rounds
+    from holdfast.wire.job_summary import summary_of
 
     keys = JobKeys(prefix, run_id)
     read = Txn((), (Get(keys.job), Get(keys.leader), get_prefix(keys.nodes)))

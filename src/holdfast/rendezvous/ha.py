@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.coordinator.connect import ConnectFailed
-from holdfast.coordinator.control_port import ControlAccess
 from holdfast.core.etcd.calls import Get, Problem, ProblemKind, Txn, TxnDone
 from holdfast.etcd.cluster_list import (
     RECORD,
@@ -25,6 +24,7 @@ from holdfast.etcd.cluster_list import (
     cluster_list,
     parse_machines,
 )
+from holdfast.net.agent_port import ControlAccess
 from holdfast.rendezvous import config
 from holdfast.rendezvous.etcd import EtcdConnection, EtcdConnector, EtcdHandler, EtcdTransport
 

@@ -8,6 +8,7 @@ logs holds up nobody. Who may do what is decided in `access`, before anything el
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +23,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast import __version__
-from holdfast.control.line import ControlProblem
+from holdfast.control.connection import ControlProblem
 from holdfast.core.limits import (
     ASKED_WHY_CHARS_MAX,
     GRACE_S_MAX,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from holdfast.views.dashboard.job import WatchedJob
+    from holdfast.views.dashboard.watched_job import WatchedJob
 
 BODY_BYTES_MAX = 16 * 1024
 HEAD_BYTES_MAX = 16 * 1024
@@ -227,8 +228,10 @@ class Dashboard:
         async def lines() -> AsyncIterator[bytes]:
             self._log_streams += 1
             try:
-                async for some in self._job.logs(wanted, request.query_params.get("node", "")):
-                    yield msgspec.json.encode(some) + b"\n"
+                node = request.query_params.get("node", "")
+                async with contextlib.aclosing(self._job.logs(wanted, node)) as found:
+                    async for some in found:
+                        yield msgspec.json.encode(some) + b"\n"
             except ControlProblem as problem:
                 yield msgspec.json.encode({"problem": problem.message}) + b"\n"
             finally:
