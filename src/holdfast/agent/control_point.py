@@ -78,7 +78,7 @@ class ControlPoint:
     def open(self) -> None:
         """Listen; where that is impossible the job goes on, and cannot be found by `holdfast ps`."""
         connection = self.agent.connection
-        self._port = connection.control if connection is not None else None
+        self._port = connection.control.port if connection is not None else None
         try:
             self.path = socket_of(os.getpid())
             self._listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -149,7 +149,7 @@ class ControlPoint:
             agent = self.agent
             if agent.connection is not None:
                 self._asking[request.id] = answer
-                agent.connection.request(request)
+                agent.connection.control.request(request)
                 view = agent.connection.view
                 if view is not None and view.answered is not None:
                     self.answered(view.answered)  # The same may have been asked before.
