@@ -5,10 +5,9 @@ Run it:
     make demo                   # or: python examples/demo.py
 
 Each node is a `holdfast run` of its own on this machine, with two workers of `elastic_plain.py`.
-The demo reads what they print, does the killing, and measures how long it takes until the last
-worker of the next generation is in its own code. At last it has a report made of the log
-directories, and prints the address of that page. It ends with an error if anything is not as it should
-be.
+The demo reads what they print, kills and adds processes, and measures the time until the last worker
+of the next generation runs user code. It then runs `holdfast report` on the log directories and
+prints the address of that page. It exits with 1 if anything differs from what is expected.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from elastic_plain import compute
 
 WORKERS = 2  # On each node.
 BLOCKS, BLOCK_SECONDS = 150, 0.25
-# How many blocks are done by then. The last must leave enough for a new node to come in time.
+# Blocks done before each change. After the last one, enough must remain for the new node to join.
 KILL_WORKER_AT, KILL_NODE_AT, ADD_NODE_AT = 16, 32, 48
 PROGRESS_EVERY, BLOCKS_PER_MARK = 15, 3
-PATIENCE_S = 60.0  # Longer than this without a line, and something is wrong.
-MARK = "HOLDFAST_DEMO"  # An environment variable that finds every process of the job.
+PATIENCE_S = 60.0  # The longest time without any output.
+MARK = "HOLDFAST_DEMO"  # The environment variable that marks every process of the job.
 WIDTH = 96
 REPORT = Path(__file__).parents[1] / "build" / "demo-report.html"
 
@@ -48,9 +47,9 @@ STEPPED = re.compile(r"rank \d+ of \d+ \(pid \d+\): block (\d+)")
 RESULT = re.compile(r"pi = (\S+)")
 
 INTRODUCTION = f"""\
-Three nodes with {WORKERS} workers each compute pi, in {BLOCKS} blocks. What is done is kept in a
-folder that all of them see, so any number of workers can go on from there. On a real
-cluster each node is a machine; here all are on this one. Each is started by this command:
+Three nodes with {WORKERS} workers each compute pi in {BLOCKS} blocks. Finished blocks are files in a
+shared folder, so any number of workers can continue. On a cluster each node is a machine;
+here all of them run on this one. Each node is started with:
 """
 
 
@@ -63,14 +62,14 @@ class Line(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """A worker that is in its own code."""
+    """A worker that runs user code."""
 
     agent: str
     pid: int
 
 
 class Demo:
-    """Starts the nodes, disturbs them, and tells what happens."""
+    """Starts the nodes, disturbs them, and prints what happens."""
 
     def __init__(self, folder: Path, report: Path) -> None:
         self.folder = folder
@@ -82,31 +81,31 @@ class Demo:
         self.silent: set[str] = set()
         self.began = self.changed_at = time.monotonic()
         self.change = "the start"
-        self.awaited = 3 * WORKERS  # Workers that are to run after the last change.
-        self.generation = -1  # The newest that all workers are in.
+        self.awaited = 3 * WORKERS  # Workers expected to run after the last change.
+        self.generation = -1  # The newest generation in which all workers run.
         self.starts: dict[int, dict[int, Worker]] = {}
         self.took: dict[str, float] = {}
         self.blocks = 0
-        self.newest = 0  # The block that was done last.
+        self.newest = 0  # The block finished last.
         self.pi: float | None = None
 
     def run(self) -> int:
-        """Run the job to its end; return 0 if it went as promised."""
+        """Run the job to its end; return 0 if everything went as expected."""
         print(paint("1", "Holdfast demo: a worker dies, a node dies, a node joins"), end="\n\n")
         print(INTRODUCTION)
         print(paint("36", self.shown_command()), end="\n\n", flush=True)
         self.began = self.changed_at = time.monotonic()
-        self.tell("demo", "starts the nodes A, B and C")
+        self.show("demo", "start nodes A, B and C")
         try:
             self.start("A")
-            self.wait_for_coordinator()  # So that it is A, and another one can be killed.
+            self.wait_for_coordinator()  # A coordinates, so the demo can kill another node.
             self.start("B")
             self.start("C")
             while len(self.silent) < len(self.agents):
-                self.hear(self.lines.get(timeout=PATIENCE_S))
+                self.handle(self.lines.get(timeout=PATIENCE_S))
             codes = {name: agent.wait(PATIENCE_S) for name, agent in self.agents.items()}
         except (queue.Empty, subprocess.TimeoutExpired):
-            self.tell("demo", f"nothing has happened for {PATIENCE_S:g} s: giving up", "31")
+            self.show("demo", f"no output for {PATIENCE_S:g} s: giving up", "31")
             codes = {}
         finally:
             left = self.processes()
@@ -119,7 +118,7 @@ class Demo:
     # What the demo does.
 
     def start(self, name: str) -> None:
-        """Start the agent of one node, and read what it prints."""
+        """Start the agent of one node, and read its output."""
         agent = subprocess.Popen(
             self.command(name),
             env={**os.environ, MARK: self.mark},
@@ -131,7 +130,7 @@ class Demo:
         threading.Thread(target=self.read, args=(name, agent), daemon=True).start()
 
     def read(self, name: str, agent: subprocess.Popen[str]) -> None:
-        """Pass on the lines of one agent, in a thread of their own."""
+        """Queue the lines of one agent; runs in its own thread."""
         assert agent.stdout is not None
         with agent.stdout:
             for line in agent.stdout:
@@ -151,14 +150,14 @@ class Demo:
         ]
 
     def shown_command(self) -> str:
-        """Return the command of node A as one would type it, without what only the demo needs."""
+        """Return the command of node A as a user would type it."""
         words = self.command("A")
         shown = ["holdfast", *words[3 : words.index("--tee")], "elastic_plain.py"]
         lines = textwrap.wrap(shlex.join(shown), WIDTH - 4, break_on_hyphens=False)
         return textwrap.indent(" \\\n    ".join(lines), "    ")
 
     def wait_for_coordinator(self) -> None:
-        """Wait until somebody listens at the endpoint, which the kernel's table of sockets says."""
+        """Wait until the kernel's socket table shows a listener at the endpoint."""
         listens = f":{self.port:04X} 00000000:0000 0A"
         deadline = time.monotonic() + PATIENCE_S
         while listens not in Path("/proc/net/tcp").read_text():
@@ -171,63 +170,60 @@ class Demo:
         rank, worker = max(self.starts[self.generation].items())
         self.begin("the kill of a worker", 3 * WORKERS)
         os.kill(worker.pid, signal.SIGKILL)
-        text = f"kill -9 {worker.pid}: rank {rank}, on {worker.agent}, is gone"
-        self.tell("demo", f"{text}, as if memory had run out", "31")
+        self.show("demo", f"kill -9 {worker.pid}: rank {rank} on node {worker.agent}", "31")
 
     def kill_node(self) -> None:
-        """Kill an agent and all below it in one moment, as a machine that dies."""
+        """Kill an agent and all its descendants at once, as when a machine dies."""
         agent = self.agents["C"]
         family = [agent.pid, *descendants(agent.pid)]
         for pid in family:
-            os.kill(pid, signal.SIGSTOP)  # So that none of them sees another's end.
+            os.kill(pid, signal.SIGSTOP)  # None of them sees another one exit.
         self.begin("the death of a node", 2 * WORKERS)
         for pid in family:
             os.kill(pid, signal.SIGKILL)
-        self.tell(
-            "demo", f"kills node C: all {len(family)} processes, as if the power failed", "31"
-        )
+        self.show("demo", f"kill node C: all {len(family)} processes, as in a power failure", "31")
 
     def add_node(self) -> None:
-        """Start an agent that nobody knew of before."""
+        """Start an agent that was not in the job before."""
         self.begin("the start of a new node", 3 * WORKERS)
-        # What was just done is lost, and only the next generation looks for what is missing: so the
-        # job cannot be over before the node is in, however slowly this machine starts it.
+        # Only the next generation looks for missing blocks. Deleting one keeps the job from finishing
+        # before the node joins, however slow this machine is.
         (self.folder / f"block_{self.newest}").unlink(missing_ok=True)
         self.start("D")
-        self.tell("demo", "starts a new node, D, by the same command")
+        self.show("demo", "start a new node, D, with the same command")
 
     def begin(self, change: str, awaited: int) -> None:
-        """Note what is about to be changed, and how many workers are to run after it."""
+        """Note the change that follows, and how many workers are expected to run after it."""
         self.change, self.awaited, self.changed_at = change, awaited, time.monotonic()
 
-    # What the demo sees.
+    # What the demo reads.
 
-    def hear(self, line: Line) -> None:
-        """Take in one line of an agent or its workers."""
+    def handle(self, line: Line) -> None:
+        """Handle one line of an agent or its workers."""
         text = line.text
         if text is None:
             self.silent.add(line.agent)
         elif found := STARTED.search(text):
             rank, world, pid, generation = map(int, found.groups())
-            mates = self.starts.setdefault(generation, {})
-            mates[rank] = Worker(line.agent, pid)
-            if len(mates) == world:
+            peers = self.starts.setdefault(generation, {})
+            peers[rank] = Worker(line.agent, pid)
+            if len(peers) == world:
                 self.all_started(generation, line.at)
         elif found := STEPPED.search(text):
             self.blocks += 1
             self.newest = int(found[1])
-            self.tell_progress()
+            self.show_progress()
             self.disturb()
         elif found := RESULT.search(text):
             self.pi = float(found[1])
         elif text.startswith("[holdfast] "):
-            if line.agent == "A":  # The others say much the same.
-                self.tell("holdfast", text.removeprefix("[holdfast] "), "33", line.at)
+            if line.agent == "A":  # The other agents print nearly the same.
+                self.show("holdfast", text.removeprefix("[holdfast] "), "33", line.at)
         elif text:
-            print(f"{'':20}| {line.agent}: {text}", flush=True)  # Nothing should come here.
+            print(f"{'':20}| {line.agent}: {text}", flush=True)  # Unexpected output.
 
     def disturb(self) -> None:
-        """Do what is next, once all workers run and enough was computed."""
+        """Make the next change, once all workers run and enough blocks are done."""
         if self.change not in self.took:
             return
         steps = (
@@ -242,56 +238,54 @@ class Demo:
                 return
 
     def all_started(self, generation: int, at: float) -> None:
-        """Tell that every worker of a generation is in its own code, and how long that took."""
+        """Show that every worker of a generation runs user code, and how long that took."""
         self.generation = generation
-        mates = self.starts[generation]
-        nodes = ", ".join(sorted({worker.agent for worker in mates.values()}))
+        peers = self.starts[generation]
+        nodes = ", ".join(sorted({worker.agent for worker in peers.values()}))
         took = at - self.changed_at
-        text = f"{len(mates)} run on {nodes}"
-        if len(mates) == self.awaited and self.change not in self.took:
+        text = f"{len(peers)} run on {nodes}"
+        if len(peers) == self.awaited and self.change not in self.took:
             self.took[self.change] = took
             text += f", {took:.2f} s after {self.change}"
-        self.tell("workers", text, "32", at)
+        self.show("workers", text, "32", at)
 
-    def tell_progress(self) -> None:
-        """Tell how much is done, now and then."""
+    def show_progress(self) -> None:
+        """Show the progress from time to time."""
         if self.blocks % PROGRESS_EVERY == 0:
             done = "#" * (self.blocks // BLOCKS_PER_MARK)
             bar = done.ljust(BLOCKS // BLOCKS_PER_MARK, ".")
-            self.tell("progress", f"[{bar}] {self.blocks} of {BLOCKS}")
+            self.show("progress", f"[{bar}] {self.blocks} of {BLOCKS}")
 
     def conclude(self, codes: dict[str, int], left: list[int]) -> int:
-        """Tell how the job ended; return 0 if it went as promised."""
-        told = ", ".join(f"{name} {code}" for name, code in codes.items())
-        self.tell("job", f"ended; exit codes: {told}")
-        alike = self.pi == math.fsum(compute(block) for block in range(BLOCKS))
-        same = "exactly" if alike else "NOT"
-        self.tell("result", f"pi = {self.pi}, {same} what one process alone computes")
-        self.tell("left over", f"{len(left) or 'no'} processes")
+        """Show how the job ended; return 0 if everything went as expected."""
+        shown = ", ".join(f"{name} {code}" for name, code in codes.items())
+        self.show("job", f"ended; exit codes: {shown}")
+        is_exact = self.pi == math.fsum(compute(block) for block in range(BLOCKS))
+        same = "exactly" if is_exact else "NOT"
+        self.show("result", f"pi = {self.pi}, {same} the result of a single process")
+        self.show("left over", f"{len(left) or 'no'} processes")
         print()
         well = codes == {"A": 0, "B": 0, "C": -signal.SIGKILL, "D": 0}
-        if well and alike and not left and len(self.took) == 4:
-            print(paint("32", "The last worker was in its own code"))
+        if well and is_exact and not left and len(self.took) == 4:
+            print(paint("32", "The last worker ran user code"))
             for change, took in self.took.items():
                 print(paint("32", f"  {took:5.2f} s after {change}"))
-            return self.tell_report()
-        print(paint("31", "This is not what should have happened; please report it."))
+            return self.write_report()
+        print(paint("31", "This differs from what is expected; please report it."))
         return 1
 
-    def tell_report(self) -> int:
-        """Have the report made of what happened, and tell where it is."""
+    def write_report(self) -> int:
+        """Run `holdfast report`, and print the address of the page."""
         self.report.parent.mkdir(parents=True, exist_ok=True)
         command = (sys.executable, "-m", "holdfast", "report", str(self.folder / "logs"))
         done = subprocess.run(
             [*command, "--output", str(self.report)], stdout=subprocess.PIPE, text=True, check=False
         )
-        print(
-            f"\nWhat happened, as a page (holdfast report):\n  {paint('36', done.stdout.strip())}"
-        )
+        print(f"\nThe same as a page (holdfast report):\n  {paint('36', done.stdout.strip())}")
         return done.returncode
 
     def processes(self) -> list[int]:
-        """Return every process of the job that still runs, whoever its parent is now."""
+        """Return every process of the job that still runs, whatever its parent."""
         wanted = f"{MARK}={self.mark}".encode()
         found = []
         for entry in Path("/proc").iterdir():
@@ -299,11 +293,11 @@ class Demo:
                 if entry.name.isdigit() and wanted in (entry / "environ").read_bytes():
                     found.append(int(entry.name))
             except OSError:
-                continue  # It ended meanwhile, or it is someone else's.
+                continue  # It exited meanwhile, or belongs to another user.
         return found
 
-    def tell(self, who: str, text: str, colour: str = "", at: float | None = None) -> None:
-        """Print one moment of the story."""
+    def show(self, who: str, text: str, colour: str = "", at: float | None = None) -> None:
+        """Print one line with its time."""
         moment = (at or time.monotonic()) - self.began
         first, *more = textwrap.wrap(text, WIDTH - 20)
         print(f"{moment:6.2f} s  {who:9} {paint(colour, first)}")
@@ -313,7 +307,7 @@ class Demo:
 
 
 def free_port() -> int:
-    """Return a port that nobody has now."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -327,7 +321,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill(pid: int) -> None:
-    """Kill a process that may have ended meanwhile."""
+    """Kill a process, unless it exited meanwhile."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -335,7 +329,7 @@ def kill(pid: int) -> None:
 
 
 def paint(colour: str, text: str) -> str:
-    """Colour a text if a person looks at it on a terminal."""
+    """Colour a text if standard output is a terminal."""
     if not colour or not sys.stdout.isatty() or "NO_COLOR" in os.environ:
         return text
     return f"\033[{colour}m{text}\033[0m"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.control.client import JobClient
-    from holdfast.live.model import LiveJob
+    from holdfast.control.live_job import LiveJob
 
 UNMEASURED = 3  # The first updates: until the screen is there, and rates are known.
 STEPS_PER_S = 10.0

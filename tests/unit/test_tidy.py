@@ -1,29 +1,29 @@
-"""The house rules that a program can check. CONTRIBUTING.md says why they are what they are."""
+"""The rules of CONTRIBUTING.md that a program can check."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+import pytest
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "holdfast"
 
 # Words that say nothing about what a module or a class is for.
 EMPTY_WORDS = {"api", "base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
-# Words that the glossary (docs/internals/glossary.md) has replaced.
-REPLACED_WORDS = {
-    "attendant", "companion", "companions", "mendable", "moment", "newborn", "newsbox", "onlooker",
-    "onlookers", "seats", "teammate", "teamwork", "told",
-}  # fmt: skip
 # Paths that TorchElastic's users import; they only re-export.
 TORCHELASTIC_PATHS = {"launcher/api.py"}
 
-# A note for later needs a place where it is kept in mind: `TODO(#12)` or a link.
+# File names that could stand for anything, so only one file may have each.
+GENERIC_NAMES = {
+    "client", "config", "errors", "handler", "handlers", "model", "protocol", "recorder", "records",
+    "server", "session", "settings", "store", "table", "views",
+}  # fmt: skip
+
+# A note for later names an issue, `TODO(#12)`, or has a link.
 NOTE = re.compile(r"#.*\b(TODO|FIXME|XXX|HACK)\b(?!\(#\d+\)|.*https?://)")
 
 SOURCES = sorted(SRC.rglob("*.py"))
@@ -58,34 +58,19 @@ def names_in(path: Path) -> list[str]:
     return [path.stem, path.parent.name, *classes]
 
 
-def messages_in(path: Path) -> Iterator[str]:
-    """Yield the strings of a module that may be shown, without docstrings."""
-    tree = parsed(path)
-    docstrings = {
-        id(node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and id(node) not in docstrings:
-            text = node.value
-            if isinstance(text, str) and " " in text:
-                yield text
-
-
-def test_the_rules_see_the_sources() -> None:
+def test_the_rules_find_the_sources() -> None:
     assert len(SOURCES) > 30
     assert words_of("HTTPBaseManager_utils") == {"http", "base", "manager", "utils"}
     assert NOTE.search("x = 1  # TODO tidy up")
     assert not NOTE.search("x = 1  # TODO(#12) tidy up")
 
 
-def test_source_files_say_what_they_are_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     silent = [name_of(path) for path in SOURCES if not ast.get_docstring(parsed(path))]
     assert not silent, "no module docstring"
 
 
-def test_names_say_something() -> None:
+def test_no_name_has_an_empty_word() -> None:
     found = [
         f"{name_of(path)}: {name}"
         for path in SOURCES
@@ -96,14 +81,10 @@ def test_names_say_something() -> None:
     assert not found, "names with an empty word in them"
 
 
-def test_names_and_messages_keep_to_the_glossary() -> None:
-    found = [
-        f"{name_of(path)}: {text}"
-        for path in SOURCES
-        for text in [*names_in(path), *messages_in(path)]
-        if words_of(text) & REPLACED_WORDS
-    ]
-    assert not found, "words that the glossary has replaced"
+@pytest.mark.skip(reason="modules are being renamed")
+def test_generic_file_names_occur_once() -> None:
+    names = Counter(path.stem for path in SOURCES if not is_elastic_path(path))
+    assert [name for name in sorted(GENERIC_NAMES) if names[name] > 1] == []
 
 
 def test_torchelastic_paths_only_re_export() -> None:
@@ -116,7 +97,7 @@ def test_torchelastic_paths_only_re_export() -> None:
     assert not defining
 
 
-def test_notes_for_later_are_kept_somewhere() -> None:
+def test_notes_for_later_name_an_issue() -> None:
     found = [
         f"{name_of(path)}:{number}: {line.strip()}"
         for path in PYTHON

@@ -128,8 +128,8 @@ async def _serve(args: argparse.Namespace) -> None:
     from holdfast.net.addresses import names_loopback
     from holdfast.net.http_server import listen_tcp
     from holdfast.views.dashboard.access import Access, draw_token
-    from holdfast.views.dashboard.job import WatchedJob
-    from holdfast.views.dashboard.server import serve
+    from holdfast.views.dashboard.watched_job import WatchedJob
+    from holdfast.views.dashboard.web_server import serve
 
     commands = Commands(args)
     is_read_only = args.read_only

@@ -43,6 +43,7 @@ from holdfast.core.limits import ASKED_WHY_CHARS_MAX, NAME_CHARS_MAX
 from holdfast.core.protocol import Action, Request, RequestRefusal
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.printable import one_line, quoted, visible
+from holdfast.rendezvous.backends import Backend
 from holdfast.wire import control
 from holdfast.wire.handshake import READ_ONLY_PREFIX
 from holdfast.wire.messages import JobSummary, Query, StatusReply, StatusRequest
@@ -60,8 +61,6 @@ LATE_S = 2.0  # Agents that take longer to answer are named.
 WATCH_S = 2.5
 """How long nodes that are first asked to report have for it; in its first second none does."""
 LOOK_AGAIN_S = 0.1
-COORDINATED = ("c10d", "static")
-"""The backends whose jobs have a coordinator, of agents that do not say."""
 NOBODY_S = 10.0
 """After this time without an answer of anybody no others are tried: a firewall may drop it all."""
 STAGGER_S = 0.5
@@ -294,7 +293,8 @@ async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
         line = await open_socket(place.path, here.run_id, here.node)
         coordinated = here.coordinated
         if coordinated is None:
-            coordinated = here.backend in COORDINATED
+            backend = Backend.named(here.backend)
+            coordinated = backend is not None and backend.has_coordinator
         sockets = {one.here.node: one.path for one in beside if one.here.node}
         return JobClient(Agents(line, passes_on=coordinated, beside=sockets))
     if isinstance(place, Directory):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from holdfast.coordinator.control_port import ControlCredentials, explicit_token
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.rendezvous import config
+from holdfast.rendezvous.backends import Backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -186,20 +187,20 @@ class FolderDirectory(Directory):
 
 def directory_of(params: RendezvousParameters) -> Directory | None:
     """Return where a job is looked up; None if it has a coordinator, which is asked."""
-    backend = config.SAME_AS.get(params.backend, params.backend)
-    if backend == "ha":
+    backend = params.kind
+    if backend is Backend.HA:
         if not params.run_id:
             raise UsageError("--rdzv-id: missing; with --ha it says which job is meant")
         return HaDirectory(params)
-    if backend in config.ETCD:
+    if backend is Backend.ETCD:
         from holdfast.rendezvous.etcd import etcd_settings_of
 
         etcd = etcd_settings_of(params)
         prefix = str(config.value_of(params, "etcd_prefix"))
         return EtcdDirectory(params.run_id, f"--rdzv-endpoint {etcd.where}", etcd, prefix)
-    if backend == "file" or str(params.get("store_type", "")).strip().lower() == "file":
+    if backend is Backend.FILE:
         return FolderDirectory(params.run_id, params.endpoint.strip())
-    if backend in config.COORDINATED:
+    if backend is not None and backend.has_coordinator:
         return None
     raise UsageError(
         f"--rdzv-backend: the agents of {params.backend!r} cannot be found from here; accepted: "

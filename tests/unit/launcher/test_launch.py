@@ -16,6 +16,8 @@ from holdfast.net.addresses import own_address
 from holdfast.processes.failures.failure import ChildFailedError
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
+from holdfast.rendezvous.registry import rendezvous_handler_registry as registry
+from holdfast.rendezvous.single_node import SingleNodeHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,6 +122,28 @@ def test_a_failure_is_reported_and_written_as_json(folder: Path) -> None:
     assert (report["generation"], report["max_restarts"]) == (0, 0)
     assert (report["first"]["rank"], report["first"]["stderr_tail"]) == (1, "because\n")
     assert [other["rank"] for other in report["others"]] == [0]
+
+
+class GrowsOnce(SingleNodeHandler):
+    """A rendezvous that a further node wants to join, once the first generation is running."""
+
+    waiting = 1
+    polls_membership = True
+
+    def num_nodes_waiting(self) -> int:
+        if not os.path.exists("started"):
+            return 0
+        waiting, self.waiting = self.waiting, 0
+        return waiting
+
+
+def test_failure_report_has_the_generation_and_not_the_restart_count() -> None:
+    backend = "grows-once"
+    registry.register(backend, lambda params: GrowsOnce(params.run_id, backend=backend))
+    script = "[ $HOLDFAST_GENERATION = 1 ] && exit 3; touch started; exec sleep 1000"
+    error = fails(script, rdzv_backend=backend, monitor_interval=0.01)
+    report = json.loads(Path(error.report_file).read_text())
+    assert (report["generation"], report["max_restarts"]) == (1, 0)
 
 
 @pytest.mark.parametrize("chosen", [{"redirects": Std.OUT}, {"tee": {0: Std.ERR}}])

@@ -6,7 +6,7 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING
 
-from holdfast.live.feed import Feed
+from holdfast.control.job_feed import Feed
 from holdfast.views.top.app import Top
 
 if TYPE_CHECKING:

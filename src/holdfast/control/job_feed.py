@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from holdfast.control.client import JobClient
-    from holdfast.live.model import LiveJob, NodeRow
+    from holdfast.control.live_job import LiveJob, NodeRow
 
 EVERY_S = 1.0
 EVERY_S_PER_NODE = 0.002

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.control.line import ControlProblem
+from holdfast.control.live_job import STAGES
 from holdfast.core.protocol import Action
-from holdfast.live.model import STAGES
 from holdfast.views.top import app as app_module
-from holdfast.views.top import views
+from holdfast.views.top import columns
 from holdfast.views.top.app import Top
 from holdfast.views.top.screens import Question, shown
 from holdfast.views.top.table import Table, TextView
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from textual.pilot import Pilot
 
-    from holdfast.live.model import LiveJob
+    from holdfast.control.live_job import LiveJob
     from holdfast.wire.control import LogsQuery
     from holdfast.wire.messages import JobSummary
 
@@ -109,8 +109,8 @@ async def test_all_of_it_fits(size: tuple[int, int], nodes: int, ranks: int) -> 
             assert any(word in line for line in lines[:3]), (word, lines[:3])
         for key in KEYS:
             assert key in lines[-1]
-        columns = {"ranks": views.RANKS, "nodes": views.NODES, "timeline": views.TIMELINE}
-        for number, (name, every) in enumerate(columns.items(), 1):
+        tables = {"ranks": columns.RANKS, "nodes": columns.NODES, "timeline": columns.TIMELINE}
+        for number, (name, every) in enumerate(tables.items(), 1):
             await pilot.press(str(number))
             lines = await settled(pilot)
             width = app.page.table.scrollable_content_region.width
@@ -321,4 +321,4 @@ def test_lines_of_workers_are_shown_and_not_obeyed(line: str, seen: str) -> None
      (86_399.9, "1d00h"), (1e6, "11d13h")],
 )  # fmt: skip
 def test_durations_are_short(seconds: float | None, text: str) -> None:
-    assert views.duration(seconds) == text
+    assert columns.duration(seconds) == text

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 
-from holdfast.live.model import STAGES
+from holdfast.control.live_job import STAGES
 from holdfast.views.top.table import Cell, Column
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.live.model import GenerationRow, LiveJob, NodeRow, RankRow
+    from holdfast.control.live_job import GenerationRow, LiveJob, NodeRow, RankRow
     from holdfast.wire.messages import EventRecord
 
 BAR = "█"

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.control.history import STALL_S, STALL_STEPS
 from holdfast.core.supervision import StopReason
-from holdfast.views.report.model import STALL_S, STALL_STEPS, ranges
+from holdfast.numa.affinity import format_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -333,7 +334,7 @@ class LiveJob:
             node_rank=node.rank,
             drained=node.drained,
             ranks=rows,
-            ranks_text=ranges(row.rank for row in rows),
+            ranks_text=format_ranges(row.rank for row in rows),
             size=node.size,
             running=sum(row.state == "running" for row in rows),
             generation=report.generation if report is not None else node.generation,

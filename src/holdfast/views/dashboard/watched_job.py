@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from holdfast.control.job_feed import Feed
+from holdfast.control.live_job import LiveJob
 from holdfast.control.stack_groups import grouped
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.live.feed import Feed
-from holdfast.live.model import LiveJob
 from holdfast.printable import visible
 from holdfast.views.dashboard.broadcast import Broadcast
 from holdfast.wire.control import GREP_CHARS_MAX, LogLines, LogsQuery
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from holdfast.control.client import JobClient
-    from holdfast.live.model import GenerationRow, RankRow
-    from holdfast.views.dashboard.server import ActionWanted
+    from holdfast.control.live_job import GenerationRow, RankRow
+    from holdfast.views.dashboard.web_server import ActionWanted
     from holdfast.views.report.model import Failure
     from holdfast.wire.messages import EventRecord
 

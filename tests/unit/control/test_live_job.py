@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.live.model import EVENTS_MAX, GENERATIONS_MAX, SAMPLES_MAX, LiveJob
+from holdfast.control.live_job import EVENTS_MAX, GENERATIONS_MAX, SAMPLES_MAX, LiveJob
 from holdfast.wire.control import GenerationStages
 from holdfast.wire.messages import EventRecord
 from live_jobs import STEPS_PER_S, steady, summary
