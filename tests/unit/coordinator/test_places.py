@@ -7,7 +7,6 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
-from serving import Served, serving, soon
 
 from certificates import make_ca, make_certificate
 from holdfast.coordinator import connect, places
@@ -18,6 +17,7 @@ from holdfast.etcd.process import hold_port
 from holdfast.net.tls import TlsFiles
 from in_loop import in_loop
 from real_coordinators import LOCAL, Coordinator, eventually, member, node, started, until
+from serving import Served, serving, soon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from serving import LIMIT_S, Served, serving, soon
 
 from certificates import make_ca, make_certificate
 from holdfast import console
@@ -38,6 +37,7 @@ from holdfast.membership.session_driver import SessionDriver, status_change
 from holdfast.net.tls import TlsFiles
 from in_loop import in_loop
 from real_coordinators import eventually, fault, member, node, started, until
+from serving import LIMIT_S, Served, serving, soon
 
 if TYPE_CHECKING:
     from collections.abc import Callable
