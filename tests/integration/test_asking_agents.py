@@ -20,10 +20,10 @@ import pytest
 
 from chaos.network import Network, address, missing
 from etcd_teams import EtcdTeam
-from holdfast.agent.node_server import QUESTIONS_MAX
-from holdfast.control.line import open_contact
-from holdfast.coordinator.control_port import ControlCredentials
+from holdfast.control.connection import open_contact
+from holdfast.control.node_server import QUESTIONS_MAX
 from holdfast.core.etcd.keys import NodeRecord, read_record
+from holdfast.net.agent_port import ControlCredentials
 from holdfast.wire import control
 from holdfast.wire.messages import Query
 from real_jobs import HOLDFAST, PATIENCE_S

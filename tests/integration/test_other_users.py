@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.control import stacks
 from holdfast.etcd.process import EtcdProcess
+from holdfast.processes import stacks
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
 from holdfast.processes.workers import pages

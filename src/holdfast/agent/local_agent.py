@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Any, TypeVar
 
-    from holdfast.agent.control_point import ControlPoint
     from holdfast.agent.coordinated_job import CoordinatedJob
     from holdfast.agent.side_services import HealthServer
     from holdfast.agent.stuck_workers import StuckWorkers
+    from holdfast.control.control_point import ControlPoint
     from holdfast.core.machine import Event
     from holdfast.membership.interface import Membership
     from holdfast.processes.failures.exits import RunProcsResult
@@ -346,7 +346,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         return job
 
     def _open_control(self) -> ControlPoint:
-        from holdfast.agent.control_point import ControlPoint
+        from holdfast.control.control_point import ControlPoint
 
         control = ControlPoint(self, self._reporter.run_started_at)
         self.observers.add(control)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Protocol
 
-    from holdfast.agent.control_point import ControlPoint
     from holdfast.agent.lifecycle_reporter import LifecycleReporter
+    from holdfast.control.control_point import ControlPoint
     from holdfast.observe.health.loop_probe import LoopProbe
     from holdfast.observe.health.server import Readiness
     from holdfast.wire.messages import Watch
@@ -52,9 +52,9 @@ SAMPLE_S_MIN, SAMPLE_S_MAX = 0.1, 30.0
 PREIMPORTED = (
     "signal",
     "traceback",
-    "holdfast.agent.control_point",
+    "holdfast.control.control_point",
     "holdfast.agent.worker_state",
-    "holdfast.control.stacks",
+    "holdfast.processes.stacks",
     "holdfast.numa.visible_devices",
     "holdfast.observe.events.handlers",
     "holdfast.observe.events.recorder",
@@ -77,7 +77,7 @@ PREIMPORTED = (
 # And these, if the first of a line is in use.
 PREIMPORTED_WITH = {
     "holdfast.rendezvous.coordinator": ("holdfast.coordinator.server",),
-    "holdfast.rendezvous.etcd": ("holdfast.coordinator.job_status", "holdfast.etcd.sync_client"),
+    "holdfast.rendezvous.etcd": ("holdfast.wire.job_summary", "holdfast.etcd.sync_client"),
     "holdfast.rendezvous.polled": ("holdfast.store.tcp.forwarding", "holdfast.store.tcp.vouching"),
 }
 

@@ -283,7 +283,7 @@ class Watchdogs:
         return root_of(pid, self._workers) > 0
 
     def _dump(self, pid: int) -> None:
-        from holdfast.control import stacks
+        from holdfast.processes import stacks
 
         now = time.monotonic()
         self._dump_until = self._dump_until or now + DUMP_S

@@ -20,7 +20,7 @@ from holdfast.errors import EnvironmentProblem, UsageError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from holdfast.control.client import JobClient
+    from holdfast.control.job_client import JobClient
     from holdfast.wire.control import LogLines, LogsQuery
 
 DEFAULT_PORT = 29480
@@ -190,8 +190,8 @@ class Commands:
 
     async def connect(self) -> JobClient:
         from holdfast.cli.operate import connect, is_elsewhere
-        from holdfast.control.client import local_jobs, open_job
-        from holdfast.control.line import ControlProblem
+        from holdfast.control.connection import ControlProblem
+        from holdfast.control.job_client import local_jobs, open_job
 
         if not self._args.agent_pid:
             try:

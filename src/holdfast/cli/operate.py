@@ -2,7 +2,7 @@
 
 They find a job by themselves if this user has just one on this machine. Elsewhere it is said where its
 nodes meet, with the flags and the token of `holdfast run`. All they know of a job comes from
-`control.client`.
+`control.job_client`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
     from typing import Any
 
-    from holdfast.control.client import JobClient, LocalJob, Place
-    from holdfast.control.line import Endpoint
+    from holdfast.control.connection import Endpoint
+    from holdfast.control.job_client import JobClient, LocalJob, Place
     from holdfast.wire.control import LogLines, LogsQuery
     from holdfast.wire.messages import EventRecord, JobSummary, NodeSummary
 
@@ -282,8 +282,8 @@ def execute(args: argparse.Namespace) -> None:
 
 async def connect(args: argparse.Namespace) -> JobClient:
     """Return a connection to the one job that is meant; raise if that is not clear."""
-    from holdfast.control.client import open_job
-    from holdfast.control.line import ControlProblem
+    from holdfast.control.connection import ControlProblem
+    from holdfast.control.job_client import open_job
 
     place, beside = await find_place(args)
     client = await open_job(place, beside)
@@ -305,9 +305,9 @@ def is_elsewhere(args: argparse.Namespace) -> bool:
 
 async def find_place(args: argparse.Namespace) -> tuple[Place, list[LocalJob]]:
     """Return where the job is that is meant, and all its agents on this machine."""
-    from holdfast.control.client import local_jobs, run_ids_of
-    from holdfast.control.directory import Directory
-    from holdfast.control.line import ControlProblem
+    from holdfast.control.connection import ControlProblem
+    from holdfast.control.discovery import Directory
+    from holdfast.control.job_client import local_jobs, run_ids_of
 
     if is_elsewhere(args):
         place = place_of(args)
@@ -355,7 +355,7 @@ def _unclear(names: list[str], where: str) -> UsageError:
 def place_of(args: argparse.Namespace) -> Place:
     """Return where the flags say that the job is."""
     from holdfast.cli.flags import parse_rdzv_conf
-    from holdfast.control.directory import directory_of
+    from holdfast.control.discovery import directory_of
     from holdfast.rendezvous.config import RendezvousParameters
 
     backend, endpoint = args.rdzv_backend or "c10d", args.rdzv_endpoint
@@ -373,7 +373,7 @@ def _endpoint_of(args: argparse.Namespace, given: dict[str, str]) -> Endpoint:
     """Return the coordinator that the flags name."""
     import os
 
-    from holdfast.control.line import Endpoint
+    from holdfast.control.connection import Endpoint
     from holdfast.net.endpoints import parse_rendezvous_endpoint
     from holdfast.net.token import choose_token
     from holdfast.rendezvous.config import RendezvousParameters, parse
@@ -411,7 +411,7 @@ def _endpoint_of(args: argparse.Namespace, given: dict[str, str]) -> Endpoint:
 
 
 async def _ps(args: argparse.Namespace) -> None:
-    from holdfast.control.client import local_jobs
+    from holdfast.control.job_client import local_jobs
 
     rows: list[dict[str, Any]]
     if is_elsewhere(args):
@@ -449,8 +449,8 @@ async def _ps(args: argparse.Namespace) -> None:
 
 
 async def _jobs_of(place: Place) -> list[JobSummary]:
-    from holdfast.control.client import open_job, stored_jobs
-    from holdfast.control.directory import Directory
+    from holdfast.control.discovery import Directory
+    from holdfast.control.job_client import open_job, stored_jobs
 
     if isinstance(place, Directory):
         return await stored_jobs(place)
@@ -461,7 +461,7 @@ async def _jobs_of(place: Place) -> list[JobSummary]:
 async def _status(args: argparse.Namespace) -> None:
     import asyncio
 
-    from holdfast.control.line import UNREACHABLE, ControlProblem
+    from holdfast.control.connection import UNREACHABLE, ControlProblem
 
     async with await connect(args) as client:
         told = ""
@@ -595,7 +595,7 @@ async def follow_logs(
     """Show what workers of all chosen nodes write; with `follow` also of nodes that come later."""
     import asyncio
 
-    from holdfast.control.line import ControlProblem
+    from holdfast.control.connection import ControlProblem
 
     tasks: dict[str, asyncio.Task[None]] = {}
     problems: dict[str, ControlProblem] = {}

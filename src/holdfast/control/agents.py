@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.control.line import (
+from holdfast.control.connection import (
     AGENT,
     NOT_FOUND,
     REPLIES_MAX,

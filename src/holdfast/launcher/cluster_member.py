@@ -516,7 +516,7 @@ class EtcdMember:
             *self._tls_flags(),
         ]
         env = {name: value for name, value in environment().items() if name not in AGENT_SECRETS}
-        env.pop("RANK", None)  # It belongs to the job, and is no worker: `control.local_workers`.
+        env.pop("RANK", None)  # It belongs to the job, and is no worker: `processes.local_workers`.
         env["TORCHELASTIC_RUN_ID"] = self._list.run_id
         env["NOTIFY_SOCKET"] = "@" + self._notices.getsockname()[1:].decode()
         self._key += 1

@@ -16,7 +16,6 @@ from urllib.parse import unquote
 
 from holdfast import console
 from holdfast.coordinator.connect import ConnectFailed
-from holdfast.coordinator.control_port import OFF, ControlCredentials, open_control
 from holdfast.core.etcd.calls import (
     Get,
     KeysChanged,
@@ -63,6 +62,7 @@ from holdfast.etcd.store import EtcdStore
 from holdfast.membership.interface import ControlAccess
 from holdfast.membership.threaded import ThreadedMembership
 from holdfast.net import addresses, listening
+from holdfast.net.agent_port import OFF, ControlCredentials, open_control
 from holdfast.net.endpoints import format_endpoint
 from holdfast.net.presence import PresencePort, PresenceWatcher, Sight
 from holdfast.wire.messages import NodeReport, StoreCall
@@ -530,8 +530,8 @@ def read_job(
     """
     import msgspec
 
-    from holdfast.coordinator.job_status import summary_of
     from holdfast.core.rounds import Rounds
+    from holdfast.wire.job_summary import summary_of
 
     keys = JobKeys(prefix, run_id)
     read = Txn((), (Get(keys.job), Get(keys.leader), get_prefix(keys.nodes)))

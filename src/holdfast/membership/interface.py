@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.coordinator.connect import CoordinatorConnector
-    from holdfast.coordinator.control_port import ControlListener
     from holdfast.core.protocol import Failure, NodePhase, Request
     from holdfast.membership.loop_heartbeat import LoopHeartbeat
+    from holdfast.net.agent_port import ControlListener
     from holdfast.store.interface import RoundStore
     from holdfast.wire.messages import JobSummary, NodeReport, Watch
 

@@ -24,13 +24,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast import console
-from holdfast.coordinator.control_port import (
-    OFF,
-    ON,
-    ControlCredentials,
-    explicit_token,
-    open_control,
-)
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import (
@@ -71,6 +64,13 @@ from holdfast.membership.interface import ControlAccess, JoinRefused, News, draw
 from holdfast.membership.loop_heartbeat import LoopMonitor
 from holdfast.membership.mailbox import Mailbox
 from holdfast.membership.session_driver import status_change
+from holdfast.net.agent_port import (
+    OFF,
+    ON,
+    ControlCredentials,
+    explicit_token,
+    open_control,
+)
 from holdfast.net.listening import address_of
 from holdfast.rendezvous.config import RendezvousSettings, RendezvousTimeout
 from holdfast.rendezvous.errors import (
@@ -294,7 +294,7 @@ class BackendMembership:
 
     def summary(self) -> JobSummary | None:
         """Return the state of the job as it was last read."""
-        from holdfast.coordinator.job_status import summary_of
+        from holdfast.wire.job_summary import summary_of
 
         with self._changed:
             rounds = self._session.rounds

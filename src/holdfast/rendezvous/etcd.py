@@ -7,12 +7,12 @@ import os
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.coordinator.control_port import OFF, ControlCredentials, explicit_token
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.etcd.settings import NAMES, EtcdSettings, parse_endpoints
 from holdfast.membership.etcd import EtcdMembership
 from holdfast.net import listening
+from holdfast.net.agent_port import OFF, ControlCredentials, explicit_token
 from holdfast.rendezvous import config
 from holdfast.rendezvous.config import value_of
 from holdfast.rendezvous.coordinator import CoordinatorHandler

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.coordinator.connect import ConnectFailed
-from holdfast.coordinator.control_port import ControlCredentials
 from holdfast.core.etcd.calls import Get, Problem, ProblemKind, Txn, TxnDone
 from holdfast.etcd.cluster_list import (
     RECORD,
@@ -26,6 +25,7 @@ from holdfast.etcd.cluster_list import (
     parse_machines,
 )
 from holdfast.membership.etcd import EtcdConnection, EtcdConnector, EtcdMembership
+from holdfast.net.agent_port import ControlCredentials
 from holdfast.rendezvous import config
 from holdfast.rendezvous.etcd import EtcdHandler
 

@@ -13,8 +13,8 @@ import pytest
 
 from holdfast import worker
 from holdfast.agent.watchdogs import DUMP_EACH_S_MIN, DUMP_S, ENABLE_ENV, FILE_ENV, Watchdogs
-from holdfast.control import stacks
 from holdfast.observe.lifecycle import WatchdogEvent
+from holdfast.processes import stacks
 from holdfast.processes.failures.failure import ProcessFailure
 from holdfast.timers import reaper
 from holdfast.timers.protocol import FileTimerRequest

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.agent.port_server import HALF_OPEN_MAX, PortServer
 from holdfast.cli.operate import follow_logs
-from holdfast.control.client import open_job
-from holdfast.control.directory import Directory
-from holdfast.control.line import NOT_FOUND, ControlProblem, open_contact, tls_of, unpacked
-from holdfast.coordinator.control_port import ControlCredentials, ControlListener
+from holdfast.control.connection import NOT_FOUND, ControlProblem, open_contact, tls_of, unpacked
+from holdfast.control.discovery import Directory
+from holdfast.control.job_client import open_job
+from holdfast.control.port_server import HALF_OPEN_MAX, PortServer
 from holdfast.core.protocol import ControlPort, RequestRefusal
+from holdfast.net.agent_port import ControlCredentials, ControlListener
 from holdfast.net.token_certificates import make_certificate
 from holdfast.wire import control
 from holdfast.wire.errors import HandshakeRefused
@@ -39,8 +39,8 @@ from other_users import STRANGER, as_user
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from holdfast.agent.node_server import Asker
-    from holdfast.control.line import Line
+    from holdfast.control.connection import Line
+    from holdfast.control.node_server import Asker
     from holdfast.wire.messages import Message
 
 TOKEN = b"a token of the job's own"

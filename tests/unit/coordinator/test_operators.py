@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.control.client import open_job
-from holdfast.control.line import ControlProblem, Endpoint
+from holdfast.control.connection import ControlProblem, Endpoint
+from holdfast.control.job_client import open_job
 from holdfast.coordinator import operators, server_connection
 from holdfast.core.protocol import Action, Heartbeat, Request, RequestRefusal, View
 from holdfast.wire import control

@@ -23,7 +23,7 @@ from holdfast.wire.control import GREP_CHARS_MAX, LogLines, LogsQuery
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
-    from holdfast.control.client import JobClient
+    from holdfast.control.job_client import JobClient
     from holdfast.control.live_job import GenerationRow, RankRow
     from holdfast.views.dashboard.web_server import ActionWanted
     from holdfast.views.report.model import Failure

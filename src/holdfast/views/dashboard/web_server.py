@@ -22,7 +22,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast import __version__
-from holdfast.control.line import ControlProblem
+from holdfast.control.connection import ControlProblem
 from holdfast.core.limits import (
     ASKED_WHY_CHARS_MAX,
     GRACE_S_MAX,

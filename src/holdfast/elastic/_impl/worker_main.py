@@ -14,15 +14,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from holdfast.control.socket_file import socket_path
 from holdfast.processes.failures.error_file import record
+from holdfast.processes.worker_socket import socket_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
     from typing import Literal, ParamSpec, TypeVar
 
-    from holdfast.control.server import WorkerServer
+    from holdfast.elastic._impl.worker_server import WorkerServer
 
     P = ParamSpec("P")
     R = TypeVar("R")
@@ -79,7 +79,7 @@ def start_server() -> WorkerServer | None:
     place = socket_path(os.environ)
     if not place:
         return None
-    from holdfast.control.server import WorkerServer
+    from holdfast.elastic._impl.worker_server import WorkerServer
 
     return WorkerServer(place)
 

@@ -1,7 +1,7 @@
 """Where people reach an agent: a socket in their runtime folder, which costs nothing until they come.
 
 The agent's own loop waits for the first of them, among all else that it waits for. Then a thread
-serves them (`agent.node_server`), and asks the loop for what only that knows; the same thread
+serves them (`control.node_server`), and asks the loop for what only that knows; the same thread
 answers what a coordinator passes on, and at the agent's control port where there is none. The socket
 is opened when a run has lasted for a second: a shorter one is over before anybody could look at it.
 """
@@ -25,17 +25,52 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
-    from typing import TypeVar
+    from typing import Any, Protocol, TypeVar
 
-    from holdfast.agent.local_agent import LocalElasticAgent
-    from holdfast.agent.node_server import NodeServer
-    from holdfast.coordinator.control_port import ControlListener
+    from holdfast.control.node_server import NodeServer
     from holdfast.core.machine import Event
     from holdfast.core.protocol import Request, RequestAnswer
+    from holdfast.core.supervision import Supervision
+    from holdfast.membership.interface import Membership
+    from holdfast.net.agent_port import ControlListener
     from holdfast.observe.lifecycle import LifecycleEvent
+    from holdfast.processes.workers.pages import Progress
     from holdfast.wire.messages import Watch
 
     T = TypeVar("T")
+
+    class ControlledAgent(Protocol):
+        """What control needs of an agent; all of it belongs to the agent's loop."""
+
+        @property
+        def machine(self) -> Supervision: ...
+
+        @property
+        def connection(self) -> Membership | None:
+            """The connection to the coordinator, or None if this agent decides alone."""
+
+        @property
+        def standby_s(self) -> float: ...
+
+        @property
+        def live_workers(self) -> dict[int, int]:
+            """Process ids by local rank, of workers that have not exited."""
+
+        @property
+        def log_files(self) -> list[tuple[int, str, str]]:
+            """Rank, stream and path of each file that the workers write."""
+
+        def get_worker_group(self) -> Any:
+            """Return the `agent.spec.WorkerGroup`."""
+
+        def pages(self) -> dict[int, Progress]:
+            """Return the progress that workers report, by local rank."""
+
+        def describe_program(self) -> str: ...
+
+        def requested(self, request_id: str, what: str) -> None:
+            """Announce a request that was granted."""
+
 else:
     from _collections import deque  # Without the rest of `collections`.
 
@@ -52,7 +87,7 @@ class ControlPoint:
 
     name = "the events for people who watch"
 
-    def __init__(self, agent: LocalElasticAgent, run_started_at: float) -> None:
+    def __init__(self, agent: ControlledAgent, run_started_at: float) -> None:
         self.agent = agent
         self.path = ""
         self._events: deque[tuple[float, LifecycleEvent]] = deque(maxlen=EVENTS_KEPT_MAX)
@@ -274,7 +309,7 @@ class ControlPoint:
         with self._lock:
             if self._server is None and not self._is_closed:
                 try:
-                    from holdfast.agent.node_server import NodeServer
+                    from holdfast.control.node_server import NodeServer
 
                     wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                     self._server = NodeServer(self, self.agent)

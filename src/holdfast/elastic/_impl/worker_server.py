@@ -17,9 +17,9 @@ import json
 import os
 from urllib.parse import parse_qsl
 
-from holdfast.control.handlers import Request, Response, find_handler, handler_names
-from holdfast.control.socket_file import identity, is_owner, listen_privately, peer_of, remove
+from holdfast.elastic._impl.worker_handlers import Request, Response, find_handler, handler_names
 from holdfast.net.http_server import HttpRequest, HttpResponse, HttpServer
+from holdfast.processes.worker_socket import identity, is_owner, listen_privately, peer_of, remove
 
 CONNECTIONS_MAX = 16
 BODY_BYTES_MAX = 1 << 20

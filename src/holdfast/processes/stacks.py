@@ -16,8 +16,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from holdfast.control.socket_file import socket_path
 from holdfast.processes import procfs
+from holdfast.processes.worker_socket import socket_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -160,7 +160,7 @@ def _ask_for_stacks(path: str, pid: int, deadline: float) -> str:
     """Return the stacks by the worker's control socket; nothing if it does not answer."""
     import socket
 
-    from holdfast.control.socket_file import peer_of
+    from holdfast.processes.worker_socket import peer_of
 
     request = b"POST /handler/dump_traceback HTTP/1.0\r\nContent-Length: 0\r\n\r\n"
     received = bytearray()

@@ -61,11 +61,11 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from typing import Any, TypeVar
 
-    from holdfast.agent.local_agent import LocalElasticAgent
-    from holdfast.agent.port_server import PortServer
+    from holdfast.control.control_point import ControlledAgent
+    from holdfast.control.port_server import PortServer
     from holdfast.coordinator.connect import ClientConnection
-    from holdfast.coordinator.control_port import ControlListener
     from holdfast.core.protocol import RequestAnswer
+    from holdfast.net.agent_port import ControlListener
     from holdfast.wire.messages import Message
 
     T = TypeVar("T")
@@ -255,7 +255,7 @@ class Passed(Asker):
 class NodeServer:
     """Answers people about one node, in a thread of its own, until `close`."""
 
-    def __init__(self, door: AgentDoor, agent: LocalElasticAgent) -> None:
+    def __init__(self, door: AgentDoor, agent: ControlledAgent) -> None:
         self.askers: set[Asker] = set()
         self._door, self._agent = door, agent
         self._thread = LoopThread("holdfast-control", self._broke)
@@ -318,7 +318,7 @@ class NodeServer:
     # Connections.
 
     def _open_port(self, port: ControlListener) -> None:
-        from holdfast.agent.port_server import PortServer
+        from holdfast.control.port_server import PortServer
 
         try:
             self._port = PortServer(self, port)
@@ -715,7 +715,7 @@ class NodeServer:
         at_once = asyncio.Semaphore(STACKS_AT_ONCE)
 
         async def dump(rank: int, pid: int) -> None:
-            from holdfast.control.stacks import dump_stacks
+            from holdfast.processes.stacks import dump_stacks
 
             async with at_once:
                 text = await asyncio.to_thread(dump_stacks, pid)
@@ -733,13 +733,13 @@ class NodeServer:
 # What an agent says of itself.
 
 
-def live_workers(agent: LocalElasticAgent) -> list[tuple[int, int]]:
+def live_workers(agent: ControlledAgent) -> list[tuple[int, int]]:
     """Return rank and process of the workers that have not exited."""
     workers = agent.get_worker_group().workers
     return [(workers[rank].global_rank, pid) for rank, pid in sorted(agent.live_workers.items())]
 
 
-def report_of(door: AgentDoor, agent: LocalElasticAgent, *, workers: bool = True) -> NodeReport:
+def report_of(door: AgentDoor, agent: ControlledAgent, *, workers: bool = True) -> NodeReport:
     """Return what is to be known of an agent and its workers; in its loop."""
     from holdfast.processes.procfs import usage_of
 

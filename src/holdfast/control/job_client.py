@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import msgspec
 
 from holdfast.control.agents import Agents, MergedEvents, events_at, printable_event
-from holdfast.control.directory import Directory
-from holdfast.control.line import (
+from holdfast.control.connection import (
     ANSWER_S,
     CONNECT_S,
     NOT_FOUND,
@@ -38,6 +37,7 @@ from holdfast.control.line import (
     tls_of,
     unpacked,
 )
+from holdfast.control.discovery import Directory
 from holdfast.control.runtime_dir import pid_of, sockets_here
 from holdfast.core.limits import ASKED_WHY_CHARS_MAX, NAME_CHARS_MAX
 from holdfast.core.protocol import Action, Request, RequestRefusal
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
     from types import TracebackType
 
-    from holdfast.control.line import Line
+    from holdfast.control.connection import Line
     from holdfast.wire.messages import EventRecord
 
 R = TypeVar("R")

@@ -16,11 +16,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.control import handlers, server, socket_file
-from holdfast.control.handlers import Request, Response, register_handler, stacks_of_this_process
-from holdfast.control.server import WorkerServer
-from holdfast.control.socket_file import identity, listen_privately, peer_of, remove
+from holdfast.elastic._impl import worker_handlers, worker_server
+from holdfast.elastic._impl.worker_handlers import (
+    Request,
+    Response,
+    register_handler,
+    stacks_of_this_process,
+)
+from holdfast.elastic._impl.worker_server import WorkerServer
 from holdfast.errors import EnvironmentProblem
+from holdfast.processes import worker_socket
+from holdfast.processes.worker_socket import identity, listen_privately, peer_of, remove
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +57,7 @@ def asked(path: str, method: str, what: str, body: bytes = b"") -> tuple[int, st
 
 @pytest.fixture(autouse=True)
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handlers, "_handlers", dict(handlers._handlers))
+    monkeypatch.setattr(worker_handlers, "_handlers", dict(worker_handlers._handlers))
 
 
 @pytest.fixture
@@ -94,7 +100,7 @@ def test_a_handler_that_raises_is_a_500_and_the_next_is_served(
     register_handler("bad", bad)
     status, _, text = asked(place, "POST", "/handler/bad")
     assert (status, type(error).__name__ in text) == (500, True)
-    query = "&".join(f"p{number}" for number in range(server.PARAMS_MAX + 1))
+    query = "&".join(f"p{number}" for number in range(worker_server.PARAMS_MAX + 1))
     assert asked(place, "POST", f"/handler/ping?{query}")[0] == 500
     assert asked(place, "POST", "/handler/ping")[0] == 200
     assert capfd.readouterr() == ("", "")
@@ -140,24 +146,24 @@ def test_the_stacks_of_all_other_threads_are_shown(
     assert (status, names[0], "deep 0" in names) == (200, "MainThread", True)
     assert text.count("self.deep(left - 1)") == 2
     assert "_dump_traceback" not in text  # Whoever asks is left out.
-    monkeypatch.setattr(handlers, "FRAMES_MAX", 5)
+    monkeypatch.setattr(worker_handlers, "FRAMES_MAX", 5)
     with Waiting(20):
         text = stacks_of_this_process()
     assert "in wait" in text
     assert text.count("self.deep(left - 1)") <= 4
-    monkeypatch.setattr(handlers, "THREADS_MAX", 2)
+    monkeypatch.setattr(worker_handlers, "THREADS_MAX", 2)
     with Waiting(0, count=6):
         assert stacks_of_this_process().count("Thread 0x") == 2
 
 
 def test_nobody_but_the_owner_is_served(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "is_owner", lambda uid: uid == -1)
+    monkeypatch.setattr(worker_server, "is_owner", lambda uid: uid == -1)
     with pytest.raises((ConnectionError, http.client.BadStatusLine)):
         asked(place, "POST", "/handler/ping")
 
 
 def test_a_body_has_a_limit(place: str) -> None:
-    most = b"x" * server.BODY_BYTES_MAX
+    most = b"x" * worker_server.BODY_BYTES_MAX
     assert asked(place, "POST", "/handler/ping", most)[0] == 200
     assert asked(place, "POST", "/handler/ping", most + b"x")[0] == 413
 
@@ -178,7 +184,7 @@ def test_after_the_end_nothing_is_there(path: str) -> None:
 def test_a_response_in_progress_is_waited_for_but_not_for_ever(
     path: str, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
-    monkeypatch.setattr(server, "FINISH_S", 0.05 if hangs else 60.0)
+    monkeypatch.setattr(worker_server, "FINISH_S", 0.05 if hangs else 60.0)
     began, go_on = threading.Event(), threading.Event()
 
     def own(request: Request, response: Response) -> None:
@@ -205,7 +211,7 @@ def test_a_response_in_progress_is_waited_for_but_not_for_ever(
 
 FORKING = """
 import os, sys
-from holdfast.control import WorkerServer
+from holdfast.elastic._impl.worker_server import WorkerServer
 server = WorkerServer(sys.argv[1])
 child = os.fork()
 if child == 0:
@@ -271,8 +277,8 @@ def test_a_stale_socket_is_replaced_and_a_live_one_left_alone(
 ) -> None:
     program = "import socket,sys; s=socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()"
     subprocess.run([sys.executable, "-c", program, path], check=True)
-    monkeypatch.setattr(socket_file, "CONNECT_S", 0.05)
-    monkeypatch.setattr(socket_file, "BACKLOG", 0)
+    monkeypatch.setattr(worker_socket, "CONNECT_S", 0.05)
+    monkeypatch.setattr(worker_socket, "BACKLOG", 0)
     with listen_privately(path):
         before = identity(path)
         with pytest.raises(EnvironmentProblem, match=f"process {os.getpid()}"):
@@ -291,8 +297,8 @@ def test_what_cannot_be_a_socket_is_refused(tmp_path: Path, path: str) -> None:
 
 
 def test_only_the_own_file_is_removed(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket_file, "LOCK_S", 0.05)
-    holder = socket_file._lock(os.path.dirname(path))  # A locked folder is used all the same.
+    monkeypatch.setattr(worker_socket, "LOCK_S", 0.05)
+    holder = worker_socket._lock(os.path.dirname(path))  # A locked folder is used all the same.
     with listen_privately(path):
         device, inode = identity(path)
         remove(path, (device, inode + 10_000_000))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from holdfast.control import stacks
-from holdfast.control.local_workers import LocalWorker, local_workers
-from holdfast.control.stacks import (
+from holdfast.processes import stacks
+from holdfast.processes.local_workers import LocalWorker, local_workers
+from holdfast.processes.stacks import (
     PySpyFailed,
     dump_into_log,
     dump_stacks,
@@ -36,7 +36,7 @@ def where_it_is():
 where_it_is()
 """
 WITH_SERVER = """
-from holdfast.control import worker_main
+from holdfast.elastic.control_plane import worker_main
 @worker_main()
 def main():
     where_it_is()

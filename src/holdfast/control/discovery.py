@@ -11,8 +11,8 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from holdfast.coordinator.control_port import ControlCredentials, explicit_token
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.net.agent_port import ControlCredentials, explicit_token
 from holdfast.rendezvous import config
 from holdfast.rendezvous.backends import Backend
 
@@ -157,8 +157,8 @@ class FolderDirectory(Directory):
         return access.contacts(ports_of(job) if job is not None else ())
 
     def summary(self, run_id: str) -> JobSummary | None:
-        from holdfast.coordinator.job_status import summary_of
         from holdfast.core.rounds import Rounds
+        from holdfast.wire.job_summary import summary_of
 
         job = self._job(run_id)
         return summary_of(Rounds(job)) if job is not None else None

@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.agent.node_server import CONNECTIONS_MAX, Asker
+from holdfast.control.node_server import CONNECTIONS_MAX, Asker
 from holdfast.coordinator.admission import HANDSHAKE_S, Acceptor
 from holdfast.coordinator.server_connection import READ_BYTES, ServerConnection
 from holdfast.core.limits import WHY_CHARS_MAX
@@ -24,8 +24,8 @@ from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
 from holdfast.wire.messages import Goodbye, StatusReply
 
 if TYPE_CHECKING:
-    from holdfast.agent.node_server import NodeServer
-    from holdfast.coordinator.control_port import ControlListener
+    from holdfast.control.node_server import NodeServer
+    from holdfast.net.agent_port import ControlListener
     from holdfast.wire.messages import Hello, Message
 
 AGENT = "the agent"

@@ -193,7 +193,7 @@ def _dump_traceback(_request: Request, response: Response) -> None:
 def _pyspy_dump(request: Request, response: Response) -> None:
     import os
 
-    from holdfast.control.stacks import PySpyFailed, run_py_spy
+    from holdfast.processes.stacks import PySpyFailed, run_py_spy
 
     try:
         stacks = run_py_spy(os.getpid(), native=request.has_param("native"), pausing=False)
