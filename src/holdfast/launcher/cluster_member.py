@@ -90,11 +90,11 @@ from holdfast.etcd.cluster_list import (
 )
 from holdfast.etcd.probe import Answer, Door, Knock, View, cluster_at, look_at
 from holdfast.etcd.runner import TOO_OLD, environment, find_binary, last_words
+from holdfast.membership.etcd import DEFAULT_PREFIX
 from holdfast.net import addresses, listening
 from holdfast.net.endpoints import format_endpoint
 from holdfast.net.loop_thread import LoopThread
 from holdfast.processes.keeper.client import AGENT_SECRETS, Exited, Keeper, KeeperLost, SpawnFailed
-from holdfast.rendezvous.etcd import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
