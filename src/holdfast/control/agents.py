@@ -141,7 +141,7 @@ class Agents:
         except ControlProblem as problem:
             if self.own.problem:
                 raise
-            self.on_unreached(problem.message)  # Such as that its agent is of an older version.
+            self.on_unreached(problem.message)
         own = () if self.is_lost else (self.own.node,)
         return [*dict.fromkeys((*own, *self._contacts))]
 
@@ -177,8 +177,7 @@ class Agents:
             raise ControlProblem("it is not in the job any more, or not yet")
         if not contact.port:
             raise ControlProblem(
-                "its agent can be asked on its own machine alone: control=off, or an older version of "
-                "Holdfast"
+                "its agent is reachable only from its own host: it runs with control=off"
             )
         return contact
 

@@ -43,7 +43,6 @@ from holdfast.core.limits import ASKED_WHY_CHARS_MAX, NAME_CHARS_MAX
 from holdfast.core.protocol import Action, Request, RequestRefusal
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.printable import one_line, quoted, visible
-from holdfast.rendezvous.backends import Backend
 from holdfast.wire import control
 from holdfast.wire.handshake import READ_ONLY_PREFIX
 from holdfast.wire.messages import JobSummary, Query, StatusReply, StatusRequest
@@ -291,12 +290,8 @@ async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
     if isinstance(place, LocalJob):
         here = place.here
         line = await open_socket(place.path, here.run_id, here.node)
-        coordinated = here.coordinated
-        if coordinated is None:
-            backend = Backend.named(here.backend)
-            coordinated = backend is not None and backend.has_coordinator
         sockets = {one.here.node: one.path for one in beside if one.here.node}
-        return JobClient(Agents(line, passes_on=coordinated, beside=sockets))
+        return JobClient(Agents(line, passes_on=here.coordinated, beside=sockets))
     if isinstance(place, Directory):
         try:
             return await _open_listed(place)
@@ -330,8 +325,7 @@ async def _open_anyone(place: Directory) -> tuple[Line, control.Contacts]:
             over = f"; it is over: {job.outcome}" if job is not None and job.outcome else ""
             raise ControlProblem(f"there is no agent {where}{over}", exit_code=NOT_FOUND)
         raise ControlProblem(
-            f"the agents {where} can be asked on their own machines alone: control=off, or an older "
-            "version of Holdfast"
+            f"the agents {where} are reachable only from their own hosts: they run with control=off"
         )
     return await _first_that_answers(there, place, found), found
 

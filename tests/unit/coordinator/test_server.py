@@ -465,7 +465,7 @@ async def test_a_flood_of_faults_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
             if number == 5:
                 monkeypatch.setattr(server, "WARNINGS_S", 0.0)
             client = await served.client()
-            client.send(Welcome(version=1))  # Only a server sends that.
+            client.send(Welcome())  # Only a server sends that.
             assert isinstance(await client.next(), str)
         assert len(served.warnings) == 2
         assert "4 more" in served.warnings[1]
