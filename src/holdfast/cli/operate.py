@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.cli.parser import CommandParser, Help
 from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.views import tables
 
 if TYPE_CHECKING:
     import argparse
@@ -20,19 +21,14 @@ if TYPE_CHECKING:
 
     from holdfast.control.connection import Endpoint
     from holdfast.control.job_client import JobClient, LocalJob, Place
-    from holdfast.wire.control import LogLines
-    from holdfast.wire.messages import EventRecord, JobSummary, NodeSummary
+    from holdfast.wire.messages import JobSummary
 
 WATCH_EVERY_S = 1.0
 GIVE_UP_S = 60.0
 """A job whose state cannot be read for so long is not watched any more."""
 BEGIN_EVERY_S = 0.5
 """How often it is looked for nodes whose logs are not followed yet."""
-HISTORY_SHOWN = 5
 NODES_SHOWN = 10
-UNREACHED_SHOWN = 10
-COLOURS = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92)
-"""Of ranks, in turn; see ECMA-48."""
 CLEAR = "\x1b[H\x1b[2J"
 RANKS_MAX = 65_536
 ELSEWHERE = "elsewhere say where its nodes meet: --rdzv-endpoint, with --rdzv-backend if it is etcd, or --ha"
@@ -407,39 +403,16 @@ def _endpoint_of(args: argparse.Namespace, given: dict[str, str]) -> Endpoint:
 async def _ps(args: argparse.Namespace) -> None:
     from holdfast.control.job_client import local_jobs
 
-    rows: list[dict[str, Any]]
     if is_elsewhere(args):
-        rows = [
-            {
-                "job": one.run_id,
-                "state": one.outcome or one.phase,
-                "generation": one.generation,
-                "nodes": one.present,
-                "restarts": f"{one.restarts}/{one.max_restarts}",
-            }
-            for one in await _jobs_of(place_of(args))
-        ]
+        rows = [tables.job_row(one) for one in await _jobs_of(place_of(args))]
     else:
-        rows = [
-            {
-                "job": one.here.run_id,
-                "state": one.here.state,
-                "generation": one.here.generation,
-                "workers": one.here.workers,
-                "pid": one.here.pid,
-                "node": one.here.node or "-",
-                "at": one.here.endpoint or "this machine alone",
-                "program": one.here.program,
-                "age": _duration(one.here.elapsed_s),
-            }
-            for one in await local_jobs(tell_late)
-        ]
+        rows = [tables.agent_row(one.here) for one in await local_jobs(tell_late)]
     if args.json:
         for row in rows:
             _print_json(row)
     elif rows:
         heads = [name.upper() for name in rows[0]]
-        _print_table([heads, *([str(value) for value in row.values()] for row in rows)])
+        _print(tables.table([heads, *([*row.values()] for row in rows)]))
 
 
 async def _jobs_of(place: Place) -> list[JobSummary]:
@@ -485,7 +458,7 @@ def _show_status(args: argparse.Namespace, job: JobSummary, unreached: Sequence[
         _print_json(job)
         _complain("status", unreached)
     else:
-        text = describe(job, unreached)
+        text = tables.status_text(job, unreached)
         _print((CLEAR if args.watch and sys.stdout.isatty() else "") + text)
 
 
@@ -515,7 +488,7 @@ async def _events(args: argparse.Namespace) -> None:
             if args.json:
                 _print_json(event)
             else:
-                _print(f"{event_line(event)}\n")
+                _print(f"{tables.event_line(event)}\n")
 
 
 def _complain(command: str, lines: Iterable[str]) -> None:
@@ -546,137 +519,15 @@ async def _act(args: argparse.Namespace) -> None:
         _print(f"job {client.run_id!r}: {what}\n")
 
 
-class LogPrinter:
-    """Prints lines of many ranks, each with its rank before it."""
-
-    def __init__(self, *, prefixed: bool, coloured: bool) -> None:
-        self._prefixed, self._coloured = prefixed, coloured
-        self._whose: tuple[int, str] | None = None  # Of a line that has no end yet.
-
-    def show(self, lines: LogLines) -> None:
-        text = lines.text
-        whose = (lines.rank, lines.stream)
-        if self._prefixed:
-            mark = b"[%d] " % lines.rank
-            if self._coloured:
-                colour = COLOURS[lines.rank % len(COLOURS)]
-                mark = b"\x1b[%dm%b\x1b[0m" % (colour, mark)
-            begun = b"" if self._whose == whose else mark
-            body = text.removesuffix(b"\n").replace(b"\n", b"\n" + mark)
-            text = begun + body + (b"\n" if text.endswith(b"\n") else b"")
-        if self._whose not in (None, whose):
-            text = b"\n" + text
-        self._whose = None if lines.text.endswith(b"\n") else whose
-        sys.stdout.buffer.write(text)
-        sys.stdout.buffer.flush()
-
-
 async def _logs(args: argparse.Namespace) -> None:
     from holdfast.control.job_logs import follow_logs
     from holdfast.wire.control import LogsQuery
 
     wanted = LogsQuery(ranks=args.ranks, tail=args.tail, follow=args.follow, grep=args.grep)
-    printer = LogPrinter(prefixed=not args.no_prefix, coloured=sys.stdout.isatty())
+    printer = tables.LogPrinter(prefixed=not args.no_prefix, coloured=sys.stdout.isatty())
     async with await connect(args) as client:
         complain = lambda line: _complain("logs", [line])  # noqa: E731
         await follow_logs(client, wanted, args.node, printer.show, complain)
-
-
-# In words.
-
-
-def describe(job: JobSummary, unreached: Sequence[str] = ()) -> str:
-    """Return the state of a job, for a person, and which nodes cannot be asked."""
-    state = job.outcome or job.phase
-    head = f"job {job.run_id!r}: {state}, generation {job.generation}"
-    if job.round >= 0:
-        head += f", round {job.round}"
-    reports = [one.report for one in job.nodes if one.report is not None]
-    wanted_s = sum(one.wanted_s for one in reports)
-    if wanted_s:
-        head += f", goodput {100 * sum(one.running_s for one in reports) / wanted_s:.0f} %"
-    lines = [
-        head,
-        f"nodes {job.members} of {job.min_nodes}:{job.max_nodes}, {job.present} here",
-        f"restarts {job.restarts} of {job.max_restarts}",
-    ]
-    if job.why:
-        lines.append(f"last change: {job.why}")
-    rows = [["NODE", "HOST", "STATE", "RANKS", "WORKERS", "STEP", "HEARTBEAT", "RSS"]]
-    rows += [_node_row(node) for node in sorted(job.nodes, key=_node_order)]
-    lines += ["", _table(rows).rstrip("\n")]
-    if unreached:
-        lines += ["", "no report:", *(f"  {line}" for line in unreached[:UNREACHED_SHOWN])]
-        if len(unreached) > UNREACHED_SHOWN:
-            lines.append(f"  and {len(unreached) - UNREACHED_SHOWN} more")
-    if job.causes:
-        lines += ["", "restarts:", *(f"  {line}" for line in job.causes[-HISTORY_SHOWN:])]
-    if job.history:
-        lines += ["", "history:", *(f"  {line}" for line in job.history[-HISTORY_SHOWN:])]
-    return "\n".join(lines) + "\n"
-
-
-def _node_order(node: NodeSummary) -> tuple[bool, int, str]:
-    return node.rank < 0, node.rank, node.node
-
-
-def _node_row(node: NodeSummary) -> list[str]:
-    if node.drained:
-        state = "drained"
-    elif node.rank < 0:
-        state = "standby"
-    else:
-        state = node.report.state if node.report is not None else node.phase
-    ranks = "-"
-    if node.first_rank >= 0:
-        last = node.first_rank + node.size - 1
-        ranks = str(node.first_rank) if node.size == 1 else f"{node.first_rank}-{last}"
-    workers = node.report.workers if node.report is not None else []
-    running = sum(one.state == "running" for one in workers)
-    steps = [one.step for one in workers if one.step >= 0]
-    ages = [one.heartbeat_age_s for one in workers if one.heartbeat_age_s >= 0]
-    rss = sum(one.rss_bytes for one in workers)
-    return [
-        node.node,
-        node.host,
-        state,
-        ranks,
-        f"{running}/{node.size}" if workers else "-",
-        (str(min(steps)) if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}")
-        if steps
-        else "-",
-        f"{max(ages):.1f} s" if ages else "-",
-        f"{rss / 1e6:.0f} MB" if rss else "-",
-    ]
-
-
-def event_line(event: EventRecord) -> str:
-    """Return an event as a line."""
-    import time
-
-    when = time.strftime("%H:%M:%S", time.localtime(event.wall))
-    text = event.text or event.kind
-    return f"{when} {event.source or 'job'}: {text}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, hours = int(seconds) // 60, int(seconds) // 3600
-    if hours:
-        return f"{hours}h{minutes % 60:02d}m"
-    return f"{minutes}m{int(seconds) % 60:02d}s"
-
-
-def _table(rows: list[list[str]]) -> str:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return "".join(
-        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
-        + "\n"
-        for row in rows
-    )
-
-
-def _print_table(rows: list[list[str]]) -> None:
-    _print(_table(rows))
 
 
 def _print_json(value: object) -> None:

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from typing import Any, Protocol, TypeVar
 
     from holdfast.control.node_server import NodeServer
-    from holdfast.coordinator.agent_connection import JobConnection
     from holdfast.core.machine import Event
     from holdfast.core.protocol import Request, RequestAnswer
     from holdfast.core.supervision import Supervision
+    from holdfast.membership.interface import Membership
     from holdfast.net.agent_port import ControlListener
     from holdfast.observe.lifecycle import LifecycleEvent
     from holdfast.processes.workers.pages import Progress
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         def machine(self) -> Supervision: ...
 
         @property
-        def connection(self) -> JobConnection | None:
+        def connection(self) -> Membership | None:
             """The connection to the coordinator, or None if this agent decides alone."""
 
         @property
@@ -113,7 +113,7 @@ class ControlPoint:
     def open(self) -> None:
         """Listen; where that is impossible the job goes on, and cannot be found by `holdfast ps`."""
         connection = self.agent.connection
-        self._port = connection.control if connection is not None else None
+        self._port = connection.control.port if connection is not None else None
         try:
             self.path = socket_of(os.getpid())
             self._listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -184,7 +184,7 @@ class ControlPoint:
             agent = self.agent
             if agent.connection is not None:
                 self._asking[request.id] = answer
-                agent.connection.request(request)
+                agent.connection.control.request(request)
                 view = agent.connection.view
                 if view is not None and view.answered is not None:
                     self.answered(view.answered)  # The same may have been asked before.

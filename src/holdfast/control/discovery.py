@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.net.agent_port import ControlAccess, explicit_token
+from holdfast.net.agent_port import ControlCredentials, explicit_token
 from holdfast.rendezvous import config
 from holdfast.rendezvous.backends import Backend
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.core.rounds import Job
-    from holdfast.etcd.settings import EtcdSettings
+    from holdfast.etcd.etcd_settings import EtcdSettings
     from holdfast.etcd.sync_client import EtcdClient
     from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.wire.control import Contacts
@@ -67,19 +67,19 @@ class EtcdDirectory(Directory):
         self._etcd, self._prefix = etcd, prefix
 
     def run_ids(self, *, running: bool = False) -> list[str]:
-        from holdfast.rendezvous.etcd import read_run_ids
+        from holdfast.membership.etcd import read_run_ids
 
         with self._reading() as client:
             return read_run_ids(client, self._prefix, running=running)
 
     def contacts(self) -> Contacts:
-        from holdfast.rendezvous.etcd import read_ports
+        from holdfast.membership.etcd import read_ports
 
         with self._reading() as client:
             return self._access().contacts(read_ports(client, self.run_id, self._prefix))
 
     def summary(self, run_id: str) -> JobSummary | None:
-        from holdfast.rendezvous.etcd import read_job
+        from holdfast.membership.etcd import read_job
 
         with self._reading() as client:
             return read_job(client, run_id, self._prefix)[0]
@@ -94,8 +94,10 @@ class EtcdDirectory(Directory):
             except EtcdError as problem:
                 raise HoldfastError(problem.message, hint=self.advice) from None
 
-    def _access(self) -> ControlAccess:
-        return ControlAccess(run_id=self.run_id, token=explicit_token(os.environ, read_only=True))
+    def _access(self) -> ControlCredentials:
+        return ControlCredentials(
+            run_id=self.run_id, token=explicit_token(os.environ, read_only=True)
+        )
 
 
 class HaDirectory(EtcdDirectory):
@@ -105,7 +107,7 @@ class HaDirectory(EtcdDirectory):
 
     def __init__(self, params: RendezvousParameters) -> None:
         from holdfast.etcd.cluster_list import Certificates
-        from holdfast.rendezvous.etcd import DEFAULT_PREFIX
+        from holdfast.membership.etcd import DEFAULT_PREFIX
         from holdfast.rendezvous.ha import control_access, list_of
 
         of = list_of(params, make_token=False)
@@ -117,7 +119,7 @@ class HaDirectory(EtcdDirectory):
     def close(self) -> None:
         self._certificates.close()
 
-    def _access(self) -> ControlAccess:
+    def _access(self) -> ControlCredentials:
         return self._own_access
 
 
@@ -149,7 +151,9 @@ class FolderDirectory(Directory):
         from holdfast.rendezvous.backend import ports_of
 
         job = self._job(self.run_id)
-        access = ControlAccess(run_id=self.run_id, token=explicit_token(os.environ, read_only=True))
+        access = ControlCredentials(
+            run_id=self.run_id, token=explicit_token(os.environ, read_only=True)
+        )
         return access.contacts(ports_of(job) if job is not None else ())
 
     def summary(self, run_id: str) -> JobSummary | None:
@@ -160,14 +164,14 @@ class FolderDirectory(Directory):
         return summary_of(Rounds(job)) if job is not None else None
 
     def _job(self, run_id: str) -> Job | None:
-        from holdfast.store.file import file_name
+        from holdfast.store.file_store import file_name
 
         return self._read(file_name(run_id))
 
     def _read(self, name: str) -> Job | None:
         from holdfast.core.shared_state import decode
         from holdfast.rendezvous.file_backend import STATE_NAME, FileRendezvousBackend
-        from holdfast.store.file import SharedFolder
+        from holdfast.store.file_store import SharedFolder
 
         path = os.path.join(self._folder, name)
         if not os.path.isfile(os.path.join(path, STATE_NAME)):

@@ -346,10 +346,9 @@ class NodeServer:
 
     async def connect(self) -> ClientConnection:
         """Return a connection to the coordinator, or raise `ConnectFailed`."""
-        connector = self._connection.operator(self._loop) if self._connection is not None else None
-        if connector is None:
+        if self._connection is None or not self._connection.control.has_coordinator:
             raise ConnectFailed("the job has none")
-        return await connector.connect()
+        return await self._connection.control.connector().connect()
 
     def _watch(self, watch: Watch) -> None:
         now = self._loop.time()
@@ -411,7 +410,7 @@ class NodeServer:
         events, self._unreported = self._unreported[:size], self._unreported[size:]
         view = self._connection.view if self._connection is not None else None
         if self._connection is not None and view is not None and (every_s or events):
-            self._connection.send_report(
+            self._connection.control.send_report(
                 msgspec.structs.replace(report, incarnation=view.incarnation, events=events)
             )
         if every_s or self._unreported:
@@ -462,7 +461,7 @@ class NodeServer:
 
     @property
     def _has_coordinator(self) -> bool:
-        return self._connection is not None and self._connection.operator(self._loop) is not None
+        return self._connection is not None and self._connection.control.has_coordinator
 
     def _query(self, asker: Asker, query: Query) -> None:
         is_alone = self._connection is None
@@ -547,7 +546,7 @@ class NodeServer:
         found = control.Contacts()
         if self._connection is not None:
             try:
-                found = await asyncio.to_thread(self._connection.contacts)
+                found = await asyncio.to_thread(self._connection.control.contacts)
             except Exception as problem:  # noqa: BLE001 (what etcd says of it, for a person)
                 self._refuse(asker, query, RequestRefusal.NO_ANSWER, quoted(str(problem)))
                 return
@@ -575,7 +574,7 @@ class NodeServer:
             if self._connection is None:
                 summary = self._alone(report)
             else:
-                found = await asyncio.to_thread(self._connection.summary)
+                found = await asyncio.to_thread(self._connection.control.summary)
                 if found is None:
                     raise RuntimeError("the state of the job is not known here yet")
                 summary = with_report(found, report)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ON, READ_ONLY, OFF = "on", "read-only", "off"
 
 
-class ControlAccess(msgspec.Struct, frozen=True, kw_only=True):
+class ControlCredentials(msgspec.Struct, frozen=True, kw_only=True):
     """What besides the agents' keys it takes to ask the agents of one job."""
 
     run_id: str
@@ -59,7 +59,7 @@ class ControlAccess(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def __repr__(self) -> str:
-        return f"ControlAccess({self.run_id!r})"
+        return f"ControlCredentials({self.run_id!r})"
 
 
 class ControlListener:
@@ -68,7 +68,9 @@ class ControlListener:
     It listens where other nodes reach this one, at `address` alone if that is loopback.
     """
 
-    def __init__(self, address: str, access: ControlAccess, *, read_only: bool = False) -> None:
+    def __init__(
+        self, address: str, access: ControlCredentials, *, read_only: bool = False
+    ) -> None:
         is_alone = bool(address) and addresses.names_loopback(address)
         where = listening.candidates_of(address, 0) if is_alone else listening.everywhere(0)
         self._socket = listening.listen(where)
@@ -94,7 +96,9 @@ class ControlListener:
         self._socket.close()
 
 
-def open_control(address: str, access: ControlAccess, setting: str = ON) -> ControlListener | None:
+def open_control(
+    address: str, access: ControlCredentials, setting: str = ON
+) -> ControlListener | None:
     """Return the control port of this agent, if there can and is to be one."""
     if setting == OFF:
         return None

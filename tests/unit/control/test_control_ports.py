@@ -17,7 +17,7 @@ from holdfast.control.job_client import open_job
 from holdfast.control.job_logs import follow_logs
 from holdfast.control.port_server import HALF_OPEN_MAX, PortServer
 from holdfast.core.protocol import ControlPort, RequestRefusal
-from holdfast.net.agent_port import ControlAccess, ControlListener
+from holdfast.net.agent_port import ControlCredentials, ControlListener
 from holdfast.net.token_certificates import make_certificate
 from holdfast.wire import control
 from holdfast.wire.errors import HandshakeRefused
@@ -107,18 +107,18 @@ class Listed(Directory):
 class Port:
     """A control port on loopback, and those who come to it."""
 
-    def __init__(self, access: ControlAccess, *, read_only: bool = False) -> None:
+    def __init__(self, access: ControlCredentials, *, read_only: bool = False) -> None:
         self.own = ControlListener("127.0.0.1", access, read_only=read_only)
         self.node = Node()
         self.server = PortServer(self.node, self.own)  # type: ignore[arg-type]
 
-    async def asker(self, access: ControlAccess, **changes: Any) -> Line:
+    async def asker(self, access: ControlCredentials, **changes: Any) -> Line:
         """Return a connection of somebody who has read this port's record."""
         port = changes.get("port", self.own.port)
         found = access.contacts([("a", "127.0.0.1", port)])
         return await open_contact(found.contacts[0], RUN_ID, found, tls_of(found))
 
-    async def asked_by(self, access: ControlAccess) -> str:
+    async def asked_by(self, access: ControlCredentials) -> str:
         line = await self.asker(access)
         try:
             return unpacked(control.Here, (await line.ask(control.HERE)).body).state
@@ -127,7 +127,7 @@ class Port:
 
 
 @asynccontextmanager
-async def served(access: ControlAccess, *, read_only: bool = False) -> AsyncIterator[Port]:
+async def served(access: ControlCredentials, *, read_only: bool = False) -> AsyncIterator[Port]:
     port = Port(access, read_only=read_only)
     try:
         yield port
@@ -141,8 +141,8 @@ async def served(access: ControlAccess, *, read_only: bool = False) -> AsyncIter
                 await asyncio.sleep(0.001)
 
 
-def access_of(token: bytes | None, run_id: str = RUN_ID) -> ControlAccess:
-    return ControlAccess(run_id=run_id, token=token)
+def access_of(token: bytes | None, run_id: str = RUN_ID) -> ControlCredentials:
+    return ControlCredentials(run_id=run_id, token=token)
 
 
 @in_loop
@@ -200,8 +200,8 @@ async def test_without_a_token_other_users_of_the_host_are_kept_out_with_the_key
 
 @in_loop
 async def test_with_certificates_nothing_is_said_to_who_has_none() -> None:
-    guarded = ControlAccess(run_id=RUN_ID, token=TOKEN, pem=make_certificate(TOKEN))
-    others = ControlAccess(run_id=RUN_ID, token=TOKEN, pem=make_certificate(TOKEN + b"x"))
+    guarded = ControlCredentials(run_id=RUN_ID, token=TOKEN, pem=make_certificate(TOKEN))
+    others = ControlCredentials(run_id=RUN_ID, token=TOKEN, pem=make_certificate(TOKEN + b"x"))
     async with served(guarded) as port:
         assert await port.asked_by(guarded) == "may act"
         for wrong in (access_of(TOKEN), others):

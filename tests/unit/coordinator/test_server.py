@@ -9,7 +9,6 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from serving import LIMIT_S, Client, Served, flood, serving, soon, status
 
 from certificates import make_ca, make_certificate
 from holdfast.coordinator import admission, server, server_connection
@@ -33,6 +32,7 @@ from holdfast.wire.handshake import ClientHandshake, job_token
 from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import Goodbye, StatusRequest, StoreCall, StoreResult, Welcome, decode
 from in_loop import in_loop
+from serving import LIMIT_S, Client, Served, flood, serving, soon, status
 
 if TYPE_CHECKING:
     from pathlib import Path

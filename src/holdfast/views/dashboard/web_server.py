@@ -8,6 +8,7 @@ logs holds up nobody. Who may do what is decided in `access`, before anything el
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -227,8 +228,10 @@ class Dashboard:
         async def lines() -> AsyncIterator[bytes]:
             self._log_streams += 1
             try:
-                async for some in self._job.logs(wanted, request.query_params.get("node", "")):
-                    yield msgspec.json.encode(some) + b"\n"
+                node = request.query_params.get("node", "")
+                async with contextlib.aclosing(self._job.logs(wanted, node)) as found:
+                    async for some in found:
+                        yield msgspec.json.encode(some) + b"\n"
             except ControlProblem as problem:
                 yield msgspec.json.encode({"problem": problem.message}) + b"\n"
             finally:

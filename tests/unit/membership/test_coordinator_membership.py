@@ -12,19 +12,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from serving import LIMIT_S, Served, serving, soon
 
 from certificates import make_ca, make_certificate
 from holdfast import console
-from holdfast.coordinator import agent_connection, connect
-from holdfast.coordinator.agent_connection import (
-    LOSSES_MAX,
-    CoordinatorConnection,
-    JoinRefused,
-    Mailbox,
-    SessionDriver,
-    status_change,
-)
+from holdfast.coordinator import connect
 from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.limits import REPORT_BYTES_MAX, SUMMARY_CHARS_MAX
@@ -38,9 +29,15 @@ from holdfast.core.protocol import (
 )
 from holdfast.core.session import ConnectionState, Session, SessionTimeouts, StatusChanged
 from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.membership import coordinator, threaded
+from holdfast.membership.coordinator import CoordinatorMembership
+from holdfast.membership.interface import JoinRefused, News
+from holdfast.membership.mailbox import LOSSES_MAX, Mailbox
+from holdfast.membership.session_driver import SessionDriver, status_change
 from holdfast.net.tls import TlsFiles
 from in_loop import in_loop
 from real_coordinators import eventually, fault, member, node, started, until
+from serving import LIMIT_S, Served, serving, soon
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +50,7 @@ class Node:
     """A driver, and all that it delivered."""
 
     def __init__(self, connector: CoordinatorConnector, name: str = "a", **timeouts: Any) -> None:
-        self.delivered: list[agent_connection.News] = []
+        self.delivered: list[News] = []
         self.driver = SessionDriver(
             Session(
                 asyncio.get_running_loop().time(),
@@ -181,7 +178,7 @@ def test_the_mailbox_keeps_the_newest_view_and_the_first_losses() -> None:
     assert not is_readable()
     box.put(view(1))
     box.put(JoinRefused("no"))
-    box.forget_view()
+    box.discard_view()
     box.close()
     box.close()
     assert box.take() == [JoinRefused("no")]
@@ -194,7 +191,7 @@ def our_threads() -> list[str]:
     return [one.name for one in threading.enumerate() if one.name.startswith("holdfast")]
 
 
-def one_node(**options: Any) -> CoordinatorConnection:
+def one_node(**options: Any) -> CoordinatorMembership:
     return node(0, "a", nodes=1, is_host=True, **options)
 
 
@@ -216,7 +213,7 @@ def test_closing_leaves_no_thread_and_calls_after_it_do_no_harm() -> None:
 
 def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(CoordinatorConnection, "_serve", lambda *_: 1 / 0)
+        patch.setattr(CoordinatorMembership, "_serve", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             one_node().start()
     with pytest.raises(EnvironmentProblem, match="/nowhere"):
@@ -278,7 +275,7 @@ def test_only_a_coordinator_that_asks_nobody_for_anything_is_warned_of_and_once(
 ) -> None:
     warnings: list[str] = []
     monkeypatch.setattr("holdfast.console.warning", warnings.append)
-    monkeypatch.setattr(agent_connection, "_warned", threading.Event())
+    monkeypatch.setattr(coordinator, "_warned", threading.Event())
     ca = make_ca(tmp_path)
     pair = make_certificate(ca, "head")
     certified = TlsFiles(cert=pair.cert, key=pair.key, ca=ca.cert)
@@ -301,7 +298,7 @@ def test_a_mute_program_at_the_port_is_reported_until_a_coordinator_is_there(
     caplog.set_level(console.NOTICE, "holdfast")
     monkeypatch.setattr(connect, "MUTE_S", 0.0)
     monkeypatch.setattr(connect, "HANDSHAKE_S", 3600.0)
-    monkeypatch.setattr(agent_connection, "REMIND_S", 0.01)
+    monkeypatch.setattr(threaded, "REMIND_S", 0.01)
     silent = socket.create_server(("127.0.0.1", port))
     with started(one := node(port, "a", nodes=1)):
         eventually(lambda: connect.MUTE in one.problem())
@@ -332,12 +329,12 @@ def test_nodes_of_other_jobs_that_lose_the_coordinator_are_reported(
 
 IMPORTS_AHEAD = """
 import socket, sys, time
-from holdfast.coordinator.agent_connection import CoordinatorConnection
+from holdfast.membership.coordinator import CoordinatorMembership
 from holdfast.core.protocol import JobSettings, NodeInfo
 from holdfast.core.session import SessionTimeouts
 
 with socket.create_server(("127.0.0.1", 0)) as taken:
-    connection = CoordinatorConnection(
+    connection = CoordinatorMembership(
         *taken.getsockname(),
         run_id="job",
         info=NodeInfo(node="one", incarnation=1),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fake_node import RUN, a_job_of
-from holdfast.coordinator.agent_connection import JoinRefused, SessionDriver
 from holdfast.coordinator.connect import ConnectFailed
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.etcd.calls import Problem, ProblemKind, Put, Txn
@@ -17,10 +16,12 @@ from holdfast.core.etcd.keys import pack
 from holdfast.core.etcd.session import EtcdSession
 from holdfast.core.protocol import NodeInfo, NodePhase, NodeRole, View
 from holdfast.core.session import Session, SessionTimeouts, StatusChanged
-from holdfast.etcd.settings import EtcdSettings
+from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.etcd.sync_client import EtcdClient
+from holdfast.membership.etcd import EtcdConnector, GenerationStores, read_job, read_run_ids
+from holdfast.membership.interface import JoinRefused
+from holdfast.membership.session_driver import SessionDriver
 from holdfast.rendezvous.config import RendezvousParameters
-from holdfast.rendezvous.etcd import EtcdConnector, GenerationStores, read_job, read_run_ids
 from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.store import DistStoreError
 from in_loop import in_loop
