@@ -13,7 +13,8 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.coordinator.agent_connection import CoordinatorConnection, draw_incarnation
-from holdfast.core.protocol import JobSettings, NodeInfo, NodeRole, View
+from holdfast.core.job_settings import JobSettings
+from holdfast.core.protocol import NodeInfo, NodeRole, View
 from holdfast.core.session import SessionTimeouts
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from holdfast.coordinator.agent_connection import JoinRefused
+from holdfast.core.job_settings import JobSettings
 from holdfast.core.protocol import (
     Ack,
     Failure,
     Heartbeat,
     JobOutcome,
-    JobSettings,
     NodeInfo,
     NodePhase,
     NodeRole,

@@ -30,13 +30,13 @@ from holdfast.coordinator.attendance import Attendance, StuckLoop
 from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
 from holdfast.coordinator.kv import DEFAULT_TIMEOUT_S, KeyValueStore, StoreCalls
 from holdfast.core.coordinated_supervision import CoordinatorLost
+from holdfast.core.job_settings import JobSettings
 from holdfast.core.limits import NAME_CHARS_MAX, REPORT_BYTES_MAX, SUMMARY_CHARS_MAX
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import (
     Ack,
     Failure,
     Heartbeat,
-    JobSettings,
     NodeInfo,
     NodePhase,
     NodeRole,

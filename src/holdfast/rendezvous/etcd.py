@@ -80,11 +80,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.core.etcd.calls import Change, Problem
+    from holdfast.core.job_settings import JobSettings
     from holdfast.core.protocol import (
         Ack,
         ControlPort,
         Heartbeat,
-        JobSettings,
         NodeInfo,
         RefusalReason,
         Status,
