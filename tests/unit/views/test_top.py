@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.control.line import ControlProblem
+from holdfast.control.connection import ControlProblem
 from holdfast.control.live_job import STAGES
 from holdfast.core.protocol import Action
 from holdfast.views.top import app as app_module
