@@ -48,12 +48,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.core.limits import MALFORMED
+from holdfast.core.bounded import MALFORMED
+from holdfast.core.job_settings import JobSettings
 from holdfast.core.liveness import AttendedClock, Liveness, StopDeadline
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick, brief
 from holdfast.core.protocol import (
     JobOutcome,
-    JobSettings,
     NodeInfo,
     NodePhase,
     NodeRole,

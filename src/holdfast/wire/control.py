@@ -26,18 +26,8 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.limits import (
-    MALFORMED,
-    NODE_ID_CHARS_MAX,
-    RUN_ID_CHARS_MAX,
-    Count,
-    Name,
-    Number,
-    Port,
-    Seconds,
-    Why,
-    WorkerRank,
-)
+from holdfast.core.bounded import MALFORMED, Count, Name, Number, Port, Seconds, Why, WorkerRank
+from holdfast.core.limits import NODE_ID_CHARS_MAX, RUN_ID_CHARS_MAX
 from holdfast.core.protocol import Request, sound_request
 from holdfast.printable import quoted
 from holdfast.wire import limits

@@ -16,12 +16,8 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.limits import (
-    AWAY_S_MAX,
+from holdfast.core.bounded import (
     MALFORMED,
-    NODE_ID_CHARS_MAX,
-    PLACES_MAX,
-    RUN_ID_CHARS_MAX,
     ClockTime,
     Count,
     Incarnation,
@@ -34,6 +30,7 @@ from holdfast.core.limits import (
     Seconds,
     Why,
 )
+from holdfast.core.limits import AWAY_S_MAX, NODE_ID_CHARS_MAX, PLACES_MAX, RUN_ID_CHARS_MAX
 from holdfast.core.protocol import (
     Ack,
     Heartbeat,

@@ -24,8 +24,8 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec import Meta
 
+from holdfast.core.bounded import MALFORMED, Name, Port
 from holdfast.core.etcd.calls import Get, ReportUnreadable, end_of_prefix
-from holdfast.core.limits import MALFORMED, Name, Port
 from holdfast.core.protocol import (
     ControlPort,
     Status,
