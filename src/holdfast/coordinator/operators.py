@@ -26,6 +26,7 @@ from holdfast.wire.frames import encode_frame
 from holdfast.wire.messages import (
     VERSION_WITH_QUERIES,
     Attach,
+    EventKind,
     EventRecord,
     Goodbye,
     NodeReport,
@@ -262,7 +263,9 @@ class Operators:
                 [
                     EventRecord(
                         wall=wall,
-                        kind="job" if rounds.job.outcome is None else "over",
+                        kind=EventKind.JOB_CHANGED
+                        if rounds.job.outcome is None
+                        else EventKind.JOB_ENDED,
                         generation=generation,
                         text=one_line(line, WHY_CHARS_MAX),
                     )
