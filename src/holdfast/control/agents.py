@@ -142,7 +142,7 @@ class Agents:
         except ControlProblem as problem:
             if self.own.problem:
                 raise
-            self.on_unreached(problem.message)  # Such as that its agent is of an older version.
+            self.on_unreached(problem.message)
         own = () if self.is_lost else (self.own.node,)
         return [*dict.fromkeys((*own, *self._contacts))]
 
