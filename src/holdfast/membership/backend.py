@@ -21,7 +21,8 @@ from holdfast.store.prefix_store import PrefixStore
 from holdfast.wire.job_summary import summary_of
 
 if TYPE_CHECKING:
-    from holdfast.core.protocol import ControlPort, JobSettings, NodeInfo, Request
+    from holdfast.core.job_settings import JobSettings
+    from holdfast.core.protocol import ControlPort, NodeInfo, Request
     from holdfast.core.rounds import Job
     from holdfast.wire.control import Contacts
     from holdfast.wire.messages import JobSummary

@@ -24,7 +24,8 @@ from holdfast.net.agent_port import OFF, ControlCredentials, open_control
 from holdfast.net.presence import PresencePort
 
 if TYPE_CHECKING:
-    from holdfast.core.protocol import JobSettings, NodeInfo, Request
+    from holdfast.core.job_settings import JobSettings
+    from holdfast.core.protocol import NodeInfo, Request
     from holdfast.core.session import SessionTimeouts
     from holdfast.etcd.etcd_settings import EtcdSettings
     from holdfast.etcd.etcd_store import EtcdStore

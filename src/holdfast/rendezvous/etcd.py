@@ -18,7 +18,8 @@ from holdfast.rendezvous.config import value_of
 from holdfast.rendezvous.coordinator import CoordinatorHandler
 
 if TYPE_CHECKING:
-    from holdfast.core.protocol import JobSettings, NodeInfo, RefusalReason
+    from holdfast.core.job_settings import JobSettings
+    from holdfast.core.protocol import NodeInfo, RefusalReason
     from holdfast.membership.cluster_check import ClusterCheck
     from holdfast.rendezvous.config import RendezvousParameters
 
