@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Any, TypeVar
 
-    from holdfast.agent.control_point import ControlPoint
     from holdfast.agent.coordinated_job import CoordinatedJob
     from holdfast.agent.side_services import HealthServer
     from holdfast.agent.stuck_workers import StuckWorkers
-    from holdfast.coordinator.agent_connection import JobConnection
+    from holdfast.control.control_point import ControlPoint
     from holdfast.core.machine import Event
+    from holdfast.membership.interface import Membership
     from holdfast.processes.failures.exits import RunProcsResult
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.processes.keeper.deadline import WorkersDeadline
@@ -303,7 +303,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         return self._attends_workers and not self._side_services.is_settled
 
     @property
-    def connection(self) -> JobConnection | None:
+    def connection(self) -> Membership | None:
         """That to whoever decides for the job, if it is somebody else."""
         return self._job.connection if self._job is not None else None
 
@@ -342,11 +342,11 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _join_job(self) -> CoordinatedJob:
         job = super()._join_job()
-        job.connection.on_watch(self._side_services.watched)
+        job.connection.control.on_watch(self._side_services.watched)
         return job
 
     def _open_control(self) -> ControlPoint:
-        from holdfast.agent.control_point import ControlPoint
+        from holdfast.control.control_point import ControlPoint
 
         control = ControlPoint(self, self._reporter.run_started_at)
         self.observers.add(control)
@@ -561,7 +561,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _unattended(self) -> AbstractContextManager[None]:
         """Return a context in which the loop need not turn."""
-        return self._job.attendance if self._job is not None else NullContext()
+        return self._job.heartbeat if self._job is not None else NullContext()
 
     def _begin_preloads(self) -> None:
         """Have the modules imported while this node joins the others."""
