@@ -392,7 +392,7 @@ def _be_member(args: argparse.Namespace) -> None:
 
     from holdfast import console
     from holdfast.etcd.cluster_list import advice, parse_machines
-    from holdfast.launcher.cluster_member import running_member
+    from holdfast.etcd.cluster_member import running_member
     from holdfast.processes.signals import SignalException, in_words
     from holdfast.rendezvous.config import RendezvousParameters, parse
     from holdfast.rendezvous.ha import list_of

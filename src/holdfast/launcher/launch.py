@@ -122,7 +122,7 @@ def _launch(
     run_id = config.run_id or os.urandom(16).hex()
     if Backend.named(config.rdzv_backend) is not Backend.HA:
         return _run(config, run_id, entrypoint, args, health_check_server)
-    from holdfast.launcher.cluster_member import running_member
+    from holdfast.etcd.cluster_member import running_member
     from holdfast.rendezvous import config as settings
     from holdfast.rendezvous.ha import list_of
 
