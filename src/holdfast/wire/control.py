@@ -3,20 +3,22 @@
 ===========  ====================  ============================================================
 what         body                  replies
 ===========  ====================  ============================================================
-`here`       nothing               one `Here`; of an agent's own socket alone
+`here`       nothing               one `Here`; only at an agent's own socket
+`status`     `StatusQuery`         one `Jobs`, once the nodes have reported
 `act`        `Request`             one, refused or not
 `events`     `EventsQuery`         `Events`, the kept ones first; then each as it comes
 `logs`       `LogsQuery`           `LogLines`, until all is sent that was asked for
 `stacks`     nothing               one `Stacks`
 `stages`     nothing               one `Stages`
 `report`     nothing               one `NodeReport`
-`contacts`   nothing               `Contacts`; of an agent's own socket alone
+`contacts`   nothing               `Contacts`; only at an agent's own socket
 `more`       `More`                none: the query of that id may send so much more; an empty one to a
                                    stream of a node is answered by an empty reply, to show that it is there
 `cancel`     nothing               none: the query of that id is over
 ===========  ====================  ============================================================
 
-`logs`, `stacks`, `stages` and `report` are for one node, `act` for whoever decides, `events` for either.
+`logs`, `stacks`, `stages` and `report` are for one node, `status` and `act` for the coordinator, `events` for
+either. Without a coordinator an agent answers all of them.
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ from holdfast.core.protocol import Request, sound_request
 from holdfast.printable import quoted
 from holdfast.wire import limits
 from holdfast.wire.errors import BadMessage
-from holdfast.wire.messages import Age, EventRecord, NodeReport, sound_report
+from holdfast.wire.messages import Age, EventRecord, JobSummary, NodeReport, sound_report
 
-HERE, ACT, EVENTS, LOGS, STACKS, STAGES = "here", "act", "events", "logs", "stacks", "stages"
+HERE, STATUS, ACT, EVENTS = "here", "status", "act", "events"
+LOGS, STACKS, STAGES = "logs", "stacks", "stages"
 REPORT, CONTACTS = "report", "contacts"
 MORE, CANCEL = "more", "cancel"
-READS = (EVENTS, LOGS, STACKS, STAGES, REPORT, MORE, CANCEL)
-"""What somebody may ask for who may change nothing."""
+READS = (STATUS, EVENTS, LOGS, STACKS, STAGES, REPORT, MORE, CANCEL)
+"""What a read-only client may ask for."""
 WINDOW_BYTES = 2 * 1024 * 1024
 """What all streams of an operator may send before he says that there is room for more. It must stay
 below `quotas.UNREAD_BYTES_MAX`, at which a coordinator drops whoever does not read."""
@@ -50,6 +53,7 @@ GREP_CHARS_MAX = 1_000
 TAIL_LINES_MAX = 1_000_000
 SECRET_BYTES_MAX = 64
 PEM_BYTES_MAX = 64 * 1024
+STATUS_WAIT_S_MAX = 60.0
 CONTACTS_AT_ONCE = 512
 """In one message: with the longest names there are, they fit into a frame."""
 
@@ -99,6 +103,21 @@ class Contacts(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"Contacts({self.contacts!r})"
+
+
+class StatusQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks for the state of a job; with an empty run id, of all jobs of the connection."""
+
+    workers: bool = False
+    """Have the nodes report about their workers, for a while."""
+    wait_s: Annotated[float, Meta(ge=0.0, le=STATUS_WAIT_S_MAX)] = 0.0
+    """Reply once all nodes have reported, and after this time at the latest."""
+
+
+class Jobs(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of one job, or of several."""
+
+    jobs: Annotated[list[JobSummary], Meta(max_length=limits.JOBS_MAX)] = []
 
 
 class EventsQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,6 +217,8 @@ _decoders: dict[type, msgspec.msgpack.Decoder[msgspec.Struct]] = {
     for kind in (
         Request,
         Here,
+        StatusQuery,
+        Jobs,
         EventsQuery,
         Events,
         LogsQuery,
