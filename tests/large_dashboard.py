@@ -13,17 +13,17 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.cli.dashboard import Commands, TokenFile
-from holdfast.control.line import ControlProblem
+from holdfast.control.connection import ControlProblem
 from holdfast.net.http_server import listen_tcp
 from holdfast.views.dashboard.access import Access, draw_token
-from holdfast.views.dashboard.job import WatchedJob
-from holdfast.views.dashboard.server import serve
+from holdfast.views.dashboard.watched_job import WatchedJob
+from holdfast.views.dashboard.web_server import serve
 from holdfast.wire.messages import JobSummary, NodeReport, NodeSummary, WorkerReport
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from holdfast.control.client import JobClient
+    from holdfast.control.job_client import JobClient
 
 PER_NODE = 8
 SLOW = 333

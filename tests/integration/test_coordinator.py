@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from certificates import Pair, make_ca, make_certificate
-from holdfast.coordinator.agent_connection import JoinRefused
 from holdfast.core.protocol import (
     Failure,
     JobOutcome,
@@ -21,6 +20,7 @@ from holdfast.core.protocol import (
     Status,
 )
 from holdfast.errors import UsageError
+from holdfast.membership.interface import JoinRefused
 from holdfast.net.tls import TlsFiles
 from holdfast.wire.messages import StatusReply, StatusRequest
 from real_coordinators import (

@@ -15,7 +15,7 @@ import pytest
 
 from dashboards import Dashboard, await_agents
 from holdfast.views.dashboard.access import LOGIN_FAILURES_MAX
-from holdfast.views.dashboard.server import BODY_BYTES_MAX, HEAD_BYTES_MAX
+from holdfast.views.dashboard.web_server import BODY_BYTES_MAX, HEAD_BYTES_MAX
 from real_jobs import HOLDFAST, PATIENCE_S, Job
 from real_teams import Cluster
 

@@ -187,7 +187,7 @@ def test_a_read_only_token_shows_all_and_changes_nothing(guarded: Cluster) -> No
 
 def test_stacks_of_all_nodes_are_grouped(tmp_path: Path) -> None:
     script = """
-        from holdfast.control import worker_main
+        from holdfast.elastic.control_plane import worker_main
         def reading():
             signal.sigwaitinfo(ORDERS)
         def reducing():

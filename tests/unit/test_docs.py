@@ -21,6 +21,7 @@ import pytest
 from holdfast.cli.completion import flags_of_commands
 from holdfast.cli.flags import FLAGS, build_parser
 from holdfast.cli.operate import TEXTS
+from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.config import KEYS, Key
 from holdfast.views.report import model, records
 from real_teams import free_port
@@ -37,7 +38,6 @@ README_LINES_MAX = 120
 # shown as a line may then stand anywhere in a line.
 MIXED_CHARS_MIN = 10
 RUN = "<!-- run -->"
-MEETING_PLACES = ("c10d", "static", "file", "etcd", "ha")  # etcd-v2 is another name for etcd.
 PORT = "29400"  # In a block that is run, it stands for any port that is free.
 ANYTHING = "..."
 KNOWN_FLAGS = {"-h", "--help"} | {
@@ -230,13 +230,13 @@ def test_every_line_of_a_timeline_is_documented() -> None:
 
 def row_of(key: Key) -> str:
     """Return how a setting of the rendezvous stands in its table."""
-    here = [name for name in MEETING_PLACES if name in key.backends]
+    here = [one.value for one in Backend if one in key.backends]
     words = " or ".join(f"`{word}`" for word in key.kind.split("|"))
     takes = words if "|" in key.kind else key.kind
     known = key.default not in (None, "")
     number = isinstance(key.default, float)
     default = (f"`{key.default:g}`" if number else f"`{key.default}`") if known else ""
-    where = "all" if len(here) == len(MEETING_PLACES) else ", ".join(here)
+    where = "all" if len(here) == len(Backend) else ", ".join(here)
     return f"| `{key.name}` | {takes} | {default} | {where} | {key.meaning} |"
 
 

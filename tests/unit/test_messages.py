@@ -13,10 +13,10 @@ import sys
 import pytest
 
 from holdfast import console
-from holdfast.coordinator import agent_connection
 from holdfast.core.protocol import NodePhase
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import EnvironmentProblem
+from holdfast.membership import session_driver
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.coordinator import CoordinatorHandler
 from real_coordinators import Coordinator, eventually, fault, member, node, started, until
@@ -162,8 +162,8 @@ def test_a_coordinator_that_stays_away_is_named_again_now_and_then(
 ) -> None:
     lines: list[str] = []
     monkeypatch.setattr(console, "notice", lines.append)
-    monkeypatch.setattr(agent_connection, "OUTAGE_NOTICE_S", 0.1)
-    monkeypatch.setattr(agent_connection, "OUTAGE_REMIND_S", 0.1)
+    monkeypatch.setattr(session_driver, "OUTAGE_NOTICE_S", 0.1)
+    monkeypatch.setattr(session_driver, "OUTAGE_REMIND_S", 0.1)
     with Coordinator("--endpoint=localhost:0") as first:
         one = node(first.port, "a", nodes=1, timeouts=SessionTimeouts(away_s=1.0))
         with started(one):

@@ -220,11 +220,11 @@ class SimpleElasticAgent(ElasticAgent):
             self._job = self._join_job()
         try:
             if self._job is not None and self._never_blocks:
-                self._job.attendance.begin()
+                self._job.heartbeat.start()
             finished = self._turn()
         finally:
             if self._job is not None:
-                self._job.attendance.end()
+                self._job.heartbeat.stop()
         return self._conclude(finished)
 
     def _turn(self) -> supervision.Finish:

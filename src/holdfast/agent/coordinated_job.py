@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent.spec import place_workers
-from holdfast.coordinator.agent_connection import JoinRefused
 from holdfast.core import coordinated_supervision, supervision
 from holdfast.core.limits import RIVALS_MAX
 from holdfast.core.protocol import (
@@ -24,6 +23,7 @@ from holdfast.core.protocol import (
 )
 from holdfast.core.supervision import State
 from holdfast.errors import JobStopped
+from holdfast.membership.interface import JoinRefused
 from holdfast.processes.failures import report as remote_failures
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 from holdfast.processes.keeper.deadline import WorkersDeadline
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.agent.spec import WorkerGroup
-    from holdfast.coordinator.agent_connection import JobConnection
-    from holdfast.coordinator.attendance import Attendance
     from holdfast.core.coordinated_supervision import CoordinatedSupervision
     from holdfast.core.machine import Effect, Event
     from holdfast.core.protocol import RequestAnswer
+    from holdfast.membership.interface import Membership
+    from holdfast.membership.loop_heartbeat import LoopHeartbeat
     from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
 
 
@@ -89,7 +89,7 @@ class CoordinatedJob:
         """Gets what became of a request that came through this node."""
 
     @property
-    def connection(self) -> JobConnection:
+    def connection(self) -> Membership:
         """That to whoever decides."""
         return self._connection
 
@@ -98,9 +98,9 @@ class CoordinatedJob:
         return self._connection.fileno()
 
     @property
-    def attendance(self) -> Attendance:
-        """Where the agent's loop promises to turn: this node's heartbeats mean that it does."""
-        return self._connection.attendance
+    def heartbeat(self) -> LoopHeartbeat:
+        """The heartbeat of the agent's loop: this node's heartbeats mean that the loop runs."""
+        return self._connection.heartbeat
 
     # Events.
 

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Any, TypeVar
 
-    from holdfast.agent.control_point import ControlPoint
     from holdfast.agent.coordinated_job import CoordinatedJob
     from holdfast.agent.side_services import HealthServer
     from holdfast.agent.stuck_workers import StuckWorkers
-    from holdfast.coordinator.agent_connection import JobConnection
+    from holdfast.control.control_point import ControlPoint
     from holdfast.core.machine import Event
+    from holdfast.membership.interface import Membership
     from holdfast.processes.failures.exits import RunProcsResult
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.processes.keeper.deadline import WorkersDeadline
@@ -46,14 +46,12 @@ if TYPE_CHECKING:
     from holdfast.processes.workers.group import PContext
     from holdfast.processes.workers.pages import Progress
     from holdfast.processes.zygote.client import WarmStart
-    from holdfast.wire.messages import Watch
 
     T = TypeVar("T")
 else:
     import _signal as signal  # Numbers, as in `processes.signals`.
 
 LAST_END_CHARS_MAX = 500
-EARLY_WATCHES_MAX = 8
 UNINTERRUPTIBLE_ENV = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 
 
@@ -97,7 +95,6 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._side_services = SideServices(
             spec.rdzv_handler.get_run_id(), self._reporter, health_check_server, self._settle
         )
-        self._early_watches: list[Watch] = []
         self._keeper: Keeper | None = None
         self._group: PContext | None = None
         self._previous: tuple[int, str] | None = None  # World size of the last generation, its end.
@@ -306,7 +303,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         return self._attends_workers and not self._side_services.is_settled
 
     @property
-    def connection(self) -> JobConnection | None:
+    def connection(self) -> Membership | None:
         """That to whoever decides for the job, if it is somebody else."""
         return self._job.connection if self._job is not None else None
 
@@ -345,22 +342,13 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _join_job(self) -> CoordinatedJob:
         job = super()._join_job()
-        job.connection.on_watch(self._watched)
+        job.connection.control.on_watch(self._side_services.watched)
         return job
 
-    def _watched(self, watch: Watch) -> None:
-        """Pass on that somebody watches, once the run has lasted for a while; from any thread."""
-        control = self._side_services.control
-        if control is not None:
-            control.watched(watch)
-        elif len(self._early_watches) < EARLY_WATCHES_MAX:
-            self._early_watches.append(watch)
-
     def _open_control(self) -> ControlPoint:
-        from holdfast.agent.control_point import ControlPoint
+        from holdfast.control.control_point import ControlPoint
 
         control = ControlPoint(self, self._reporter.run_started_at)
-        self._side_services.control = control
         self.observers.add(control)
         return control
 
@@ -374,8 +362,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             control.open()
             if self._job is not None:
                 self._job.on_answer = control.answered
-            for watch in self._early_watches:
-                control.watched(watch)
+            self._side_services.open_control(control)
         follow = getattr(self._group, "follow_output", None)  # Not any context has it.
         if follow is not None:
             follow()
@@ -574,7 +561,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _unattended(self) -> AbstractContextManager[None]:
         """Return a context in which the loop need not turn."""
-        return self._job.attendance if self._job is not None else NullContext()
+        return self._job.heartbeat if self._job is not None else NullContext()
 
     def _begin_preloads(self) -> None:
         """Have the modules imported while this node joins the others."""

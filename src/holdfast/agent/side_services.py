@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Protocol
 
-    from holdfast.agent.control_point import ControlPoint
     from holdfast.agent.lifecycle_reporter import LifecycleReporter
+    from holdfast.control.control_point import ControlPoint
+    from holdfast.observe.health.health_server import Readiness
     from holdfast.observe.health.loop_probe import LoopProbe
-    from holdfast.observe.health.server import Readiness
+    from holdfast.wire.messages import Watch
 
     class HealthServer(Protocol):
         """A health check server, ours or TorchElastic's."""
@@ -42,6 +44,7 @@ HEALTH_PORT_ENV = "TORCHELASTIC_HEALTH_CHECK_PORT"
 # system may be gone. A job that ends sooner than this imports nothing of it. Workers that are
 # functions in interpreters of their own do need the files (`spawn`, `forkserver`).
 PREIMPORT_AFTER_S = 1.0
+EARLY_WATCHES_MAX = 8
 # Progress is sampled for the record in the log directory: often at first, and ever less often, so that the
 # time between two samples is a twentieth of the time covered. Only where workers report any.
 SAMPLE_PART = 0.05
@@ -49,12 +52,12 @@ SAMPLE_S_MIN, SAMPLE_S_MAX = 0.1, 30.0
 PREIMPORTED = (
     "signal",
     "traceback",
-    "holdfast.agent.control_point",
+    "holdfast.control.control_point",
     "holdfast.agent.worker_state",
-    "holdfast.control.stacks",
+    "holdfast.processes.stacks",
     "holdfast.numa.visible_devices",
-    "holdfast.observe.events.handlers",
-    "holdfast.observe.events.recorder",
+    "holdfast.observe.events.event_handlers",
+    "holdfast.observe.events.event_recorder",
     "holdfast.observe.safe_handler",
     "holdfast.observe.timeline",
     "holdfast.processes.failures.failure",
@@ -66,16 +69,19 @@ PREIMPORTED = (
     "holdfast.rendezvous.errors",
     "holdfast.side_thread",
     "holdfast.store.collectives",
-    "holdfast.store.errors",
+    "holdfast.store.store_errors",
     "holdfast.store.tcp.embedded",
-    "holdfast.store.tcp.server",
+    "holdfast.store.tcp.store_server",
     "holdfast.timers.reaper",
 )
 # And these, if the first of a line is in use.
 PREIMPORTED_WITH = {
     "holdfast.rendezvous.coordinator": ("holdfast.coordinator.server",),
-    "holdfast.rendezvous.etcd": ("holdfast.coordinator.job_status", "holdfast.etcd.sync_client"),
-    "holdfast.rendezvous.polled": ("holdfast.store.tcp.forwarding", "holdfast.store.tcp.vouching"),
+    "holdfast.rendezvous.etcd": ("holdfast.wire.job_summary", "holdfast.etcd.sync_client"),
+    "holdfast.rendezvous.polled": (
+        "holdfast.store.tcp.forwarding",
+        "holdfast.store.tcp.attestation",
+    ),
 }
 
 
@@ -116,13 +122,15 @@ class SideServices:
         self._readiness: Readiness | None = None
         self.control: ControlPoint | None = None
         """Where people reach this agent, once the run has lasted for a while."""
+        self._lock = threading.Lock()  # `watched` is called from the connection's thread.
+        self._early_watches: list[Watch] = []
 
     def begin(self) -> None:
         self._preimport_at = time.monotonic() + PREIMPORT_AFTER_S
         self._health = self._given_server
         if self._health is None and os.environ.get(HEALTH_PORT_ENV):
+            from holdfast.observe.health.health_server import Readiness, server_from_environment
             from holdfast.observe.health.loop_probe import LoopProbe
-            from holdfast.observe.health.server import Readiness, server_from_environment
 
             if self._readiness is None:  # Else it observes already, since an earlier run.
                 self._readiness = Readiness()
@@ -142,7 +150,8 @@ class SideServices:
 
     def end(self) -> None:
         self.watchdogs.close()
-        control, self.control = self.control, None
+        with self._lock:
+            control, self.control = self.control, None
         if control is not None:
             self._observers.remove(control)
             control.close()
@@ -214,6 +223,22 @@ class SideServices:
         if changed:
             self._sampled.update({rank: (step, at) for rank, step, at in changed})
             self._reporter.progress_sampled(tuple(changed))
+
+    def watched(self, watch: Watch) -> None:
+        """Pass a watch to the control point, or keep it until there is one; from any thread."""
+        with self._lock:
+            if self.control is not None:
+                self.control.watched(watch)
+            elif len(self._early_watches) < EARLY_WATCHES_MAX:
+                self._early_watches.append(watch)
+
+    def open_control(self, control: ControlPoint) -> None:
+        """Use this control point from now on, and pass it the watches that arrived before."""
+        with self._lock:
+            self.control = control
+            for watch in self._early_watches:
+                control.watched(watch)
+            self._early_watches.clear()
 
     def away(self, what: str) -> AbstractContextManager[None]:
         """Return a context in which the agent waits for something else than its loop."""

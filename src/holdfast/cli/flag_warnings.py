@@ -11,13 +11,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from holdfast import console
+from holdfast.rendezvous.backends import Backend
 
 if TYPE_CHECKING:
     from holdfast.cli.flags import Arguments
     from holdfast.launcher.config import LaunchConfig
 
 STATIC_HOST = "127.0.0.1"
-COORDINATED = ("c10d", "holdfast")
 
 
 def warn(args: Arguments, config: LaunchConfig) -> None:
@@ -60,13 +60,13 @@ def _warn_one_node(args: Arguments, config: LaunchConfig) -> None:
 
 def _warn_loopback(args: Arguments, config: LaunchConfig) -> None:
     """Warn about a default endpoint that other machines cannot reach."""
-    if config.rdzv_backend == "ha" or args.rdzv_endpoint:
+    if Backend.named(config.rdzv_backend) is Backend.HA or args.rdzv_endpoint:
         return
-    backend = str(args.rdzv_backend)
-    if backend == "static" and args.master_addr == STATIC_HOST:
+    backend = Backend.named(str(args.rdzv_backend))
+    if backend is Backend.STATIC and args.master_addr == STATIC_HOST:
         _, _, port = config.rdzv_endpoint.rpartition(":")
         missing, place, wanted = "--master-addr", f"{STATIC_HOST}:{port}", "the address of node 0"
-    elif backend in COORDINATED and config.rdzv_configs.get("store_type") != "file":
+    elif backend is Backend.C10D and config.rdzv_configs.get("store_type") != "file":
         from holdfast.rendezvous.coordinator import DEFAULT_PORT
 
         missing, place = "--rdzv-endpoint", f"localhost:{DEFAULT_PORT}"

@@ -28,24 +28,22 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.core.machine import Effect, Event
+from holdfast.core.policy import RestartBudget, Verdict, judge
 from holdfast.core.protocol import JobOutcome, NodePhase, NodeRole, View
 from holdfast.core.supervision import (
     SIGKILL,
     BarrierEnded,
     Begun,
-    Budget,
     Outcome,
     SignalReceived,
     StartWorkers,
     State,
     StopReason,
     Supervision,
-    Verdict,
     WorkerExited,
     WorkersStarted,
     WorkersStopped,
     WorkersUnhealthy,
-    judge,
 )
 
 
@@ -116,7 +114,7 @@ class CoordinatedSupervision(Supervision):
             NodeRole.MEMBER,
         )
         if event.view.role is NodeRole.MEMBER:  # The job's count, whatever this node knew before.
-            self.budget = Budget(self.budget.max_restarts, event.view.restarts)
+            self.budget = RestartBudget(self.budget.max_restarts, event.view.restarts)
         return self._apply()
 
     def _closed_before(self) -> list[Effect]:

@@ -95,6 +95,7 @@ from holdfast.core.limits import (
 )
 from holdfast.core.machine import Event, InvalidEvent, Story
 from holdfast.core.node_order import order_nodes
+from holdfast.core.policy import RestartBudget, Verdict, judge
 from holdfast.core.protocol import (
     Action,
     ControlPort,
@@ -120,7 +121,6 @@ from holdfast.core.protocol import (
     sound_request,
 )
 from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks
-from holdfast.core.supervision import Budget, Verdict, judge
 from holdfast.core.values import Value
 
 if TYPE_CHECKING:
@@ -362,7 +362,7 @@ def contradiction(job: Job) -> str:
     if settings is None:
         return "nodes and no settings" if is_active or job.nodes or job.waiting else ""
     check_settings(settings)
-    if job.restarts > max(0, settings.max_restarts):
+    if budget_of(job).is_exceeded:
         return "more restarts than it may have"
     if is_active and not settings.min_nodes <= len(job.members) <= settings.max_nodes:
         return "a round of too few or too many members"
@@ -583,7 +583,7 @@ class Rounds:
         assert len(job.succeeded) <= len(job.members)
         assert job.released <= job.generation
         if settings is not None:
-            assert 0 <= job.restarts <= max(0, settings.max_restarts), "the budget is exceeded"
+            assert not budget_of(job).is_exceeded, "the budget is exceeded"
             if job.phase is JobPhase.ACTIVE:
                 assert settings.min_nodes <= len(job.members) <= settings.max_nodes
                 assert len(self.rank_table.rank_of) == len(job.members), "a node has two ranks"
@@ -784,7 +784,7 @@ class Rounds:
         job, info = self.job, status.info
         if job.settings is None or not job.nodes:
             job.settings = status.settings  # Whoever starts the job anew may change them.
-            job.restarts = min(job.restarts, max(0, status.settings.max_restarts))
+            job.restarts = budget_of(job).limited().used
         node = Node(info, status.seq, status.phase, status.generation, status.failure)
         job.nodes[info.node] = node
         if status.clear_of <= status.generation:
@@ -801,7 +801,7 @@ class Rounds:
         ahead = self._is_ahead(status)
         job.generation = max(job.generation, heard_generation(status))
         job.fence = max(job.fence, status.fence)
-        job.restarts = max(job.restarts, min(status.restarts, job.settings.max_restarts))
+        job.restarts = max(job.restarts, budget_of(job, status.restarts).limited().used)
         if claims(status) and not job.round_term:
             if status.assigned_generation == job.generation:
                 job.master_port = status.master_port
@@ -1161,10 +1161,10 @@ class Rounds:
         what = failure.summary if failure else f"a worker on {node.info.node} failed"
         retryable = failure is None or failure.retryable
         job.failure, job.report = failure, report
-        budget = Budget(self._settings.max_restarts, job.restarts)
+        budget = budget_of(job)
         if judge(budget, retryable=retryable) is Verdict.GIVE_UP:
             return self._close(JobOutcome.FAILED, what)
-        job.restarts += 1
+        job.restarts = budget.charge().used
         self.causes.append(f"generation {job.generation}: {what}")
         views = self._next_generation(what)
         job.failure, job.report = None, b""
@@ -1402,6 +1402,12 @@ class Rounds:
 
     def _send_all(self) -> list[View]:
         return [self._send(node) for node in self.job.nodes.values()]
+
+
+def budget_of(job: Job, used: int | None = None) -> RestartBudget:
+    """Return the restart budget of a job, by its own count of restarts or by another one."""
+    assert job.settings is not None
+    return RestartBudget(job.settings.max_restarts, job.restarts if used is None else used)
 
 
 def counts(job: Job, node: str) -> bool:

@@ -40,7 +40,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, TableMachine
-from holdfast.core.values import Value
+from holdfast.core.policy import RestartBudget, Verdict, judge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,39 +85,6 @@ class Outcome(Enum):
     """Somebody asked for it."""
     REFUSED = "refused"
     COORDINATOR_LOST = "coordinator lost"
-
-
-class Verdict(Enum):
-    """What a failure leads to."""
-
-    RESTART = "restart"
-    GIVE_UP = "give up"
-
-
-class Budget(Value):
-    """How many restarts a job may have, and how many it had.
-
-    It belongs to the job. Only failures are charged to it: a node that comes or goes is not.
-    """
-
-    max_restarts: int
-    used: int = 0
-
-    @property
-    def left(self) -> int:
-        """Restarts that may still be spent."""
-        return max(0, self.max_restarts - self.used)
-
-    def charge(self) -> Budget:
-        """Return the budget after one more restart. Ask `left` before."""
-        if self.left == 0:
-            raise ValueError(f"all {self.max_restarts} restarts are spent")
-        return Budget(self.max_restarts, self.used + 1)
-
-
-def judge(budget: Budget, *, retryable: bool) -> Verdict:
-    """Decide on a failure. `retryable` is false for what a new start would only repeat."""
-    return Verdict.RESTART if retryable and budget.left > 0 else Verdict.GIVE_UP
 
 
 # Events.
@@ -246,7 +213,7 @@ class Supervision(TableMachine):
         super().__init__(Story("supervision"))
         self.state = State.IDLE
         self.generation = -1
-        self.budget = Budget(max_restarts)
+        self.budget = RestartBudget(max_restarts)
         self.running: frozenset[int] = frozenset()
         self.first_failed: int | None = None
         self.unhealthy = ""  # Why this generation was stopped, if no worker failed.
@@ -288,7 +255,7 @@ class Supervision(TableMachine):
         return super().handle(now, event, cause)
 
     def check(self) -> None:
-        assert 0 <= self.budget.used <= max(0, self.budget.max_restarts)
+        assert not self.budget.is_exceeded
         assert self.budget.used <= max(0, self.generation + 1)
         if self.running:
             assert self.state in (State.STARTING, State.RUNNING, State.STOPPING)

@@ -21,6 +21,7 @@ from holdfast.launcher.config import STORY_ENV
 from holdfast.launcher.observers import LaunchObservers
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.signals import SIGNALS_ENV, parse_signal
+from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
 from holdfast.rendezvous.single_node import SingleNodeHandler
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
@@ -36,8 +37,7 @@ if TYPE_CHECKING:
     from holdfast.processes.failures.failure import ChildFailedError
     from holdfast.processes.logs.specs import LogsSpecs
     from holdfast.rendezvous.config import RendezvousParameters
-    from holdfast.rendezvous.handler import RendezvousHandler
-
+from holdfast.rendezvous.handler import RendezvousHandler
 
 # Hints by the error number.
 OS_ERROR_HINTS = {
@@ -60,8 +60,6 @@ def refusal_behind(problem: Exception) -> EnvironmentProblem | None:
 
 REPORT_FILE = "failure.json"
 REPORT_S = 5.0  # How long it may take to be written: the job's end does not wait for a file system.
-BUILT_IN = ("static", "c10d", "holdfast", "etcd", "etcd-v2")
-COORDINATED = ("c10d", "holdfast")  # Of these, those whose endpoint names a host.
 
 
 class elastic_launch:  # noqa: N801 (TorchElastic's name)
@@ -122,7 +120,7 @@ def _launch(
 ) -> dict[int, Any]:
     check_binding(config)
     run_id = config.run_id or os.urandom(16).hex()
-    if config.rdzv_backend != "ha":
+    if Backend.named(config.rdzv_backend) is not Backend.HA:
         return _run(config, run_id, entrypoint, args, health_check_server)
     from holdfast.launcher.cluster_member import running_member
     from holdfast.rendezvous import config as settings
@@ -213,7 +211,7 @@ def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:
     local_addr = config.local_addr or own_address_if_named(config)
     if needs_no_others(config):
         addr, port = None, None
-        if config.rdzv_backend == "static" and config.rdzv_endpoint:
+        if config.rdzv_endpoint and Backend.named(config.rdzv_backend) is Backend.STATIC:
             addr, port = split_endpoint(config.rdzv_endpoint)
         return SingleNodeHandler(
             run_id,
@@ -264,8 +262,8 @@ def own_address_if_named(config: LaunchConfig) -> str | None:
     Jobs of other machines may have business with such a job, as the replica groups of one training
     have with each other. Who names an endpoint for a single node gets what torchrun would give.
     """
-    alone = config.standalone or config.max_nodes > 1 or config.rdzv_backend not in COORDINATED
-    if alone or not config.rdzv_endpoint:
+    alone = config.standalone or config.max_nodes > 1 or not config.rdzv_endpoint
+    if alone or Backend.named(config.rdzv_backend) is not Backend.C10D:
         return None
     from holdfast.net.addresses import own_address
 
@@ -274,9 +272,10 @@ def own_address_if_named(config: LaunchConfig) -> str | None:
 
 def needs_no_others(config: LaunchConfig) -> bool:
     """Whether no other node can join: one at most, and no endpoint is named."""
-    if config.max_nodes > 1 or config.rdzv_backend not in BUILT_IN:
+    backend = Backend.named(config.rdzv_backend)
+    if config.max_nodes > 1 or backend is None or backend.needs_endpoint:
         return False
-    if config.rdzv_backend == "static":
+    if backend is Backend.STATIC:
         return True
     endpoint = config.rdzv_endpoint
     return not endpoint or (endpoint.endswith(":0") and "," not in endpoint)

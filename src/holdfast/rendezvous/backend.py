@@ -24,21 +24,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast import console
-from holdfast.coordinator.agent_connection import (
-    JoinRefused,
-    Mailbox,
-    News,
-    draw_incarnation,
-    status_change,
-)
-from holdfast.coordinator.attendance import StuckLoop
-from holdfast.coordinator.control_port import (
-    OFF,
-    ON,
-    ControlAccess,
-    explicit_token,
-    open_control,
-)
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import (
@@ -75,6 +60,17 @@ from holdfast.core.shared_state import (
     WriteState,
 )
 from holdfast.errors import UsageError
+from holdfast.membership.interface import ControlAccess, JoinRefused, News, draw_incarnation
+from holdfast.membership.loop_heartbeat import LoopMonitor
+from holdfast.membership.mailbox import Mailbox
+from holdfast.membership.session_driver import status_change
+from holdfast.net.agent_port import (
+    OFF,
+    ON,
+    ControlCredentials,
+    explicit_token,
+    open_control,
+)
 from holdfast.net.listening import address_of
 from holdfast.rendezvous.config import RendezvousSettings, RendezvousTimeout
 from holdfast.rendezvous.errors import (
@@ -85,18 +81,17 @@ from holdfast.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from holdfast.rendezvous.polled import PolledHandler
-from holdfast.store.prefix import PrefixStore
+from holdfast.store.prefix_store import PrefixStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.coordinator.agent_connection import JobConnection
-    from holdfast.coordinator.attendance import Attendance
     from holdfast.core.protocol import ControlPort, Request
     from holdfast.core.rounds import Job
+    from holdfast.membership.interface import Membership
     from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.wire.control import Contacts
-    from holdfast.wire.messages import JobSummary, NodeReport, Watch
+    from holdfast.wire.messages import JobSummary
 
 AWAY_S = 60.0
 """How long a node goes on while the backend cannot be reached."""
@@ -140,8 +135,27 @@ class RendezvousBackend(ABC):
         """
 
 
-class BackendConnection:
-    """One node's `JobConnection`, from `start` until `close`."""
+class BackendControl(ControlAccess):
+    """Control of a job through the state that its agents share."""
+
+    def __init__(self, membership: BackendMembership) -> None:
+        self._membership = membership
+
+    def request(self, request: Request) -> None:
+        """Submit an operator's request in this node's status."""
+        self._membership.request(request)
+
+    def summary(self) -> JobSummary | None:
+        """Return the state of the job as this node last read it."""
+        return self._membership.summary()
+
+    def contacts(self) -> Contacts:
+        """Return how clients reach the agents, from the shared state."""
+        return self._membership.contacts()
+
+
+class BackendMembership:
+    """One node's membership in a job over a backend, from `start` until `close`."""
 
     hosting = False  # No other node depends on this process.
     presence_fd = -1
@@ -156,12 +170,13 @@ class BackendConnection:
         settings: JobSettings,
         store: Any,
         timeouts: Timeouts,
-        access: ControlAccess | None = None,
+        access: ControlCredentials | None = None,
         control: str = OFF,
     ) -> None:
         self.run_id = run_id
-        self._access = access or ControlAccess(run_id=run_id)
-        self.control = open_control(info.address, self._access, control)
+        self._access = access or ControlCredentials(run_id=run_id)
+        self.control = BackendControl(self)
+        port = self.control.port = open_control(info.address, self._access, control)
         self.view: View | None = None
         self.error: RendezvousError | None = None
         """What the backend raised last."""
@@ -177,10 +192,11 @@ class BackendConnection:
             timeouts=timeouts,
             draw=random.random,
             fence_floor=int(time.time() * 1000),  # Where the state is lost and nobody remembers.
-            control=self.control.port if self.control is not None else None,
+            control=port.port if port is not None else None,
         )
         self._mailbox = Mailbox()
-        self._supervision = StuckLoop(time.monotonic(), self._mailbox, timeouts.lost_after_s)
+        self.heartbeat = self._mailbox.heartbeat
+        self._monitor = LoopMonitor(time.monotonic(), self._mailbox, timeouts.lost_after_s)
         self._changed = threading.Condition()  # Guards the session and all below.
         self._request: tuple[ReadState | WriteState, str] | None = None
         self._renew: Callable[[float | None], None] | None = None
@@ -225,8 +241,8 @@ class BackendConnection:
             if thread.ident is not None and thread is not threading.current_thread():
                 thread.join(THREAD_END_S)
         self._mailbox.close()
-        if self.control is not None:
-            self.control.close()
+        if self.control.port is not None:
+            self.control.port.close()
 
     # For the agent.
 
@@ -242,11 +258,6 @@ class BackendConnection:
     def take(self) -> list[News]:
         """Return what arrived since the last call."""
         return self._mailbox.take()
-
-    @property
-    def attendance(self) -> Attendance:
-        """The promise of the agent's loop to go on taking."""
-        return self._mailbox.attendance
 
     def report(
         self,
@@ -272,7 +283,7 @@ class BackendConnection:
         incarnation = draw_incarnation()
         with self._changed:
             self._incarnation = incarnation
-            self._mailbox.forget_view()  # It was for the one before.
+            self._mailbox.discard_view()  # It was for the one before.
             self.view = None
             self._feed(Rejoined(incarnation), cause)
         return incarnation
@@ -281,18 +292,9 @@ class BackendConnection:
         """Ask for something; the answer is in a view."""
         self._feed(RequestMade(request))
 
-    def on_watch(self, watched: Callable[[Watch], None]) -> None:
-        """Do nothing: there is nobody who could want to watch."""
-
-    def send_report(self, report: NodeReport) -> None:
-        """Do nothing: there is nobody to send it to."""
-
-    def operator(self, loop: object) -> None:
-        """Return None: there is no coordinator."""
-
     def summary(self) -> JobSummary | None:
         """Return the state of the job as it was last read."""
-        from holdfast.coordinator.job_status import summary_of
+        from holdfast.wire.job_summary import summary_of
 
         with self._changed:
             rounds = self._session.rounds
@@ -403,14 +405,14 @@ class BackendConnection:
         with self._changed:
             while not self._is_closed:
                 now = time.monotonic()
-                changed = self._supervision.look(now)
+                changed = self._monitor.check(now)
                 if changed is not None:
                     self._feed(changed)
                 deadline = self._session.next_deadline(now)
                 if deadline is not None and deadline <= now:
                     self._feed(TICK)
                 else:
-                    wait_s = self._supervision.step_s
+                    wait_s = self._monitor.step_s
                     self._changed.wait(wait_s if deadline is None else min(wait_s, deadline - now))
 
     def _call_backend(self) -> None:
@@ -548,7 +550,7 @@ class DynamicRendezvousHandler(PolledHandler):
 
     def enter(
         self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
-    ) -> JobConnection:
+    ) -> Membership:
         """Join the job as a node of this shape; called again, return the same connection."""
         connection = super().enter(
             role=role, local_world_size=local_world_size, max_restarts=max_restarts
@@ -562,7 +564,7 @@ class DynamicRendezvousHandler(PolledHandler):
         """Return whether the job is over for all nodes, by reading the state now."""
         limit_s = self._settings.timeout.heartbeat.total_seconds()
         connection = self._connection
-        if isinstance(connection, BackendConnection):
+        if isinstance(connection, BackendMembership):
             return connection.refresh(limit_s)
         # To look is not to join: what kind of node this is, only `enter` will say.
         connection = self._connect(self._node, self._job_settings)
@@ -592,7 +594,7 @@ class DynamicRendezvousHandler(PolledHandler):
         max_restarts: int,
         ports: tuple[int, ...],
         store_key: bytes,
-    ) -> JobConnection:
+    ) -> Membership:
         replace = msgspec.structs.replace
         connection = self._connect(
             replace(
@@ -611,12 +613,12 @@ class DynamicRendezvousHandler(PolledHandler):
 
     def _connect(
         self, info: NodeInfo, settings: JobSettings, *, control: str = OFF
-    ) -> BackendConnection:
+    ) -> BackendMembership:
         """Return a connection that is started."""
         if self._is_shut:
             raise RendezvousClosedError("the rendezvous handler was shut down")
         interval_s = self._settings.keep_alive_interval.total_seconds()
-        connection = BackendConnection(
+        connection = BackendMembership(
             self._backend,
             where=self.endpoint,
             run_id=self.get_run_id(),
@@ -632,31 +634,31 @@ class DynamicRendezvousHandler(PolledHandler):
             ),
             access=None
             if control == OFF
-            else ControlAccess(run_id=self.get_run_id(), token=explicit_token(os.environ)),
+            else ControlCredentials(run_id=self.get_run_id(), token=explicit_token(os.environ)),
             control=control,
         )
         connection.start()
         return connection
 
-    def _enter_polled(self) -> JobConnection:
+    def _enter_polled(self) -> Membership:
         self._is_polled = self._has_joined = True  # The caller reports what it wants.
         return self.enter()
 
-    def _take(self, connection: JobConnection) -> None:
+    def _take(self, connection: Membership) -> None:
         super()._take(connection)
         # A backend that was never reached is not waited for: it is not there, or not that kind.
-        if isinstance(connection, BackendConnection) and connection.is_unreached:
+        if isinstance(connection, BackendMembership) and connection.is_unreached:
             assert connection.error is not None
             raise connection.error
 
     def _refusal(self, why: str) -> RendezvousError:
         connection = self._connection
-        if isinstance(connection, BackendConnection) and connection.error is not None:
+        if isinstance(connection, BackendMembership) and connection.error is not None:
             return connection.error
         return super()._refusal(why)
 
     @property
-    def _decider_at(self) -> str:
+    def _authority_at(self) -> str:
         return self.endpoint
 
 
@@ -751,7 +753,7 @@ def ports_of(job: Job) -> list[tuple[str, str, ControlPort | None]]:
     return [(name, one.info.address, one.control) for name, one in job.nodes.items()]
 
 
-def _close_all(connection: BackendConnection, worker_store: Any) -> None:
+def _close_all(connection: BackendMembership, worker_store: Any) -> None:
     connection.close()
     if worker_store is not None:
         worker_store.close()

@@ -27,6 +27,7 @@ from holdfast import console
 from holdfast.core.limits import NODE_ID_CHARS_MAX, PORT_MAX
 from holdfast.core.protocol import check_address
 from holdfast.errors import UsageError
+from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
 
 if TYPE_CHECKING:
@@ -70,6 +71,13 @@ class RendezvousParameters:
         self.max_nodes = max_nodes
         self.local_addr = local_addr
         self.config = kwargs
+
+    @property
+    def kind(self) -> Backend | None:
+        """The built-in backend; None for a plug-in. `c10d` with store_type=file is `file`."""
+        known = Backend.named(self.backend)
+        is_file = str(self.get("store_type", "")).strip().lower() == "file"
+        return Backend.FILE if known is Backend.C10D and is_file else known
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.config.get(key, default)
@@ -190,11 +198,12 @@ def _checked(name: str, given: timedelta | None, default_s: float) -> timedelta:
     return given
 
 
-COORDINATED = ("c10d", "static")
-MEETING = ("c10d", "static", "file", "etcd", "etcd-v2", "ha")
-SHARED = ("file",)
-ETCD = ("etcd", "etcd-v2")
-GUARDED = (*COORDINATED, "ha")
+ALL = tuple(Backend)
+C10D, STATIC, FILE, ETCD, HA = ((one,) for one in Backend)
+WITH_COORDINATOR = tuple(one for one in Backend if one.has_coordinator)
+WITHOUT_COORDINATOR = tuple(one for one in Backend if not one.has_coordinator)
+ON_ETCD = tuple(one for one in Backend if one.is_on_etcd)
+WITH_TOKEN = tuple(one for one in Backend if one.takes_token)
 
 
 class Key(NamedTuple):
@@ -204,79 +213,79 @@ class Key(NamedTuple):
     kind: str
     """`seconds`, `count`, `number`, `port`, `switch`, `path`, `text`, `secret`, or the accepted words."""
     default: Any
-    backends: tuple[str, ...]
+    backends: tuple[Backend, ...]
     meaning: str
     alias_of: str = ""
 
 
 KEYS = (
-    Key("join_timeout", "seconds", JOIN_S, MEETING,
+    Key("join_timeout", "seconds", JOIN_S, ALL,
         "how long a node waits for a round with enough nodes"),
-    Key("last_call_timeout", "seconds", LAST_CALL_S, MEETING,
+    Key("last_call_timeout", "seconds", LAST_CALL_S, ALL,
         "how long a round that could form waits for more nodes, from the last that joined"),
-    Key("settle", "seconds", LAST_CALL_S, MEETING,
+    Key("settle", "seconds", LAST_CALL_S, ALL,
         "Holdfast's name for last_call_timeout", "last_call_timeout"),
-    Key("close_timeout", "seconds", CLOSE_S, SHARED,
+    Key("close_timeout", "seconds", CLOSE_S, FILE,
         "how long closing the job, or leaving it, may take"),
-    Key("heartbeat_timeout", "seconds", HEARTBEAT_S, SHARED,
+    Key("heartbeat_timeout", "seconds", HEARTBEAT_S, FILE,
         "how long is_closed waits for an answer of the backend"),
-    Key("keep_alive_interval", "seconds", 1.0, MEETING,
+    Key("keep_alive_interval", "seconds", 1.0, ALL,
         "the time between two heartbeats of a node"),
-    Key("keep_alive_max_attempt", "count", 5, MEETING,
+    Key("keep_alive_max_attempt", "count", 5, ALL,
         "a node is lost after so many intervals without a heartbeat"),
-    Key("timeout", "seconds", None, ("static", *ETCD, "ha"),
+    Key("timeout", "seconds", None, (*STATIC, *ON_ETCD),
         "the join_timeout of static, etcd and ha, where that is not given"),
-    Key("rank", "number", None, ("static",),
+    Key("rank", "number", None, STATIC,
         "the node's number, as given by --node-rank"),
-    Key("read_timeout", "seconds", None, ("c10d", *ETCD, "ha"),
+    Key("read_timeout", "seconds", None, (*C10D, *ON_ETCD),
         "how long a coordinator or etcd that was never reached is tried"),
-    Key("is_host", "switch", None, ("c10d",),
+    Key("is_host", "switch", None, C10D,
         "whether this node serves the coordinator; else whoever can bind the endpoint does"),
-    Key("store_type", "tcp|file", "tcp", ("c10d",),
+    Key("store_type", "tcp|file", "tcp", C10D,
         "with file, the endpoint is a folder, or a file, that all nodes see"),
-    Key("reconnect_grace", "seconds or 0", 0.2, COORDINATED,
+    Key("reconnect_grace", "seconds or 0", 0.2, WITH_COORDINATOR,
         "how long a node whose connection broke may take to come back"),
-    Key("coordinator_timeout", "seconds", 60.0, MEETING,
+    Key("coordinator_timeout", "seconds", 60.0, ALL,
         "how long agents go on without the coordinator, etcd or the backend"),
-    Key("recover_timeout", "seconds", None, COORDINATED,
+    Key("recover_timeout", "seconds", None, WITH_COORDINATOR,
         "how long a new coordinator waits for nodes that one before it may have had"),
-    Key("state_file", "path", None, COORDINATED,
+    Key("state_file", "path", None, WITH_COORDINATOR,
         "a file in which the coordinator keeps where its jobs are, for the next one"),
-    Key("on_lost", "stop|run", None, MEETING,
+    Key("on_lost", "stop|run", None, ALL,
         "what a node does that is cut off: stop its workers before others may take their place "
         "(the default with etcd and ha), or let them run (with all others)"),
-    Key("advertised_port", "port", None, COORDINATED,
+    Key("advertised_port", "port", None, WITH_COORDINATOR,
         "the port that agents with a token dial, if another is forwarded to the coordinator's"),
-    Key("token_file", "path", None, GUARDED,
+    Key("token_file", "path", None, WITH_TOKEN,
         "a file with the secret that nodes and coordinator share"),
-    Key("auth", "token|none", None, GUARDED,
+    Key("auth", "token|none", None, WITH_TOKEN,
         "with none everybody who reaches the coordinator is let in; with token nobody without the "
         "token, on loopback either"),
-    Key("tls", "psk", None, COORDINATED,
+    Key("tls", "psk", None, WITH_COORDINATOR,
         "psk: encrypt by keys made of the token, without certificates; needs Python 3.13 everywhere"),
-    Key("tls_cert", "path", None, GUARDED, "the certificate to show, in PEM"),
-    Key("tls_key", "path", None, GUARDED, "the key of the certificate, in PEM"),
-    Key("tls_ca", "path", None, GUARDED, "the certificates to trust, in PEM"),
-    Key("tls_server_name", "text", None, (*GUARDED, *ETCD),
+    Key("tls_cert", "path", None, WITH_TOKEN, "the certificate to show, in PEM"),
+    Key("tls_key", "path", None, WITH_TOKEN, "the key of the certificate, in PEM"),
+    Key("tls_ca", "path", None, WITH_TOKEN, "the certificates to trust, in PEM"),
+    Key("tls_server_name", "text", None, (*WITH_TOKEN, *ETCD),
         "the name the coordinator's or etcd's certificate is for, if not the endpoint's host"),
-    Key("rank_order", "stable|host|label", "stable", MEETING,
+    Key("rank_order", "stable|host|label", "stable", ALL,
         "how nodes are ranked: as they came, or grouped by host or by label"),
-    Key("label", "text", "", MEETING, "the node's place, for rank_order=label"),
-    Key("node_id", "text", "", MEETING, "the node's name in the job; must differ between nodes"),
-    Key("replace", "switch", None, MEETING,
+    Key("label", "text", "", ALL, "the node's place, for rank_order=label"),
+    Key("node_id", "text", "", ALL, "the node's name in the job; must differ between nodes"),
+    Key("replace", "switch", None, ALL,
         "whether this node gives way, while it is alive, to an agent with the same node_id or "
         "--node-rank"),
-    Key("spares", "count or 0", 0, MEETING,
+    Key("spares", "count or 0", 0, ALL,
         "number of nodes that stand by to replace lost ones"),
-    Key("worker_store", "switch", None, MEETING,
+    Key("worker_store", "switch", None, ALL,
         "whether the worker of rank 0 serves the workers' store, as by --worker-store"),
-    Key("store", "hosts|open|private", None, MEETING,
+    Key("store", "hosts|open|private", None, ALL,
         "whom the workers' store serves: hosts of the job, everybody (the default for one node), or "
         "workers through their own agents alone"),
-    Key("presence", "on|off", "on", (*ETCD, "ha"),
+    Key("presence", "on|off", "on", ON_ETCD,
         "whether agents hold connections to each other and see by these when one has ended; with "
         "off, a lost node costs its lease"),
-    Key("control", "on|read-only|off", "on", (*SHARED, *ETCD, "ha"),
+    Key("control", "on|read-only|off", "on", WITHOUT_COORDINATOR,
         "whether agents have a port at which other machines may ask them, or may only look"),
     Key("protocol", "http|https", "http", ETCD, "how etcd is reached"),
     Key("cert", "path", None, ETCD, "the certificate to show to etcd"),
@@ -290,10 +299,6 @@ KEYS = (
         "the password of that user; HOLDFAST_ETCD_PASSWORD is not visible to other users"),
     Key("etcd_prefix", "text", "/torchelastic/p2p", ETCD, "the prefix of the jobs' keys in etcd"),
 )  # fmt: skip
-
-BACKENDS = ("c10d", "static", "file", "etcd", "etcd-v2", "ha")
-SAME_AS = {"holdfast": "c10d"}
-"""torchrun's name for our rendezvous is accepted here too."""
 
 KEY_OF = {key.name: key for key in KEYS}
 
@@ -391,10 +396,11 @@ def parse(params: RendezvousParameters, *, shares_state: bool = False) -> Rendez
     """
     given = {name for name, value in params.config.items() if value is not None}
     # A backend of the user's has the keys of those that share a state, and maybe keys of its own.
-    backend = SAME_AS.get(params.backend, params.backend)
-    is_ours = backend in BACKENDS
-    kin = {backend, "file"} if shares_state or not is_ours else {backend}
-    if is_ours and params not in _warned:
+    backend = Backend.named(params.backend)
+    kin = {backend}
+    if shares_state or backend is None:
+        kin.add(Backend.FILE)
+    if backend is not None and params not in _warned:
         _warned.add(params)
         warn_about_unused(params.backend, given, kin, shares_state=shares_state)
     values: dict[str, Any] = {}
@@ -424,7 +430,7 @@ def default_store(max_nodes: int) -> str:
 
 
 def warn_about_unused(
-    backend: str, given: set[str], kin: set[str], *, shares_state: bool = False
+    backend: str, given: set[str], kin: set[Backend | None], *, shares_state: bool = False
 ) -> None:
     """Warn of each given key, and of a token, that is unknown or has no effect here.
 
@@ -444,7 +450,7 @@ def warn_about_unused(
             kin.isdisjoint(key.backends) or (shares_state and protects)
         ):
             console.warning(f"--rdzv-conf: {name} has no effect with {_where(backend)}")
-    if shares_state or kin.isdisjoint(GUARDED):
+    if shares_state or kin.isdisjoint(WITH_TOKEN):
         from holdfast.wire.handshake import FILE_VARIABLE, VARIABLE
 
         for variable in (FILE_VARIABLE, VARIABLE):
@@ -456,7 +462,9 @@ def warn_about_unused(
 
 
 def _where(backend: str) -> str:
-    return f"--rdzv-backend {backend}" if backend not in COORDINATED else "store_type=file"
+    known = Backend.named(backend)
+    has_coordinator = known is not None and known.has_coordinator
+    return "store_type=file" if has_coordinator else f"--rdzv-backend {backend}"
 
 
 def value_of(params: RendezvousParameters, name: str) -> Any:

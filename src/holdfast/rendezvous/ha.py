@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.coordinator.connect import ConnectFailed
-from holdfast.coordinator.control_port import ControlAccess
 from holdfast.core.etcd.calls import Get, Problem, ProblemKind, Txn, TxnDone
 from holdfast.etcd.cluster_list import (
     RECORD,
@@ -25,8 +24,10 @@ from holdfast.etcd.cluster_list import (
     cluster_list,
     parse_machines,
 )
+from holdfast.membership.etcd import EtcdConnection, EtcdConnector, EtcdMembership
+from holdfast.net.agent_port import ControlCredentials
 from holdfast.rendezvous import config
-from holdfast.rendezvous.etcd import EtcdConnection, EtcdConnector, EtcdHandler, EtcdTransport
+from holdfast.rendezvous.etcd import EtcdHandler
 
 if TYPE_CHECKING:
     from holdfast.core.etcd.calls import Answer
@@ -58,9 +59,9 @@ def list_of(params: RendezvousParameters, *, make_token: bool = True) -> Cluster
     )
 
 
-def control_access(of: ClusterList, certificates: Certificates) -> ControlAccess:
+def control_access(of: ClusterList, certificates: Certificates) -> ControlCredentials:
     """Return what it takes to ask the job's agents: what it takes to reach its cluster."""
-    return ControlAccess(run_id=of.run_id, token=of.token, pem=certificates.texts())
+    return ControlCredentials(run_id=of.run_id, token=of.token, pem=certificates.texts())
 
 
 class HaConnector(EtcdConnector):
@@ -69,7 +70,7 @@ class HaConnector(EtcdConnector):
     record: ClusterRecord | None = None
     run_id = ""
 
-    async def connect(self) -> EtcdTransport:
+    async def connect(self) -> EtcdConnection:
         """Return the transport of a session that is up, or raise `ConnectFailed`."""
         answer = await self._read()
         if isinstance(answer, Problem):
@@ -108,10 +109,10 @@ class HaConnector(EtcdConnector):
             await asyncio.sleep(READ_AGAIN_S)
 
 
-class HaConnection(EtcdConnection):
+class HaMembership(EtcdMembership):
     """One node's connection to a job on its own cluster."""
 
-    decider = "the cluster"
+    authority = "the cluster"
 
     def _make_connector(self, etcd: AsyncEtcdClient, session: EtcdSession) -> HaConnector:
         connector = HaConnector(etcd, session, self._lease_s)
@@ -122,8 +123,8 @@ class HaConnection(EtcdConnection):
 class HaHandler(EtcdHandler):
     """A node's rendezvous with the others on their own cluster."""
 
-    decider = "the cluster"
-    connection_type = HaConnection
+    authority = "the cluster"
+    membership_type = HaMembership
 
     def __init__(self, params: RendezvousParameters) -> None:
         self._list = of = list_of(params)
@@ -137,7 +138,7 @@ class HaHandler(EtcdHandler):
         finally:
             self._certificates.close()
 
-    def _control_access(self) -> ControlAccess:
+    def _control_access(self) -> ControlCredentials:
         return control_access(self._list, self._certificates)
 
     def _first_contact_s(self) -> float:

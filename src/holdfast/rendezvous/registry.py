@@ -13,10 +13,12 @@ faulty one is reported and skipped.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from holdfast import console
 from holdfast.errors import UsageError
+from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.handler import RendezvousHandler
 
@@ -117,49 +119,27 @@ class RegistryWithPlugins(RendezvousHandlerRegistry):
         return creator
 
 
-def _create_c10d(params: RendezvousParameters) -> RendezvousHandler:
-    if str(params.get("store_type", "")).strip().lower() == "file":
-        return _create_file(params)
-    from holdfast.rendezvous.coordinator import create_coordinator_handler
-
-    return create_coordinator_handler(params)
-
-
-def _create_static(params: RendezvousParameters) -> RendezvousHandler:
-    from holdfast.rendezvous.coordinator import create_static_handler
-
-    return create_static_handler(params)
+DRIVERS = {
+    Backend.C10D: "holdfast.rendezvous.coordinator:create_coordinator_handler",
+    Backend.STATIC: "holdfast.rendezvous.coordinator:create_static_handler",
+    Backend.FILE: "holdfast.rendezvous.file_backend:create_file_handler",
+    Backend.ETCD: "holdfast.rendezvous.etcd:create_etcd_handler",
+    Backend.HA: "holdfast.rendezvous.ha:create_ha_handler",
+}
 
 
-def _create_file(params: RendezvousParameters) -> RendezvousHandler:
-    from holdfast.rendezvous.file_backend import create_file_handler
-
-    return create_file_handler(params)
-
-
-def _create_on_etcd(params: RendezvousParameters) -> RendezvousHandler:
-    from holdfast.rendezvous.etcd import create_etcd_handler
-
-    return create_etcd_handler(params)
-
-
-def _create_ha(params: RendezvousParameters) -> RendezvousHandler:
-    from holdfast.rendezvous.ha import create_ha_handler
-
-    return create_ha_handler(params)
+def create_built_in(params: RendezvousParameters) -> RendezvousHandler:
+    """Return a handler of a built-in backend. A job imports only the driver that it uses."""
+    assert params.kind is not None
+    module, _, function = DRIVERS[params.kind].partition(":")
+    handler: RendezvousHandler = getattr(import_module(module), function)(params)
+    return handler
 
 
 rendezvous_handler_registry: RendezvousHandlerRegistry = RegistryWithPlugins()
-for _name, _creator in {
-    "c10d": _create_c10d,
-    "holdfast": _create_c10d,
-    "static": _create_static,
-    "file": _create_file,
-    "etcd": _create_on_etcd,
-    "etcd-v2": _create_on_etcd,
-    "ha": _create_ha,
-}.items():
-    rendezvous_handler_registry.register(_name, _creator)
+for _backend in Backend:
+    for _name in _backend.names:
+        rendezvous_handler_registry.register(_name, create_built_in)
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:

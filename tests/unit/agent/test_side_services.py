@@ -5,9 +5,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+import types
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -76,7 +78,7 @@ def test_what_a_failure_needs_is_imported_once_after_a_while(
 # What modules that are loaded may import, but not for a failure: what is chosen at a start.
 NOT_FOR_FAILURES = {
     "holdfast.agent.coordinated_job",
-    "holdfast.agent.node_server",  # For people who watch.
+    "holdfast.control.node_server",  # For people who watch.
     "holdfast.agent.stuck_workers",
     "holdfast.coordinator",  # Is in use with the rendezvous that needs it.
     "holdfast.core",
@@ -92,8 +94,8 @@ NOT_FOR_FAILURES = {
     "holdfast.processes.zygote",
     "holdfast.rendezvous",
     "holdfast.store.tcp.forwarding",  # This, the next and the last are in use with other nodes.
-    "holdfast.store.tcp.vouching",
-    "holdfast.timers.server",
+    "holdfast.store.tcp.attestation",
+    "holdfast.timers.timer_server",
     "holdfast.wire",
 }
 LOOKS = """
@@ -221,3 +223,27 @@ def test_why_workers_failed_is_reported_in_time_if_no_generation_follows() -> No
     assert isinstance(failed, lifecycle.WorkersFailed)
     assert [(one.global_rank, one.exit_code) for one in failed.failures] == [(7, 9)]
     assert made.next_deadline(None) is None
+
+
+def test_watch_that_arrives_while_control_point_opens_is_delivered() -> None:
+    made = services()
+    delivered: list[object] = []
+    control: Any = types.SimpleNamespace(watched=delivered.append)
+    opened = threading.Event()
+
+    class SlowAppend(list[Any]):
+        def append(self, watch: object) -> None:
+            opener.start()
+            opened.wait(0.2)  # `open_control` must not finish between the check and the append.
+            super().append(watch)
+
+    def open_control() -> None:
+        made.open_control(control)
+        opened.set()
+
+    opener = threading.Thread(target=open_control)
+    made._early_watches = SlowAppend()
+    watch: Any = object()
+    made.watched(watch)
+    opener.join()
+    assert delivered == [watch]

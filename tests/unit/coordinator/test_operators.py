@@ -6,10 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from serving import Client, Served, serving, status
 
-from holdfast.control.client import open_job
-from holdfast.control.line import ControlProblem, Endpoint
+from holdfast.control.connection import ControlProblem, Endpoint
+from holdfast.control.job_client import open_job
 from holdfast.coordinator import operators, server_connection
 from holdfast.core.protocol import Action, Heartbeat, Request, RequestRefusal, View
 from holdfast.wire import control
@@ -25,6 +24,7 @@ from holdfast.wire.messages import (
     Watch,
 )
 from in_loop import in_loop
+from serving import Client, Served, serving, status
 
 if TYPE_CHECKING:
     from holdfast.wire.messages import Message

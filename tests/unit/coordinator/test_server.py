@@ -9,10 +9,9 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from serving import LIMIT_S, Client, Served, flood, serving, soon, status
 
 from certificates import make_ca, make_certificate
-from holdfast.coordinator import admission, job_status, server, server_connection
+from holdfast.coordinator import admission, server, server_connection
 from holdfast.coordinator.connect import READ_BYTES, ConnectFailed
 from holdfast.core.protocol import (
     Ack,
@@ -27,11 +26,13 @@ from holdfast.core.protocol import (
 from holdfast.net import listening
 from holdfast.net.addresses import Address
 from holdfast.net.tls import TlsFiles
+from holdfast.wire import job_summary
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake, job_token
 from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import Goodbye, StatusRequest, StoreCall, StoreResult, Welcome, decode
 from in_loop import in_loop
+from serving import LIMIT_S, Client, Served, flood, serving, soon, status
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -190,7 +191,7 @@ async def test_the_state_of_jobs_can_be_asked_for(monkeypatch: pytest.MonkeyPatc
         assert [one.run_id for one in (await operator.next()).jobs] == ["other"]
         client.send(StatusRequest(id=3))
         assert [one.run_id for one in (await client.next()).jobs] == ["job"]
-        monkeypatch.setattr(job_status, "STATUS_FRAME_BYTES_MAX", 200)
+        monkeypatch.setattr(job_summary, "STATUS_FRAME_BYTES_MAX", 200)
         client.send(StatusRequest(id=3, run_id="job"))
         (brief,) = (await client.next()).jobs
         assert (brief.run_id, brief.present, brief.nodes) == ("job", 1, [])

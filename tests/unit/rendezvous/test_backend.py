@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.coordinator.agent_connection import JoinRefused
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.protocol import Failure, JobOutcome, NodePhase, NodeRole, View
 from holdfast.core.rounds import Job, JobPhase
 from holdfast.core.shared_state import decode
 from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
 from holdfast.errors import UsageError
+from holdfast.membership.interface import JoinRefused
 from holdfast.rendezvous.backend import (
-    BackendConnection,
+    BackendMembership,
     DynamicRendezvousHandler,
     RendezvousBackend,
     create_handler,
@@ -36,7 +36,7 @@ from holdfast.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from holdfast.rendezvous.polled import ALL_HERE
-from holdfast.store.memory import MemoryStore
+from holdfast.store.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -205,7 +205,7 @@ def test_a_handler_that_is_forgotten_ends_its_threads(cluster: Cluster) -> None:
     handler = cluster.add(1, 1)
     handler.next_rendezvous()
     connection = handler.enter()
-    assert isinstance(connection, BackendConnection)
+    assert isinstance(connection, BackendMembership)
     threads = connection._threads
     cluster.handlers.clear()
     del handler, connection

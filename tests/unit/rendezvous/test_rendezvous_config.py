@@ -10,8 +10,8 @@ import pytest
 
 from holdfast.errors import UsageError
 from holdfast.rendezvous import config
+from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.config import (
-    BACKENDS,
     KEY_OF,
     KEYS,
     SECONDS_MAX,
@@ -89,7 +89,7 @@ def test_time_limits_are_torchs_but_for_the_last_call() -> None:
 def test_the_table_is_whole() -> None:
     assert KEY_OF.keys() > TORCH_KEYS
     assert len(KEY_OF) == len(KEYS)
-    assert {name for key in KEYS for name in key.backends} == set(BACKENDS)
+    assert {name for key in KEYS for name in key.backends} == set(Backend)
     own = {field.name for field in fields(RendezvousConfig)} - {"given"}
     assert own <= KEY_OF.keys()
 

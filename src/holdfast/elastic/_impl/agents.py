@@ -29,10 +29,11 @@ from holdfast import console
 from holdfast.agent import agent, local_agent
 from holdfast.agent.spec import DEFAULT_ROLE, RunResult
 from holdfast.agent.worker_state import WorkerState
-from holdfast.core.supervision import Budget, State, StopReason
+from holdfast.core.policy import RestartBudget
+from holdfast.core.supervision import State, StopReason
 from holdfast.errors import InternalError
 from holdfast.observe.events.event import EventSource
-from holdfast.observe.events.recorder import EventRecorder
+from holdfast.observe.events.event_recorder import EventRecorder
 from holdfast.observe.lifecycle import CustomEvent, WorkerInfo
 from holdfast.processes.poll import wait_for
 from holdfast.processes.signals import SignalException, as_enum
@@ -105,7 +106,7 @@ class SimpleElasticAgent(agent.SimpleElasticAgent):
         if machine.state is State.IDLE:
             self._count_restarts(left)
         elif self._job is None:
-            machine.budget = Budget(machine.budget.used + max(0, left), machine.budget.used)
+            machine.budget = RestartBudget(machine.budget.used + max(0, left), machine.budget.used)
         else:
             self._restarts_wanted = left > 0
             if left > machine.budget.left:
@@ -123,7 +124,7 @@ class SimpleElasticAgent(agent.SimpleElasticAgent):
         """Have the machine, which does not run, know how many restarts there were."""
         limit = self._worker_group.spec.max_restarts
         used = limit - left if self._has_own_loop else 0
-        self._machine.budget = Budget(max(0, left) + used, used)
+        self._machine.budget = RestartBudget(max(0, left) + used, used)
 
     # The steps.
 

@@ -19,6 +19,7 @@ from holdfast.core.etcd.keys import JobKeys, JobRecord, unpack
 from holdfast.core.rounds import JobPhase
 from holdfast.elastic._impl.etcd_v2_client import adapted
 from holdfast.etcd.sync_client import EtcdError
+from holdfast.membership.etcd import GenerationStores
 from holdfast.rendezvous import config
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import (
@@ -26,9 +27,9 @@ from holdfast.rendezvous.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from holdfast.rendezvous.etcd import EtcdHandler, GenerationStores
-from holdfast.store.errors import StoreTimeoutError
-from holdfast.store.memory import as_seconds
+from holdfast.rendezvous.etcd import EtcdHandler
+from holdfast.store.memory_store import as_seconds
+from holdfast.store.store_errors import StoreTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from holdfast.core.protocol import View
     from holdfast.core.rounds import Job
-    from holdfast.etcd.store import EtcdStore
+    from holdfast.etcd.etcd_store import EtcdStore
     from holdfast.etcd.sync_client import EtcdClient
     from holdfast.rendezvous.handler import RendezvousInfo
 

@@ -13,6 +13,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from holdfast import __version__
+from holdfast.numa.affinity import format_ranges
 from holdfast.printable import one_line, visible
 from holdfast.processes.failures.tracebacks import readable_lines
 from holdfast.views.report import plots
@@ -537,9 +538,7 @@ def _nodes(report: Report) -> str:
 
 
 def _spelled(numbers: Iterable[int]) -> str:
-    from holdfast.views.report.model import ranges
-
-    return escape(ranges(numbers)) or "none"
+    return escape(format_ranges(numbers)) or "none"
 
 
 def _about(report: Report) -> str:

@@ -39,11 +39,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from holdfast.control.history import STALL_S, STALL_STEPS
 from holdfast.core.supervision import StopReason
+from holdfast.numa.affinity import format_ranges
 from holdfast.printable import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from typing import TypeVar
 
     from holdfast.views.report import records
@@ -69,9 +71,6 @@ TEXTS_CHARS_MAX = 2_000_000
 """All tracebacks and ends of stderr together."""
 LINE_CHARS_MAX = 500
 TAILS_SHOWN = 16
-STALL_STEPS, STALL_S = 5.0, 2.0
-"""No step for so many times the usual time of one, and for so long, before a failure: it had begun
-when the last step was made."""
 QUIET_S = 0.5
 """A shorter time without a step is not drawn as standing still."""
 STACKS = "[holdfast] stacks (pid "
@@ -743,7 +742,7 @@ class _Description:
             state=state,
             reason=reason,
             generations=sorted(node.generations)[-GENERATIONS_SHOWN:],
-            ranks=ranges(rank for rank, _, _ in last.started.workers) if last else "",
+            ranks=format_ranges(rank for rank, _, _ in last.started.workers) if last else "",
             clock_ahead_s=_rounded(self.axis.ahead[id(node)]),
         )
 
@@ -929,19 +928,8 @@ def _heat(
             rates = [rate for rank in group if (rate := series[rank].rates[at]) is not None]
             row.append(_round(min(rates) / usual) if rates and usual else None)
         heat.append(row)
-        names.append(ranges(group))
+        names.append(format_ranges(group))
     return heat, names
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Return numbers as `0-3, 7`."""
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in found)
 
 
 def _summary(host: str, one: FailedWorker) -> str:

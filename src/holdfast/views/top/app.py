@@ -1,7 +1,7 @@
 """The app of `holdfast top`: a head, one of four tables, a row in full, and keys.
 
 The app shows a `LiveJob` and asks for nothing by itself: `drive` gets the job and a function to be called
-after every change, and returns what keeps it true (`live.feed.Feed`).
+after every change, and returns what keeps it true (`control.job_feed.Feed`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Footer, Input
 
-from holdfast.control.line import ControlProblem
+from holdfast.control.connection import ControlProblem, JobUnreachable
+from holdfast.control.live_job import LiveJob
 from holdfast.core.protocol import Action
-from holdfast.live.model import LiveJob
-from holdfast.views.top import screens, views
+from holdfast.views.top import columns, screens
 from holdfast.views.top.table import Cell, Lines, Table
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from textual import events
     from textual.app import ComposeResult
 
-    from holdfast.control.client import JobClient
-    from holdfast.live.model import NodeRow, RankRow
+    from holdfast.control.job_client import JobClient
+    from holdfast.control.live_job import NodeRow, RankRow
 
 SHOW_S = 0.1
 """Changes within this time are shown together."""
@@ -47,10 +47,10 @@ SORTS: dict[str, Callable[[RankRow], Any]] = {
 }
 
 IN_FULL: dict[str, Callable[[Any], str]] = {
-    "ranks": views.rank_in_full,
-    "nodes": views.node_in_full,
-    "timeline": views.generation_in_full,
-    "events": views.event_in_full,
+    "ranks": columns.rank_in_full,
+    "nodes": columns.node_in_full,
+    "timeline": columns.generation_in_full,
+    "events": columns.event_in_full,
 }
 
 
@@ -133,11 +133,13 @@ class JobScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         yield Block("head")
         yield Block("tabs")
-        yield Table("ranks", views.RANKS, lambda row: (row.node, row.local_rank), empty="no ranks")
-        yield Table("nodes", views.NODES, lambda row: row.node, empty="no nodes")
-        yield Table("timeline", views.TIMELINE, lambda row: row.number, empty="no generation")
-        yield Table("events", views.EVENTS, lambda row: row, empty="nothing yet", follows=True)
-        below = Table("below", views.TIMELINE, lambda row: row.number, empty="no generation")
+        yield Table(
+            "ranks", columns.RANKS, lambda row: (row.node, row.local_rank), empty="no ranks"
+        )
+        yield Table("nodes", columns.NODES, lambda row: row.node, empty="no nodes")
+        yield Table("timeline", columns.TIMELINE, lambda row: row.number, empty="no generation")
+        yield Table("events", columns.EVENTS, lambda row: row, empty="nothing yet", follows=True)
+        below = Table("below", columns.TIMELINE, lambda row: row.number, empty="no generation")
         below.can_focus = False
         yield below
         yield Block("full")
@@ -175,7 +177,7 @@ class JobScreen(Screen[None]):
 
     def show_head(self) -> None:
         width = self.size.width
-        self.block("head").show(views.head(self.job, width, monotonic()))
+        self.block("head").show(columns.head(self.job, width, monotonic()))
         cells: list[Cell] = [(" ", "")]
         counts = {
             "ranks": len(self.job.ranks),
@@ -206,7 +208,7 @@ class JobScreen(Screen[None]):
         lines = _wrapped(text, width)
         room = max(1, self.block("full").size.height)
         if len(lines) > room:
-            lines = [*lines[: room - 1], views.shortened(" ".join(lines[room - 1 :]), width)]
+            lines = [*lines[: room - 1], columns.shortened(" ".join(lines[room - 1 :]), width)]
         self.block("full").show([[(f" {line}", "")] for line in lines])
 
     def _rows(self, name: str) -> Sequence[Any]:
@@ -384,7 +386,7 @@ class JobScreen(Screen[None]):
         try:
             client = self._client()
             if client is None:
-                raise ControlProblem("the job cannot be reached")
+                raise JobUnreachable("the job is not reachable")
             as_is = await client.request(action, node=node, why=reason)
         except ControlProblem as problem:
             self.notify(f"{what}: {problem.message}", severity="error", markup=False)

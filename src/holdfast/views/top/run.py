@@ -6,13 +6,13 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING
 
-from holdfast.live.feed import Feed
+from holdfast.control.job_feed import Feed
 from holdfast.views.top.app import Top
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from holdfast.control.client import JobClient
+    from holdfast.control.job_client import JobClient
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

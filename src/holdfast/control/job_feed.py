@@ -1,0 +1,147 @@
+"""Keeps a `LiveJob` true: asks the job again and again, and finds it again when it was lost.
+
+    feed = Feed(connect, job, changed)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(feed.run())
+
+`changed` is called after every change, in the loop of `run`. While a job cannot be reached, `job.problem`
+says why in one line, and `run` goes on trying; it returns only when it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from holdfast.control.connection import ControlProblem, JobUnreachable
+from holdfast.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from holdfast.control.job_client import JobClient
+    from holdfast.control.live_job import LiveJob, NodeRow
+
+EVERY_S = 1.0
+EVERY_S_PER_NODE = 0.002
+"""Nodes of large jobs report less often, and there is no sense in asking more often."""
+SOON_S = 0.2
+"""After an event; what else happens at the same time is seen with it."""
+RETRY_S, RETRY_S_MAX = 0.5, 5.0
+STAGES_ASKED_OF = 4
+"""So many nodes are asked where the time went; the others saw about the same."""
+STAGES_S = 5.0
+"""How long they have to answer."""
+STAGES_EVERY_S = 10.0
+"""Even if nothing is known to have changed."""
+
+
+class Feed:
+    """Drives one `LiveJob`. `client` is the connection for all else that is asked of the job."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[JobClient]],
+        job: LiveJob,
+        changed: Callable[[], object],
+    ) -> None:
+        self.client: JobClient | None = None
+        self.job = job
+        self._connect, self._changed = connect, changed
+        self._soon = asyncio.Event()
+        self._stages_wanted = asyncio.Event()
+        self._stages_mark: object = None
+        self._stages_at = 0.0
+
+    async def run(self) -> None:
+        """Follow the job until cancelled."""
+        pause_s = RETRY_S
+        while True:
+            try:
+                async with await self._connect() as client:
+                    self._stages_mark = None
+                    await self._follow(client)
+            except* HoldfastError as problems:
+                told = _first(problems)
+                if self.job.problem == "":
+                    pause_s = RETRY_S
+                self.job.lost(told)
+            finally:
+                self.client = None
+            self._changed()
+            await asyncio.sleep(pause_s)
+            pause_s = min(RETRY_S_MAX, 2 * pause_s)
+
+    async def _follow(self, client: JobClient) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_events(client))
+            tasks.create_task(self._follow_status(client))
+            tasks.create_task(self._follow_stages(client))
+
+    async def _follow_events(self, client: JobClient) -> None:
+        known = {*self.job.events}
+        async for event in client.events(follow=True):
+            if event in known:  # It was told before the connection was lost.
+                continue
+            self.job.add_event(event)
+            self._soon.set()
+            self._changed()
+        raise JobUnreachable("the job sends no more events")
+
+    async def _follow_status(self, client: JobClient) -> None:
+        now = asyncio.get_running_loop().time
+        summary = await client.status(watch=True)
+        while True:
+            self.client = client
+            self.job.connected()
+            self.job.add_summary(now(), summary)
+            self._changed()
+            self._look_for_stages(now())
+            pause_s = max(EVERY_S, EVERY_S_PER_NODE * len(summary.nodes))
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._soon.wait()
+                    await asyncio.sleep(SOON_S)
+            except TimeoutError:
+                pass
+            self._soon.clear()
+            # Some may never report: lost ones, older ones, those that cannot be reached from here.
+            summary = await client.status(watch=True, wait_s=0.0)
+
+    def _look_for_stages(self, now: float) -> None:
+        """Have some nodes asked where the time went, whenever that may have changed."""
+        job = self.job
+        states = [(one.state, one.step_min >= 0) for one in self._members]
+        mark = (job.header.state, job.header.generation, states)
+        if mark != self._stages_mark or now - self._stages_at >= STAGES_EVERY_S:
+            self._stages_mark, self._stages_at = mark, now
+            self._stages_wanted.set()
+
+    @property
+    def _members(self) -> list[NodeRow]:
+        return [one for one in self.job.nodes if one.node_rank >= 0][:STAGES_ASKED_OF]
+
+    async def _follow_stages(self, client: JobClient) -> None:
+        now = asyncio.get_running_loop().time
+
+        async def ask(node: str) -> None:
+            try:
+                async with asyncio.timeout(STAGES_S):
+                    found = await client.stages(node)
+            except (ControlProblem, TimeoutError):
+                return  # It is of an older version, or gone; the status will tell.
+            self.job.add_stages(now(), node, found)
+
+        while True:
+            await self._stages_wanted.wait()
+            self._stages_wanted.clear()
+            await asyncio.gather(*(ask(one.node) for one in self._members))
+            self._changed()
+
+
+def _first(problems: BaseExceptionGroup[HoldfastError]) -> str:
+    one: BaseException = problems
+    while isinstance(one, BaseExceptionGroup):
+        one = one.exceptions[0]
+    assert isinstance(one, HoldfastError)
+    return one.message

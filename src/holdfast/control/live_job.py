@@ -1,0 +1,479 @@
+"""What views show of a running job: one model, folded from what its agents report.
+
+`LiveJob` is pure: times are arguments, of the viewer's own monotonic clock. It is given summaries
+(`JobClient.status`), events and stages as they come, and holds what `holdfast top` and the dashboard
+show: the job, its nodes, its ranks, its generations. Its memory does not grow with the job's length.
+
+**No clocks are compared.** Rates and CPU shares are differences of one node's reports, by the time that
+the node itself has run (`NodeReport.elapsed_s`). A report that comes a second time changes nothing.
+
+**Marks.** A rank is `stalled` if it made no step for several times the usual time of one; `slow` if its
+rate is well below the median of all; `behind` if the furthest is some steps ahead of it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.control.history import STALL_S, STALL_STEPS
+from holdfast.core.supervision import StopReason
+from holdfast.numa.affinity import format_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from holdfast.wire.control import GenerationStages
+    from holdfast.wire.messages import EventRecord, JobSummary, NodeSummary
+
+SAMPLES_MAX = 8
+"""Of the steps of a rank, for its rate."""
+RATE_S = 15.0
+"""A rate is of about so long, but always of two samples at least."""
+SLOW_SHARE = 0.8
+"""Of the median rate; slower ranks are marked."""
+SLOW_RANKS_MIN = 3
+"""Of fewer ranks nobody can say which is the slow one."""
+BEHIND_STEPS, BEHIND_S = 3, 2.0
+"""Ranks that are so many steps behind, and at least so long at the median rate, are marked."""
+GENERATIONS_MAX = 512
+EVENTS_MAX = 1_024
+CAUSES_SHOWN = 64
+STAGES = ("detect", "stop", "regroup", "start", "first step")
+"""Of a restart, in this order: the first two of the generation that ended, the others of the next."""
+TOLD = (StopReason.COORDINATOR.value, StopReason.SUCCEEDED.value)
+"""Reasons of a node that only did as the others."""
+
+
+class Header(msgspec.Struct, kw_only=True):
+    """The job as a whole."""
+
+    run_id: str = ""
+    state: str = ""
+    """Its phase, or once it is over how it ended."""
+    outcome: str = ""
+    round: int = -1
+    generation: int = -1
+    restarts: int = 0
+    max_restarts: int = 0
+    causes: list[str] = []
+    """Of restarts that were charged, the newest last."""
+    why: str = ""
+    """What the last change was."""
+    members: int = 0
+    present: int = 0
+    min_nodes: int = 0
+    max_nodes: int = 0
+    ranks: int = 0
+    running: int = 0
+    """How many ranks run."""
+    elapsed_s: float = 0.0
+    goodput: float | None = None
+    """The share of their time, but for that as standbys, in which the nodes' workers ran: an upper bound,
+    see `report.model`."""
+    step_min: int = -1
+    step_max: int = -1
+    rate: float | None = None
+    """The median of all ranks, in steps per second."""
+    marked: int = 0
+    """Ranks that are slow, behind or stalled."""
+    cpu: float | None = None
+    rss_bytes: int = 0
+
+
+class RankRow:
+    """One rank; changed in place."""
+
+    __slots__ = (
+        "cpu", "heartbeat_age_s", "host", "lag", "local_rank", "mark", "node", "pid", "rank", "rate",
+        "rss_bytes", "section", "state", "step", "step_age_s",
+    )  # fmt: skip
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.node = self.host = self.state = self.section = self.mark = ""
+        self.local_rank, self.pid, self.step, self.lag = -1, 0, -1, 0
+        self.rate: float | None = None
+        """Steps per second."""
+        self.cpu: float | None = None
+        """Of one core: 1.0 is 100 %."""
+        self.heartbeat_age_s = self.step_age_s = -1.0
+        """Below 0 if it reports none."""
+        self.rss_bytes = 0
+
+
+class NodeRow(msgspec.Struct, kw_only=True):
+    """One node, with what its ranks come to."""
+
+    node: str
+    host: str
+    address: str
+    state: str
+    node_rank: int
+    drained: bool
+    ranks: list[RankRow]
+    ranks_text: str
+    size: int
+    running: int
+    generation: int
+    step_min: int = -1
+    step_max: int = -1
+    rate: float | None = None
+    """The lowest of its ranks."""
+    heartbeat_age_s: float = -1.0
+    """The highest of its ranks."""
+    cpu: float | None = None
+    rss_bytes: int = 0
+    mark: str = ""
+
+
+class GenerationRow(msgspec.Struct, kw_only=True):
+    """One generation, and the restart that led to it."""
+
+    number: int
+    started_at: float | None = None
+    """By the viewer's clock."""
+    ran_s: float | None = None
+    is_over: bool = False
+    world_size: int = 0
+    why: str = ""
+    """Why it was started."""
+    ended_by: str = ""
+    """What ended it."""
+    stages: dict[str, float] = {}
+    """Seconds of what led to it, by name; only those that are known. See `STAGES`."""
+
+    @property
+    def down_s(self) -> float:
+        """For how long no step was made before it, as far as it is known."""
+        return sum(self.stages.values())
+
+
+class _Samples:
+    """The steps of one rank, by its node's clock, and what its process used."""
+
+    __slots__ = ("cpu_s", "cpu_seen_s", "pid", "steps")
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.cpu_s = self.cpu_seen_s = -1.0
+        self.steps: deque[tuple[float, int]] = deque(maxlen=SAMPLES_MAX)
+
+    def add(self, at: float, step: int) -> None:
+        steps = self.steps
+        if steps and step == steps[-1][1]:
+            return
+        if steps and (step < steps[-1][1] or at < steps[-1][0]):
+            steps.clear()
+        steps.append((at, step))
+        while len(steps) > 2 and at - steps[0][0] > RATE_S:
+            steps.popleft()
+
+    def rate(self, now_s: float) -> float | None:
+        """Return steps per second; 0 if there were none for much longer than usual."""
+        if len(self.steps) < 2:
+            return None
+        (from_s, low), (to_s, high) = self.steps[0], self.steps[-1]
+        rate = (high - low) / max(1e-6, to_s - from_s)
+        return 0.0 if now_s - to_s > max(STALL_S, STALL_STEPS / rate) else rate
+
+
+class LiveJob:
+    """A running job, as far as it is known here."""
+
+    def __init__(self) -> None:
+        self.problem = "not connected yet"
+        """Why what is shown is not up to date, in one line; empty while it is."""
+        self.version = 0
+        """Raised by every change."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self.header = Header()
+        self.nodes: list[NodeRow] = []
+        self.ranks: list[RankRow] = []
+        """In the order of their ranks."""
+        self.events: deque[EventRecord] = deque(maxlen=EVENTS_MAX)
+        self.updated_at: float | None = None
+        self.ended = ""
+        """How the job ended, as whoever decides told it, or the run of its node."""
+        self._rank_rows: dict[tuple[str, int], RankRow] = {}
+        self._samples: dict[tuple[str, int], _Samples] = {}
+        self._stages: dict[int, dict[str, tuple[float, GenerationStages]]] = {}
+        self._first_seen: dict[int, float] = {}
+        self._generations: list[GenerationRow] | None = None
+        self._generation_mark: object = None
+
+    # What comes.
+
+    def connected(self) -> None:
+        """Take note that what comes from now on is up to date."""
+        self.problem = ""
+        self.version += 1
+
+    def lost(self, problem: str) -> None:
+        """Take note that nothing comes, and why."""
+        self.problem = problem
+        self.version += 1
+
+    def add_summary(self, now: float, job: JobSummary) -> None:
+        """Take the state of the job, with what its nodes last reported."""
+        if self._is_another(job):
+            problem = self.problem
+            self._forget()
+            self.problem = problem
+        self.version += 1
+        self.updated_at = now
+        self._drop_nodes({one.node for one in job.nodes})
+        self.nodes = [
+            self._node_row(one)
+            for one in sorted(job.nodes, key=lambda one: (one.rank < 0, one.rank, one.node))
+        ]
+        self.ranks = sorted(
+            (row for node in self.nodes for row in node.ranks), key=lambda row: row.rank
+        )
+        # What a node reported of an older generation says nothing of this one.
+        self._mark(
+            [row for one in self.nodes if one.generation == job.generation for row in one.ranks]
+        )
+        for node in self.nodes:
+            _sum_up(node)
+        self._describe(job)
+        self._note_generation(now, job)
+
+    def add_event(self, event: EventRecord) -> None:
+        """Take something that happened."""
+        self.version += 1
+        self.events.append(event)
+        if event.kind == "over" or (event.kind == "RunEnded" and not self.ended):
+            self.ended = event.text
+
+    def add_stages(self, now: float, node: str, stages: Sequence[GenerationStages]) -> None:
+        """Take where the time of generations went, as one node saw it."""
+        self.version += 1
+        self._generations = None
+        for one in stages:
+            self._stages.setdefault(one.generation, {})[node] = (now, one)
+        for number in sorted(self._stages)[:-GENERATIONS_MAX]:
+            del self._stages[number]
+
+    # What is shown besides.
+
+    @property
+    def generations(self) -> list[GenerationRow]:
+        """The generations that are known, the newest first."""
+        if self._generations is None:
+            numbers = {*self._stages, *self._first_seen}
+            newest = sorted(numbers, reverse=True)[:GENERATIONS_MAX]
+            self._generations = [self._generation_row(number) for number in newest]
+        return self._generations
+
+    def age_s(self, now: float) -> float | None:
+        """How old what is shown is."""
+        return None if self.updated_at is None else now - self.updated_at
+
+    def node_of(self, rank: int) -> str:
+        """The node that has a rank; nothing if none has."""
+        return next((row.node for row in self.ranks if row.rank == rank), "")
+
+    # Inside.
+
+    def _is_another(self, job: JobSummary) -> bool:
+        """Whether this is not the job that was shown before, but one of the same name."""
+        known = self.header
+        return bool(known.run_id) and (
+            job.run_id != known.run_id
+            or job.generation < known.generation
+            or (bool(known.outcome or self.ended) and not job.outcome)
+        )
+
+    def _drop_nodes(self, present: set[str]) -> None:
+        for table in (self._rank_rows, self._samples):
+            for key in [key for key in table if key[0] not in present]:
+                del table[key]
+
+    def _node_row(self, node: NodeSummary) -> NodeRow:
+        report = node.report
+        rows: list[RankRow] = []
+        if report is not None and node.first_rank >= 0:
+            for worker in report.workers:
+                key = (node.node, worker.local_rank)
+                row = self._rank_rows.get(key)
+                if row is None:
+                    row = self._rank_rows[key] = RankRow(worker.rank)
+                rows.append(row)
+                # Not the rank that it reported: that may be of a generation before this one.
+                row.rank = node.first_rank + max(0, worker.local_rank)
+                row.node, row.host = node.node, node.host
+                row.local_rank, row.pid, row.state = worker.local_rank, worker.pid, worker.state
+                row.step, row.section = worker.step, worker.section
+                row.heartbeat_age_s, row.step_age_s = worker.heartbeat_age_s, worker.step_age_s
+                row.rss_bytes = worker.rss_bytes
+                samples = self._samples.setdefault(key, _Samples())
+                now_s = report.elapsed_s
+                if samples.pid != worker.pid:
+                    samples = self._samples[key] = _Samples()
+                    samples.pid = worker.pid
+                    row.cpu = None
+                elif worker.cpu_s >= samples.cpu_s >= 0 and now_s > samples.cpu_seen_s:
+                    row.cpu = (worker.cpu_s - samples.cpu_s) / (now_s - samples.cpu_seen_s)
+                samples.cpu_s, samples.cpu_seen_s = worker.cpu_s, now_s
+                if worker.step >= 0:
+                    samples.add(now_s - max(0.0, worker.step_age_s), worker.step)
+                row.rate = samples.rate(now_s) if worker.pid else None
+        elif node.first_rank >= 0:
+            rows = [self._silent_row(node, at) for at in range(node.size)]
+        return NodeRow(
+            node=node.node,
+            host=node.host,
+            address=node.address,
+            state=state_of(node),
+            node_rank=node.rank,
+            drained=node.drained,
+            ranks=rows,
+            ranks_text=format_ranges(row.rank for row in rows),
+            size=node.size,
+            running=sum(row.state == "running" for row in rows),
+            generation=report.generation if report is not None else node.generation,
+        )
+
+    def _silent_row(self, node: NodeSummary, local_rank: int) -> RankRow:
+        """Return a rank of a node that has reported nothing."""
+        row = self._rank_rows.setdefault((node.node, local_rank), RankRow(0))
+        row.rank, row.local_rank = node.first_rank + local_rank, local_rank
+        row.node, row.host, row.state = node.node, node.host, node.phase
+        return row
+
+    def _mark(self, rows: list[RankRow]) -> None:
+        for row in self.ranks:
+            row.mark, row.lag = "", 0
+        furthest = max((row.step for row in rows), default=-1)
+        rates = [row.rate for row in rows if row.rate]
+        median = statistics.median(rates) if rates else 0.0
+        can_be_slow = sum(row.rate is not None for row in rows) >= SLOW_RANKS_MIN
+        behind = max(BEHIND_STEPS, BEHIND_S * median)
+        for row in rows:
+            row.lag = furthest - row.step if row.step >= 0 else 0
+            if row.rate == 0.0:
+                row.mark = "stalled"
+            elif can_be_slow and row.rate is not None and row.rate < SLOW_SHARE * median:
+                row.mark = "slow"
+            elif row.lag >= behind:
+                row.mark = "behind"
+
+    def _describe(self, job: JobSummary) -> None:
+        reports = [one.report for one in job.nodes if one.report is not None]
+        wanted_s = sum(one.wanted_s for one in reports)
+        steps = [row.step for row in self.ranks if row.step >= 0]
+        rates = [row.rate for row in self.ranks if row.rate is not None]
+        cpus = [row.cpu for row in self.ranks if row.cpu is not None]
+        self.header = Header(
+            run_id=job.run_id,
+            state=job.outcome or job.phase,
+            outcome=job.outcome,
+            round=job.round,
+            generation=job.generation,
+            restarts=job.restarts,
+            max_restarts=job.max_restarts,
+            causes=job.causes[-CAUSES_SHOWN:],
+            why=job.why,
+            members=job.members,
+            present=job.present,
+            min_nodes=job.min_nodes,
+            max_nodes=job.max_nodes,
+            ranks=len(self.ranks),
+            running=sum(node.running for node in self.nodes),
+            elapsed_s=max((one.elapsed_s for one in reports), default=0.0),
+            goodput=sum(one.running_s for one in reports) / wanted_s if wanted_s else None,
+            step_min=min(steps, default=-1),
+            step_max=max(steps, default=-1),
+            rate=statistics.median(rates) if rates else None,
+            marked=sum(bool(row.mark) for row in self.ranks),
+            cpu=sum(cpus) if cpus else None,
+            rss_bytes=sum(row.rss_bytes for row in self.ranks),
+        )
+
+    def _note_generation(self, now: float, job: JobSummary) -> None:
+        mark = (job.generation, job.outcome, job.why)
+        if mark != self._generation_mark:
+            self._generation_mark, self._generations = mark, None
+        for row in self._generations or ():
+            if not row.is_over and row.started_at is not None:
+                row.ran_s = now - row.started_at
+        if job.generation >= 0:
+            self._first_seen.setdefault(job.generation, now)
+        for number in sorted(self._first_seen)[:-GENERATIONS_MAX]:
+            del self._first_seen[number]
+
+    def _generation_row(self, number: int) -> GenerationRow:
+        own = [*self._stages.get(number, {}).values()]
+        last = [one for _, one in self._stages.get(number - 1, {}).values()]
+        later = [one for _, one in self._stages.get(number + 1, {}).values()]
+        found = [one for _, one in own]
+        row = GenerationRow(
+            number=number,
+            started_at=min((seen - one.age_s for seen, one in own), default=None),
+            ran_s=max((one.ran_s for one in found), default=None),
+            is_over=number < self.header.generation or any(one.is_over for one in found),
+            world_size=max((one.world_size for one in found), default=0),
+            why=next((one.why for one in found if one.why), ""),
+        )
+        if row.started_at is None:
+            row.started_at = self._first_seen.get(number)
+        if not row.is_over and row.started_at is not None and self.updated_at is not None:
+            row.ran_s = max(0.0, self.updated_at - row.started_at)
+        # Whoever stopped last has waited least for the others.
+        row.stages = {
+            name: seconds
+            for name, seconds in (
+                ("detect", _longest(one.detect_s for one in last)),
+                ("stop", _longest(one.stop_s for one in last)),
+                (
+                    "regroup",
+                    min((one.regroup_s for one in found if one.regroup_s >= 0), default=None),
+                ),
+                ("start", _longest(one.start_s for one in found)),
+                ("first step", _longest(one.first_step_s for one in found)),
+            )
+            if seconds is not None
+        }
+        if row.is_over:
+            reasons = sorted(
+                (one for one in found if one.reason), key=lambda one: one.reason in TOLD
+            )
+            told = reasons[0].detail or reasons[0].reason if reasons else ""
+            decided = next((one.why for one in later if one.why), "")
+            final = self.header.why if self.header.outcome and not later else ""
+            row.ended_by = decided or final or told
+        return row
+
+
+def state_of(node: NodeSummary) -> str:
+    """Return what a node is doing, in a word."""
+    if node.drained:
+        return "drained"
+    if node.rank < 0:
+        return "standby"
+    return node.report.state if node.report is not None else node.phase
+
+
+def _longest(seconds: Iterable[float]) -> float | None:
+    return max((one for one in seconds if one >= 0), default=None)
+
+
+def _sum_up(node: NodeRow) -> None:
+    """Set what the ranks of a node come to."""
+    rows = node.ranks
+    steps = [row.step for row in rows if row.step >= 0]
+    rates = [row.rate for row in rows if row.rate is not None]
+    cpus = [row.cpu for row in rows if row.cpu is not None]
+    node.step_min, node.step_max = min(steps, default=-1), max(steps, default=-1)
+    node.rate = min(rates, default=None)
+    node.heartbeat_age_s = max((row.heartbeat_age_s for row in rows), default=-1.0)
+    node.cpu = sum(cpus) if cpus else None
+    node.rss_bytes = sum(row.rss_bytes for row in rows)
+    marks = {row.mark for row in rows}
+    node.mark = next((mark for mark in ("stalled", "slow", "behind") if mark in marks), "")

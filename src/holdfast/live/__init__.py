@@ -1,1 +1,0 @@
-"""A running job as views show it: `model` is what is known of it, `feed` keeps that true."""

@@ -1,0 +1,287 @@
+"""The job behind a dashboard: its state for browsers while there are any, and what else it is asked.
+
+The state is `holdfast.live`, followed for as long as somebody looks, and given to `Broadcast` in
+sections. A job whose dashboard nobody looks at is not asked for anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from holdfast.control.job_feed import Feed
+from holdfast.control.live_job import LiveJob
+from holdfast.control.stack_groups import grouped
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.printable import visible
+from holdfast.views.dashboard.broadcast import Broadcast
+from holdfast.wire.control import GREP_CHARS_MAX, LogLines, LogsQuery
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+
+    from holdfast.control.job_client import JobClient
+    from holdfast.control.live_job import GenerationRow, RankRow
+    from holdfast.views.dashboard.web_server import ActionWanted
+    from holdfast.views.report.model import Failure
+    from holdfast.wire.messages import EventRecord
+
+GATHER_S = 0.1
+"""Changes that come within this time go to browsers together."""
+IDLE_S = 30.0
+"""The job is asked for its state for so long after the last page was closed."""
+LOG_LINES_MAX = 10_000
+"""Of each rank, to begin with."""
+LOGS_WAITING_MAX = 8
+"""Pieces of logs that a browser has not taken; more are not read until it does."""
+LINE_CHARS_MAX = 4_000
+FAILURES_S = 2.0
+"""A report of failures is made this often at most."""
+
+
+class _NotedJob(LiveJob):
+    """A `LiveJob` that notes which events browsers have not got yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.news: list[EventRecord] = []
+
+    def add_event(self, event: EventRecord) -> None:
+        super().add_event(event)
+        self.news.append(event)
+
+
+class Commands(Protocol):
+    """What the commands for running jobs do too; see `cli.operate`."""
+
+    async def connect(self) -> JobClient:
+        """Return a new connection to the job, wherever it is found at that time."""
+
+    async def follow_logs(
+        self,
+        client: JobClient,
+        wanted: LogsQuery,
+        node: str,
+        show: Callable[[LogLines], Awaitable[None]],
+    ) -> None: ...
+
+    def parse_ranks(self, text: str) -> list[int]: ...
+
+
+class WatchedJob:
+    """One job, from when the server begins until it ends."""
+
+    def __init__(
+        self,
+        commands: Commands,
+        *,
+        is_read_only: bool,
+        log_dirs: Sequence[str] = (),
+    ) -> None:
+        self.is_read_only = is_read_only
+        self.broadcast = Broadcast(self._refresh)
+        self._commands = commands
+        self._log_dirs = log_dirs
+        self._model = _NotedJob()
+        self._events: object = self._model.events
+        self._publishing: asyncio.TimerHandle | None = None
+        self._failures: tuple[float, list[Failure], str] | None = None
+        self._reading = asyncio.Lock()
+
+    # The state.
+
+    async def run(self) -> None:
+        """Follow the job while anybody looks, until cancelled."""
+        while True:
+            await self.broadcast.is_wanted.wait()
+            feeding = asyncio.ensure_future(
+                Feed(self._commands.connect, self._model, self._changed).run()
+            )
+            idle = asyncio.ensure_future(self.broadcast.idle_for(IDLE_S))
+            try:
+                await asyncio.wait((feeding, idle), return_when=asyncio.FIRST_COMPLETED)
+                if feeding.done():
+                    feeding.result()  # It ends by a bug alone.
+            finally:
+                feeding.cancel()
+                idle.cancel()
+                await asyncio.wait((feeding, idle))
+
+    def _changed(self) -> None:
+        if self._publishing is None:
+            loop = asyncio.get_running_loop()
+            self._publishing = loop.call_later(GATHER_S, self._publish)
+
+    def _publish(self) -> None:
+        self._publishing = None
+        self.broadcast.refresh()
+
+    def _refresh(self) -> None:
+        """Give all sections to the browsers."""
+        model = self._model
+        if model.events is not self._events:  # It is another job of the same name.
+            self._events = model.events
+            self.broadcast.drop_all()
+        news, model.news = model.news, []
+        node_of = {node.node: at for at, node in enumerate(model.nodes)}
+        self.broadcast.publish(
+            {
+                "job": {
+                    **msgspec.structs.asdict(model.header),
+                    "problem": model.problem,
+                    "ended": model.ended,
+                },
+                "nodes": [
+                    {
+                        name: getattr(node, name)
+                        for name in (
+                            "node", "host", "state", "node_rank", "drained", "ranks_text", "size",
+                            "running", "generation", "step_min", "step_max", "rate", "cpu",
+                            "heartbeat_age_s", "rss_bytes", "mark",
+                        )
+                    }
+                    for node in model.nodes
+                ],
+                "ranks": _columns(model.ranks, node_of),
+                "generations": [_generation(one) for one in reversed(model.generations)],
+            },
+            news,
+        )  # fmt: skip
+
+    # What else it is asked.
+
+    async def act(self, wanted: ActionWanted) -> str:
+        """Ask for an action as `JobClient.request` does."""
+        async with await self._commands.connect() as client:
+            return await client.request(
+                wanted.action,
+                node=wanted.node,
+                why=wanted.reason,
+                grace_s=wanted.grace_s,
+                request_id=wanted.id,
+            )
+
+    async def stacks(self) -> dict[str, Any]:
+        """Return the stacks of all workers, equal ones together."""
+        async with await self._commands.connect() as client:
+            job = await client.status()
+            found = await asyncio.gather(
+                *(client.stacks(node.node) for node in job.nodes if node.first_rank >= 0)
+            )
+        groups = grouped([(one.rank, one.text) for node in found for one in node.workers])
+        return {
+            "groups": [
+                {"place": one.place, "ranks": one.ranks, "text": visible(one.text)}
+                for one in groups
+            ],
+            "problems": [f"{node.node}: {node.problem}" for node in found if node.problem],
+        }
+
+    def logs_wanted(self, asked: Mapping[str, str]) -> LogsQuery:
+        """Return what the parameters of a request ask for; raise `ValueError` for nonsense."""
+        try:
+            ranks = self._commands.parse_ranks(asked.get("ranks", "").replace(" ", ""))
+        except UsageError:
+            raise ValueError("ranks are written as 0,8-15") from None
+        last = asked.get("tail", "all")
+        if last != "all" and not (last.isascii() and last.isdigit()):
+            raise ValueError("a number of lines, or all of them")
+        tail = -1 if last == "all" else min(LOG_LINES_MAX, int(last[:9]))
+        return LogsQuery(
+            ranks=ranks,
+            tail=tail,
+            follow=asked.get("follow") == "1",
+            grep=asked.get("grep", "")[:GREP_CHARS_MAX],
+        )
+
+    async def logs(self, wanted: LogsQuery, node: str) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield what workers wrote; reading stops while the browser does not receive."""
+        pieces: asyncio.Queue[LogLines | Exception | None] = asyncio.Queue(LOGS_WAITING_MAX)
+
+        async def read() -> None:
+            end: Exception | None = None
+            try:
+                async with await self._commands.connect() as client:
+                    await self._commands.follow_logs(client, wanted, node, pieces.put)
+            except Exception as problem:  # noqa: BLE001 (raised below)
+                end = problem
+            await pieces.put(end)  # Not after a cancellation: nobody receives it.
+
+        reading = asyncio.ensure_future(read())
+        try:
+            while (piece := await pieces.get()) is not None:
+                if isinstance(piece, Exception):
+                    raise piece
+                yield {
+                    "rank": piece.rank,
+                    "stream": piece.stream,
+                    "generation": piece.generation,
+                    "lines": [
+                        visible(line.decode(errors="replace")[:LINE_CHARS_MAX])
+                        for line in piece.text.removesuffix(b"\n").split(b"\n")
+                    ],
+                }
+        finally:
+            reading.cancel()
+            await asyncio.wait((reading,))
+
+    async def failures(self) -> dict[str, Any]:
+        """Return the failures that the log directories tell of, if any were given."""
+        if not self._log_dirs:
+            return {"failures": [], "problem": "", "folders": []}
+        async with self._reading:
+            now = time.monotonic()
+            if self._failures is None or now - self._failures[0] > FAILURES_S:
+                found, problem = await asyncio.to_thread(_read_failures, self._log_dirs)
+                self._failures = time.monotonic(), found, problem
+        return {
+            "failures": self._failures[1],
+            "problem": self._failures[2],
+            "folders": self._log_dirs,
+        }
+
+
+def _columns(rows: Sequence[RankRow], node_of: dict[str, int]) -> dict[str, list[Any]]:
+    """Return ranks column by column, which is half the size and quicker to read."""
+    return {
+        "rank": [row.rank for row in rows],
+        "node": [node_of.get(row.node, -1) for row in rows],
+        "local": [row.local_rank for row in rows],
+        "state": [row.state for row in rows],
+        "step": [row.step for row in rows],
+        "rate": [None if row.rate is None else round(row.rate, 3) for row in rows],
+        "lag": [row.lag for row in rows],
+        "age": [round(row.heartbeat_age_s, 1) for row in rows],
+        "cpu": [None if row.cpu is None else round(row.cpu, 2) for row in rows],
+        "rss": [row.rss_bytes for row in rows],
+        "pid": [row.pid for row in rows],
+        "mark": [row.mark for row in rows],
+        "section": [row.section for row in rows],
+    }
+
+
+def _generation(row: GenerationRow) -> dict[str, Any]:
+    shown = msgspec.structs.asdict(row)
+    started_at = shown.pop("started_at")
+    # By the time of day of this host: for people.
+    shown["started"] = (
+        None if started_at is None else round(time.time() - time.monotonic() + started_at, 2)
+    )
+    return shown
+
+
+def _read_failures(folders: Sequence[str]) -> tuple[list[Failure], str]:
+    from holdfast.views.report import model, records
+
+    try:
+        jobs = records.jobs_in(records.read(list(folders), lambda _text: None))
+        for run in jobs[0]:
+            records.look_around(run)
+        return model.describe(jobs[0], len(jobs) - 1).failures, ""
+    except HoldfastError as problem:
+        return [], problem.message
+    except OSError as problem:
+        return [], f"cannot read {problem.filename}: {problem.strerror}"

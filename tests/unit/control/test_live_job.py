@@ -1,0 +1,164 @@
+"""What is shown of a running job: rates, marks, generations, and what stays bounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.control.live_job import EVENTS_MAX, GENERATIONS_MAX, SAMPLES_MAX, LiveJob
+from holdfast.wire.control import GenerationStages
+from holdfast.wire.messages import EventRecord
+from live_jobs import STEPS_PER_S, steady, summary
+
+
+def watched(seconds: int, **fields: Any) -> LiveJob:
+    """Return a job that was looked at every second."""
+    job = LiveJob()
+    for at in range(1, seconds + 1):
+        job.add_summary(1000.0 + at, summary(float(at), **fields))
+    return job
+
+
+def test_rates_and_shares_are_by_the_clock_of_each_node() -> None:
+    job = watched(5)
+    assert [(row.rank, row.node) for row in job.ranks] == [
+        (rank, f"node{rank // 2:03d}") for rank in range(6)
+    ]
+    assert {row.rate for row in job.ranks} == {STEPS_PER_S}
+    assert {row.cpu for row in job.ranks} == {0.5}
+    assert (job.header.step_min, job.header.step_max, job.header.running) == (50, 50, 6)
+    assert job.header.goodput == pytest.approx(0.9)
+    assert (job.nodes[1].ranks_text, job.nodes[1].rss_bytes) == ("2-3", 200_000_000)
+
+
+def test_a_report_that_comes_again_changes_no_rate() -> None:
+    job = watched(5)
+    for late in range(60):
+        job.add_summary(1006.0 + late, summary(5.0))
+    assert {row.rate for row in job.ranks} == {STEPS_PER_S}
+    assert {row.cpu for row in job.ranks} == {0.5}
+    again = summary(5.0)
+    report = again.nodes[0].report
+    assert report is not None
+    # The clocks of an agent and of its workers' steps are not read at the same moment.
+    again.nodes[0] = replace(again.nodes[0], report=replace(report, elapsed_s=4.9999))
+    job.add_summary(1070.0, again)
+    assert {row.rate for row in job.ranks} == {STEPS_PER_S}
+
+
+def test_slow_ranks_and_those_behind_are_marked() -> None:
+    def step_of(rank: int, at_s: float) -> int:
+        if rank == 1:
+            return steady(rank, at_s / 2)
+        return steady(rank, at_s) - (25 if rank == 4 else 0)
+
+    job = watched(6, step_of=step_of)
+    assert {row.rank: (row.mark, row.lag) for row in job.ranks if row.mark} == {
+        1: ("slow", 30),
+        4: ("behind", 25),
+    }
+    assert [node.mark for node in job.nodes] == ["slow", "", "behind"]
+    assert job.header.marked == 2
+
+
+def test_a_rank_without_steps_for_long_is_stalled_and_comes_back() -> None:
+    def step_of(rank: int, at_s: float) -> int:
+        return steady(rank, min(at_s, 5.0) if rank == 3 and at_s < 20 else at_s)
+
+    job = LiveJob()
+    for at in range(1, 10):
+        one = summary(float(at), step_of=step_of)
+        report = one.nodes[1].report
+        assert report is not None
+        stuck = replace(report.workers[1], step_age_s=max(0.0, at - 5.0))
+        one.nodes[1] = replace(
+            one.nodes[1], report=replace(report, workers=[report.workers[0], stuck])
+        )
+        job.add_summary(at, one)
+    assert [row.rank for row in job.ranks if row.mark == "stalled"] == [3]
+    for at in range(20, 24):
+        job.add_summary(at, summary(float(at), step_of=step_of))
+    assert not any(row.mark == "stalled" for row in job.ranks)
+
+
+def test_a_new_process_begins_anew() -> None:
+    job = watched(5)
+    assert [one.number for one in job.generations] == [0]
+    job.add_summary(1006.0, summary(6.0, generation=1, pid=500, step_of=lambda *_: 3))
+    assert [(one.number, one.is_over) for one in job.generations] == [(1, False), (0, True)]
+    assert {(row.rate, row.cpu, row.step, row.pid - row.rank) for row in job.ranks} == {
+        (None, None, 3, 500)
+    }
+
+
+def test_reports_of_an_older_generation_mark_nobody() -> None:
+    late = summary(6.0, generation=1, pid=500, step_of=lambda *_: 3)
+    late.nodes[2] = replace(summary(5.5).nodes[1], node="node002", rank=2, first_rank=4)
+    job = watched(5)
+    job.add_summary(1006.0, late)
+    assert [row.rank for row in job.ranks] == [*range(6)]
+    assert {(row.mark, row.lag) for row in job.ranks} == {("", 0)}
+
+
+def test_a_restart_is_told_by_those_who_saw_it() -> None:
+    job = watched(5)
+    first = GenerationStages(
+        generation=0, age_s=100.0, ran_s=90.0, is_over=True, detect_s=1.0, stop_s=0.5,
+        reason="a worker failed", detail="rank 3 failed: exit code 1",
+    )  # fmt: skip
+    other = replace(first, detect_s=-1.0, stop_s=2.0, reason="the coordinator decided so")
+    second = GenerationStages(
+        generation=1, age_s=5.0, ran_s=5.0, regroup_s=4.0, start_s=0.1, first_step_s=3.0
+    )
+    job.add_stages(2000.0, "node001", [other, replace(second, regroup_s=2.5, start_s=0.2)])
+    job.add_stages(2000.0, "node000", [first, second])
+    job.add_summary(2001.0, summary(100.0, generation=1, restarts=1))
+    newest, oldest = job.generations
+    assert (newest.number, newest.started_at, newest.is_over) == (1, 1995.0, False)
+    # Whoever stopped last has waited least for the others.
+    assert newest.stages == {
+        "detect": 1.0, "stop": 2.0, "regroup": 2.5, "start": 0.2, "first step": 3.0,
+    }  # fmt: skip
+    assert newest.down_s == pytest.approx(8.7)
+    assert (oldest.number, oldest.stages, oldest.ended_by) == (0, {}, "rank 3 failed: exit code 1")
+    job.add_stages(2002.0, "node000", [first, replace(second, why="node2 was lost")])
+    assert job.generations[1].ended_by == "node2 was lost"
+
+
+def test_nodes_that_leave_and_stand_by() -> None:
+    job = watched(3)
+    smaller = summary(4.0, nodes=2)
+    drained = replace(summary(4.0).nodes[2], rank=-1, first_rank=-1, drained=True)
+    job.add_summary(4.0, replace(smaller, nodes=[drained, *smaller.nodes]))
+    assert [(one.node, one.state, len(one.ranks)) for one in job.nodes] == [
+        ("node000", "running", 2),
+        ("node001", "running", 2),
+        ("node002", "drained", 0),
+    ]
+    silent = replace(summary(5.0).nodes[2], report=None)
+    job.add_summary(5.0, replace(smaller, nodes=[*smaller.nodes, silent]))
+    assert [(row.rank, row.step) for row in job.nodes[2].ranks] == [(4, 30), (5, 30)]
+
+
+def test_another_job_of_the_same_name_is_not_mixed_with_the_last() -> None:
+    job = watched(5, generation=4)
+    job.add_event(EventRecord(wall=1.0, text="x"))
+    job.add_summary(9.0, summary(1.0, generation=0))
+    assert (job.header.generation, len(job.events), len(job.generations)) == (0, 0, 1)
+    job.add_summary(10.0, summary(2.0, outcome="failed"))
+    assert job.header.state == "failed"
+
+
+def test_memory_does_not_grow_with_the_job() -> None:
+    job = LiveJob()
+    for at in range(3 * GENERATIONS_MAX):
+        job.add_summary(at, summary(float(at + 1), generation=at))
+        job.add_stages(at, "node000", [GenerationStages(generation=at, age_s=0.0)])
+        job.add_event(EventRecord(wall=1.0, text=str(at)))
+    assert len(job.generations) == GENERATIONS_MAX
+    assert len(job.events) == EVENTS_MAX
+    assert all(len(one.steps) <= SAMPLES_MAX for one in job._samples.values())
+    job.add_summary(1e6, summary(1e6, nodes=1, generation=3 * GENERATIONS_MAX))
+    assert (len(job._samples), len(job._rank_rows)) == (2, 2)

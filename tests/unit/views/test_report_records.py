@@ -1,0 +1,153 @@
+"""Log directories as they are found: cut off, put aside, mixed up, and with traps in them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+import recorded_runs
+from holdfast.cli import main
+from holdfast.errors import UsageError
+from holdfast.observe import lifecycle
+from holdfast.observe.events.event_handlers import LogDirectoryHandler
+from holdfast.observe.timeline import TimelineRecorder
+from holdfast.views.report import records
+from holdfast.views.report.html import render
+from holdfast.views.report.model import describe
+from timelines import Timeline, one_restart
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_timeline_that_was_cut_off_anywhere_has_a_report(tmp_path: Path) -> None:
+    path = one_restart().write(tmp_path)
+    data = path.read_bytes()
+    first_line = data.index(b"\n") + 1
+    for length in range(first_line, len(data), 97):
+        path.write_bytes(data[:length])
+        [run] = records.read([str(tmp_path)])
+        records.look_around(run)
+        assert run.unreadable == 0, "half a line at the end is no line"
+        assert render(describe([run]))
+
+
+def test_a_line_that_cannot_be_read_is_counted_and_left_out() -> None:
+    node = one_restart()
+    node.lines[3:3] = [b"{\n", b"[]\n", b'{"kind": "new", "at": 1}\n', b'{"at": NaN}\n', b"\xff\n"]
+    node.lines.insert(9, b'{"kind": "progress", "at": -5, "generation": 0}\n')
+    [run] = node.runs()
+    assert run.unreadable == 6
+    assert describe([run]).spans == describe(one_restart().runs()).spans
+
+
+def test_what_was_put_aside_is_read_first(tmp_path: Path) -> None:
+    node = one_restart()
+    path = node.write(tmp_path)
+    path.rename(f"{path}.1")
+    path.write_bytes(b"".join(node.lines[10:]))
+    (tmp_path / f"{path.name}.1").write_bytes(b"".join(node.lines[:10]))
+    [run] = records.read([str(tmp_path)])
+    assert sorted(run.generations) == [0, 1]
+    assert run.end is not None
+
+
+def test_a_timeline_whose_beginning_is_gone_still_has_what_the_rest_needs(tmp_path: Path) -> None:
+    """A file is replaced by the next, again and again, while one generation goes on."""
+    handler = LogDirectoryHandler(str(tmp_path), file_bytes_max=3000)
+    record = TimelineRecorder(handler.record)
+    record(recorded_runs.began())
+    record(recorded_runs.started(13.0, 0.1, 0))
+    for step in range(200):
+        record(lifecycle.ProgressSampled(14.0 + step, 0, ((4, step, 14.0 + step),)))
+    handler.close()
+    assert sum(len(path.read_bytes()) for path in tmp_path.iterdir()) <= 2 * 3000
+    [run] = records.read([str(tmp_path)])
+    [generation] = describe([run]).generations
+    assert generation.last_step == 199
+
+
+def test_a_long_timeline_is_read_at_both_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_restart().write(tmp_path)
+    monkeypatch.setattr(records, "FILE_BYTES_MAX", 4000)
+    monkeypatch.setattr(records, "HEAD_BYTES", 1500)
+    [run] = records.read([str(tmp_path)])
+    assert run.is_cut
+    assert run.end is not None
+    assert describe([run]).outcome.state == "succeeded"
+
+
+def test_all_nodes_below_a_folder_and_only_their_newest_job(tmp_path: Path) -> None:
+    for name, since in (("a", 0.0), ("b", 500.0)):
+        node = Timeline(name)
+        node.run(since, run_id=name)
+        node.generation(int(since), since + 1.0, since + 2.0)
+        node.write(tmp_path / "logs" / f"{name}_1234")
+    jobs = records.jobs_in(records.read([str(tmp_path), str(tmp_path / "logs")]))
+    assert [[run.run.run_id for run in job] for job in jobs] == [["b"], ["a"]]
+
+
+def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    one_restart().write(tmp_path / "outside")
+    inside.mkdir()
+    os.symlink(tmp_path / "outside" / "timeline-host-a-1.jsonl", inside / "timeline-x-1.jsonl")
+    os.mkfifo(inside / "timeline-x-2.jsonl")
+    assert records.read([str(inside)]) == []
+
+
+def test_a_report_replaces_no_file_that_a_link_in_the_folder_leads_to(tmp_path: Path) -> None:
+    one_restart().write(tmp_path / "logs")
+    kept = tmp_path / "kept"
+    kept.write_text("mine")
+    (tmp_path / "logs" / "report.html").symlink_to(kept)
+    assert main.dispatch(["report", str(tmp_path / "logs")]) == 2
+    assert kept.read_text() == "mine"
+    assert main.dispatch(["report", str(tmp_path / "logs"), "--output", str(kept)]) == 0
+    assert kept.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_the_logs_of_a_killed_job_are_read_and_no_others(tmp_path: Path) -> None:
+    node = Timeline()
+    node.run()
+    node.generation(0, 1.0, 2.0)
+    node.write(tmp_path)
+    logs = tmp_path / "attempt_0" / "1"
+    logs.mkdir(parents=True)
+    (logs / "stderr.log").write_text("x" * 100_000 + "the end\n")
+    [run] = records.read([str(tmp_path)])
+    records.look_around(run)
+    [tail] = describe([run]).tails
+    assert (tail.rank, tail.stream) == (1, "stderr")
+    assert tail.text.endswith("the end\n")
+    assert len(tail.text) == records.TAIL_BYTES
+
+
+@pytest.mark.parametrize("logs", ["../secrets", "attempt_0/../../secrets"])
+def test_a_folder_that_leads_out_of_the_log_directory_is_not_entered(
+    tmp_path: Path, logs: str
+) -> None:
+    node = Timeline()
+    node.run()
+    node.generation(0, 1.0, 2.0)
+    folder = tmp_path / "job"
+    path = node.write(folder)
+    path.write_bytes(path.read_bytes().replace(b'"attempt_0"', f'"{logs}"'.encode()))
+    (folder / "attempt_0").mkdir()
+    (tmp_path / "secrets" / "0").mkdir(parents=True)
+    (tmp_path / "secrets" / "0" / "stderr.log").write_text("secret")
+    [run] = records.read([str(folder)])
+    records.look_around(run)
+    assert run.tails == {}
+
+
+@pytest.mark.parametrize("name", ["nothing", "file", "empty"])
+def test_what_is_no_log_directory_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError):
+        records.read([str(tmp_path / name)])

@@ -1,0 +1,324 @@
+"""`holdfast top` on jobs that nobody runs: small and large, on small and large screens."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.control.connection import ControlProblem
+from holdfast.control.live_job import STAGES
+from holdfast.core.protocol import Action
+from holdfast.views.top import app as app_module
+from holdfast.views.top import columns
+from holdfast.views.top.app import Top
+from holdfast.views.top.screens import Question, shown
+from holdfast.views.top.table import Table, TextView
+from holdfast.wire.control import GenerationStages, LogLines
+from holdfast.wire.messages import EventRecord
+from in_loop import in_loop
+from live_jobs import steady, summary
+from real_jobs import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from textual.pilot import Pilot
+
+    from holdfast.control.live_job import LiveJob
+    from holdfast.wire.control import LogsQuery
+    from holdfast.wire.messages import JobSummary
+
+SMALL, LARGE = (80, 24), (200, 60)
+KEYS = ("logs", "stacks", "restart", "drain", "stop", "sort", "marked", "find", "help", "quit")
+
+
+class Asked:
+    """Stands in for a connection: notes what is asked for, and refuses what it is told to."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[Action, str, str]] = []
+        self.refusal = ""
+
+    async def request(self, action: Action, *, node: str = "", why: str = "") -> None:
+        if self.refusal:
+            raise ControlProblem(self.refusal, "not-now")
+        self.requests.append((action, node, why))
+
+
+class Given:
+    """Stands in for a feed: the job is what a test says it is."""
+
+    def __init__(self, job: LiveJob, changed: Callable[[], None]) -> None:
+        self.job, self.changed = job, changed
+        self.client: Any = Asked()
+
+    async def run(self) -> None:
+        """Do nothing: tests show the job themselves."""
+
+    def show(self, at: float, one: JobSummary) -> None:
+        self.job.connected()
+        self.job.add_summary(at, one)
+
+
+def step_of(rank: int, at_s: float) -> int:
+    """Rank 5 is slow."""
+    return steady(rank, at_s / 2 if rank == 5 else at_s)
+
+
+def made(nodes: int, size: int = 8, **fields: Any) -> Top:
+    """Return an app for a job that runs for five seconds."""
+    app = Top(Given)
+    for at in range(1, 6):
+        given(app).show(at, summary(float(at), nodes, size, step_of=step_of, **fields))
+    return app
+
+
+def given(app: Top) -> Given:
+    assert isinstance(app.driver, Given)
+    return app.driver
+
+
+def text_of(app: Top) -> list[str]:
+    """Return the lines of the screen."""
+    return [strip.text.rstrip() for strip in app.screen._compositor.render_strips()]
+
+
+async def settled(pilot: Pilot[None]) -> list[str]:
+    app = pilot.app
+    assert isinstance(app, Top)
+    if app.screen is app.page:
+        app.page.show()
+    await pilot.pause()
+    return text_of(app)
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE], ids=["80x24", "200x60"])
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 1), (125, 8)], ids=["1", "1000"])
+@in_loop
+async def test_all_of_it_fits(size: tuple[int, int], nodes: int, ranks: int) -> None:
+    app = made(nodes, ranks, max_restarts=12, restarts=11)
+    async with app.run_test(size=size) as pilot:
+        lines = await settled(pilot)
+        assert all(len(line) <= size[0] for line in lines)
+        assert len(lines) == size[1]
+        world = nodes * ranks
+        for word in ("nightly", "active", "11/12", "90.0 %", "up", f"{world}/{world}", "mem"):
+            assert any(word in line for line in lines[:3]), (word, lines[:3])
+        for key in KEYS:
+            assert key in lines[-1]
+        tables = {"ranks": columns.RANKS, "nodes": columns.NODES, "timeline": columns.TIMELINE}
+        for number, (name, every) in enumerate(tables.items(), 1):
+            await pilot.press(str(number))
+            lines = await settled(pilot)
+            width = app.page.table.scrollable_content_region.width
+            titles = [one.title for one in every if width >= one.from_width]
+            assert lines[4].split() == " ".join(titles).split(), name
+            used = sum(size for _, size in app.page.table._layout_of(width)) + len(titles)
+            assert used <= width, name
+
+
+@in_loop
+async def test_an_update_costs_what_is_visible_and_draws_what_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made_lines: list[int] = []
+    drawn: list[int] = []
+
+    class Counting(Table):
+        def line(self, at: int, width: int) -> Any:
+            made_lines.append(at)
+            return super().line(at, width)
+
+        def render_line(self, y: int) -> Any:
+            drawn.append(y)
+            return super().render_line(y)
+
+    monkeypatch.setattr(app_module, "Table", Counting)
+    app = made(125)
+    async with app.run_test(size=SMALL) as pilot:
+        await settled(pilot)
+        made_lines.clear()
+        drawn.clear()
+        same = summary(5.0, 125, 8, step_of=step_of)
+        given(app).show(6, same)
+        await settled(pilot)
+        assert 0 < len(made_lines) <= 2 * SMALL[1]
+        assert not drawn, "nothing had changed"
+        report = same.nodes[0].report
+        assert report is not None
+        workers = [*report.workers]
+        workers[3] = replace(workers[3], rss_bytes=77_000_000)
+        report = replace(report, elapsed_s=5.0001, workers=workers)
+        same.nodes[0] = replace(same.nodes[0], report=report)
+        given(app).show(7, same)
+        lines = await settled(pilot)
+        assert "77M" in lines[8]
+        assert 0 < len(drawn) <= 8, "only the ranks of one node had changed"
+
+
+@in_loop
+async def test_keys_choose_what_is_shown() -> None:
+    app = made(16)
+    async with app.run_test(size=SMALL) as pilot:
+
+        async def ranks_after(*keys: str) -> list[int]:
+            await pilot.press(*keys)
+            await settled(pilot)
+            assert app.page.view == "ranks"
+            return [row.rank for row in app.page.table.rows]
+
+        assert await ranks_after() == [*range(128)]
+        assert (await ranks_after("s"))[0] == 5
+        assert app.page.table.cursor == 0
+        assert await ranks_after("m") == [5]
+        assert len(await ranks_after("escape")) == 128
+        assert sorted(await ranks_after("slash", *"8-15", "enter")) == [*range(8, 16)]
+        assert sorted(await ranks_after("escape", "2", "down", "enter")) == [*range(8, 16)]
+        # The cursor stays on its rank when the order changes.
+        await ranks_after("escape", "s", "s", "s", "s", "end")
+        assert app.page.table.selected.rank == 127
+        assert "127" in (await settled(pilot))[20]
+
+
+@in_loop
+async def test_nothing_is_asked_for_without_a_confirmation() -> None:
+    app = made(3, 2)
+    asked: Asked = given(app).client
+
+    def asking() -> bool:
+        return isinstance(app.screen, Question)
+
+    async with app.run_test(size=SMALL) as pilot:
+        await settled(pilot)
+        for key in "rdx":
+            await pilot.press(key)
+            assert asking()
+            await pilot.press("enter", "escape")  # Enter in the reason is no answer yet.
+            assert not asking()
+        await pilot.press("r", "enter", "shift+tab", "enter")
+        assert not asking()
+        assert not asked.requests
+        await pilot.press("r", "y", "enter", "enter", "d", "enter", "enter", "x", "enter", "enter")
+        await pilot.pause()
+        assert asked.requests == [
+            (Action.RESTART, "", "y"),
+            (Action.DRAIN, "node000", ""),
+            (Action.STOP, "", ""),
+        ]
+        drained = summary(6.0, 3, 2)
+        drained.nodes[0] = replace(drained.nodes[0], drained=True, rank=-1, first_rank=-1)
+        given(app).show(7, drained)
+        await pilot.press("2", "end", "d", "enter", "enter")
+        await pilot.pause()
+        assert asked.requests[-1] == (Action.UNDRAIN, "node000", "")
+        asked.refusal = "[b]not[/b] now"
+        await pilot.press("r", "enter", "enter")
+        await pilot.pause()
+        assert [asked.refusal in one.message for one in app._notifications][-1]
+        assert len(asked.requests) == 4
+
+
+@in_loop
+async def test_logs_of_a_rank_go_with_it_to_another_node() -> None:
+    app = made(3, 2)
+    lines = [b"\x1b[31mred\x1b[0m\n", b"half", b" and half\n"]
+
+    class Logs:
+        async def logs(self, node: str, wanted: LogsQuery) -> AsyncIterator[LogLines]:
+            for line in [f"{node} {wanted.ranks}\n".encode(), *lines]:
+                yield LogLines(rank=wanted.ranks[0], text=line)
+            await asyncio.Event().wait()
+
+    given(app).client = Logs()
+    async with app.run_test(size=SMALL) as pilot:
+        await settled(pilot)
+
+        async def until(count: int) -> list[str]:
+            async with asyncio.timeout(PATIENCE_S):
+                while (
+                    len(found := [text for text, _ in app.screen.query_one(TextView)._lines])
+                    < count
+                ):
+                    await pilot.pause(0.02)
+            return found
+
+        await pilot.press("down", "enter")
+        assert await until(3) == ["node000 [1]", "red", "half and half"]
+        moved = summary(6.0, 3, 2)
+        moved.nodes[0], moved.nodes[2] = (
+            replace(moved.nodes[0], rank=2, first_rank=4),
+            replace(moved.nodes[2], rank=0, first_rank=0),
+        )
+        given(app).show(7, moved)
+        assert (await until(6))[3] == "node002 [1]"
+        await pilot.press("slash", *"red", "enter")
+        assert app.screen.query_one(TextView)._at == 4
+
+
+@in_loop
+async def test_a_generation_is_told_in_full() -> None:
+    app = made(3, 2, generation=1)
+    reason = "rank 3 failed: " + "a long story " * 20
+    first = GenerationStages(generation=0, is_over=True, ran_s=60.0, detect_s=2.0, stop_s=3.0)
+    later = GenerationStages(
+        generation=1, age_s=9.0, regroup_s=4.0, start_s=5.0, first_step_s=6.0, why=reason
+    )
+    app.job.add_stages(5.0, "node000", [first, later])
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("3")
+        lines = await settled(pilot)
+        assert lines[5].split()[2:] == ["2.0s", "3.0s", "4.0s", "5.0s", "6.0s", "running"]
+        assert all(stage in " ".join(lines[19:23]) for stage in STAGES)
+        await pilot.press("down", "enter")
+        await pilot.pause()
+        assert " ".join(text_of(app)).split().count("story") == 20
+        await pilot.press("escape", "question_mark")
+        await pilot.pause()
+        assert "BEAT" in " ".join(text_of(app)), "the whole help is on the smallest screen"
+
+
+@in_loop
+async def test_a_lost_job_stays_on_the_screen() -> None:
+    app = made(3, 2)
+    async with app.run_test(size=SMALL) as pilot:
+        app.job.lost("nobody answers at head:29400")
+        lines = await settled(pilot)
+        assert "nobody answers at head:29400" in lines[2]
+        app.job.add_event(EventRecord(wall=1.0, kind="over", text="stopped by somebody"))
+        lines = await settled(pilot)
+        assert "over" in lines[0]
+        assert "stopped by somebody" in lines[2]
+        given(app).show(8, summary(8.0, 3, 2, outcome="failed", why="rank 3 failed"))
+        app.job.lost("the agent has ended")
+        lines = await settled(pilot)
+        assert "failed" in lines[0]
+        assert "rank 3 failed" in lines[2]
+        assert len(app.page.table.rows) == 6
+        await pilot.press("q")
+    assert app.return_code == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        ("\x1b[31mred\x1b[0m \x1b]0;title\x07end", "red end"),
+        (" 10%|#\r 20%|##\r", " 20%|##"),
+        ("a\tb", "a       b"),
+        ("\x1b", "\\x1b"),
+        ("\u202eabc", "\\u202eabc"),
+    ],
+)
+def test_lines_of_workers_are_shown_and_not_obeyed(line: str, seen: str) -> None:
+    assert shown(line) == seen
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0.0, "0ms"), (0.9996, "1.0s"), (59.96, "1m00s"), (3599.6, "1h00m"),
+     (86_399.9, "1d00h"), (1e6, "11d13h")],
+)  # fmt: skip
+def test_durations_are_short(seconds: float | None, text: str) -> None:
+    assert columns.duration(seconds) == text
