@@ -142,7 +142,7 @@ class Agents:
         except ControlProblem as problem:
             if self.own.problem:
                 raise
-            self.on_unreached(problem.message)  # Such as that its agent is of an older version.
+            self.on_unreached(problem.message)
         own = () if self.is_lost else (self.own.node,)
         return [*dict.fromkeys((*own, *self._contacts))]
 
@@ -389,6 +389,4 @@ class MergedEvents:
 
 def printable_event(event: EventRecord) -> EventRecord:
     """Return an event whose texts may be shown."""
-    return msgspec.structs.replace(
-        event, source=quoted(event.source), kind=quoted(event.kind), text=one_line(event.text)
-    )
+    return msgspec.structs.replace(event, source=quoted(event.source), text=one_line(event.text))

@@ -22,7 +22,6 @@ from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import READ_ONLY_ALL_PREFIX
 from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
 from holdfast.wire.messages import (
-    VERSION_WITH_QUERIES,
     Goodbye,
     Query,
     Reply,
@@ -240,9 +239,6 @@ async def open_endpoint(place: Endpoint) -> Line:
         connection = await connector.connect()
     except ConnectFailed as problem:
         raise JobUnreachable(f"cannot connect to {where}: {problem.why}") from None
-    if connection.version < VERSION_WITH_QUERIES:
-        connection.abort()
-        raise JobUnreachable(f"{where} runs another version of Holdfast")
     line = Line(place.run_id)
     line.use(connection)
     return line

@@ -44,7 +44,6 @@ from holdfast.core.limits import ASKED_WHY_CHARS_MAX, NAME_CHARS_MAX
 from holdfast.core.protocol import Action, Request
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.printable import one_line, quoted, visible
-from holdfast.rendezvous.backends import Backend
 from holdfast.wire import control
 from holdfast.wire.handshake import READ_ONLY_PREFIX
 from holdfast.wire.messages import JobSummary, Query, StatusReply, StatusRequest
@@ -290,12 +289,8 @@ async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
     if isinstance(place, LocalJob):
         here = place.here
         line = await open_socket(place.path, here.run_id, here.node)
-        coordinated = here.coordinated
-        if coordinated is None:
-            backend = Backend.named(here.backend)
-            coordinated = backend is not None and backend.has_coordinator
         sockets = {one.here.node: one.path for one in beside if one.here.node}
-        return JobClient(Agents(line, passes_on=coordinated, beside=sockets))
+        return JobClient(Agents(line, passes_on=here.coordinated, beside=sockets))
     if isinstance(place, Directory):
         try:
             return await _open_listed(place)

@@ -129,7 +129,7 @@ class Feed:
                 async with asyncio.timeout(STAGES_S):
                     found = await client.stages(node)
             except (ControlProblem, TimeoutError):
-                return  # It is of an older version, or gone; the status will tell.
+                return  # The node may be gone; the status shows that.
             self.job.add_stages(now(), node, found)
 
         while True:

@@ -71,16 +71,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.core.etcd.calls import Change, Problem
-    from holdfast.core.protocol import (
-        Ack,
-        ControlPort,
-        Heartbeat,
-        JobSettings,
-        NodeInfo,
-        Request,
-        Status,
-        View,
-    )
+    from holdfast.core.job_settings import JobSettings
+    from holdfast.core.protocol import Ack, ControlPort, Heartbeat, NodeInfo, Request, Status, View
     from holdfast.core.session import SessionTimeouts
     from holdfast.etcd.async_client import AsyncEtcdClient, WatchHandle
     from holdfast.etcd.etcd_settings import EtcdSettings

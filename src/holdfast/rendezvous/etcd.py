@@ -18,7 +18,8 @@ from holdfast.rendezvous.config import value_of
 from holdfast.rendezvous.coordinator import CoordinatorHandler
 
 if TYPE_CHECKING:
-    from holdfast.core.protocol import JobSettings, NodeInfo, RefusalReason
+    from holdfast.core.job_settings import JobSettings
+    from holdfast.core.protocol import NodeInfo, RefusalReason
     from holdfast.rendezvous.config import RendezvousParameters
 
 USER_VARIABLE, PASSWORD_VARIABLE = "HOLDFAST_ETCD_USER", "HOLDFAST_ETCD_PASSWORD"

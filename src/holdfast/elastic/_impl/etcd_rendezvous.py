@@ -65,7 +65,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
         params.min_nodes,
         params.max_nodes,
         conf.join_timeout,
-        conf.last_call_timeout,
+        conf.job.settle_s,
         settings=params.config,
         closes_client=True,
     )

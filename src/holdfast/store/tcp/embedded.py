@@ -38,7 +38,7 @@ _running: set[TcpStoreServer] = set()
 
 
 class Access:
-    """Whom a store serves, besides its own user on this host: see `core.protocol.StoreAccess`."""
+    """Whom a store serves, besides its own user on this host: see `core.job_settings.StoreAccess`."""
 
     __slots__ = ("generation", "key", "mode")
 
