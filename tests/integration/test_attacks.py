@@ -39,6 +39,7 @@ from other_users import STRANGER, listening_as
 from real_coordinators import Coordinator, RawClient, fault, member, node, started, until
 from real_jobs import PATIENCE_S
 from real_teams import OBEY, Cluster
+from serving import jobs_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,6 +30,7 @@ from real_coordinators import (
     until,
 )
 from real_teams import free_port
+from serving import jobs_in
 
 if TYPE_CHECKING:
     from pathlib import Path

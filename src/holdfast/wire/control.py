@@ -6,6 +6,7 @@ what         body                  replies
 `here`       nothing               one `Here`; only at an agent's own socket
 `status`     `StatusQuery`         one `Jobs`, once the nodes have reported
 `act`        `Request`             one, refused or not
+`status`     `StatusQuery`         one `JobSummaries`: of one job, or of all that the connection may see
 `events`     `EventsQuery`         `Events`, the kept ones first; then each as it comes
 `logs`       `LogsQuery`           `LogLines`, until all is sent that was asked for
 `stacks`     nothing               one `Stacks`
