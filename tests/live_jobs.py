@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from holdfast.wire import control
-from holdfast.wire.messages import JobSummary, NodeReport, NodeSummary, Reply, WorkerReport
+from holdfast.wire.messages import JobSummary, NodeReport, NodeSummary, WorkerReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from holdfast.wire.messages import Message
 
 STEPS_PER_S = 10.0
 
@@ -88,9 +85,3 @@ def worker(
         cpu_s=at_s / 2,
         rss_bytes=100_000_000,
     )
-
-
-def jobs_in(reply: Message | str | None) -> list[JobSummary]:
-    """Return the jobs in the reply to a status query."""
-    assert isinstance(reply, Reply), reply
-    return control.unpack(control.Jobs, reply.body).jobs

@@ -34,7 +34,6 @@ from holdfast.wire.handshake import job_token
 from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
 from holdfast.wire.messages import Message, Query, Reply, StoreCall, decode, encode
 from holdfast.wire.sealing import TAG_BYTES
-from live_jobs import jobs_in
 from other_users import STRANGER, listening_as
 from real_coordinators import Coordinator, RawClient, fault, member, node, started, until
 from real_jobs import PATIENCE_S

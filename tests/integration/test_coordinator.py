@@ -17,7 +17,6 @@ from holdfast.membership.interface import JoinRefused
 from holdfast.net.tls import TlsFiles
 from holdfast.wire import control
 from holdfast.wire.messages import Query, Reply
-from live_jobs import jobs_in
 from real_coordinators import (
     LOCAL,
     Coordinator,

@@ -145,7 +145,7 @@ class JobClient:
 
         If nodes are not watched yet, they have `wait_s` to report for the first time.
         """
-        jobs = await self._jobs(control.StatusQuery(workers=watch, wait_s=wait_s if watch else 0.0))
+        jobs = await self._jobs(control.StatusQuery(watch=watch, wait_s=wait_s if watch else 0.0))
         if not jobs:
             raise JobNotFound(f"there is no job {self.run_id!r} here")
         job = jobs[0]
@@ -169,7 +169,7 @@ class JobClient:
                 raise
             connection = await self.agents.anyone()  # The agent ended meanwhile.
             reply = await connection.ask(control.STATUS, body=body, limit_s=limit_s)
-        return unpacked(control.Jobs, reply.body).jobs
+        return unpacked(control.JobSummaries, reply.body).jobs
 
     async def request(
         self,

@@ -585,7 +585,7 @@ class NodeServer:
             asker.send(Reply(id=query.id, refusal=refusal, why=quoted(str(problem))))
             return
         is_wanted = query.run_id in ("", summary.run_id)
-        body = control.pack(control.Jobs(jobs=[summary] if is_wanted else []))
+        body = control.pack(control.JobSummaries(jobs=[summary] if is_wanted else []))
         asker.send(Reply(id=query.id, body=body))
 
     async def _act(self, asker: Asker, query: Query) -> None:

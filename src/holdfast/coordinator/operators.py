@@ -220,7 +220,7 @@ class Operators:
         if peer.owes_reply:  # A short query can bring a long reply.
             raise BadMessage("it asks again before it has read the reply")
         wanted = control.unpack(control.StatusQuery, query.body)
-        if wanted.workers and run_id and self._host.may_know(peer):
+        if wanted.watch and run_id and self._host.may_know(peer):
             self.watch(run_id)
             missing = self._unreported(run_id) if wanted.wait_s else set()
             own = sum(one is peer for one, _ in self._status_waits)

@@ -42,7 +42,6 @@ from holdfast.net import addresses
 from holdfast.net.listening import descriptor_limit
 from holdfast.net.peer_user import is_local_user, is_own_user
 from holdfast.printable import one_line, quoted
-from holdfast.wire import control
 from holdfast.wire.errors import BadMessage, HandshakeRefused
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.handshake import is_job_token

@@ -4,9 +4,8 @@
 what         body                  replies
 ===========  ====================  ============================================================
 `here`       nothing               one `Here`; only at an agent's own socket
-`status`     `StatusQuery`         one `Jobs`, once the nodes have reported
+`status`     `StatusQuery`         one `JobSummaries`, once the nodes have reported
 `act`        `Request`             one, refused or not
-`status`     `StatusQuery`         one `JobSummaries`: of one job, or of all that the connection may see
 `events`     `EventsQuery`         `Events`, the kept ones first; then each as it comes
 `logs`       `LogsQuery`           `LogLines`, until all is sent that was asked for
 `stacks`     nothing               one `Stacks`
@@ -109,13 +108,13 @@ class Contacts(msgspec.Struct, frozen=True, kw_only=True):
 class StatusQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Asks for the state of a job; with an empty run id, of all jobs of the connection."""
 
-    workers: bool = False
+    watch: bool = False
     """Have the nodes report about their workers, for a while."""
     wait_s: Annotated[float, Meta(ge=0.0, le=STATUS_WAIT_S_MAX)] = 0.0
     """Reply once all nodes have reported, and after this time at the latest."""
 
 
-class Jobs(msgspec.Struct, frozen=True, kw_only=True):
+class JobSummaries(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one job, or of several."""
 
     jobs: Annotated[list[JobSummary], Meta(max_length=limits.JOBS_MAX)] = []
@@ -219,7 +218,7 @@ _decoders: dict[type, msgspec.msgpack.Decoder[msgspec.Struct]] = {
         Request,
         Here,
         StatusQuery,
-        Jobs,
+        JobSummaries,
         EventsQuery,
         Events,
         LogsQuery,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.core.rounds import JobPhase
 from holdfast.printable import one_line
-from holdfast.wire.control import Jobs, pack
+from holdfast.wire.control import JobSummaries, pack
 from holdfast.wire.errors import FrameTooLarge
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
@@ -46,7 +46,7 @@ def status_frame(
 
 
 def _frame_of(query_id: int, jobs: list[JobSummary]) -> bytes:
-    reply = Reply(id=query_id, body=pack(Jobs(jobs=jobs)))
+    reply = Reply(id=query_id, body=pack(JobSummaries(jobs=jobs)))
     return encode_frame(reply, STATUS_FRAME_BYTES_MAX)
 
 

@@ -67,7 +67,7 @@ class Node:
             asker.send(Reply(id=message.id, refusal=RequestRefusal.NO_ANSWER.value, why="no etcd"))
             return
         if message.what == control.STATUS:
-            body = control.pack(control.Jobs(jobs=[JobSummary(run_id=RUN_ID)]))
+            body = control.pack(control.JobSummaries(jobs=[JobSummary(run_id=RUN_ID)]))
             asker.send(Reply(id=message.id, body=body))
             return
         if message.what == control.EVENTS:

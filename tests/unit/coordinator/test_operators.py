@@ -22,8 +22,7 @@ from holdfast.wire.messages import (
     Watch,
 )
 from in_loop import in_loop
-from live_jobs import jobs_in
-from serving import Client, Served, serving, soon, status
+from serving import Client, Served, jobs_in, serving, soon, status
 
 if TYPE_CHECKING:
     from holdfast.wire.messages import Message
@@ -256,7 +255,7 @@ async def test_status_is_one_reply_once_all_connected_nodes_have_reported() -> N
     async with serving() as served:
         node, operator = await a_job(served), await served.client("")
         for number, wait_s, reports in ((1, 60.0, True), (2, 60.0, False), (3, 0.0, False)):
-            body = control.pack(control.StatusQuery(workers=True, wait_s=wait_s))
+            body = control.pack(control.StatusQuery(watch=True, wait_s=wait_s))
             operator.send(Query(id=number, what=control.STATUS, run_id="job", body=body))
             if reports:
                 await node.until(lambda one: isinstance(one, Watch))
@@ -269,11 +268,11 @@ async def test_status_is_one_reply_once_all_connected_nodes_have_reported() -> N
 async def test_status_does_not_wait_longer_than_the_client_wants() -> None:
     async with serving() as served:
         _, operator = await a_job(served), await served.client("")
-        body = control.pack(control.StatusQuery(workers=True, wait_s=0.01))
+        body = control.pack(control.StatusQuery(watch=True, wait_s=0.01))
         operator.send(Query(id=1, what=control.STATUS, run_id="job", body=body))
         [job] = jobs_in(await operator.next())
         assert [one.report for one in job.nodes] == [None]
-        body = control.pack(control.StatusQuery(workers=True, wait_s=60.0))
+        body = control.pack(control.StatusQuery(watch=True, wait_s=60.0))
         operator.send(Query(id=2, what=control.STATUS, run_id="job", body=body))
         await soon(lambda: bool(served.server._operators._status_waits))
         operator.connection.abort()

@@ -24,8 +24,7 @@ from holdfast.wire.handshake import ClientHandshake, job_token
 from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import Goodbye, Query, StoreCall, StoreResult, Welcome, decode
 from in_loop import in_loop
-from live_jobs import jobs_in
-from serving import LIMIT_S, Client, Served, flood, serving, soon, status
+from serving import LIMIT_S, Client, Served, flood, jobs_in, serving, soon, status
 
 if TYPE_CHECKING:
     from pathlib import Path
