@@ -12,7 +12,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.core.protocol import JobSettings, NodeInfo, NodeRole, View
+from holdfast.core.job_settings import JobSettings
+from holdfast.core.protocol import NodeInfo, NodeRole, View
 from holdfast.core.session import SessionTimeouts
 from holdfast.membership.coordinator import CoordinatorMembership
 from holdfast.membership.interface import draw_incarnation

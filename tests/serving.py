@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.coordinator.connect import ClientConnection, CoordinatorConnector
 from holdfast.coordinator.server import CoordinatorServer
-from holdfast.core.protocol import JobSettings, NodeInfo, Status
+from holdfast.core.job_settings import JobSettings
+from holdfast.core.protocol import NodeInfo, Status
 from holdfast.net.listening import try_bind
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 import pytest
 
+from holdfast.core.job_settings import JobSettings
 from holdfast.core.protocol import (
     Ack,
     Failure,
     Heartbeat,
     JobOutcome,
-    JobSettings,
     NodeInfo,
     NodePhase,
     NodeRole,

@@ -18,7 +18,7 @@ import pytest
 
 from certificates import make_ca, make_certificate
 from chaos.network import Network, address, missing
-from holdfast.etcd.settings import EtcdSettings, parse_endpoints
+from holdfast.etcd.etcd_settings import EtcdSettings, parse_endpoints
 from holdfast.etcd.sync_client import EtcdClient
 from holdfast.membership.etcd import read_job
 from holdfast.net.token_certificates import make_certificate as make_token_certificate

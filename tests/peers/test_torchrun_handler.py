@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.core.limits import TERMS_PER_PLACE
-from holdfast.etcd.process import hold_port
+from holdfast.etcd.runner import hold_port
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.coordinator import CoordinatorHandler
 from real_coordinators import Coordinator

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from holdfast.observe.lifecycle import LifecycleEvent
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.processes.workers.pages import Progress, WorkerPages
-    from holdfast.timers.protocol import FileTimerRequest
     from holdfast.timers.reaper import Reaper
-    from holdfast.timers.server import FileTimerServer
+    from holdfast.timers.timer_requests import FileTimerRequest
+    from holdfast.timers.timer_server import FileTimerServer
 
 ENABLE_ENV = "TORCHELASTIC_ENABLE_FILE_TIMER"
 FILE_ENV = "TORCHELASTIC_TIMER_FILE"
@@ -242,7 +242,7 @@ class Watchdogs:
     # Timers, and how a late worker is killed.
 
     def _serve_timers(self, path: str) -> FileTimerServer | None:
-        from holdfast.timers.server import FileTimerServer
+        from holdfast.timers.timer_server import FileTimerServer
 
         if not path:
             path = self._own_path()

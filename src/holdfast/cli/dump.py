@@ -185,7 +185,7 @@ def _body(stacks: str) -> str:
 def _dump_all_nodes(args: argparse.Namespace) -> None:
     import asyncio
 
-    from holdfast.control.connection import ControlProblem
+    from holdfast.control.connection import JobNotFound
     from holdfast.control.stack_groups import grouped
 
     async def dump() -> tuple[list[tuple[int, str]], list[str]]:
@@ -206,7 +206,7 @@ def _dump_all_nodes(args: argparse.Namespace) -> None:
     stacks, problems = asyncio.run(dump())
     if not stacks:
         why = problems[0] if problems else "the job has no workers now"
-        raise ControlProblem(why, exit_code=NOTHING_FOUND)
+        raise JobNotFound(why)
     groups = grouped(stacks)
     try:
         summary = "; ".join(f"{group.who}: {group.place}" for group in groups)

@@ -16,13 +16,12 @@ from holdfast.views import tables
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
     from typing import Any
 
     from holdfast.control.connection import Endpoint
     from holdfast.control.job_client import JobClient, LocalJob, Place
-    from holdfast.wire.control import LogLines, LogsQuery
-    from holdfast.wire.messages import JobSummary, NodeSummary
+    from holdfast.wire.messages import JobSummary
 
 WATCH_EVERY_S = 1.0
 GIVE_UP_S = 60.0
@@ -279,7 +278,7 @@ def execute(args: argparse.Namespace) -> None:
 
 async def connect(args: argparse.Namespace) -> JobClient:
     """Return a connection to the one job that is meant; raise if that is not clear."""
-    from holdfast.control.connection import ControlProblem
+    from holdfast.control.connection import JobNotFound
     from holdfast.control.job_client import open_job
 
     place, beside = await find_place(args)
@@ -290,7 +289,7 @@ async def connect(args: argparse.Namespace) -> JobClient:
     going = f"at {args.rdzv_endpoint}"
     if len(jobs) != 1:
         client.close()
-        raise _unclear(jobs, going) if jobs else ControlProblem(f"no job {going}", exit_code=1)
+        raise _unclear(jobs, going) if jobs else JobNotFound(f"no job {going}")
     client.run_id = jobs[0]
     return client
 
@@ -302,7 +301,7 @@ def is_elsewhere(args: argparse.Namespace) -> bool:
 
 async def find_place(args: argparse.Namespace) -> tuple[Place, list[LocalJob]]:
     """Return where the job is that is meant, and all its agents on this machine."""
-    from holdfast.control.connection import ControlProblem
+    from holdfast.control.connection import JobNotFound
     from holdfast.control.discovery import Directory
     from holdfast.control.job_client import local_jobs, run_ids_of
 
@@ -312,24 +311,18 @@ async def find_place(args: argparse.Namespace) -> tuple[Place, list[LocalJob]]:
             there = await run_ids_of(place)
             if len(there) != 1:
                 at = f"at {place.where}"
-                raise _unclear(there, at) if there else ControlProblem(f"no job {at}", exit_code=1)
+                raise _unclear(there, at) if there else JobNotFound(f"no job {at}")
             place.run_id = there[0]
         return place, []
     found = await local_jobs(tell_late)
     if args.rdzv_id:
         found = [one for one in found if one.here.run_id == args.rdzv_id]
         if not found:
-            raise ControlProblem(
-                f"no agent of the job {args.rdzv_id!r} on this machine",
-                hint=ELSEWHERE,
-                exit_code=1,
+            raise JobNotFound(
+                f"no agent of the job {args.rdzv_id!r} on this machine", hint=ELSEWHERE
             )
     if not found:
-        raise ControlProblem(
-            "no job of yours has an agent on this machine",
-            hint=ELSEWHERE,
-            exit_code=1,
-        )
+        raise JobNotFound("no job of yours has an agent on this machine", hint=ELSEWHERE)
     names = sorted({one.here.run_id for one in found})
     if len(names) > 1:
         raise _unclear(names, "on this machine")
@@ -435,7 +428,7 @@ async def _jobs_of(place: Place) -> list[JobSummary]:
 async def _status(args: argparse.Namespace) -> None:
     import asyncio
 
-    from holdfast.control.connection import UNREACHABLE, ControlProblem
+    from holdfast.control.connection import JobUnreachable
 
     async with await connect(args) as client:
         told = ""
@@ -444,9 +437,9 @@ async def _status(args: argparse.Namespace) -> None:
         while True:
             try:
                 job = await client.status(watch=True)
-            except ControlProblem as problem:
+            except JobUnreachable as problem:
                 is_gone = client.is_over or now() - reached_at >= GIVE_UP_S
-                if not args.watch or is_gone or problem.exit_code != UNREACHABLE:
+                if not args.watch or is_gone:
                     raise
                 if problem.message != told:
                     _complain("status", [problem.message])
@@ -527,121 +520,14 @@ async def _act(args: argparse.Namespace) -> None:
 
 
 async def _logs(args: argparse.Namespace) -> None:
+    from holdfast.control.job_logs import follow_logs
     from holdfast.wire.control import LogsQuery
 
     wanted = LogsQuery(ranks=args.ranks, tail=args.tail, follow=args.follow, grep=args.grep)
     printer = tables.LogPrinter(prefixed=not args.no_prefix, coloured=sys.stdout.isatty())
     async with await connect(args) as client:
-        await follow_logs(client, wanted, args.node, printer.show)
-
-
-async def follow_logs(
-    client: JobClient,
-    wanted: LogsQuery,
-    node: str,
-    show: Callable[[LogLines], Awaitable[None] | None],
-) -> None:
-    """Show what workers of all chosen nodes write; with `follow` also of nodes that come later."""
-    import asyncio
-
-    from holdfast.control.connection import ControlProblem
-
-    tasks: dict[str, asyncio.Task[None]] = {}
-    problems: dict[str, ControlProblem] = {}
-    known: set[str] = set()  # Nodes that showed something.
-
-    async def read(name: str, streams: int) -> None:
-        try:
-            async for lines in client.logs(name, wanted, streams=streams):
-                known.add(name)
-                waits = show(lines)
-                if waits is not None:  # Nothing more is read until these are taken.
-                    await waits
-        except ControlProblem as problem:
-            if name in known:
-                return  # Its end is no problem; if it is back, there will be an event.
-            is_new = name not in problems or problems[name].message != problem.message
-            problems[name] = problem
-            if wanted.follow and is_new:
-                _complain("logs", [about(name)])
-
-    def about(name: str) -> str:
-        return f"{name}: {problems[name].message}"
-
-    async def chosen() -> list[str]:
-        try:
-            job = await client.status()
-        except ControlProblem as problem:
-            is_elsewhere = client.agents.passes_on or node not in ("", client.node)
-            if tasks or is_elsewhere or client.is_over:
-                raise
-            _complain("logs", [problem.message])  # As that etcd is away: what is at hand is shown.
-            return [client.node]
-        names = [one.node for one in job.nodes if _is_chosen(one, node, wanted.ranks)]
-        if not names and not tasks:
-            raise ControlProblem(_none_chosen(job, node, wanted.ranks), exit_code=1)
-        return names
-
-    async def begin() -> None:
-        names = await chosen()
-        for name in names:
-            if name not in tasks or tasks[name].done():
-                tasks[name] = asyncio.ensure_future(read(name, len(names)))
-
-    await begin()
-    if wanted.follow:
-        happened = asyncio.Event()
-
-        async def follow_nodes() -> None:
-            while True:
-                await happened.wait()
-                happened.clear()
-                try:
-                    await begin()
-                except ControlProblem:
-                    happened.set()  # Those that are followed go on, until there are no more events.
-                await asyncio.sleep(BEGIN_EVERY_S)  # One start is many events.
-
-        following = asyncio.ensure_future(follow_nodes())
-        try:
-            async for _event in client.events(follow=True):
-                happened.set()
-        except ControlProblem as end:
-            if not known:
-                raise (*problems.values(), end)[0] from None
-            _complain("logs", [end.message])
-        finally:
-            for task in (following, *tasks.values()):
-                task.cancel()
-        return
-    await asyncio.gather(*tasks.values())
-    if problems and not known:
-        raise next(iter(problems.values()))
-    _complain("logs", [about(name) for name in problems])
-
-
-def _is_chosen(node: NodeSummary, name: str, ranks: list[int]) -> bool:
-    if name and name not in (node.node, node.host):
-        return False
-    if node.first_rank < 0:  # What it wrote was under ranks that others have now.
-        return bool(name) and not ranks
-    return not ranks or any(node.first_rank <= rank < node.first_rank + node.size for rank in ranks)
-
-
-def _none_chosen(job: JobSummary, node: str, ranks: list[int]) -> str:
-    from holdfast.numa.affinity import format_ranges
-
-    there = {one.node: range(one.first_rank, one.first_rank + one.size) for one in job.nodes}
-    there = {name: own for name, own in there.items() if own.start >= 0}
-    if not there:
-        return "the job has no workers now"
-    asked = f"rank{'s' * (len(ranks) > 1)} {format_ranges(ranks)}" if ranks else "workers"
-    on = f" on {node!r}" if node else ""
-    have = ", ".join(
-        f"{name} ({format_ranges(own)})" for name, own in [*there.items()][:NODES_SHOWN]
-    )
-    more = ", ..." if len(there) > NODES_SHOWN else ""
-    return f"the job has no {asked}{on}; nodes and their ranks: {have}{more}"
+        complain = lambda line: _complain("logs", [line])  # noqa: E731
+        await follow_logs(client, wanted, args.node, printer.show, complain)
 
 
 def _print_json(value: object) -> None:

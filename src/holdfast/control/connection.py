@@ -22,7 +22,6 @@ from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import READ_ONLY_ALL_PREFIX
 from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
 from holdfast.wire.messages import (
-    VERSION_WITH_QUERIES,
     Goodbye,
     Query,
     Reply,
@@ -47,22 +46,32 @@ ALIVE_S = 60.0
 """One who only listens says so often that it is there; connections that are silent for long are closed."""
 REPLIES_MAX = 4_096
 """Of one question, that wait to be taken; streams are limited by the room they are given."""
-UNREACHABLE, REFUSED, NOT_FOUND = 69, 1, 1
 AGENT = "the agent"
 
 
 class ControlProblem(HoldfastError):
-    """A job could not be asked, or refused what was asked for; `refusal` is why, if it did."""
+    """A job did not do what a client asked. The subclass tells why."""
 
-    exit_code = UNREACHABLE
 
-    def __init__(
-        self, message: str, refusal: str = "", *, hint: str = "", exit_code: int | None = None
-    ) -> None:
-        if exit_code is None:
-            is_reached = refusal not in ("", RequestRefusal.NO_ANSWER.value)
-            exit_code = REFUSED if is_reached else UNREACHABLE
-        super().__init__(message, hint=hint, exit_code=exit_code)
+class JobUnreachable(ControlProblem):
+    """No agent or coordinator of the job responded."""
+
+    exit_code = 69
+
+
+class JobNotFound(ControlProblem):
+    """There is no such job, node or worker, or the job is over."""
+
+    exit_code = 1
+
+
+class RequestRefused(ControlProblem):
+    """The job refuses the request; `refusal` is the value of a `RequestRefusal`."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, refusal: str) -> None:
+        super().__init__(message)
         self.refusal = refusal
 
 
@@ -116,7 +125,7 @@ class Line:
         except TimeoutError:
             self.ended(f"no answer within {ANSWER_S:g} s")  # It is stopped, or cut off.
             self.close()
-            raise ControlProblem(self.problem) from None
+            raise JobUnreachable(self.problem) from None
         finally:
             del self._replies[number]
 
@@ -145,30 +154,32 @@ class Line:
 
     def _begin(self) -> tuple[int, asyncio.Queue[Reply | StatusReply]]:
         if self.problem:
-            raise ControlProblem(self.problem)
+            raise JobUnreachable(self.problem)
         self._ids += 1
-        queue: asyncio.Queue[Reply | StatusReply] = asyncio.Queue(REPLIES_MAX)
+        queue: asyncio.Queue[Reply | StatusReply] = asyncio.Queue()
         self._replies[self._ids] = queue
         return self._ids, queue
 
     def _checked(self, reply: Reply | StatusReply) -> Reply | StatusReply:
         if isinstance(reply, StatusReply) or not reply.refusal:
             return reply
-        if reply.id < 0:
-            raise ControlProblem(self.problem)
-        raise ControlProblem(one_line(reply.why) or reply.refusal, reply.refusal)
+        why = one_line(reply.why) or reply.refusal
+        if reply.refusal == RequestRefusal.NO_ANSWER.value:
+            raise JobUnreachable(why)
+        if reply.refusal == RequestRefusal.NO_SUCH_JOB.value:
+            raise JobNotFound(why)
+        raise RequestRefused(why, reply.refusal)
 
     def received(self, message: Message) -> None:
         if isinstance(message, Goodbye):
             self.ended(quoted(message.why) or "the connection was closed")
         elif isinstance(message, (Reply, StatusReply)):
             queue = self._replies.get(message.id)
-            if queue is not None:
-                try:
-                    queue.put_nowait(message)
-                except asyncio.QueueFull:
-                    self.ended("more came than was asked for")
-                    self.close()
+            if queue is not None and queue.qsize() < REPLIES_MAX:
+                queue.put_nowait(message)
+            elif queue is not None:
+                self.ended("receive buffer overflow; closing the connection")
+                self.close()
 
     def ended(self, why: str) -> None:
         if self.problem:
@@ -176,8 +187,7 @@ class Line:
         self.problem = why
         lost = RequestRefusal.NO_ANSWER.value
         for number, queue in self._replies.items():
-            if not queue.full():
-                queue.put_nowait(Reply(id=number, refusal=lost, why=why))
+            queue.put_nowait(Reply(id=number, refusal=lost, why=why))
 
 
 class _AtSocket(asyncio.Protocol):
@@ -228,13 +238,7 @@ async def open_endpoint(place: Endpoint) -> Line:
     try:
         connection = await connector.connect()
     except ConnectFailed as problem:
-        raise ControlProblem(f"{where} cannot be asked: {problem.why}") from None
-    if connection.version < VERSION_WITH_QUERIES:
-        connection.abort()
-        raise ControlProblem(
-            f"{where} is of a version of Holdfast that cannot be asked",
-            RequestRefusal.UNKNOWN.value,
-        )
+        raise JobUnreachable(f"cannot connect to {where}: {problem.why}") from None
     line = Line(place.run_id)
     line.use(connection)
     return line
@@ -250,8 +254,8 @@ async def open_socket(path: str, run_id: str, node: str = "") -> Line:
                 lambda: _AtSocket(line.received, line.ended), path
             )
     except (OSError, TimeoutError) as problem:
-        why = getattr(problem, "strerror", "") or "no answer"
-        raise ControlProblem(f"{path} cannot be asked: {why}") from None
+        why = getattr(problem, "strerror", "") or "no response"
+        raise JobUnreachable(f"cannot connect to {path}: {why}") from None
     line.send, line.close = opened.send, opened.close
     return line
 
@@ -273,7 +277,7 @@ async def open_contact(
     try:
         line.use(await connector.connect())
     except ConnectFailed as problem:
-        raise ControlProblem(f"{named(contact)} cannot be asked: {problem.why}") from None
+        raise JobUnreachable(f"cannot connect to {named(contact)}: {problem.why}") from None
     return line
 
 
@@ -287,7 +291,7 @@ def tls_of(found: control.Contacts) -> ssl.SSLContext | None:
         ca, cert, key = found.pem
         return mutual_context(ca, cert, key, serving=False)
     except (ValueError, OSError) as problem:  # An `SSLError` is both.
-        raise ControlProblem(f"the job's certificates cannot be used: {problem}") from None
+        raise JobUnreachable(f"the certificates of the job are not usable: {problem}") from None
 
 
 def named(contact: control.Contact) -> str:
@@ -300,4 +304,4 @@ def unpacked(kind: type[T], body: bytes) -> T:
     try:
         return control.unpack(kind, body)
     except WireError as problem:
-        raise ControlProblem(f"it sent something else than was asked for: {problem}") from None
+        raise JobUnreachable(f"it sent something else than was asked for: {problem}") from None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.core.rounds import Job
-    from holdfast.etcd.settings import EtcdSettings
+    from holdfast.etcd.etcd_settings import EtcdSettings
     from holdfast.etcd.sync_client import EtcdClient
     from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.wire.control import Contacts
@@ -164,14 +164,14 @@ class FolderDirectory(Directory):
         return summary_of(Rounds(job)) if job is not None else None
 
     def _job(self, run_id: str) -> Job | None:
-        from holdfast.store.file import file_name
+        from holdfast.store.file_store import file_name
 
         return self._read(file_name(run_id))
 
     def _read(self, name: str) -> Job | None:
         from holdfast.core.shared_state import decode
         from holdfast.rendezvous.file_backend import STATE_NAME, FileRendezvousBackend
-        from holdfast.store.file import SharedFolder
+        from holdfast.store.file_store import SharedFolder
 
         path = os.path.join(self._folder, name)
         if not os.path.isfile(os.path.join(path, STATE_NAME)):

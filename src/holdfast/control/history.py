@@ -41,7 +41,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from holdfast.core.limits import WHY_CHARS_MAX, ClockTime, Count, Name, Number, Seconds, Why
+from holdfast.core.bounded import ClockTime, Count, Name, Number, Seconds, Why
+from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.core.supervision import StopReason
 from holdfast.observe import lifecycle
 from holdfast.printable import one_line

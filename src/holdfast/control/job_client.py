@@ -28,9 +28,10 @@ from holdfast.control.agents import Agents, MergedEvents, events_at, printable_e
 from holdfast.control.connection import (
     ANSWER_S,
     CONNECT_S,
-    NOT_FOUND,
     ControlProblem,
     Endpoint,
+    JobNotFound,
+    JobUnreachable,
     open_contact,
     open_endpoint,
     open_socket,
@@ -41,10 +42,9 @@ from holdfast.control.discovery import Directory
 from holdfast.control.history import NodeHistory
 from holdfast.control.runtime_dir import pid_of, sockets_here
 from holdfast.core.limits import ASKED_WHY_CHARS_MAX, NAME_CHARS_MAX
-from holdfast.core.protocol import Action, Request, RequestRefusal
+from holdfast.core.protocol import Action, Request
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.printable import one_line, quoted, visible
-from holdfast.rendezvous.backends import Backend
 from holdfast.wire import control
 from holdfast.wire.handshake import READ_ONLY_PREFIX
 from holdfast.wire.messages import JobSummary, Query, StatusReply, StatusRequest
@@ -168,9 +168,7 @@ class JobClient:
         while True:
             jobs = await self._summaries(watch=watch)
             if not jobs:
-                raise ControlProblem(
-                    f"there is no job {self.run_id!r} here", RequestRefusal.NO_SUCH_JOB.value
-                )
+                raise JobNotFound(f"there is no job {self.run_id!r} here")
             job = jobs[0]
             missing = [node.node for node in job.nodes if node.report is None]
             if watch and missing and not self.agents.passes_on:
@@ -271,7 +269,7 @@ class JobClient:
                 replies = line.many(control.HISTORY, node=node)
                 found = [unpacked(NodeHistory, reply.body) async for reply in replies]
         except TimeoutError:
-            raise ControlProblem(f"{node} did not respond within {ANSWER_S:g} s") from None
+            raise JobUnreachable(f"{node} did not respond within {ANSWER_S:g} s") from None
         for one in (one for part in found for one in part.generations):
             one.why, one.reason = one_line(one.why), one_line(one.reason)
             one.detail, one.cause = one_line(one.detail), one_line(one.cause)
@@ -286,12 +284,8 @@ async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
     if isinstance(place, LocalJob):
         here = place.here
         line = await open_socket(place.path, here.run_id, here.node)
-        coordinated = here.coordinated
-        if coordinated is None:
-            backend = Backend.named(here.backend)
-            coordinated = backend is not None and backend.has_coordinator
         sockets = {one.here.node: one.path for one in beside if one.here.node}
-        return JobClient(Agents(line, passes_on=coordinated, beside=sockets))
+        return JobClient(Agents(line, passes_on=here.coordinated, beside=sockets))
     if isinstance(place, Directory):
         try:
             return await _open_listed(place)
@@ -323,10 +317,9 @@ async def _open_anyone(place: Directory) -> tuple[Line, control.Contacts]:
         if not found.contacts:
             job = await _read(lambda: place.summary(place.run_id))
             over = f"; it is over: {job.outcome}" if job is not None and job.outcome else ""
-            raise ControlProblem(f"there is no agent {where}{over}", exit_code=NOT_FOUND)
-        raise ControlProblem(
-            f"the agents {where} can be asked on their own machines alone: control=off, or an older "
-            "version of Holdfast"
+            raise JobNotFound(f"there is no agent {where}{over}")
+        raise JobUnreachable(
+            f"the agents {where} are reachable only from their own hosts (control=off)"
         )
     return await _first_that_answers(there, place, found), found
 
@@ -367,7 +360,7 @@ async def _first_that_answers(
         return answered[0]
     job = await _read(lambda: place.summary(place.run_id))
     if job is not None and job.outcome:
-        raise ControlProblem(f"job {place.run_id!r} is over: {job.outcome}", exit_code=NOT_FOUND)
+        raise JobNotFound(f"job {place.run_id!r} is over: {job.outcome}")
     assert problem is not None
     raise problem
 
@@ -397,7 +390,7 @@ async def _read(read: Callable[[], R]) -> R:
     except UsageError:
         raise
     except HoldfastError as problem:
-        raise ControlProblem(problem.message, hint=problem.hint) from None
+        raise JobUnreachable(problem.message, hint=problem.hint) from None
 
 
 async def local_jobs(on_late: Callable[[list[str]], None] | None = None) -> list[LocalJob]:

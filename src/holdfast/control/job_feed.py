@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from holdfast.control.connection import ControlProblem
+from holdfast.control.connection import ControlProblem, JobUnreachable
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Feed:
             self.job.add_event(event)
             self._soon.set()
             self._changed()
-        raise ControlProblem("the job tells nothing any more")
+        raise JobUnreachable("the job sends no more events")
 
     async def _follow_status(self, client: JobClient) -> None:
         now = asyncio.get_running_loop().time
@@ -129,7 +129,7 @@ class Feed:
                 async with asyncio.timeout(HISTORY_S):
                     found = await client.history(node)
             except (ControlProblem, TimeoutError):
-                return  # It has left; the status will show it.
+                return  # The node may be gone; the status shows that.
             self.job.add_history(now(), node, found)
 
         while True:

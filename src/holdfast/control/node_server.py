@@ -627,7 +627,7 @@ class NodeServer:
             async with asyncio.timeout(ACT_S):
                 answer = await asyncio.wrap_future(self._door.request(request))
         except TimeoutError:
-            why = f"whoever decides did not answer within {ACT_S:g} s, or is of an older version"
+            why = f"the coordinator did not respond within {ACT_S:g} s"
             self._refuse(asker, query, RequestRefusal.NO_ANSWER, why)
             return
         asker.send(Reply(id=query.id, refusal=answer.refusal, why=answer.why))

@@ -76,10 +76,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.core.blame import Suspect, Trace, blame
-from holdfast.core.limits import (
-    REPORTED_COUNTER_MAX,
-    RIVALS_MAX,
-    STORE_KEY_BYTES,
+from holdfast.core.bounded import (
     Count,
     Incarnation,
     Name,
@@ -93,6 +90,8 @@ from holdfast.core.limits import (
     Seconds,
     Why,
 )
+from holdfast.core.job_settings import JobSettings, check_settings, differences
+from holdfast.core.limits import REPORTED_COUNTER_MAX, RIVALS_MAX, STORE_KEY_BYTES
 from holdfast.core.machine import Event, InvalidEvent, Story
 from holdfast.core.node_order import order_nodes
 from holdfast.core.policy import RestartBudget, Verdict, judge
@@ -102,7 +101,6 @@ from holdfast.core.protocol import (
     Failure,
     Heartbeat,
     JobOutcome,
-    JobSettings,
     NodeInfo,
     NodePhase,
     NodeRole,
@@ -114,7 +112,6 @@ from holdfast.core.protocol import (
     View,
     check_address,
     check_names,
-    check_settings,
     names_in,
     reason,
     sound_failure,
@@ -1689,13 +1686,11 @@ def objection(job: Job, status: Status) -> str:
         for other in job.nodes.values():
             if other.info.fixed_rank == info.fixed_rank and other.info.node != info.node:
                 return f"node rank {info.fixed_rank} is {other.info.node}'s already"
-    for name, words in _AGREED.items():
-        mine, theirs = words(asked), words(agreed)
-        if mine != theirs:
-            return (
-                f"{info.node} was started with {name} {mine}, but the job {job.run_id!r} runs with "
-                f"{theirs}; start all nodes of a job alike"
-            )
+    for name, mine, theirs in differences(asked, agreed):
+        return (
+            f"{info.node} was started with {name} {mine}, but the job {job.run_id!r} runs with "
+            f"{theirs}; start all nodes of a job alike"
+        )
     return ""
 
 
@@ -1714,15 +1709,6 @@ def overstatement(job: Job, status: Status) -> str:
                 f"{known}: it cannot have been in this job; start its agent anew"
             )
     return ""
-
-
-_AGREED: dict[str, Callable[[JobSettings], str]] = {
-    "--nnodes": lambda settings: f"{settings.min_nodes}:{settings.max_nodes}",
-    "--max-restarts": lambda settings: str(settings.max_restarts),
-    "--spares": lambda settings: str(settings.spares),
-    "rank_order": lambda settings: settings.order.value,
-    "store": lambda settings: settings.store.value,
-}
 
 
 def previous_ranks(job: Job, rank_table: RankTable) -> tuple[dict[str, int], int]:

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.core.job_settings import JobSettings
 from holdfast.core.liveness import AttendedClock, StopDeadline
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
 from holdfast.core.protocol import (
     Ack,
     Failure,
     Heartbeat,
-    JobSettings,
     NodeInfo,
     NodePhase,
     NodeRole,

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from holdfast.coordinator.places import Places
     from holdfast.coordinator.server import CoordinatorServer
     from holdfast.coordinator.state_file import StateFile
-    from holdfast.core.protocol import JobSettings, NodeInfo, Request
+    from holdfast.core.job_settings import JobSettings
+    from holdfast.core.protocol import NodeInfo, Request
     from holdfast.core.session import SessionTimeouts
     from holdfast.membership.session_driver import Connector
     from holdfast.net.addresses import Address

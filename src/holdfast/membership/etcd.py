@@ -58,7 +58,7 @@ from holdfast.core.etcd.witness import (
     PresenceUnknown,
 )
 from holdfast.core.machine import TICK
-from holdfast.etcd.store import EtcdStore
+from holdfast.etcd.etcd_store import EtcdStore
 from holdfast.membership.interface import ControlAccess
 from holdfast.membership.threaded import ThreadedMembership
 from holdfast.net import addresses, listening
@@ -71,19 +71,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.core.etcd.calls import Change, Problem
-    from holdfast.core.protocol import (
-        Ack,
-        ControlPort,
-        Heartbeat,
-        JobSettings,
-        NodeInfo,
-        Request,
-        Status,
-        View,
-    )
+    from holdfast.core.job_settings import JobSettings
+    from holdfast.core.protocol import Ack, ControlPort, Heartbeat, NodeInfo, Request, Status, View
     from holdfast.core.session import SessionTimeouts
     from holdfast.etcd.async_client import AsyncEtcdClient, WatchHandle
-    from holdfast.etcd.settings import EtcdSettings
+    from holdfast.etcd.etcd_settings import EtcdSettings
     from holdfast.etcd.sync_client import EtcdClient
     from holdfast.wire.control import Contacts
     from holdfast.wire.messages import JobSummary

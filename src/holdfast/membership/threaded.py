@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.core.coordinated_supervision import CoordinatorLost
-from holdfast.core.protocol import Failure, JobSettings, NodeInfo, NodePhase, Status, View
+from holdfast.core.job_settings import JobSettings
+from holdfast.core.protocol import Failure, NodeInfo, NodePhase, Status, View
 from holdfast.core.session import (
     PortsChanged,
     Rejoined,

@@ -25,17 +25,9 @@ import msgspec
 
 from holdfast import console
 from holdfast.core.coordinated_supervision import CoordinatorLost
+from holdfast.core.job_settings import JobSettings
 from holdfast.core.machine import TICK
-from holdfast.core.protocol import (
-    Failure,
-    JobSettings,
-    NodeInfo,
-    NodePhase,
-    NodeRole,
-    RankOrder,
-    StoreAccess,
-    View,
-)
+from holdfast.core.protocol import Failure, NodeInfo, NodePhase, NodeRole, View
 from holdfast.core.session import (
     DeliverView,
     GiveUp,
@@ -81,7 +73,7 @@ from holdfast.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from holdfast.rendezvous.polled import PolledHandler
-from holdfast.store.prefix import PrefixStore
+from holdfast.store.prefix_store import PrefixStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -604,7 +596,7 @@ class DynamicRendezvousHandler(PolledHandler):
                 ports=ports,
                 store_key=store_key,
             ),
-            replace(self._job_settings, max_restarts=max_restarts),
+            self._job_settings._replace(max_restarts=max_restarts),
             control=OFF if self._is_polled else self._control,
         )
         # A handler that is dropped without a `shutdown` must not keep its node alive for ever.
@@ -686,12 +678,7 @@ def create_handler(
         backend.name,
         store,
         backend,
-        job_settings=job_settings_of(
-            settings,
-            spares=conf.spares,
-            order=RankOrder(conf.rank_order),
-            store=StoreAccess(conf.store),
-        ),
+        job_settings=conf.job,
         away_s=conf.coordinator_timeout,
         stops_alone=conf.on_lost == "stop",
         endpoint=params.endpoint,
@@ -715,21 +702,12 @@ def this_node(
     )
 
 
-def job_settings_of(
-    settings: RendezvousSettings,
-    *,
-    spares: int = 0,
-    order: RankOrder = RankOrder.STABLE,
-    store: StoreAccess = StoreAccess.HOSTS,
-) -> JobSettings:
-    """Return what all nodes of the job must agree on. How many restarts there are, `enter` adds."""
+def job_settings_of(settings: RendezvousSettings) -> JobSettings:
+    """Return what all nodes of the job must agree on. `enter` adds the number of restarts."""
     return JobSettings(
         min_nodes=settings.min_nodes,
         max_nodes=settings.max_nodes,
-        spares=spares,
         settle_s=settings.timeout.last_call.total_seconds(),
-        order=order,
-        store=store,
     )
 
 

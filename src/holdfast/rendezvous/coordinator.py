@@ -6,13 +6,9 @@ import hmac
 import os
 from typing import TYPE_CHECKING
 
+from holdfast.core.job_settings import JobSettings
 from holdfast.core.limits import PLACES_MAX
-from holdfast.core.protocol import (
-    JobSettings,
-    NodeInfo,
-    RankOrder,
-    StoreAccess,
-)
+from holdfast.core.protocol import NodeInfo
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import UsageError
 from holdfast.membership.coordinator import CoordinatorMembership
@@ -76,7 +72,7 @@ class CoordinatorHandler(PolledHandler):
             join_timeout_s=conf.join_timeout,
             worker_store=conf.worker_store,
             store_address=self._find_store_address(),
-            store_access=conf.store,
+            store_access=conf.job.store.value,
         )
         if conf.node_id:
             self.given_id = f"node_id={conf.node_id}"
@@ -105,15 +101,6 @@ class CoordinatorHandler(PolledHandler):
         store_key: bytes,
     ) -> Membership:
         params, conf = self._params, self._config
-        settings = JobSettings(
-            min_nodes=params.min_nodes,
-            max_nodes=params.max_nodes,
-            max_restarts=max_restarts,
-            spares=conf.spares,
-            settle_s=conf.last_call_timeout,
-            order=RankOrder(conf.rank_order),
-            store=StoreAccess(conf.store),
-        )
         info = NodeInfo(
             node=self.node_id,
             incarnation=draw_incarnation(),
@@ -128,7 +115,7 @@ class CoordinatorHandler(PolledHandler):
             stops_alone=self._stops_alone,
             yields=bool(conf.replace),
         )
-        return self._connect(info, settings)
+        return self._connect(info, conf.job._replace(max_restarts=max_restarts))
 
     def _find_store_address(self) -> str:
         """Return the address at which the workers' store is, or nothing: all of this host's."""

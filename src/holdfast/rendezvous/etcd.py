@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.etcd.settings import NAMES, EtcdSettings, parse_endpoints
+from holdfast.etcd.etcd_settings import NAMES, EtcdSettings, parse_endpoints
 from holdfast.membership.etcd import EtcdMembership
 from holdfast.net import listening
 from holdfast.net.agent_port import OFF, ControlCredentials, explicit_token
@@ -18,7 +18,8 @@ from holdfast.rendezvous.config import value_of
 from holdfast.rendezvous.coordinator import CoordinatorHandler
 
 if TYPE_CHECKING:
-    from holdfast.core.protocol import JobSettings, NodeInfo, RefusalReason
+    from holdfast.core.job_settings import JobSettings
+    from holdfast.core.protocol import NodeInfo, RefusalReason
     from holdfast.rendezvous.config import RendezvousParameters
 
 USER_VARIABLE, PASSWORD_VARIABLE = "HOLDFAST_ETCD_USER", "HOLDFAST_ETCD_PASSWORD"

@@ -4,8 +4,7 @@ What `decode` returns may be used as it is: types, lengths and ranges are part o
 and checked while decoding, the little that a type cannot say right after. Whatever else a peer sent
 is a `BadMessage`.
 
-Messages are msgpack maps with a tag. Fields that a newer version added are ignored, so a field may
-be added without a new protocol version as long as it has a default. No pickle, ever.
+Messages are msgpack maps with a tag. No pickle, ever.
 
 Who may send what, and when, is for the handshake, the coordinator and its client to know.
 """
@@ -17,12 +16,8 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.limits import (
-    AWAY_S_MAX,
+from holdfast.core.bounded import (
     MALFORMED,
-    NODE_ID_CHARS_MAX,
-    PLACES_MAX,
-    RUN_ID_CHARS_MAX,
     ClockTime,
     Count,
     Incarnation,
@@ -35,6 +30,7 @@ from holdfast.core.limits import (
     Seconds,
     Why,
 )
+from holdfast.core.limits import AWAY_S_MAX, NODE_ID_CHARS_MAX, PLACES_MAX, RUN_ID_CHARS_MAX
 from holdfast.core.protocol import (
     Ack,
     Heartbeat,
@@ -50,13 +46,8 @@ from holdfast.wire import limits
 from holdfast.wire.errors import BadMessage
 
 MAGIC = "holdfast"
-PROTOCOL_VERSION = 5
-"""The newest version spoken here."""
-VERSION_WITH_QUERIES = 5
-"""From this one on both sides know `Query` and what belongs to it. What a query asks for is text, so
-that one that a version does not know is refused, and nothing else is lost."""
-PROTOCOL_VERSION_MIN = 4
-"""The oldest one."""
+PROTOCOL_VERSION = 1
+"""Both sides of a connection must speak this version; the handshake refuses any other."""
 
 Version = Annotated[int, Meta(ge=1, le=limits.VERSION_MAX)]
 Nonce = Annotated[bytes, Meta(min_length=limits.NONCE_BYTES_MIN, max_length=limits.NONCE_BYTES_MAX)]
@@ -70,14 +61,10 @@ Age = Annotated[float, Meta(ge=-1.0, le=AWAY_S_MAX)]
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """The client's first message: what it is and wants, and a nonce that it drew.
-
-    Versions before 4 named neither a job nor an endpoint.
-    """
+    """The client's first message: its version, its job, the endpoint it dialed, and a nonce."""
 
     magic: Annotated[str, Meta(max_length=len(MAGIC))] = MAGIC
-    version_min: Version = PROTOCOL_VERSION_MIN
-    version_max: Version = PROTOCOL_VERSION
+    version: Version = PROTOCOL_VERSION
     nonce: Nonce
     run_id: Annotated[str, Meta(max_length=RUN_ID_CHARS_MAX)] = ""
     """The job that this connection is for; empty of an operator, who asks about all jobs."""
@@ -92,9 +79,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
 
 
 class Challenge(msgspec.Struct, frozen=True, kw_only=True, tag="challenge"):
-    """The server's answer: the version to speak, its own nonce, and that it knows the token."""
+    """The server's response: its own nonce, and the proof that it has the token."""
 
-    version: Version
     nonce: Nonce
     token_wanted: bool
     proof: ProofBytes = b""
@@ -109,8 +95,6 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True, tag="proof"):
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     """The handshake is done."""
-
-    version: Version
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):

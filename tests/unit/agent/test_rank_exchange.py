@@ -13,7 +13,7 @@ from holdfast.agent.spec import WorkerGroup, WorkerSpec
 from holdfast.core.ranks import NodeRanks
 from holdfast.processes.signals import SignalException
 from holdfast.rendezvous.errors import RendezvousStateError
-from holdfast.store.memory import MemoryStore
+from holdfast.store.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -94,8 +94,8 @@ NOT_FOR_FAILURES = {
     "holdfast.processes.zygote",
     "holdfast.rendezvous",
     "holdfast.store.tcp.forwarding",  # This, the next and the last are in use with other nodes.
-    "holdfast.store.tcp.vouching",
-    "holdfast.timers.server",
+    "holdfast.store.tcp.attestation",
+    "holdfast.timers.timer_server",
     "holdfast.wire",
 }
 LOOKS = """

@@ -17,7 +17,7 @@ from holdfast.observe.lifecycle import WatchdogEvent
 from holdfast.processes import stacks
 from holdfast.processes.failures.failure import ProcessFailure
 from holdfast.timers import reaper
-from holdfast.timers.protocol import FileTimerRequest
+from holdfast.timers.timer_requests import FileTimerRequest
 from holdfast.worker import PAGE_ENV
 
 if TYPE_CHECKING:

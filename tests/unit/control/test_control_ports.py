@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cli.operate import follow_logs
-from holdfast.control.connection import NOT_FOUND, ControlProblem, open_contact, tls_of, unpacked
+from holdfast.control.connection import ControlProblem, JobNotFound, open_contact, tls_of, unpacked
 from holdfast.control.discovery import Directory
 from holdfast.control.job_client import open_job
+from holdfast.control.job_logs import follow_logs
 from holdfast.control.port_server import HALF_OPEN_MAX, PortServer
 from holdfast.core.protocol import ControlPort, RequestRefusal
 from holdfast.net.agent_port import ControlCredentials, ControlListener
@@ -252,9 +252,8 @@ async def test_once_an_agent_has_ended_another_is_asked_about_the_job() -> None:
             job.ports.clear()
             for asker in [*b.node.askers]:
                 asker.drop("over")
-            with pytest.raises(ControlProblem) as over:
+            with pytest.raises(JobNotFound):
                 await client.status()
-            assert over.value.exit_code == NOT_FOUND
 
 
 @in_loop
@@ -264,10 +263,23 @@ async def test_while_etcd_is_away_an_agent_shows_what_its_own_workers_write() ->
         a.node.is_blind = True
         async with await open_job(Listed(("a", a.own.port))) as client:
             for node in ("", "a"):
-                await follow_logs(client, control.LogsQuery(), node, shown.append)
+                await follow_logs(client, control.LogsQuery(), node, shown.append, print)
             with pytest.raises(ControlProblem, match="no etcd"):
-                await follow_logs(client, control.LogsQuery(), "b", shown.append)
+                await follow_logs(client, control.LogsQuery(), "b", shown.append, print)
     assert [one.text for one in shown] == [b"a line\n"] * 2
+
+
+@in_loop
+async def test_following_logs_ends_when_nobody_reads_what_they_are_written_to() -> None:
+    def broken(_: object) -> None:
+        raise BrokenPipeError
+
+    async with served(access_of(None)) as a:
+        a.node.is_blind = True
+        async with await open_job(Listed(("a", a.own.port))) as client:
+            with pytest.raises(BrokenPipeError):
+                async with asyncio.timeout(10):
+                    await follow_logs(client, control.LogsQuery(follow=True), "", broken, print)
 
 
 @in_loop

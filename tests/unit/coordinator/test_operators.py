@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +11,7 @@ from holdfast.control.job_client import open_job
 from holdfast.coordinator import operators, server_connection
 from holdfast.core.protocol import Action, Heartbeat, Request, RequestRefusal, View
 from holdfast.wire import control
-from holdfast.wire.handshake import ServerHandshake, job_token, read_only_token
+from holdfast.wire.handshake import job_token, read_only_token
 from holdfast.wire.messages import (
     Attach,
     EventRecord,
@@ -234,31 +233,6 @@ async def test_subscriptions_are_limited() -> None:
             operator.send(Query(id=number, what=control.EVENTS, run_id="job", body=follow))
         last = Query(id=99, what=control.EVENTS, run_id="job", body=follow)
         assert (await reply_to(operator, last)).refusal == RequestRefusal.TOO_MANY.value
-
-
-@in_loop
-async def test_versions_tell_each_other_what_they_cannot_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    old = partial(ServerHandshake, versions=(4, 4))
-    with monkeypatch.context() as patched:
-        patched.setattr(server_connection, "ServerHandshake", old)
-        async with serving() as served:
-            node = await a_job(served)  # It can be in a job there all the same.
-            place = Endpoint(host="127.0.0.1", port=served.port, run_id="job")
-            with pytest.raises(ControlProblem) as refused:
-                await open_job(place)
-            assert refused.value.refusal == RequestRefusal.UNKNOWN.value
-            assert node.connection.is_open
-    async with serving() as served:
-        node, operator = await a_job(served), await served.client("")
-        for peer in served.server._peers:
-            peer.version = min(peer.version, 4 if peer.key is not None else peer.version)
-        refused_by = await reply_to(operator, Query(id=1, what="logs", run_id="job", node="a"))
-        assert refused_by.refusal == RequestRefusal.UNKNOWN.value
-        operator.send(StatusRequest(id=2, run_id="job", watch=True))
-        await operator.next()
-        assert node.received.empty()
 
 
 @in_loop

@@ -13,7 +13,7 @@ from holdfast.coordinator import connect, places
 from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
 from holdfast.coordinator.places import Places
 from holdfast.core.limits import TERMS_PER_PLACE
-from holdfast.etcd.process import hold_port
+from holdfast.etcd.runner import hold_port
 from holdfast.net.tls import TlsFiles
 from in_loop import in_loop
 from real_coordinators import LOCAL, Coordinator, eventually, member, node, started, until

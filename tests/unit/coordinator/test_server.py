@@ -13,16 +13,8 @@ import pytest
 from certificates import make_ca, make_certificate
 from holdfast.coordinator import admission, server, server_connection
 from holdfast.coordinator.connect import READ_BYTES, ConnectFailed
-from holdfast.core.protocol import (
-    Ack,
-    Heartbeat,
-    JobSettings,
-    NodeInfo,
-    NodePhase,
-    NodeRole,
-    Status,
-    View,
-)
+from holdfast.core.job_settings import JobSettings
+from holdfast.core.protocol import Ack, Heartbeat, NodeInfo, NodePhase, NodeRole, Status, View
 from holdfast.net import listening
 from holdfast.net.addresses import Address
 from holdfast.net.tls import TlsFiles
@@ -465,7 +457,7 @@ async def test_a_flood_of_faults_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
             if number == 5:
                 monkeypatch.setattr(server, "WARNINGS_S", 0.0)
             client = await served.client()
-            client.send(Welcome(version=1))  # Only a server sends that.
+            client.send(Welcome())  # Only a server sends that.
             assert isinstance(await client.next(), str)
         assert len(served.warnings) == 2
         assert "4 more" in served.warnings[1]

@@ -11,8 +11,9 @@ from holdfast.core.etcd import leader
 from holdfast.core.etcd.calls import Delete, Grant, Op, Put, Txn, TxnDone
 from holdfast.core.etcd.keys import JobKeys, pack
 from holdfast.core.etcd.leader import OPS_MAX, WRITE_BYTES_MAX, LedJob, NodeReported, PendingWrites
+from holdfast.core.job_settings import JobSettings
 from holdfast.core.machine import TICK
-from holdfast.core.protocol import JobOutcome, JobSettings, NodeInfo, NodeRole, View
+from holdfast.core.protocol import JobOutcome, NodeInfo, NodeRole, View
 from holdfast.core.rounds import Job, JobPhase, NodeLost, NodesLost, Rounds
 from simulator.etcd import SimEtcd
 

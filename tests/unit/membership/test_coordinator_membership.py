@@ -18,15 +18,9 @@ from holdfast import console
 from holdfast.coordinator import connect
 from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.core.coordinated_supervision import CoordinatorLost
+from holdfast.core.job_settings import JobSettings
 from holdfast.core.limits import REPORT_BYTES_MAX, SUMMARY_CHARS_MAX
-from holdfast.core.protocol import (
-    Failure,
-    JobSettings,
-    NodeInfo,
-    NodePhase,
-    NodeRole,
-    View,
-)
+from holdfast.core.protocol import Failure, NodeInfo, NodePhase, NodeRole, View
 from holdfast.core.session import ConnectionState, Session, SessionTimeouts, StatusChanged
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.membership import coordinator, threaded
@@ -330,7 +324,8 @@ def test_nodes_of_other_jobs_that_lose_the_coordinator_are_reported(
 IMPORTS_AHEAD = """
 import socket, sys, time
 from holdfast.membership.coordinator import CoordinatorMembership
-from holdfast.core.protocol import JobSettings, NodeInfo
+from holdfast.core.job_settings import (JobSettings)
+from holdfast.core.protocol import (NodeInfo)
 from holdfast.core.session import SessionTimeouts
 
 with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -16,7 +16,7 @@ from holdfast.core.etcd.keys import pack
 from holdfast.core.etcd.session import EtcdSession
 from holdfast.core.protocol import NodeInfo, NodePhase, NodeRole, View
 from holdfast.core.session import Session, SessionTimeouts, StatusChanged
-from holdfast.etcd.settings import EtcdSettings
+from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.etcd.sync_client import EtcdClient
 from holdfast.membership.etcd import EtcdConnector, GenerationStores, read_job, read_run_ids
 from holdfast.membership.interface import JoinRefused

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.control.connection import ControlProblem
+from holdfast.control.connection import RequestRefused
 from holdfast.control.history import RESTART_STAGES, Generation, NodeHistory
 from holdfast.core.protocol import Action
 from holdfast.views.top import app as app_module
@@ -44,7 +44,7 @@ class Asked:
 
     async def request(self, action: Action, *, node: str = "", why: str = "") -> None:
         if self.refusal:
-            raise ControlProblem(self.refusal, "not-now")
+            raise RequestRefused(self.refusal, "not-now")
         self.requests.append((action, node, why))
 
 

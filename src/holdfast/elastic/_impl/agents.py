@@ -33,7 +33,7 @@ from holdfast.core.policy import RestartBudget
 from holdfast.core.supervision import State, StopReason
 from holdfast.errors import InternalError
 from holdfast.observe.events.event import EventSource
-from holdfast.observe.events.recorder import EventRecorder
+from holdfast.observe.events.event_recorder import EventRecorder
 from holdfast.observe.lifecycle import CustomEvent, WorkerInfo
 from holdfast.processes.poll import wait_for
 from holdfast.processes.signals import SignalException, as_enum

@@ -28,8 +28,8 @@ from holdfast.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from holdfast.rendezvous.etcd import EtcdHandler
-from holdfast.store.errors import StoreTimeoutError
-from holdfast.store.memory import as_seconds
+from holdfast.store.memory_store import as_seconds
+from holdfast.store.store_errors import StoreTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from holdfast.core.protocol import View
     from holdfast.core.rounds import Job
-    from holdfast.etcd.store import EtcdStore
+    from holdfast.etcd.etcd_store import EtcdStore
     from holdfast.etcd.sync_client import EtcdClient
     from holdfast.rendezvous.handler import RendezvousInfo
 
@@ -65,7 +65,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
         params.min_nodes,
         params.max_nodes,
         conf.join_timeout,
-        conf.last_call_timeout,
+        conf.job.settle_s,
         settings=params.config,
         closes_client=True,
     )

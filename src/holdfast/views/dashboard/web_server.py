@@ -23,7 +23,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast import __version__
-from holdfast.control.connection import ControlProblem
+from holdfast.control.connection import ControlProblem, JobUnreachable
 from holdfast.core.limits import (
     ASKED_WHY_CHARS_MAX,
     GRACE_S_MAX,
@@ -270,7 +270,7 @@ def _checked(
         except Refused as refused:
             return problem_of(refused)
         except ControlProblem as problem:
-            status = 409 if problem.refusal else 502
+            status = 502 if isinstance(problem, JobUnreachable) else 409
             return problem_of(Refused(status, problem.message))
 
     return checked

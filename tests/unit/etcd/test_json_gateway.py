@@ -28,8 +28,8 @@ from holdfast.core.etcd.calls import (
     Txn,
     TxnDone,
 )
-from holdfast.etcd import protocol
-from holdfast.etcd.protocol import NO_GATEWAY, TLS_ONLY, Handling, Refusal, WatchEvents
+from holdfast.etcd import json_gateway
+from holdfast.etcd.json_gateway import NO_GATEWAY, TLS_ONLY, Handling, Refusal, WatchEvents
 
 HUGE = 2**62 + 1  # Not a JSON number that every reader keeps whole.
 HEADER = {"cluster_id": "1", "revision": "7", "raft_term": "2"}
@@ -44,11 +44,11 @@ A, B, KEY = b64(b"a"), b64(b"b"), b64(b"k")
 
 
 def body_of(request: Request) -> Any:
-    return json.loads(protocol.encode(request)[1])
+    return json.loads(json_gateway.encode(request)[1])
 
 
 def answer(request: Request, body: object, status: int = 200) -> object:
-    return protocol.decode(request, status, json.dumps(body).encode())
+    return json_gateway.decode(request, status, json.dumps(body).encode())
 
 
 # Requests.
@@ -65,7 +65,7 @@ def test_a_transaction() -> None:
         success=(Put(b"k", b"v", HUGE), Put(b"k", b"")),
         failure=(Get(b"k"), Get(b"a", b"b", keys_only=True), Delete(b"k"), Delete(b"a", b"b")),
     )
-    assert protocol.encode(request)[0] == "/v3/kv/txn"
+    assert json_gateway.encode(request)[0] == "/v3/kv/txn"
     assert body_of(request) == {
         "compare": [
             {"key": A, "target": "CREATE", "result": "EQUAL", "create_revision": "0"},
@@ -101,15 +101,15 @@ def test_a_transaction() -> None:
     ],
 )
 def test_other_requests(request_: Request, path: str, body: object) -> None:
-    assert protocol.encode(request_)[0] == f"/v3/{path}"
+    assert json_gateway.encode(request_)[0] == f"/v3/{path}"
     assert body_of(request_) == body
 
 
 def test_a_watch_and_a_user() -> None:
-    assert json.loads(protocol.encode_watch(b"a", b"b", 8)) == {
+    assert json.loads(json_gateway.encode_watch(b"a", b"b", 8)) == {
         "create_request": {"key": A, "range_end": B, "start_revision": "8"}
     }
-    assert json.loads(protocol.encode_user("u", 'p"ö')) == {"name": "u", "password": 'p"ö'}
+    assert json.loads(json_gateway.encode_user("u", 'p"ö')) == {"name": "u", "password": 'p"ö'}
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_watch_and_a_user() -> None:
     ],
 )
 def test_what_may_be_sent_twice(request_: Request, *, may: bool) -> None:
-    assert protocol.may_repeat(request_) is may
+    assert json_gateway.may_repeat(request_) is may
 
 
 # Answers. etcd leaves out what is false or zero.
@@ -173,19 +173,19 @@ def test_leases() -> None:
 
 
 def test_tokens() -> None:
-    assert protocol.decode_token(200, b'{"header":{},"token":"abc.7"}') == "abc.7"
+    assert json_gateway.decode_token(200, b'{"header":{},"token":"abc.7"}') == "abc.7"
     off = {"error": "etcdserver: authentication is not enabled", "code": 9}
-    assert protocol.decode_token(400, json.dumps(off).encode()) == ""
+    assert json_gateway.decode_token(400, json.dumps(off).encode()) == ""
     wrong = {"error": "etcdserver: authentication failed, invalid user ID or password", "code": 3}
     for refusal in (
-        protocol.decode_token(400, json.dumps(wrong).encode()),
-        protocol.decode_token(200, b"{}"),
+        json_gateway.decode_token(400, json.dumps(wrong).encode()),
+        json_gateway.decode_token(200, b"{}"),
     ):
         assert isinstance(refusal, Refusal)
 
 
 def line(**result: object) -> WatchEvents | Refusal:
-    return protocol.decode_line(json.dumps({"result": {"header": HEADER, **result}}).encode())
+    return json_gateway.decode_line(json.dumps({"result": {"header": HEADER, **result}}).encode())
 
 
 def test_lines_of_a_watch() -> None:
@@ -249,12 +249,12 @@ def test_etcds_errors(
     status: int, text: str, code: int, kind: ProblemKind, handling: Handling
 ) -> None:
     body = json.dumps({"error": text, "code": code, "message": text}).encode()
-    refusal = protocol.decode_refusal(status, body)
+    refusal = json_gateway.decode_refusal(status, body)
     assert (refusal.problem.kind, refusal.handling) == (kind, handling)
     in_stream = {"error": {"grpc_code": code, "message": text, "http_code": status}}
     for refused in (
         answer(Txn(), in_stream, status),
-        protocol.decode_line(json.dumps(in_stream).encode()),
+        json_gateway.decode_line(json.dumps(in_stream).encode()),
     ):
         assert isinstance(refused, Refusal)
         assert (refused.problem.kind, refused.handling) == (kind, handling)
@@ -262,7 +262,7 @@ def test_etcds_errors(
 
 def test_messages_have_no_prefixes_and_one_line() -> None:
     long = "rpc error: code = Unknown desc = etcdserver: a\nb"
-    refusal = protocol.decode_refusal(400, json.dumps({"error": long}).encode())
+    refusal = json_gateway.decode_refusal(400, json.dumps({"error": long}).encode())
     assert refusal.problem == Problem(K.REFUSED, "a b")
 
 
@@ -280,7 +280,7 @@ def test_messages_have_no_prefixes_and_one_line() -> None:
 def test_answers_of_other_servers(
     status: int, body: bytes, kind: ProblemKind, handling: Handling, why: str
 ) -> None:
-    refusal = protocol.decode_refusal(status, body)
+    refusal = json_gateway.decode_refusal(status, body)
     assert (refusal.problem.kind, refusal.handling) == (kind, handling)
     assert why in refusal.problem.why
     assert len(refusal.problem.why) < 300
@@ -300,10 +300,10 @@ def test_answers_of_other_servers(
     ],
 )
 def test_an_invalid_response_does_not_come_from_etcd(request_: Request, body: bytes) -> None:
-    refusal = protocol.decode(request_, 200, body)
+    refusal = json_gateway.decode(request_, 200, body)
     assert isinstance(refusal, Refusal)
     assert (refusal.problem.kind, refusal.handling) == (K.REFUSED, H.UNSURE)
     for garbage in (b"{}", b"x", b'{"result":{}}'):
-        refused = protocol.decode_line(garbage)
+        refused = json_gateway.decode_line(garbage)
         assert isinstance(refused, Refusal)
         assert refused.problem.kind is K.REFUSED

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import timedelta
 
-    from holdfast.store.errors import DistStoreError
+    from holdfast.store.store_errors import DistStoreError
 
 DEFAULT_TIMEOUT_S = 300.0
 KEYS_SHOWN_MAX = 8
@@ -128,7 +128,7 @@ class MemoryStore:
                 self._await([key], self._queues.__contains__, self._timeout_s)
             queue = self._queues.get(key)
             if queue is None:
-                from holdfast.store.errors import QueueEmptyError
+                from holdfast.store.store_errors import QueueEmptyError
 
                 raise QueueEmptyError(f"the queue {named([key])} is empty")
             value = queue.popleft()
@@ -225,7 +225,7 @@ def add_to_counter(key: str, value: bytes | None, amount: int) -> int:
     As in C, whatever follows the number is ignored. Raises `DistStoreError` if there is no number, or
     if the result exceeds 64 bits.
     """
-    from holdfast.store.errors import (
+    from holdfast.store.store_errors import (
         DistStoreError,
     )  # Here and below: most jobs have none of these errors.
 
@@ -259,7 +259,7 @@ def named(keys: Sequence[str]) -> str:
 
 def wait_timed_out(missing: Sequence[str], waited_s: float, where: str = "") -> DistStoreError:
     """Return the error of a wait that timed out; `where` ends the message."""
-    from holdfast.store.errors import StoreTimeoutError
+    from holdfast.store.store_errors import StoreTimeoutError
 
     return StoreTimeoutError(f"no value for {named(missing)} within {waited_s:g} s{where}")
 
@@ -268,7 +268,7 @@ def barrier_timed_out(
     key: str, came: int, world_size: int, waited_s: float, where: str = ""
 ) -> DistStoreError:
     """Return the error of a barrier that timed out."""
-    from holdfast.store.errors import StoreTimeoutError
+    from holdfast.store.store_errors import StoreTimeoutError
 
     return StoreTimeoutError(
         f"only {came} of {world_size} came to the barrier {named([key])} within {waited_s:g} s{where}"

@@ -21,10 +21,10 @@ from holdfast.net.half_open import HalfOpen
 from holdfast.net.listening import descriptor_limit, raise_descriptor_limit
 from holdfast.net.peer_user import NOBODY, is_own_user, packed, user_of
 from holdfast.store.key_space import BYTES_MAX, KeySpace, RequestRejected, ShareUsedUp
-from holdfast.store.tcp import protocol
-from holdfast.store.tcp.admission import HELD_PART, HELD_S, Admission
+from holdfast.store.tcp import tcp_protocol
 from holdfast.store.tcp.embedded import PRIVATE
-from holdfast.store.tcp.protocol import GET, QUEUE_POP, WAIT, Requests
+from holdfast.store.tcp.host_admission import HELD_PART, HELD_S, Admission
+from holdfast.store.tcp.tcp_protocol import GET, QUEUE_POP, WAIT, Requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,9 +56,9 @@ WARNINGS_MAX = 10
 
 # What a request does.
 
-WOKEN = bytes((protocol.STOP_WAITING,))
-_CANCELED = bytes((protocol.WAIT_CANCELED,))
-_READY, _NOT_READY = bytes((protocol.READY,)), bytes((protocol.NOT_READY,))
+WOKEN = bytes((tcp_protocol.STOP_WAITING,))
+_CANCELED = bytes((tcp_protocol.WAIT_CANCELED,))
+_READY, _NOT_READY = bytes((tcp_protocol.READY,)), bytes((tcp_protocol.NOT_READY,))
 
 _u64 = Struct("<Q").pack
 _i64 = Struct("<q").pack
@@ -150,27 +150,29 @@ def _no_such_operation(_space: KeySpace, _client: int, _fields: list[Any]) -> by
 
 # VALIDATE is not among them: `Requests` consumes it.
 _BY_OPERATION: dict[int, Callable[[KeySpace, int, list[Any]], bytes | None]] = {
-    protocol.SET: lambda space, _, f: space.set(f[0], f[1]),
-    protocol.COMPARE_SET: lambda space, _, f: _blob(space.compare_set(f[0], f[1], f[2])),
-    protocol.GET: lambda space, _, f: _blob(space.get(f[0])),
-    protocol.ADD: lambda space, _, f: _i64(space.add(f[0], f[1])),
-    protocol.CHECK: lambda space, _, f: _READY if space.has(f) else _NOT_READY,
-    protocol.WAIT: lambda space, client, f: WOKEN if space.wait(client, f) else None,
-    protocol.GETNUMKEYS: lambda space, _, __: _i64(len(space)),
-    protocol.DELETE_KEY: lambda space, _, f: _i64(space.delete(f[0])),
-    protocol.APPEND: lambda space, _, f: space.append(f[0], f[1]),
-    protocol.MULTI_GET: lambda space, _, f: _blobs([space.get(key) for key in f]),
-    protocol.MULTI_SET: lambda space, _, f: space.multi_set(f[::2], f[1::2]),
-    protocol.CANCEL_WAIT: _cancel_wait,
-    protocol.PING: lambda _, __, f: _u32(f[0]),
-    protocol.QUEUE_PUSH: lambda space, _, f: space.push(f[0], f[1]),
-    protocol.QUEUE_POP: _pop,
-    protocol.QUEUE_LEN: lambda space, _, f: _i64(space.queue_length(f[0])),
-    protocol.LIST_KEYS: _list_keys,
-    protocol.BARRIER: lambda space, client, f: WOKEN if space.barrier(client, f[0], f[1]) else None,
+    tcp_protocol.SET: lambda space, _, f: space.set(f[0], f[1]),
+    tcp_protocol.COMPARE_SET: lambda space, _, f: _blob(space.compare_set(f[0], f[1], f[2])),
+    tcp_protocol.GET: lambda space, _, f: _blob(space.get(f[0])),
+    tcp_protocol.ADD: lambda space, _, f: _i64(space.add(f[0], f[1])),
+    tcp_protocol.CHECK: lambda space, _, f: _READY if space.has(f) else _NOT_READY,
+    tcp_protocol.WAIT: lambda space, client, f: WOKEN if space.wait(client, f) else None,
+    tcp_protocol.GETNUMKEYS: lambda space, _, __: _i64(len(space)),
+    tcp_protocol.DELETE_KEY: lambda space, _, f: _i64(space.delete(f[0])),
+    tcp_protocol.APPEND: lambda space, _, f: space.append(f[0], f[1]),
+    tcp_protocol.MULTI_GET: lambda space, _, f: _blobs([space.get(key) for key in f]),
+    tcp_protocol.MULTI_SET: lambda space, _, f: space.multi_set(f[::2], f[1::2]),
+    tcp_protocol.CANCEL_WAIT: _cancel_wait,
+    tcp_protocol.PING: lambda _, __, f: _u32(f[0]),
+    tcp_protocol.QUEUE_PUSH: lambda space, _, f: space.push(f[0], f[1]),
+    tcp_protocol.QUEUE_POP: _pop,
+    tcp_protocol.QUEUE_LEN: lambda space, _, f: _i64(space.queue_length(f[0])),
+    tcp_protocol.LIST_KEYS: _list_keys,
+    tcp_protocol.BARRIER: lambda space, client, f: (
+        WOKEN if space.barrier(client, f[0], f[1]) else None
+    ),
 }
 _PERFORM = tuple(
-    _BY_OPERATION.get(operation, _no_such_operation) for operation in range(protocol.OPERATIONS)
+    _BY_OPERATION.get(operation, _no_such_operation) for operation in range(tcp_protocol.OPERATIONS)
 )
 
 
@@ -504,7 +506,7 @@ class ServingLoop:
             first = b""
         if not first:
             self._drop(connection)
-        elif first[0] == protocol.PROOF:
+        elif first[0] == tcp_protocol.PROOF:
             self._begin_proof(connection)
         elif not connection.host or self._admission.is_served(connection.host):
             connection.greet = None

@@ -18,7 +18,7 @@ import h11
 import msgspec
 
 from holdfast.core.etcd.cluster import Empty, Founding, Serving, Sighting
-from holdfast.etcd import protocol
+from holdfast.etcd import json_gateway
 from holdfast.etcd.cluster_list import RECORD, ClusterRecord
 from holdfast.etcd.transport import ConnectionProblem, open_connection
 
@@ -194,9 +194,9 @@ async def cluster_at(
     with contextlib.suppress(TimeoutError, ConnectionProblem):
         async with _connected(host, port, tls, server_name, limit_s) as connection:
             reply = await connection.request(
-                protocol.STATUS, b"{}", limit_s=limit_s, wants_leader=False
+                json_gateway.STATUS, b"{}", limit_s=limit_s, wants_leader=False
             )
-            status = protocol.decode_status(reply.body) if reply.status == OK else None
+            status = json_gateway.decode_status(reply.body) if reply.status == OK else None
             return status[0] if status is not None else ""
     return ""
 
@@ -222,13 +222,13 @@ async def _look_through(connection: HttpConnection, knock: Knock, limit_s: float
     reply = await ask(PATH, _encode(knock))
     if reply.status == OK:
         return _seen_at_door(knock, reply.body)
-    reply = await ask(protocol.STATUS, b"{}")
-    status = protocol.decode_status(reply.body) if reply.status == OK else None
+    reply = await ask(json_gateway.STATUS, b"{}")
+    status = json_gateway.decode_status(reply.body) if reply.status == OK else None
     if status is None:
         return View(None, f"it answered HTTP {reply.status}")
     # Whose it is; as it knows that itself, for others may not be there to be asked.
-    reply = await ask(protocol.RANGE, _encode({"key": RECORD, "serializable": True}))
-    found = protocol.decode_value(reply.body) if reply.status == OK else None
+    reply = await ask(json_gateway.RANGE, _encode({"key": RECORD, "serializable": True}))
+    found = json_gateway.decode_value(reply.body) if reply.status == OK else None
     if found is None:
         return View(None, "its cluster has only just begun")
     try:

@@ -13,7 +13,7 @@ import os
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from holdfast.store.memory import as_bytes
+from holdfast.store.memory_store import as_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,14 +24,7 @@ from holdfast.errors import UsageError
 from holdfast.etcd.lease import KeptLease, transact
 from holdfast.etcd.store_layout import StoreKeys, pair
 from holdfast.etcd.sync_client import EtcdError
-from holdfast.store.errors import (
-    DistError,
-    DistNetworkError,
-    DistStoreError,
-    QueueEmptyError,
-    StoreTimeoutError,
-)
-from holdfast.store.memory import (
+from holdfast.store.memory_store import (
     DEFAULT_TIMEOUT_S,
     add_to_counter,
     as_bytes,
@@ -39,6 +32,13 @@ from holdfast.store.memory import (
     barrier_timed_out,
     named,
     wait_timed_out,
+)
+from holdfast.store.store_errors import (
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    QueueEmptyError,
+    StoreTimeoutError,
 )
 
 if TYPE_CHECKING:

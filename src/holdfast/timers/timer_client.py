@@ -19,7 +19,7 @@ import time
 from _thread import get_ident
 from typing import TYPE_CHECKING
 
-from holdfast.timers.protocol import LINE_BYTES_MAX, RELEASED, FileTimerRequest
+from holdfast.timers.timer_requests import LINE_BYTES_MAX, RELEASED, FileTimerRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

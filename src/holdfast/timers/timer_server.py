@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.processes.procfs import has_ended, is_below_this_process
 from holdfast.timers.pipe import TAKE_BYTES_MAX, RequestPipe
-from holdfast.timers.protocol import InvalidRequest, LineSplitter, RefusalLog, parse_request
 from holdfast.timers.reaper import STARTED, STOPPED, Reaper, send_signal
-from holdfast.timers.table import TimerTable
+from holdfast.timers.timer_requests import InvalidRequest, LineSplitter, RefusalLog, parse_request
+from holdfast.timers.timer_table import TimerTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from holdfast.timers.protocol import FileTimerRequest
+    from holdfast.timers.timer_requests import FileTimerRequest
 
 
 def log_debug_info_for_expired_timers(run_id: str, expired_timers: dict[int, list[str]]) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast import console
 from holdfast.errors import EnvironmentProblem
 from holdfast.observe.events.event import RdzvEvent
-from holdfast.observe.events.handlers import EventHandler
+from holdfast.observe.events.event_handlers import EventHandler
 from holdfast.observe.otlp import EXPORT_S, SERVICE, OneLineExporter, resource, sendable
 
 if TYPE_CHECKING:

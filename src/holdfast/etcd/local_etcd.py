@@ -23,7 +23,7 @@ from subprocess import TimeoutExpired  # One function has to name a parameter `s
 from typing import TYPE_CHECKING
 
 from holdfast.errors import UsageError
-from holdfast.etcd.process import (
+from holdfast.etcd.runner import (
     LOOPBACK,
     STOP_S,
     EtcdDied,
@@ -110,7 +110,7 @@ class EtcdServer:
         """Return a client of this server, which is the caller's to close."""
         if self._port < 0:
             raise UsageError("this EtcdServer has no client before it runs", hint="call start()")
-        from holdfast.etcd.settings import EtcdSettings
+        from holdfast.etcd.etcd_settings import EtcdSettings
         from holdfast.etcd.sync_client import EtcdClient
 
         return EtcdClient(EtcdSettings(endpoints=((self._host, self._port),)))

@@ -41,8 +41,7 @@ from urllib.parse import quote, unquote
 from weakref import WeakValueDictionary
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.store.errors import QueueEmptyError, StoreTimeoutError
-from holdfast.store.memory import (
+from holdfast.store.memory_store import (
     DEFAULT_TIMEOUT_S,
     add_to_counter,
     as_bytes,
@@ -51,6 +50,7 @@ from holdfast.store.memory import (
     named,
     wait_timed_out,
 )
+from holdfast.store.store_errors import QueueEmptyError, StoreTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.bounded import MALFORMED
 from holdfast.core.etcd.calls import (
     AddMember,
     Answer,
@@ -44,7 +45,6 @@ from holdfast.core.etcd.calls import (
     Txn,
     TxnDone,
 )
-from holdfast.core.limits import MALFORMED
 from holdfast.printable import one_line, quoted
 
 RANGE, DELETE_RANGE = "/v3/kv/range", "/v3/kv/deleterange"

@@ -11,7 +11,7 @@ from _thread import RLock
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from holdfast.timers.protocol import TIME_MAX, TimerRequest
+from holdfast.timers.timer_requests import TIME_MAX, TimerRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

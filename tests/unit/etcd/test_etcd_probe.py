@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.core.etcd.cluster import Empty, Founding, Serving
 from holdfast.etcd.cluster_list import RECORD, ClusterRecord
-from holdfast.etcd.door import KNOCK_BYTES_MAX, Answer, Door, Knock, View, look_at
+from holdfast.etcd.probe import KNOCK_BYTES_MAX, Answer, Door, Knock, View, look_at
 from holdfast.net import listening
 from real_etcd import running_cluster, running_etcd
 

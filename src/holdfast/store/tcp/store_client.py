@@ -17,9 +17,9 @@ import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from holdfast.store.errors import QueueEmptyError
-from holdfast.store.memory import named
-from holdfast.store.tcp import protocol
+from holdfast.store.memory_store import named
+from holdfast.store.store_errors import QueueEmptyError
+from holdfast.store.tcp import tcp_protocol
 from holdfast.store.tcp.channel import (
     Channel,
     Connection,
@@ -106,53 +106,59 @@ class TCPStore:
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set a key. The server does not confirm it: it is only known that it was sent."""
-        self._send("set", [key], protocol.encode_values(protocol.SET, key, value))
+        self._send("set", [key], tcp_protocol.encode_values(tcp_protocol.SET, key, value))
 
     def get(self, key: str) -> bytes:
-        return self._get("get", [key], protocol.encode_key(protocol.GET, key))[0]
+        return self._get("get", [key], tcp_protocol.encode_key(tcp_protocol.GET, key))[0]
 
     def add(self, key: str, amount: int) -> int:
-        request = protocol.encode_number(protocol.ADD, key, amount)
+        request = tcp_protocol.encode_number(tcp_protocol.ADD, key, amount)
         return self._ask("add", [key], request, Connection.i64)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        request = protocol.encode_keys(protocol.WAIT, keys)
+        request = tcp_protocol.encode_keys(tcp_protocol.WAIT, keys)
         self._call("wait", keys, lambda connection: _wait(connection, request, keys), timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._ask("check", keys, protocol.encode_keys(protocol.CHECK, keys), _is_ready)
+        return self._ask(
+            "check", keys, tcp_protocol.encode_keys(tcp_protocol.CHECK, keys), _is_ready
+        )
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        request = protocol.encode_values(protocol.COMPARE_SET, key, expected, desired)
+        request = tcp_protocol.encode_values(tcp_protocol.COMPARE_SET, key, expected, desired)
         return self._ask("compare_set", [key], request, Connection.blob)
 
     def append(self, key: str, value: str | bytes) -> None:
-        self._send("append", [key], protocol.encode_values(protocol.APPEND, key, value))
+        self._send("append", [key], tcp_protocol.encode_values(tcp_protocol.APPEND, key, value))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return self._get("multi_get", keys, protocol.encode_keys(protocol.MULTI_GET, keys))
+        return self._get("multi_get", keys, tcp_protocol.encode_keys(tcp_protocol.MULTI_GET, keys))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        self._send("multi_set", keys, protocol.encode_pairs(keys, values))
+        self._send("multi_set", keys, tcp_protocol.encode_pairs(keys, values))
 
     def delete_key(self, key: str) -> bool:
-        request = protocol.encode_key(protocol.DELETE_KEY, key)
+        request = tcp_protocol.encode_key(tcp_protocol.DELETE_KEY, key)
         return self._ask("delete_key", [key], request, Connection.i64) == 1
 
     def num_keys(self) -> int:
         """Return how many keys have values, including the counter of clients."""
-        return self._ask("num_keys", (), protocol.encode(protocol.GETNUMKEYS), Connection.i64)
+        return self._ask(
+            "num_keys", (), tcp_protocol.encode(tcp_protocol.GETNUMKEYS), Connection.i64
+        )
 
     def list_keys(self) -> list[str]:
-        return self._ask("list_keys", (), protocol.encode(protocol.LIST_KEYS), _read_keys)
+        return self._ask("list_keys", (), tcp_protocol.encode(tcp_protocol.LIST_KEYS), _read_keys)
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        self._send("queue_push", [key], protocol.encode_values(protocol.QUEUE_PUSH, key, value))
+        self._send(
+            "queue_push", [key], tcp_protocol.encode_values(tcp_protocol.QUEUE_PUSH, key, value)
+        )
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        pop = protocol.encode_key(protocol.QUEUE_POP, key)
+        pop = tcp_protocol.encode_key(tcp_protocol.QUEUE_POP, key)
         if block:
-            wait = protocol.encode_keys(protocol.WAIT, [key])
+            wait = tcp_protocol.encode_keys(tcp_protocol.WAIT, [key])
             return self._call(
                 "queue_pop", [key], lambda connection: _pop_waiting(connection, wait, pop, key)
             )
@@ -164,7 +170,7 @@ class TCPStore:
         return value
 
     def queue_len(self, key: str) -> int:
-        request = protocol.encode_key(protocol.QUEUE_LEN, key)
+        request = tcp_protocol.encode_key(tcp_protocol.QUEUE_LEN, key)
         return self._ask("queue_len", [key], request, Connection.i64)
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
@@ -173,7 +179,7 @@ class TCPStore:
         Use a new key for each barrier: torch's server counts for ever, so whoever gave up stays
         counted, and a key that was used lets everybody pass. Ours starts again.
         """
-        request = protocol.encode_number(protocol.BARRIER, key, world_size)
+        request = tcp_protocol.encode_number(tcp_protocol.BARRIER, key, world_size)
 
         def barrier(connection: Connection) -> None:
             connection.request(request)
@@ -250,7 +256,7 @@ class TCPStore:
         return self._call(operation, keys, ask)
 
     def _get(self, operation: str, keys: Sequence[str], request: bytes) -> list[bytes]:
-        wait = protocol.encode_keys(protocol.WAIT, keys)
+        wait = tcp_protocol.encode_keys(tcp_protocol.WAIT, keys)
         return self._call(
             operation, keys, lambda connection: _get_values(connection, wait, request, keys)
         )
@@ -298,7 +304,7 @@ def _get_values(
         values = read()
         doubtful = empty(values)
         if doubtful:
-            connection.request(protocol.encode_keys(protocol.CHECK, sorted(doubtful)))
+            connection.request(tcp_protocol.encode_keys(tcp_protocol.CHECK, sorted(doubtful)))
             if _is_ready(connection):
                 values = read()
                 doubtful = empty(values) - doubtful
@@ -324,7 +330,7 @@ def _join(connection: Connection, world_size: int, *, waits: bool) -> None:
 
     The server announces no counts, so this polls.
     """
-    connection.request(protocol.encode_number(protocol.ADD, protocol.INIT_KEY, 1))
+    connection.request(tcp_protocol.encode_number(tcp_protocol.ADD, tcp_protocol.INIT_KEY, 1))
     came = connection.i64()
     if not waits:
         return
@@ -332,7 +338,7 @@ def _join(connection: Connection, world_size: int, *, waits: bool) -> None:
         if came >= world_size:
             return
         _allow_grace(connection)
-        connection.request(protocol.encode_key(protocol.GET, protocol.INIT_KEY))
+        connection.request(tcp_protocol.encode_key(tcp_protocol.GET, tcp_protocol.INIT_KEY))
         value = connection.blob()
         if not value.isdigit():
             raise InvalidResponse(f"{value[:20]!r} for the number of clients")
@@ -346,14 +352,14 @@ def _released(connection: Connection) -> bool:
         response = connection.u8()
     except DeadlinePassed:
         _allow_grace(connection)
-        connection.send(protocol.encode(protocol.CANCEL_WAIT))
+        connection.send(tcp_protocol.encode(tcp_protocol.CANCEL_WAIT))
         response = connection.u8()
-        if response == protocol.STOP_WAITING:
+        if response == tcp_protocol.STOP_WAITING:
             response = connection.u8()
-        if response != protocol.WAIT_CANCELED:
+        if response != tcp_protocol.WAIT_CANCELED:
             raise InvalidResponse(f"{response} to CANCEL_WAIT") from None
         return False
-    if response != protocol.STOP_WAITING:
+    if response != tcp_protocol.STOP_WAITING:
         raise InvalidResponse(f"{response} to WAIT")
     return True
 
@@ -362,21 +368,21 @@ def _missing(connection: Connection, keys: Sequence[str]) -> Sequence[str]:
     """Return the keys that are not there; all, if there are too many to check each."""
     if not 1 < len(keys) <= CHECKED_MAX:
         return keys
-    checks = (protocol.encode_keys(protocol.CHECK, [key]) for key in keys)
+    checks = (tcp_protocol.encode_keys(tcp_protocol.CHECK, [key]) for key in keys)
     connection.request(b"".join(checks))
     return [key for key in keys if not _is_ready(connection)] or keys
 
 
 def _is_ready(connection: Connection) -> bool:
     response = connection.u8()
-    if response not in (protocol.READY, protocol.NOT_READY):
+    if response not in (tcp_protocol.READY, tcp_protocol.NOT_READY):
         raise InvalidResponse(f"{response} to CHECK")
-    return response == protocol.READY
+    return response == tcp_protocol.READY
 
 
 def _read_keys(connection: Connection) -> list[str]:
     found = [connection.blob() for _ in range(connection.count(LISTED_MAX))]
-    return [key for key in map(protocol.decode_key, found) if key is not None]
+    return [key for key in map(tcp_protocol.decode_key, found) if key is not None]
 
 
 def _read_popped(connection: Connection) -> bytes | None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from holdfast.observe import events_wanted, lifecycle
 from holdfast.observe.background import BackgroundHandler
 from holdfast.observe.events.event import Event, EventSource, json_text
-from holdfast.observe.events.handlers import LogDirectoryHandler
+from holdfast.observe.events.event_handlers import LogDirectoryHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
