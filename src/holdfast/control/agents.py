@@ -389,6 +389,4 @@ class MergedEvents:
 
 def printable_event(event: EventRecord) -> EventRecord:
     """Return an event whose texts may be shown."""
-    return msgspec.structs.replace(
-        event, source=quoted(event.source), kind=quoted(event.kind), text=one_line(event.text)
-    )
+    return msgspec.structs.replace(event, source=quoted(event.source), text=one_line(event.text))

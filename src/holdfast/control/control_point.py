@@ -188,6 +188,14 @@ class ControlPoint:
                 if view is not None and view.answered is not None:
                     self.answered(view.answered)  # The same may have been asked before.
                 continue
+            nodes = agent.get_worker_group().group_world_size or 1
+            if nodes > 1:
+                from holdfast.core.protocol import RequestRefusal  # Imports msgspec.
+
+                why = f"the job has {nodes} nodes and no coordinator to pass this on to the others"
+                refusal = RequestRefusal.NO_COORDINATOR.value
+                self._answer(answer, request.id, refusal, why)
+                continue
             known = request.id in agent.machine.answers
             yield supervision.Requested(request.id, request.action, str(request), request.grace_s)
             self._answer(answer, request.id, *agent.machine.answers[request.id])

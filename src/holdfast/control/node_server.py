@@ -42,6 +42,7 @@ from holdfast.wire.limits import (
 )
 from holdfast.wire.messages import (
     Attach,
+    EventKind,
     EventRecord,
     Goodbye,
     JobSummary,
@@ -463,8 +464,9 @@ class NodeServer:
         return self._connection is not None and self._connection.control.has_coordinator
 
     def _query(self, asker: Asker, query: Query) -> None:
-        is_alone = self._connection is None
-        is_for_here = is_alone or query.node in ("", self._node) or isinstance(asker, Passed)
+        is_for_here = query.node in ("", self._node, node_name(self._agent)) or isinstance(
+            asker, Passed
+        )
         what = query.what
         if asker.read_only and what not in control.READS:
             self._refuse(asker, query, RequestRefusal.READ_ONLY, "people may only look here")
@@ -497,7 +499,7 @@ class NodeServer:
         elif what == control.ACT and not isinstance(asker, Passed):
             self._spawn(self._act(asker, query), asker)
         elif not is_for_here:
-            why = f"this is the agent of {self._node}, and no coordinator passes this on to {query.node}"
+            why = f"this is the agent of {self._node}; the job has no coordinator to reach {query.node}"
             self._refuse(asker, query, RequestRefusal.NOT_HERE, why)
         else:
             why = f"{what!r} is not known to this version of Holdfast"
@@ -523,7 +525,7 @@ class NodeServer:
         try:
             report = await self._own_report()
         except (TimeoutError, RuntimeError):
-            report = NodeReport(run_id=self._run_id, node=self._node or "-", state="stuck")
+            report = NodeReport(run_id=self._run_id, node=node_name(self._agent), state="stuck")
         spec = self._agent.get_worker_group().spec
         here = control.Here(
             run_id=self._run_id,
@@ -571,7 +573,7 @@ class NodeServer:
         try:
             report = await self._own_report()
             if self._connection is None:
-                summary = self._alone(report)
+                summary = own_summary(self._agent, report)
             else:
                 found = await asyncio.to_thread(self._connection.control.summary)
                 if found is None:
@@ -588,34 +590,6 @@ class NodeServer:
             return
         wanted = request.run_id in ("", summary.run_id)
         asker.send(StatusReply(id=request.id, jobs=[summary] if wanted else []))
-
-    def _alone(self, report: NodeReport) -> JobSummary:
-        machine, spec = self._agent.machine, self._agent.get_worker_group().spec
-        node = NodeSummary(
-            node=report.node,
-            host=os.uname().nodename,
-            role=spec.role,
-            phase=report.state,
-            rank=0,
-            generation=report.generation,
-            first_rank=0,
-            size=spec.local_world_size,
-            report=report,
-        )
-        return JobSummary(
-            run_id=self._run_id,
-            phase="active" if report.state in ("running", "stopping") else report.state,
-            round=machine.generation,
-            generation=machine.generation,
-            restarts=machine.restart_count,
-            max_restarts=machine.budget.max_restarts,
-            present=1,
-            members=1,
-            min_nodes=1,
-            max_nodes=1,
-            nodes=[node],
-            why=machine.asked,
-        )
 
     async def _act(self, asker: Asker, query: Query) -> None:
         try:
@@ -774,7 +748,7 @@ def report_of(door: AgentDoor, agent: ControlledAgent, *, workers: bool = True) 
             )
     return NodeReport(
         run_id=handler.get_run_id(),
-        node=getattr(handler, "node_id", "") or os.uname().nodename,
+        node=node_name(agent),
         state=machine.state.value,
         generation=machine.generation,
         elapsed_s=history.elapsed_s(now),
@@ -782,6 +756,47 @@ def report_of(door: AgentDoor, agent: ControlledAgent, *, workers: bool = True) 
         useful_s=history.useful_s(now),
         counts_steps=history.counts_steps,
         workers=reports,
+    )
+
+
+def node_name(agent: ControlledAgent) -> str:
+    """Return the name of this node in its job."""
+    handler: object = agent.get_worker_group().spec.rdzv_handler
+    return getattr(handler, "node_id", "") or os.uname().nodename
+
+
+def own_summary(agent: ControlledAgent, report: NodeReport) -> JobSummary:
+    """Return the state of a job that has no coordinator, as far as this node knows it.
+
+    The rendezvous handler may be the user's own: there are other nodes then, which the agent can
+    count but not reach.
+    """
+    machine, group = agent.machine, agent.get_worker_group()
+    spec, nodes = group.spec, group.group_world_size or 1
+    node = NodeSummary(
+        node=report.node,
+        host=os.uname().nodename,
+        role=spec.role,
+        phase=report.state,
+        rank=group.group_rank or 0,
+        generation=report.generation,
+        first_rank=max(0, group.workers[0].global_rank),
+        size=spec.local_world_size,
+        report=report,
+    )
+    return JobSummary(
+        run_id=report.run_id,
+        phase="active" if report.state in ("running", "stopping") else report.state,
+        round=machine.generation,
+        generation=machine.generation,
+        restarts=machine.restart_count,
+        max_restarts=machine.budget.max_restarts,
+        present=nodes,
+        members=nodes,
+        min_nodes=nodes,
+        max_nodes=nodes,
+        nodes=[node],
+        why=machine.asked,
     )
 
 
@@ -798,12 +813,28 @@ def with_report(summary: JobSummary, report: NodeReport) -> JobSummary:
     return msgspec.structs.replace(summary, nodes=nodes)
 
 
+KINDS = {
+    lifecycle.RunStarted: EventKind.RUN_STARTED,
+    lifecycle.RunEnded: EventKind.RUN_ENDED,
+    lifecycle.RendezvousEnded: EventKind.RENDEZVOUS_ENDED,
+    lifecycle.RanksAssigned: EventKind.RANKS_ASSIGNED,
+    lifecycle.GenerationStarted: EventKind.GENERATION_STARTED,
+    lifecycle.GenerationStopping: EventKind.GENERATION_STOPPING,
+    lifecycle.GenerationStopped: EventKind.GENERATION_STOPPED,
+    lifecycle.FirstHeartbeat: EventKind.FIRST_HEARTBEAT,
+    lifecycle.WorkerEnded: EventKind.WORKER_ENDED,
+    lifecycle.WorkersFailed: EventKind.WORKERS_FAILED,
+    lifecycle.WatchdogEvent: EventKind.WATCHDOG,
+    lifecycle.Requested: EventKind.REQUESTED,
+    lifecycle.CustomEvent: EventKind.CUSTOM,
+}
+
+
 def record_of(node: str, kept: Kept) -> EventRecord:
     """Return a lifecycle event for people."""
     wall, event = kept
     if isinstance(event, lifecycle.WorkersFailed):  # What is known of it came later.
         wall = event.failures[0].wall
-    kind = type(event).__name__
     fields = {name: value for name, value in vars(event).items() if value not in (None, "")}
     worker = fields.get("worker")
     rank = worker.global_rank if isinstance(worker, lifecycle.WorkerInfo) else -1
@@ -811,7 +842,7 @@ def record_of(node: str, kept: Kept) -> EventRecord:
     return EventRecord(
         wall=max(0.0, wall),
         source=node,
-        kind=kind,
+        kind=KINDS[type(event)],
         generation=generation if isinstance(generation, int) else -1,
         rank=rank,
         text=one_line(text_of(event), WHY_CHARS_MAX),

@@ -25,6 +25,7 @@ from holdfast.wire.errors import BadMessage
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.messages import (
     Attach,
+    EventKind,
     EventRecord,
     Goodbye,
     NodeReport,
@@ -261,7 +262,9 @@ class Operators:
                 [
                     EventRecord(
                         wall=wall,
-                        kind="job" if rounds.job.outcome is None else "over",
+                        kind=EventKind.JOB_CHANGED
+                        if rounds.job.outcome is None
+                        else EventKind.JOB_ENDED,
                         generation=generation,
                         text=one_line(line, WHY_CHARS_MAX),
                     )

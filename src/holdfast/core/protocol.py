@@ -203,6 +203,8 @@ class RequestRefusal(Enum):
     """Whoever would have to answer did not in time, or is not connected."""
     NOT_HERE = "not-here"
     """It is there for other jobs, and not for this one."""
+    NO_COORDINATOR = "no-coordinator"
+    """The job has several nodes, and this agent can reach its own alone."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):

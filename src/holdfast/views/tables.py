@@ -159,5 +159,5 @@ def _node_row(node: NodeSummary) -> list[str]:
 def event_line(event: EventRecord) -> str:
     """Return an event as a line."""
     when = time.strftime("%H:%M:%S", time.localtime(event.wall))
-    text = event.text or event.kind
+    text = event.text or event.kind.value
     return f"{when} {event.source or 'job'}: {text}"

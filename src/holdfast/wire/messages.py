@@ -11,6 +11,7 @@ Who may send what, and when, is for the handshake, the coordinator and its clien
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated, Literal, get_args
 
 import msgspec
@@ -222,14 +223,35 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     rss_bytes: Count = 0
 
 
+class EventKind(Enum):
+    """What an `EventRecord` is about."""
+
+    JOB_CHANGED = "job-changed"
+    """The coordinator changed the round, the generation or a node."""
+    JOB_ENDED = "job-ended"
+    RUN_STARTED = "run-started"
+    RUN_ENDED = "run-ended"
+    RENDEZVOUS_ENDED = "rendezvous-ended"
+    RANKS_ASSIGNED = "ranks-assigned"
+    GENERATION_STARTED = "generation-started"
+    GENERATION_STOPPING = "generation-stopping"
+    GENERATION_STOPPED = "generation-stopped"
+    FIRST_HEARTBEAT = "first-heartbeat"
+    WORKER_ENDED = "worker-ended"
+    WORKERS_FAILED = "workers-failed"
+    WATCHDOG = "watchdog"
+    REQUESTED = "requested"
+    CUSTOM = "custom"
+
+
 class EventRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened in a job."""
 
     wall: ClockTime
     """The time of day where it happened: for people."""
     source: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)] = ""
-    """The node; empty of whoever decides."""
-    kind: Name = ""
+    """The node; empty for the coordinator."""
+    kind: EventKind = EventKind.CUSTOM
     generation: Number = -1
     rank: Number = -1
     text: Why = ""
@@ -372,7 +394,7 @@ def sound_report(report: NodeReport) -> NodeReport:
     """Return a report that may be shown."""
     text = "".join(
         [report.state, *(f"{one.state}{one.section}" for one in report.workers)]
-        + [f"{one.kind}{one.source}{one.text}" for one in report.events]
+        + [f"{one.source}{one.text}" for one in report.events]
     )
     if text.isprintable():
         return report
@@ -385,8 +407,7 @@ def sound_report(report: NodeReport) -> NodeReport:
             for one in report.workers
         ],
         events=[
-            replace(one, kind=quoted(one.kind), source=quoted(one.source), text=reason(one.text))
-            for one in report.events
+            replace(one, source=quoted(one.source), text=reason(one.text)) for one in report.events
         ],
     )
 

@@ -59,7 +59,7 @@ class Node:
 
     def happen(self, text: str, ago_s: float) -> None:
         wall = time.time() + self.ahead_s - ago_s
-        self.happened.append(EventRecord(wall=wall, kind="x", text=text))
+        self.happened.append(EventRecord(wall=wall, text=text))
 
     def received(self, asker: Asker, message: Message) -> None:
         if isinstance(message, Goodbye):

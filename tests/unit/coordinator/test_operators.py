@@ -187,7 +187,7 @@ async def test_what_happened_is_told_once_and_in_order_of_time() -> None:
         await reply_to(operator, Query(id=9, what=control.EVENTS, run_id="job", body=follow))
         await reply_to(operator, act(1, "r"))
         walls = (3.0, 1.0, 2.0)
-        records = [EventRecord(wall=wall, source="a", kind="x") for wall in walls]
+        records = [EventRecord(wall=wall, source="a") for wall in walls]
         node.send(NodeReport(run_id="job", node="a", incarnation=INCARNATION, events=records))
         node.send(status("a", seq=2, clear=1))  # The generation that was asked for may start.
         await node.until(lambda one: isinstance(one, View) and one.generation == 1 and one.start)
@@ -210,7 +210,7 @@ async def test_whoever_does_not_read_its_events_is_dropped(monkeypatch: pytest.M
             one.send(Query(id=1, what=control.EVENTS, run_id="job", body=follow))
             await one.next()
         slow.stop_reading()
-        record = EventRecord(wall=1.0, source="a", kind="x", text="y" * 1_000)
+        record = EventRecord(wall=1.0, source="a", text="y" * 1_000)
         report = NodeReport(run_id="job", node="a", incarnation=INCARNATION, events=[record] * 100)
         subscribers = served.server._operators._subscribers
         for _ in range(1_000):  # 100 MB: the kernel may hold a third of it for a reader.

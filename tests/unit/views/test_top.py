@@ -17,7 +17,7 @@ from holdfast.views.top.app import Top
 from holdfast.views.top.screens import Question, shown
 from holdfast.views.top.table import Table, TextView
 from holdfast.wire.control import LogLines
-from holdfast.wire.messages import EventRecord
+from holdfast.wire.messages import EventKind, EventRecord
 from in_loop import in_loop
 from live_jobs import steady, summary
 from real_jobs import PATIENCE_S
@@ -287,7 +287,9 @@ async def test_a_lost_job_stays_on_the_screen() -> None:
         app.job.lost("nobody answers at head:29400")
         lines = await settled(pilot)
         assert "nobody answers at head:29400" in lines[2]
-        app.job.add_event(EventRecord(wall=1.0, kind="over", text="stopped by somebody"))
+        app.job.add_event(
+            EventRecord(wall=1.0, kind=EventKind.JOB_ENDED, text="stopped by somebody")
+        )
         lines = await settled(pilot)
         assert "over" in lines[0]
         assert "stopped by somebody" in lines[2]

@@ -200,7 +200,7 @@ EVENTS = (
     Column(
         "EVENT",
         40,
-        lambda row, width: [(shortened(row.text or row.kind, width), "")],
+        lambda row, width: [(shortened(row.text or row.kind.value, width), "")],
         flex=6,
     ),
 )
@@ -338,4 +338,4 @@ def generation_in_full(row: GenerationRow) -> str:
 def event_in_full(row: EventRecord) -> str:
     """Return an event with where it is from."""
     rank = f" · rank {row.rank}" if row.rank >= 0 else ""
-    return f"{_when(row)} · {row.source or 'job'}{rank} · {row.text or row.kind}"
+    return f"{_when(row)} · {row.source or 'job'}{rank} · {row.text or row.kind.value}"
