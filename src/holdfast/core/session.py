@@ -245,6 +245,10 @@ class Session:
         silent_s = self._clock.peek(now) - self._received_at
         return silent_s, 0.0 if self._given_up else max(0.0, self._limit_s() - silent_s)
 
+    def is_late(self, now: float) -> bool:
+        """Whether at least two responses are missing; any thread may call."""
+        return self.silence(now)[0] >= self._timeouts.silence_s / 2
+
     @property
     def status(self) -> Status:
         """What the node last reported of itself."""

@@ -409,7 +409,7 @@ class SharedStateSession:
 
     def away_s(self, now: float) -> float:
         """Return for how long the store has failed or not answered."""
-        return self._clock.look(now) - self._contact_at
+        return self._clock.peek(now) - self._contact_at
 
     # Calls to the store.
 
