@@ -10,10 +10,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from holdfast.cli.operate import add_place, connect, is_elsewhere
+from holdfast.cli.operate import add_place, choice_of, connect, print_text
 from holdfast.cli.parser import CommandParser, Help
-from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
-from holdfast.printable import visible
+from holdfast.errors import HoldfastError, UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -96,7 +95,7 @@ def execute(args: argparse.Namespace) -> None:
     """Print the stacks, worker by worker, or of all nodes."""
     from concurrent.futures import ThreadPoolExecutor
 
-    if args.all_nodes or is_elsewhere(args):
+    if args.all_nodes or choice_of(args).is_elsewhere:
         if args.pids or args.subprocesses:
             raise UsageError("--all-nodes: accepted without PID and --subprocesses")
         _dump_all_nodes(args)
@@ -106,28 +105,9 @@ def execute(args: argparse.Namespace) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
             for text in pool.map(lambda worker: _dump(worker, args.subprocesses), workers):
-                _print(text)
+                print_text(visible(text))
         except BrokenPipeError:
             pass  # The reader has seen enough.
-
-
-def _print(text: str) -> None:
-    """Write to standard output, whatever its encoding is; raise if that fails.
-
-    Processes may be another user's, and so is what they call themselves and their threads.
-    """
-    if sys.stdout is None:
-        raise EnvironmentProblem("standard output is closed")
-    encoding = sys.stdout.encoding
-    try:
-        sys.stdout.write(visible(text).encode(encoding, "backslashreplace").decode(encoding))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as problem:
-        raise EnvironmentProblem(
-            f"cannot write to standard output: {problem.strerror or problem}"
-        ) from None
 
 
 def _chosen(args: argparse.Namespace) -> list[LocalWorker]:
@@ -210,9 +190,9 @@ def _dump_all_nodes(args: argparse.Namespace) -> None:
     groups = grouped(stacks)
     try:
         summary = "; ".join(f"{group.who}: {group.place}" for group in groups)
-        _print(f"{summary}\n")
+        print_text(visible(f"{summary}\n"))
         for group in groups:
-            _print(f"\n== {group.who}: {group.place}\n{_body(group.text)}\n")
+            print_text(visible(f"\n== {group.who}: {group.place}\n{_body(group.text)}\n"))
     except BrokenPipeError:
         pass  # The reader has seen enough.
     for problem in problems:
