@@ -2,7 +2,7 @@
 
 Exit codes are decided here and nowhere else: commands raise, this module prints one line and chooses the
 code. Starting is cheap by design, so this module imports the rest when it needs it
-(docs/internals/decisions/0041-one-argument-parser.md).
+(docs/internals/decisions/0042-one-argument-parser.md).
 
 ===========================================  ==============================================
 how it ended                                 exit code

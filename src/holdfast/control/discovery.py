@@ -67,19 +67,19 @@ class EtcdDirectory(Directory):
         self._etcd, self._prefix = etcd, prefix
 
     def run_ids(self, *, running: bool = False) -> list[str]:
-        from holdfast.membership.etcd import read_run_ids
+        from holdfast.etcd.job_records import read_run_ids
 
         with self._reading() as client:
             return read_run_ids(client, self._prefix, running=running)
 
     def contacts(self) -> Contacts:
-        from holdfast.membership.etcd import read_ports
+        from holdfast.etcd.job_records import read_ports
 
         with self._reading() as client:
             return self._access().contacts(read_ports(client, self.run_id, self._prefix))
 
     def summary(self, run_id: str) -> JobSummary | None:
-        from holdfast.membership.etcd import read_job
+        from holdfast.etcd.job_records import read_job
 
         with self._reading() as client:
             return read_job(client, run_id, self._prefix)[0]
@@ -107,7 +107,7 @@ class HaDirectory(EtcdDirectory):
 
     def __init__(self, params: RendezvousParameters) -> None:
         from holdfast.etcd.cluster_list import Certificates
-        from holdfast.membership.etcd import DEFAULT_PREFIX
+        from holdfast.etcd.job_records import DEFAULT_PREFIX
         from holdfast.rendezvous.ha import control_access, list_of
 
         of = list_of(params, make_token=False)
@@ -148,7 +148,7 @@ class FolderDirectory(Directory):
         return [job.run_id for job in found if not running or job.outcome is None]
 
     def contacts(self) -> Contacts:
-        from holdfast.rendezvous.backend import ports_of
+        from holdfast.membership.backend import ports_of
 
         job = self._job(self.run_id)
         access = ControlCredentials(

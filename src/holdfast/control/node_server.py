@@ -42,6 +42,7 @@ from holdfast.wire.limits import (
 )
 from holdfast.wire.messages import (
     Attach,
+    EventKind,
     EventRecord,
     Goodbye,
     JobSummary,
@@ -49,8 +50,6 @@ from holdfast.wire.messages import (
     NodeSummary,
     Query,
     Reply,
-    StatusReply,
-    StatusRequest,
     Watch,
     WorkerReport,
     decode,
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from holdfast.control.control_point import ControlledAgent
+    from holdfast.control.history import History
     from holdfast.control.port_server import PortServer
     from holdfast.coordinator.connect import ClientConnection
     from holdfast.core.protocol import RequestAnswer
@@ -101,14 +101,12 @@ class AgentDoor(Protocol):
         """The newest events; any thread may look."""
 
     @property
-    def milestones(self) -> tuple[float, list[lifecycle.LifecycleEvent]]:
-        """When the run began, and the events that tell where its time went; any thread may look."""
+    def history(self) -> History:
+        """The history of the run; for the agent's loop."""
 
     def call(self, function: Callable[[], T]) -> Future[T]: ...
 
     def request(self, request: Request) -> Future[RequestAnswer]: ...
-
-    def running_s(self) -> tuple[float, float]: ...
 
 
 class Asker:
@@ -156,7 +154,7 @@ class AtSocket(Asker, asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._upstream: ClientConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._unsent: list[Query | StatusRequest] = []
+        self._unsent: list[Query] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -195,7 +193,7 @@ class AtSocket(Asker, asyncio.Protocol):
 
     # What the coordinator is to answer.
 
-    def pass_up(self, message: Query | StatusRequest) -> None:
+    def pass_up(self, message: Query) -> None:
         if self._upstream is not None and self._upstream.is_open:
             self._upstream.send_whole(message)
             return
@@ -447,12 +445,7 @@ class NodeServer:
         """Answer or pass on; raise `WireError` for what nobody should send."""
         if asker.under_way >= QUESTIONS_MAX and not isinstance(asker, Passed):
             raise BadMessage(f"more than {QUESTIONS_MAX} questions at once")
-        if isinstance(message, StatusRequest) and not isinstance(asker, Passed):
-            if isinstance(asker, AtSocket) and self._has_coordinator:
-                asker.pass_up(message)
-            else:
-                self._spawn(self._status(asker, message), asker)
-        elif isinstance(message, Query):
+        if isinstance(message, Query):
             self._query(asker, message)
         elif isinstance(message, Goodbye):
             asker.drop("")
@@ -464,8 +457,9 @@ class NodeServer:
         return self._connection is not None and self._connection.control.has_coordinator
 
     def _query(self, asker: Asker, query: Query) -> None:
-        is_alone = self._connection is None
-        is_for_here = is_alone or query.node in ("", self._node) or isinstance(asker, Passed)
+        is_for_here = query.node in ("", self._node, node_name(self._agent)) or isinstance(
+            asker, Passed
+        )
         what = query.what
         if asker.read_only and what not in control.READS:
             self._refuse(asker, query, RequestRefusal.READ_ONLY, "people may only look here")
@@ -477,14 +471,16 @@ class NodeServer:
             self._spawn(self._here(asker, query), asker)
         elif what == control.CONTACTS and isinstance(asker, AtSocket):
             self._spawn(self._contacts(asker, query), asker)
+        elif what == control.STATUS and not self._has_coordinator:
+            self._spawn(self._status(asker, query), asker)
         elif what == control.REPORT and is_for_here:
             self._spawn(self._tell_report(asker, query), asker)
         elif what == control.LOGS and is_for_here:
             self._spawn(self._logs(asker, query), asker)
         elif what == control.STACKS and is_for_here:
             self._spawn(self._stacks(asker, query), asker)
-        elif what == control.STAGES and is_for_here:
-            self._spawn(self._stages(asker, query), asker)
+        elif what == control.HISTORY and is_for_here:
+            self._spawn(self._history(asker, query), asker)
         elif (
             what == control.EVENTS
             and (isinstance(asker, Passed) or query.node or not self._has_coordinator)
@@ -498,7 +494,7 @@ class NodeServer:
         elif what == control.ACT and not isinstance(asker, Passed):
             self._spawn(self._act(asker, query), asker)
         elif not is_for_here:
-            why = f"this is the agent of {self._node}, and no coordinator passes this on to {query.node}"
+            why = f"this is the agent of {self._node}; the job has no coordinator to reach {query.node}"
             self._refuse(asker, query, RequestRefusal.NOT_HERE, why)
         else:
             why = f"{what!r} is not known to this version of Holdfast"
@@ -524,7 +520,7 @@ class NodeServer:
         try:
             report = await self._own_report()
         except (TimeoutError, RuntimeError):
-            report = NodeReport(run_id=self._run_id, node=self._node or "-", state="stuck")
+            report = NodeReport(run_id=self._run_id, node=node_name(self._agent), state="stuck")
         spec = self._agent.get_worker_group().spec
         here = control.Here(
             run_id=self._run_id,
@@ -567,12 +563,12 @@ class NodeServer:
             return
         asker.send(Reply(id=query.id, body=control.pack(report)))
 
-    async def _status(self, asker: Asker, request: StatusRequest) -> None:
-        """Return the state of a job that no coordinator has."""
+    async def _status(self, asker: Asker, query: Query) -> None:
+        """Reply with the state of a job that has no coordinator."""
         try:
             report = await self._own_report()
             if self._connection is None:
-                summary = self._alone(report)
+                summary = own_summary(self._agent, report)
             else:
                 found = await asyncio.to_thread(self._connection.control.summary)
                 if found is None:
@@ -581,42 +577,15 @@ class NodeServer:
         except (TimeoutError, RuntimeError, OSError) as problem:
             why = quoted(str(problem)) or f"the agent's loop did not answer within {LOOP_S:g} s"
             refusal = RequestRefusal.NO_ANSWER.value
-            asker.send(Reply(id=request.id, refusal=refusal, why=why))
+            asker.send(Reply(id=query.id, refusal=refusal, why=why))
             return
         except Exception as problem:  # noqa: BLE001 (what etcd says of it, for a person)
             refusal = RequestRefusal.NO_ANSWER.value
-            asker.send(Reply(id=request.id, refusal=refusal, why=quoted(str(problem))))
+            asker.send(Reply(id=query.id, refusal=refusal, why=quoted(str(problem))))
             return
-        wanted = request.run_id in ("", summary.run_id)
-        asker.send(StatusReply(id=request.id, jobs=[summary] if wanted else []))
-
-    def _alone(self, report: NodeReport) -> JobSummary:
-        machine, spec = self._agent.machine, self._agent.get_worker_group().spec
-        node = NodeSummary(
-            node=report.node,
-            host=os.uname().nodename,
-            role=spec.role,
-            phase=report.state,
-            rank=0,
-            generation=report.generation,
-            first_rank=0,
-            size=spec.local_world_size,
-            report=report,
-        )
-        return JobSummary(
-            run_id=self._run_id,
-            phase="active" if report.state in ("running", "stopping") else report.state,
-            round=machine.generation,
-            generation=machine.generation,
-            restarts=machine.restart_count,
-            max_restarts=machine.budget.max_restarts,
-            present=1,
-            members=1,
-            min_nodes=1,
-            max_nodes=1,
-            nodes=[node],
-            why=machine.asked,
-        )
+        is_wanted = query.run_id in ("", summary.run_id)
+        body = control.pack(control.JobSummaries(jobs=[summary] if is_wanted else []))
+        asker.send(Reply(id=query.id, body=body))
 
     async def _act(self, asker: Asker, query: Query) -> None:
         try:
@@ -628,7 +597,7 @@ class NodeServer:
             async with asyncio.timeout(ACT_S):
                 answer = await asyncio.wrap_future(self._door.request(request))
         except TimeoutError:
-            why = f"whoever decides did not answer within {ACT_S:g} s, or is of an older version"
+            why = f"the coordinator did not respond within {ACT_S:g} s"
             self._refuse(asker, query, RequestRefusal.NO_ANSWER, why)
             return
         asker.send(Reply(id=query.id, refusal=answer.refusal, why=answer.why))
@@ -696,13 +665,17 @@ class NodeServer:
             return 0
         return stream.add(generation, files)
 
-    async def _stages(self, asker: Asker, query: Query) -> None:
-        from holdfast.observe.stages import stages_of
-
-        began_at, milestones = self._door.milestones
-        found = stages_of(time.monotonic(), began_at, milestones)
-        body = control.pack(control.Stages(generations=found[-EVENTS_MAX:]))
-        asker.send(Reply(id=query.id, body=body))
+    async def _history(self, asker: Asker, query: Query) -> None:
+        try:
+            bodies = await self._in_agent(
+                lambda: [control.pack(one) for one in self._door.history.parts(time.monotonic())]
+            )
+        except (TimeoutError, RuntimeError):
+            why = f"the agent's loop did not respond within {LOOP_S:g} s"
+            self._refuse(asker, query, RequestRefusal.NO_ANSWER, why)
+            return
+        for at, body in enumerate(bodies, 1):
+            asker.send(Reply(id=query.id, body=body, last=at == len(bodies)))
 
     async def _stacks(self, asker: Asker, query: Query) -> None:
         try:
@@ -745,12 +718,11 @@ def report_of(door: AgentDoor, agent: ControlledAgent, *, workers: bool = True) 
 
     machine = agent.machine
     handler: Any = agent.get_worker_group().spec.rdzv_handler
-    running_s, elapsed_s = door.running_s()
+    history, now = door.history, time.monotonic()
     reports: list[WorkerReport] = []
     if workers:
         live = agent.live_workers
         pages = agent.pages()
-        now = time.monotonic()
         for worker in agent.get_worker_group().workers[:WORKERS_REPORTED_MAX]:
             pid = live.get(worker.local_rank, 0)
             page = pages.get(worker.local_rank)
@@ -772,13 +744,55 @@ def report_of(door: AgentDoor, agent: ControlledAgent, *, workers: bool = True) 
             )
     return NodeReport(
         run_id=handler.get_run_id(),
-        node=getattr(handler, "node_id", "") or os.uname().nodename,
+        node=node_name(agent),
         state=machine.state.value,
         generation=machine.generation,
-        running_s=max(0.0, running_s),
-        elapsed_s=max(0.0, elapsed_s),
+        elapsed_s=history.elapsed_s(now),
         standby_s=max(0.0, agent.standby_s),
+        useful_s=history.useful_s(now),
+        counts_steps=history.counts_steps,
         workers=reports,
+    )
+
+
+def node_name(agent: ControlledAgent) -> str:
+    """Return the name of this node in its job."""
+    handler: object = agent.get_worker_group().spec.rdzv_handler
+    return getattr(handler, "node_id", "") or os.uname().nodename
+
+
+def own_summary(agent: ControlledAgent, report: NodeReport) -> JobSummary:
+    """Return the state of a job that has no coordinator, as far as this node knows it.
+
+    The rendezvous handler may be the user's own: there are other nodes then, which the agent can
+    count but not reach.
+    """
+    machine, group = agent.machine, agent.get_worker_group()
+    spec, nodes = group.spec, group.group_world_size or 1
+    node = NodeSummary(
+        node=report.node,
+        host=os.uname().nodename,
+        role=spec.role,
+        phase=report.state,
+        rank=group.group_rank or 0,
+        generation=report.generation,
+        first_rank=max(0, group.workers[0].global_rank),
+        size=spec.local_world_size,
+        report=report,
+    )
+    return JobSummary(
+        run_id=report.run_id,
+        phase="active" if report.state in ("running", "stopping") else report.state,
+        round=machine.generation,
+        generation=machine.generation,
+        restarts=machine.restart_count,
+        max_restarts=machine.budget.max_restarts,
+        present=nodes,
+        members=nodes,
+        min_nodes=nodes,
+        max_nodes=nodes,
+        nodes=[node],
+        why=machine.asked,
     )
 
 
@@ -795,12 +809,28 @@ def with_report(summary: JobSummary, report: NodeReport) -> JobSummary:
     return msgspec.structs.replace(summary, nodes=nodes)
 
 
+KINDS = {
+    lifecycle.RunStarted: EventKind.RUN_STARTED,
+    lifecycle.RunEnded: EventKind.RUN_ENDED,
+    lifecycle.RendezvousEnded: EventKind.RENDEZVOUS_ENDED,
+    lifecycle.RanksAssigned: EventKind.RANKS_ASSIGNED,
+    lifecycle.GenerationStarted: EventKind.GENERATION_STARTED,
+    lifecycle.GenerationStopping: EventKind.GENERATION_STOPPING,
+    lifecycle.GenerationStopped: EventKind.GENERATION_STOPPED,
+    lifecycle.FirstHeartbeat: EventKind.FIRST_HEARTBEAT,
+    lifecycle.WorkerEnded: EventKind.WORKER_ENDED,
+    lifecycle.WorkersFailed: EventKind.WORKERS_FAILED,
+    lifecycle.WatchdogEvent: EventKind.WATCHDOG,
+    lifecycle.Requested: EventKind.REQUESTED,
+    lifecycle.CustomEvent: EventKind.CUSTOM,
+}
+
+
 def record_of(node: str, kept: Kept) -> EventRecord:
     """Return a lifecycle event for people."""
     wall, event = kept
     if isinstance(event, lifecycle.WorkersFailed):  # What is known of it came later.
         wall = event.failures[0].wall
-    kind = type(event).__name__
     fields = {name: value for name, value in vars(event).items() if value not in (None, "")}
     worker = fields.get("worker")
     rank = worker.global_rank if isinstance(worker, lifecycle.WorkerInfo) else -1
@@ -808,7 +838,7 @@ def record_of(node: str, kept: Kept) -> EventRecord:
     return EventRecord(
         wall=max(0.0, wall),
         source=node,
-        kind=kind,
+        kind=KINDS[type(event)],
         generation=generation if isinstance(generation, int) else -1,
         rank=rank,
         text=one_line(text_of(event), WHY_CHARS_MAX),

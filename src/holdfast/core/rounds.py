@@ -75,7 +75,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.core.blame import Suspect, Trace, blame
+from holdfast.core.blame import Trace
 from holdfast.core.bounded import (
     Count,
     Incarnation,
@@ -90,8 +90,9 @@ from holdfast.core.bounded import (
     Seconds,
     Why,
 )
+from holdfast.core.first_failure import first_of, with_rivals
 from holdfast.core.job_settings import JobSettings, check_settings, differences
-from holdfast.core.limits import REPORTED_COUNTER_MAX, RIVALS_MAX, STORE_KEY_BYTES
+from holdfast.core.limits import REPORTED_COUNTER_MAX, STORE_KEY_BYTES
 from holdfast.core.machine import Event, InvalidEvent, Story
 from holdfast.core.node_order import order_nodes
 from holdfast.core.policy import RestartBudget, Verdict, judge
@@ -151,7 +152,6 @@ SILENCES_TO_BE_ALIVE = 3
 last longer than those who hold them."""
 SILENCE_S = 5.0  # Where nobody says how long it is.
 SLOW_STOP_S = 2.0  # A generation that has to wait longer for the end of another says for whom.
-NODES_CLOSE_NS = 10_000_000  # Failures of two nodes this close may have come in the other order.
 BLAME_S = 0.3  # And then for that of a node whose worker is the likelier cause.
 GENERATIONS_AHEAD_MAX = 2**20
 """A node may have heard, from another coordinator of the job, of so many more generations or rounds.
@@ -1453,57 +1453,6 @@ def close_broken(
                 final=True,
             )
         )
-
-
-# Which of several failures was first.
-
-
-def first_of(known: Failure, told: Failure) -> tuple[Failure, bool]:
-    """Return which failure of two nodes came first, and whether that is certain."""
-    timed = known.ended_ns > 0 and told.ended_ns > 0
-    suspects = [
-        Suspect(
-            rank=order,
-            trace=Trace.KILLED if one.sudden and one.trace is Trace.SILENT else one.trace,
-            ended_ns=one.ended_ns if timed else 0,
-            spoke_ns=one.spoke_ns if timed else 0,
-            order=order,
-            stopped=one.stopped,
-        )
-        for order, one in enumerate((known, told))
-    ]
-    verdict = blame(suspects, NODES_CLOSE_NS)
-    return (known, told)[verdict.first.rank], not verdict.rivals
-
-
-def with_rivals(failure: Failure, *ranks: int) -> Failure:
-    """Return a failure with more ranks that may have failed before it."""
-    rivals = sorted({*failure.rivals, *ranks} - {failure.rank})[:RIVALS_MAX]
-    return msgspec.structs.replace(failure, rivals=tuple(rivals))
-
-
-def dated(now: float, status: Status) -> Status:
-    """Return a status whose failure has its times by the clock of whoever received it."""
-    failure = status.failure
-    if failure is None:
-        return status
-    failure = msgspec.structs.replace(
-        failure,
-        ended_ns=max(1, int((now - failure.ended_ago_s) * 1e9)),
-        spoke_ns=max(1, int((now - failure.spoke_ago_s) * 1e9)) if failure.spoke_ago_s else 0,
-    )
-    return msgspec.structs.replace(status, failure=failure)
-
-
-def likeliest_first(statuses: list[Status]) -> list[Status]:
-    """Return statuses of failed nodes, with the one that failed first before the others."""
-    best = statuses[0]
-    for one in statuses[1:]:
-        if best.failure is None or one.failure is None:
-            continue
-        if first_of(best.failure, one.failure)[0] is one.failure:
-            best = one
-    return [best, *(one for one in statuses if one is not best)]
 
 
 # Views.

@@ -88,9 +88,9 @@ from holdfast.etcd.cluster_list import (
     Certificates,
     ClusterRecord,
 )
+from holdfast.etcd.job_records import DEFAULT_PREFIX
 from holdfast.etcd.probe import Answer, Door, Knock, View, cluster_at, look_at
 from holdfast.etcd.runner import TOO_OLD, environment, find_binary, last_words
-from holdfast.membership.etcd import DEFAULT_PREFIX
 from holdfast.net import addresses, listening
 from holdfast.net.endpoints import format_endpoint
 from holdfast.net.loop_thread import LoopThread

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.coordinator.kv import DEFAULT_TIMEOUT_S, KeyValueStore
+from holdfast.coordinator.places import FIRST_LOOK_S, Places
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.membership.interface import ControlAccess
 from holdfast.membership.threaded import ThreadedMembership
@@ -21,13 +22,12 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
-    from holdfast.coordinator.places import Places
     from holdfast.coordinator.server import CoordinatorServer
     from holdfast.coordinator.state_file import StateFile
     from holdfast.core.job_settings import JobSettings
     from holdfast.core.protocol import NodeInfo, Request
     from holdfast.core.session import SessionTimeouts
-    from holdfast.membership.session_driver import Connector
+    from holdfast.membership.session_driver import SessionDriver
     from holdfast.net.addresses import Address
     from holdfast.net.tls import TlsFiles, TlsToken
     from holdfast.wire.messages import NodeReport, StoreCall, StoreResult, Watch
@@ -63,9 +63,9 @@ class CoordinatorControl(ControlAccess):
 
 
 class CoordinatorMembership(ThreadedMembership):
-    """One node's membership in a job with a coordinator, which this process runs if it can bind the endpoint.
+    """One node's membership in a job with a coordinator.
 
-    If the coordinator exits and the endpoint is on this machine, the membership's thread binds it and
+    This process runs the coordinator if it can bind the endpoint. If the coordinator exits and the endpoint is on this machine, the membership's thread binds it and
     runs the coordinator from then on. The other nodes connect to it and report the job's state. With
     `later` endpoints, the membership follows a coordinator that took over at one of them; such a
     coordinator replaces the one here (`coordinator.places`).
@@ -91,8 +91,9 @@ class CoordinatorMembership(ThreadedMembership):
         advice: str = "",
         later: Sequence[tuple[str, int]] = (),
     ) -> None:
-        super().__init__(run_id=run_id, info=info, settings=settings, timeouts=timeouts)
-        self.advice = advice
+        super().__init__(run_id=run_id, info=info, settings=settings)
+        self._timeouts, self._advice = timeouts, advice
+        self._session: SessionDriver | None = None
         self.control = CoordinatorControl(self)
         self._host, self._port = endpoint_host, endpoint_port
         self._later = later
@@ -110,7 +111,7 @@ class CoordinatorMembership(ThreadedMembership):
         self._server: CoordinatorServer | None = None
 
     def start(self) -> None:
-        """Bind the endpoint if that is this process's task, and connect."""
+        """Bind the endpoint if this process may run the coordinator, and connect."""
         if self._tls is not None:
             self._client_tls = self._tls.for_client()
             if self._may_host:
@@ -121,9 +122,9 @@ class CoordinatorMembership(ThreadedMembership):
             self._port = self._listener.getsockname()[1]
         elif self._port == 0:
             raise UsageError(
-                f"{self.where} is no endpoint to connect to: only the node that coordinates can "
-                "choose any free port",
-                hint="give the port that it reports",
+                f"{self.where} is not an endpoint to connect to: only the node that runs the "
+                "coordinator can choose a free port",
+                hint="set the port that this node reports",
             )
         try:
             super().start()
@@ -134,7 +135,7 @@ class CoordinatorMembership(ThreadedMembership):
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """Host and port of the coordinator; the port that was really bound, if it is here."""
+        """Host and port of the coordinator; if it runs here, the port that was bound."""
         return self._host, self._port
 
     @property
@@ -148,13 +149,13 @@ class CoordinatorMembership(ThreadedMembership):
 
     def on_watch(self, watched: Callable[[Watch], None]) -> None:
         """Call `watched` when a client of the coordinator watches this node."""
-        if self._driver is not None:
-            self._driver.watched = watched
+        if self._session is not None:
+            self._session.watched = watched
 
     def send_report(self, report: NodeReport) -> None:
         """Send a report to the coordinator, if there is a connection."""
-        if self._driver is not None and self._thread is not None:
-            self._thread.post(self._driver.send_report, report)
+        if self._session is not None:
+            self._post(self._session.send_report, report)
 
     def connector(self) -> CoordinatorConnector:
         """Return a connector to the current coordinator for the running loop."""
@@ -168,27 +169,25 @@ class CoordinatorMembership(ThreadedMembership):
 
     def begin_call(self, call: StoreCall) -> Future[StoreResult]:
         answer: Future[StoreResult] = Future()
-        driver, thread = self._driver, self._thread
-        if driver is None or thread is None or not thread.post(driver.store.begin, call, answer):
+        session = self._session
+        if session is None or not self._post(session.store.begin, call, answer):
             answer.set_exception(ConnectionError("the connection is closed"))
         return answer
 
     def forget_call(self, answer: Future[StoreResult]) -> None:
-        if self._driver is not None and self._thread is not None:
-            self._thread.post(self._driver.store.forget, answer)
+        if self._session is not None:
+            self._post(self._session.store.forget, answer)
 
     # In the thread.
 
-    async def _open(self) -> Connector:
+    async def _open(self) -> SessionDriver:
         when_refused = self._take_over if self._may_host else None
         connector = self._connector(self._host, self._port, when_refused=when_refused)
         if self._later:
-            from holdfast.coordinator.places import FIRST_LOOK_S, Places
-
             ends = [(self._host, self._port), *self._later]
             self._places = Places(
                 [self._connector(*one, place=place) for place, one in enumerate(ends)],
-                floor=lambda: self._driver.session.place if self._driver is not None else 0,
+                floor=lambda: self._session.session.place if self._session is not None else 0,
                 host=connector if self._may_host else None,
             )
             if self._listener is not None:
@@ -196,14 +195,13 @@ class CoordinatorMembership(ThreadedMembership):
                 if by:
                     self._listener.close()
                     self._listener = None
-                    console.notice(
-                        f"a coordinator took over at {by}: this node does not coordinate"
-                    )
+                    console.notice(f"a coordinator took over at {by}: this node does not run one")
         if self._listener is not None:
             self._serve(self._listener, self._open_state())
         elif self._may_host:
             asyncio.get_running_loop().call_later(PREIMPORT_S, preimport_server)
-        return self._places or connector
+        self._session = self._drive(self._places or connector, self._timeouts, self._advice)
+        return self._session
 
     def _connector(
         self,
@@ -221,7 +219,7 @@ class CoordinatorMembership(ThreadedMembership):
             tls=self._client_tls,
             has_psk=self._tls is not None and self._tls.is_psk,
             server_name=self._tls.server_name if self._tls is not None else None,
-            # Who has a token proves it; who says is_host=0 means whoever is there.
+            # A token authenticates the coordinator; is_host=0 accepts any user's.
             own_users_only=self._token is None and self._is_host is not False,
             place=place,
             when_refused=when_refused,
@@ -260,19 +258,18 @@ class CoordinatorMembership(ThreadedMembership):
             self._watch = asyncio.get_running_loop().create_task(self._until_replaced(self._places))
 
     async def _until_replaced(self, places: Places) -> None:
-        """End the coordinator here when another has taken over: it was cut off, and thought dead."""
+        """Stop the coordinator here when another took over because this one was cut off."""
         by = await places.replaced(0)
         why = f"a coordinator took over at {by}"
-        console.warning(f"{why}: the one at {self.where} ends, and this node joins there")
+        console.warning(f"{why}: stopping the one at {self.where} and joining there")
         server, self._server = self._server, None
         self._may_host = self.hosting = False
         if server is not None:
             await server.stop(why)
 
     def _take_over(self, found: list[Address]) -> bool:
-        """Coordinate from now on, if the endpoint is this machine's and nobody was quicker."""
-        driver = self._driver
-        is_over = driver is not None and driver.is_over
+        """Run the coordinator from now on, if this node can bind the endpoint before another process."""
+        is_over = self._session is not None and self._session.is_over
         if self._ending or not self._may_host or self._server is not None or is_over:
             return False
         try:
@@ -282,11 +279,11 @@ class CoordinatorMembership(ThreadedMembership):
             return False
         if listener is None:
             return False
-        console.info(f"no coordinator at {self.where} any more: this node coordinates from now on")
+        console.info(f"the coordinator at {self.where} has exited: this node runs it from now on")
         try:
             state = self._open_state()
         except UsageError as error:
-            console.warning(f"{error}; coordinating without it")
+            console.warning(f"{error}; running the coordinator without it")
             state = None
         self._serve(listener, state, follows_another=True)
         return True
@@ -294,30 +291,28 @@ class CoordinatorMembership(ThreadedMembership):
     async def _shut(self, drain_s: float) -> None:
         if self._watch is not None:
             self._watch.cancel()
-        if self._driver is not None:
-            await self._driver.close()
+        if self._session is not None:
+            await self._session.close()
         if self._server is None:
             return
         await self._server.drain(drain_s)
         others = self._server.nodes_besides(self.run_id)
         if others:
             console.notice(
-                f"the coordinator at {self.where} ends with this agent; {others} "
+                f"the coordinator at {self.where} exits with this agent; {others} "
                 f"node{'s' * (others != 1)} of other jobs {'is' if others == 1 else 'are'} "
-                "connected: run `holdfast coordinator` for endpoints that several jobs share"
+                "connected: run `holdfast coordinator` for an endpoint that several jobs share"
             )
         await self._server.stop()
 
 
 def preimport_server() -> None:
-    """Import what a node needs to coordinate."""
+    """Import what a node needs to run the coordinator."""
     try:
         __import__("holdfast.coordinator.server")
         __import__("holdfast.coordinator.state_file")
     except Exception as problem:  # noqa: BLE001 (nothing has failed yet)
-        console.warning(
-            f"this node cannot take over from a coordinator: {console.describe(problem)}"
-        )
+        console.warning(f"this node cannot take over the coordinator: {console.describe(problem)}")
 
 
 _warned = threading.Event()
@@ -326,7 +321,7 @@ _warned = threading.Event()
 def warn_if_open(
     listener: socket.socket, token: bytes | None, tls: TlsFiles | TlsToken | None, host: str
 ) -> None:
-    """Warn, once, that everybody who can reach a coordinator may take part."""
+    """Warn, once, that a coordinator without a token accepts everybody who can reach it."""
     address, port = listener.getsockname()[:2]
     if token is not None or addresses.is_loopback(str(address)) or _warned.is_set():
         return
@@ -334,6 +329,6 @@ def warn_if_open(
         return  # It requires a certificate.
     _warned.set()
     console.warning(
-        f"the coordinator at {format_endpoint(host, port)} asks for no token (auth=none): anybody "
-        "who reaches the port can join or disturb the job"
+        f"the coordinator at {format_endpoint(host, port)} requires no token (auth=none): anybody "
+        "who can reach the port can join or disrupt the job"
     )

@@ -6,6 +6,7 @@ A `SessionDriver` needs no thread, so one loop can run thousands of nodes.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -31,6 +32,7 @@ from holdfast.core.session import (
     StatusChanged,
 )
 from holdfast.membership.interface import JoinRefused, News
+from holdfast.net.deadline_timer import DeadlineTimer
 from holdfast.printable import one_line
 from holdfast.wire.messages import StoreCall, StoreResult, Watch
 
@@ -121,7 +123,7 @@ class SessionDriver:
         self._outage: asyncio.TimerHandle | None = None
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = DeadlineTimer(self._loop, self._tick)
         self._received_some = asyncio.Event()
         self._closed = False
 
@@ -132,9 +134,36 @@ class SessionDriver:
         return view is not None and view.role is NodeRole.CLOSED and view.final
 
     @property
+    def is_refused(self) -> bool:
+        """Whether it delivered `JoinRefused` and stopped."""
+        return bool(self.refused)
+
+    @property
+    def view(self) -> View | None:
+        """The newest view; any thread may read it."""
+        return self.session.view
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the agent's loop is stuck."""
+        return bool(self.session.status.stuck)
+
+    @property
     def last_problem(self) -> str:
         """Why there is no connection, as far as known; any thread may read it."""
         return self._connector.suspicion or self.session.last_problem
+
+    def problem(self, peer: str) -> str:
+        """Return what is wrong with the connection to `peer`, or nothing; any thread may call."""
+        if self.refused:
+            return f"{peer}: {self.refused}"
+        now, since = time.monotonic(), self.down_since
+        if since is not None:
+            why = self.last_problem or "connecting"
+            return f"no connection to {peer} for {now - since:.1f} s: {why}"
+        if not self.session.is_late(now):
+            return ""
+        return f"no response from {peer} for {self.session.silence(now)[0]:.1f} s"
 
     def start(self) -> None:
         self.down_since = self._loop.time()
@@ -161,9 +190,9 @@ class SessionDriver:
     async def close(self) -> None:
         """Send what was reported before, then close the connection and stop."""
         self._closed = True
-        for timer in (self._timer, self._outage):
-            if timer is not None:
-                timer.cancel()
+        self._timer.cancel()
+        if self._outage is not None:
+            self._outage.cancel()
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
@@ -191,7 +220,7 @@ class SessionDriver:
             self._perform(effect)
         self._renew()
         if not self._closed:
-            self._schedule()
+            self._timer.set(self.session.next_deadline(self._loop.time()))
 
     def _renew(self) -> None:
         stop_at = self.session.stop_at
@@ -219,17 +248,7 @@ class SessionDriver:
             case GiveUp(away_s, why):
                 self._deliver(CoordinatorLost(self._connector.suspicion or why, away_s))
 
-    def _schedule(self) -> None:
-        at = self.session.next_deadline(self._loop.time())
-        # An early timer does no harm and costs less than a new one each time.
-        if self._timer is not None:
-            if self._timer.when() <= at:
-                return
-            self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._tick)
-
     def _tick(self) -> None:
-        self._timer = None
         if self._monitor is not None:
             changed = self._monitor.check(self._loop.time())
             if changed is not None:

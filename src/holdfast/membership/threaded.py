@@ -1,38 +1,32 @@
-"""A membership with a thread: the agent calls it, and the thread drives `core.session`."""
+"""A membership with a thread: the agent calls it, and the thread's loop drives the node's session."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import threading
-import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from holdfast import console
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.protocol import Failure, NodeInfo, NodePhase, Status, View
-from holdfast.core.session import (
-    PortsChanged,
-    Rejoined,
-    RequestMade,
-    Session,
-    SessionEvent,
-    SessionTimeouts,
-)
+from holdfast.core.session import PortsChanged, Rejoined, RequestMade, Session, StatusChanged
 from holdfast.errors import UsageError
 from holdfast.membership.interface import News, draw_incarnation
 from holdfast.membership.loop_heartbeat import LoopMonitor
 from holdfast.membership.mailbox import Mailbox
+from holdfast.membership.outage_notices import OutageNotices
 from holdfast.membership.session_driver import SessionDriver, status_change
 from holdfast.net.loop_thread import LoopThread
 from holdfast.wire.errors import BadMessage
 from holdfast.wire.messages import check
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from holdfast.core.protocol import Request
+    from holdfast.core.session import SessionTimeouts
     from holdfast.membership.interface import ControlAccess
     from holdfast.membership.session_driver import Connector
     from holdfast.store.interface import RoundStore
@@ -45,35 +39,66 @@ REMIND_S = 60.0
 """How often an agent that never received anything repeats the reason, so that it is near the end of
 the output of a job that does not start."""
 
+T = TypeVar("T")
+
+NodeEvent = StatusChanged | Rejoined | PortsChanged | RequestMade
+"""What the agent reports to its session."""
+
+
+class Driver(Protocol):
+    """Performs the session of one node in the thread's loop."""
+
+    @property
+    def view(self) -> View | None:
+        """The newest view of any incarnation; any thread may read it."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it delivered `JoinRefused` and stopped."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the agent's loop is stuck."""
+
+    def start(self) -> None: ...
+
+    def handle(self, event: NodeEvent, cause: str = "") -> None: ...
+
+    def guard(self, renew: Callable[[float | None], None]) -> None:
+        """Call `renew` with the deadline for the workers' exit, now and when it changes."""
+
+    def problem(self, peer: str) -> str:
+        """Return what is wrong with the connection to `peer`, or nothing; any thread may call."""
+
+    async def leave(self, limit_s: float) -> bool:
+        """Report that the node leaves; return whether the report is known to have arrived."""
+
+    async def close(self) -> None: ...
+
 
 class ThreadedMembership:
-    """A `Membership` with a thread that drives `core.session`; subclasses provide what it connects to.
+    """A `Membership` with a thread; a subclass opens what its driver needs, and closes it.
 
     `take` returns an unexpected error of the thread as a loss.
     """
 
     authority = "the coordinator"
     """What runs the job's rounds, in messages."""
-    advice = ""
-    """What the user can do about its loss."""
+    hosting = False
     control: ControlAccess
 
-    def __init__(
-        self, *, run_id: str, info: NodeInfo, settings: JobSettings, timeouts: SessionTimeouts
-    ) -> None:
+    def __init__(self, *, run_id: str, info: NodeInfo, settings: JobSettings) -> None:
         self.run_id = run_id
-        self.hosting = False
         self.view: View | None = None
-        self._info, self._settings, self._timeouts = info, settings, timeouts
+        self._info, self._settings = info, settings
         self._incarnation = info.incarnation
         self._lock = threading.Lock()  # For the incarnation and its view.
         self._mailbox = Mailbox()
         self.heartbeat = self._mailbox.heartbeat
         self._thread: LoopThread | None = None
-        self._driver: SessionDriver | None = None
+        self._driver: Driver | None = None
         self._closed = False
         self._ending = False
-        self._lost_from = ""
 
     # Subclasses provide these.
 
@@ -88,12 +113,12 @@ class ThreadedMembership:
     def store(self, scope: str) -> RoundStore:
         raise NotImplementedError
 
-    async def _open(self) -> Connector:
-        """Prepare, in the thread; return the connector."""
+    async def _open(self) -> Driver:
+        """Open what the driver needs, in the thread; return the driver."""
         raise NotImplementedError
 
     async def _shut(self, drain_s: float) -> None:
-        """Close the driver and whatever else the thread holds."""
+        """Close the driver and what `_open` opened, in the thread."""
         raise NotImplementedError
 
     # From start to end.
@@ -108,7 +133,7 @@ class ThreadedMembership:
         except BadMessage as error:
             raise UsageError(f"this node cannot join {self.run_id!r}: {error}") from None
         self._mailbox.open()
-        self._thread = LoopThread("holdfast-coordinator", self._broke)
+        self._thread = LoopThread("holdfast-membership", self._broke)
         try:
             self._thread.start()
             self._thread.ask(self._start(), START_S)
@@ -118,10 +143,10 @@ class ThreadedMembership:
 
     def leave(self, limit_s: float) -> bool:
         self._ending = True
-        if self._driver is None or self._thread is None or not self._thread.runs:
+        if self._driver is None:
             return False
         try:
-            return self._thread.ask(self._driver.leave(limit_s), limit_s + SLACK_S)
+            return self._ask(self._driver.leave(limit_s), limit_s)
         except (TimeoutError, RuntimeError):
             return False
 
@@ -131,17 +156,20 @@ class ThreadedMembership:
         self._closed = self._ending = True
         try:
             if self._thread is not None:
-                self._thread.ask(self._shut(drain_s), drain_s + SLACK_S)
+                self._ask(self._shut(drain_s), drain_s)
         except Exception as error:  # noqa: BLE001 (closing must not fail)
-            console.debug(
-                f"{self.authority} at {self.where}: the connection closed badly: {error!r}"
-            )
+            console.debug(f"closing the connection to {self.peer} failed: {error!r}")
         finally:
             if self._thread is not None:
                 self._thread.stop()
             self._mailbox.close()
 
-    # In between.
+    # For the agent.
+
+    @property
+    def peer(self) -> str:
+        """What this node connects to, in words."""
+        return f"{self.authority} at {self.where}"
 
     def fileno(self) -> int:
         return self._mailbox.fileno()
@@ -161,6 +189,13 @@ class ThreadedMembership:
     ) -> None:
         self._handle(status_change(phase, generation, failure, report, clear), cause)
 
+    def hold_ports(self, ports: tuple[int, ...]) -> None:
+        self._handle(PortsChanged(ports))
+
+    def request(self, request: Request) -> None:
+        """Submit an operator's request to the job."""
+        self._handle(RequestMade(request))
+
     def guard(self, renew: Callable[[float | None], None]) -> None:
         driver = self._driver
         if driver is None:
@@ -168,7 +203,7 @@ class ThreadedMembership:
 
         def renew_unless_hosting(at: float | None) -> None:
             # No node can be replaced while the coordinator in this process is stopped, too.
-            is_safe = self.hosting and not driver.session.status.stuck
+            is_safe = self.hosting and not driver.is_stuck
             renew(None if is_safe else at)
 
         driver.guard(renew_unless_hosting)
@@ -181,49 +216,54 @@ class ThreadedMembership:
         self._handle(Rejoined(self._incarnation), cause)
         return self._incarnation
 
-    def hold_ports(self, ports: tuple[int, ...]) -> None:
-        self._handle(PortsChanged(ports))
-
-    def request(self, request: Request) -> None:
-        """Submit an operator's request to the job."""
-        self._handle(RequestMade(request))
-
-    def _handle(self, event: SessionEvent, cause: str = "") -> None:
-        if self._driver is not None and self._thread is not None:
-            self._thread.post(self._driver.handle, event, cause)
-
     def problem(self) -> str:
-        driver = self._driver
-        authority = self.authority.removeprefix("the ")
-        if driver is None:
-            return f"not connected to {self.authority} at {self.where}"
-        if driver.refused:
-            return f"{authority} at {self.where}: {driver.refused}"
-        since = driver.down_since
-        if since is None:
-            silent_s = driver.session.silence(time.monotonic())[0]
-            is_late = silent_s >= self._timeouts.silence_s / 2  # Two answers are missing, at least.
-            return f"no answer of {self.authority} at {self.where} for {silent_s:.1f} s" * is_late
-        why = driver.last_problem or "connecting"
-        return f"no {authority} at {self.where} for {time.monotonic() - since:.1f} s: {why}"
+        if self._driver is None:
+            return f"not connected to {self.peer}"
+        return self._driver.problem(self.peer)
+
+    def _handle(self, event: NodeEvent, cause: str = "") -> None:
+        if self._driver is not None:
+            self._post(self._driver.handle, event, cause)
+
+    def _post(self, call: Callable[..., object], *args: Any) -> bool:
+        """Call something in the thread; return False if that has ended."""
+        return self._thread is not None and self._thread.post(call, *args)
+
+    def _ask(self, work: Coroutine[Any, Any, T], limit_s: float) -> T:
+        """Return the result of a coroutine in the thread, which keeps to the limit itself."""
+        assert self._thread is not None
+        return self._thread.ask(work, limit_s + SLACK_S)
 
     # In the thread.
 
     async def _start(self) -> None:
-        connector = await self._open()
-        loop = asyncio.get_running_loop()
+        self._driver = await self._open()
+        self._driver.start()
+        asyncio.get_running_loop().call_later(REMIND_S, self._remind)
+
+    def _drive(
+        self, connector: Connector, timeouts: SessionTimeouts, advice: str = ""
+    ) -> SessionDriver:
+        """Return the driver of a session over a connector; `advice` says what helps in an outage."""
+        now = asyncio.get_running_loop().time()
         session = Session(
-            loop.time(),
+            now,
             run_id=self.run_id,
             info=self._info,
             settings=self._settings,
-            timeouts=self._timeouts,
+            timeouts=timeouts,
             draw=random.random,
         )
-        monitor = LoopMonitor(loop.time(), self._mailbox, self._timeouts.silence_s)
-        self._driver = SessionDriver(session, connector, self._deliver, self._note_outage, monitor)
-        self._driver.start()
-        loop.call_later(REMIND_S, self._remind, loop)
+        notices = OutageNotices(lambda: self.peer, timeouts, advice)
+
+        def note_outage(why: str) -> None:
+            if not why:
+                notices.over()
+            elif not self._ending:
+                notices.lost(session, why)
+
+        monitor = LoopMonitor(now, self._mailbox, timeouts.silence_s)
+        return SessionDriver(session, connector, self._deliver, note_outage, monitor)
 
     def _deliver(self, news: News) -> None:
         with self._lock:
@@ -234,51 +274,13 @@ class ThreadedMembership:
             self._mailbox.put(news)
 
     def _broke(self, what: str) -> None:
-        self._mailbox.put(CoordinatorLost(f"this side of the connection is broken: {what}"))
+        self._mailbox.put(CoordinatorLost(f"this side of the connection failed: {what}"))
 
-    def _remind(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _remind(self) -> None:
         driver = self._driver
-        if driver is None or self._ending or driver.refused or driver.session.had_view:
+        if driver is None or self._ending or driver.is_refused or driver.view is not None:
             return
         problem = self.problem()
         if problem:
             console.notice(f"still waiting: {problem}")
-        loop.call_later(REMIND_S, self._remind, loop)
-
-    def _note_outage(self, why: str) -> None:
-        """Say what is lost, what still runs, how long it is waited for and what helps; or its return."""
-        who = f"{self.authority} at {self.where}"
-        driver = self._driver
-        if not why:
-            moved = self.where != self._lost_from
-            console.notice(
-                f"{self.authority} is at {self.where} now" if moved else f"{who} is back"
-            )
-        elif not self._ending and driver is not None:
-            silent_s, left_s = driver.session.silence(time.monotonic())
-            if driver.outage_noted:
-                console.notice(f"still without {who} ({why}): this node ends in {left_s:.0f} s")
-                return
-            self._lost_from = self.where
-            since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent_s))
-            console.notice(
-                f"lost {who}, last heard of at {since} ({why}); {self._what_runs(driver)}"
-            )
-            advice = f"; {self.advice}" if self.advice else ""
-            runs = driver.session.status.phase is NodePhase.RUNNING
-            console.notice(
-                f"this node waits for it for {left_s:.0f} s more (coordinator_timeout="
-                f"{self._timeouts.away_s:g}), then {'stops its workers and ' * runs}ends{advice}"
-            )
-
-    def _what_runs(self, driver: SessionDriver) -> str:
-        status, stop_at = driver.session.status, driver.session.stop_at
-        if status.phase is NodePhase.SUCCEEDED:
-            return "this node's workers are done"
-        if status.phase is not NodePhase.RUNNING:
-            return "no workers run here"
-        workers = f"the workers of generation {status.generation}"
-        if not self._timeouts.needs_answers or stop_at is None:
-            return f"{workers} run on"
-        left_s = max(0.0, stop_at - time.monotonic())
-        return f"{workers} are stopped unless it is back within {left_s:.1f} s (on_lost=stop)"
+        asyncio.get_running_loop().call_later(REMIND_S, self._remind)

@@ -20,6 +20,7 @@ from holdfast.rendezvous.coordinator import CoordinatorHandler
 if TYPE_CHECKING:
     from holdfast.core.job_settings import JobSettings
     from holdfast.core.protocol import NodeInfo, RefusalReason
+    from holdfast.membership.cluster_check import ClusterCheck
     from holdfast.rendezvous.config import RendezvousParameters
 
 USER_VARIABLE, PASSWORD_VARIABLE = "HOLDFAST_ETCD_USER", "HOLDFAST_ETCD_PASSWORD"
@@ -137,7 +138,6 @@ class EtcdHandler(CoordinatorHandler):
 
     authority = "etcd"
     on_lost = "stop"
-    membership_type = EtcdMembership
 
     def __init__(self, params: RendezvousParameters, *, etcd: EtcdSettings | None = None) -> None:
         self._etcd = etcd or etcd_settings_of(params)
@@ -168,7 +168,7 @@ class EtcdHandler(CoordinatorHandler):
             first_contact_s=conf.read_timeout or self._first_contact_s(),
             needs_answers=self._stops_alone,
         )
-        connection = self.membership_type(
+        connection = EtcdMembership(
             self._etcd,
             prefix=config.value_of(self._params, "etcd_prefix"),
             run_id=self._params.run_id,
@@ -177,7 +177,8 @@ class EtcdHandler(CoordinatorHandler):
             timeouts=timeouts,
             lease_s=lease_s,
             shows_presence=conf.presence == "on",
-            access=None if self._is_polled else self._control_access(),
+            cluster=self._cluster_check(),
+            credentials=None if self._is_polled else self._control_access(),
             control=OFF if self._is_polled else conf.control,
         )
         if not self._is_polled:
@@ -188,6 +189,10 @@ class EtcdHandler(CoordinatorHandler):
     def _control_access(self) -> ControlCredentials:
         """Return what it takes to ask the job's agents, besides reading their records."""
         return ControlCredentials(run_id=self._params.run_id, token=explicit_token(self.environ))
+
+    def _cluster_check(self) -> ClusterCheck | None:
+        """Return which cluster to accept; any, if it is not the job's own."""
+        return None
 
     def _first_contact_s(self) -> float:
         return FIRST_CONTACT_S

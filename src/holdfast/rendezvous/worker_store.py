@@ -230,8 +230,8 @@ class WorkerStore:
             return "private"
         if self._access != "open":
             console.warning(
-                "the agents of this job cannot all vouch for their hosts (--worker-store on some of "
-                "them, or an older Holdfast): the workers' store serves every host"
+                "not every agent can authenticate its host (some run with --worker-store): the workers' "
+                "store serves every host"
             )
         return "open"
 

@@ -30,8 +30,6 @@ from holdfast.wire.messages import (
     JobSummary,
     Query,
     Reply,
-    StatusReply,
-    StatusRequest,
 )
 from in_loop import in_loop
 from other_users import STRANGER, as_user
@@ -39,7 +37,7 @@ from other_users import STRANGER, as_user
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from holdfast.control.connection import Line
+    from holdfast.control.connection import ControlConnection
     from holdfast.control.node_server import Asker
     from holdfast.wire.messages import Message
 
@@ -59,18 +57,19 @@ class Node:
 
     def happen(self, text: str, ago_s: float) -> None:
         wall = time.time() + self.ahead_s - ago_s
-        self.happened.append(EventRecord(wall=wall, kind="x", text=text))
+        self.happened.append(EventRecord(wall=wall, text=text))
 
     def received(self, asker: Asker, message: Message) -> None:
         if isinstance(message, Goodbye):
             return
-        if isinstance(message, StatusRequest) and self.is_blind:
+        assert isinstance(message, Query)
+        if message.what == control.STATUS and self.is_blind:
             asker.send(Reply(id=message.id, refusal=RequestRefusal.NO_ANSWER.value, why="no etcd"))
             return
-        if isinstance(message, StatusRequest):
-            asker.send(StatusReply(id=message.id, jobs=[JobSummary(run_id=RUN_ID)]))
+        if message.what == control.STATUS:
+            body = control.pack(control.JobSummaries(jobs=[JobSummary(run_id=RUN_ID)]))
+            asker.send(Reply(id=message.id, body=body))
             return
-        assert isinstance(message, Query)
         if message.what == control.EVENTS:
             now = time.time() + self.ahead_s
             body = control.pack(control.Events(events=self.happened, now=now))
@@ -112,18 +111,18 @@ class Port:
         self.node = Node()
         self.server = PortServer(self.node, self.own)  # type: ignore[arg-type]
 
-    async def asker(self, access: ControlCredentials, **changes: Any) -> Line:
+    async def asker(self, access: ControlCredentials, **changes: Any) -> ControlConnection:
         """Return a connection of somebody who has read this port's record."""
         port = changes.get("port", self.own.port)
         found = access.contacts([("a", "127.0.0.1", port)])
         return await open_contact(found.contacts[0], RUN_ID, found, tls_of(found))
 
     async def asked_by(self, access: ControlCredentials) -> str:
-        line = await self.asker(access)
+        connection = await self.asker(access)
         try:
-            return unpacked(control.Here, (await line.ask(control.HERE)).body).state
+            return unpacked(control.Here, (await connection.ask(control.HERE)).body).state
         finally:
-            line.close()
+            connection.close()
 
 
 @asynccontextmanager

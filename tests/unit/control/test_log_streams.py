@@ -175,7 +175,7 @@ async def test_following_goes_on_without_inotify(
     if shortage == "instances":
         monkeypatch.setattr(log_streams, "Inotify", refuse)
     else:
-        monkeypatch.setattr(log_streams.Inotify, "watch", refuse)
+        monkeypatch.setattr("holdfast.processes.logs.follower.Inotify.watch", refuse)
     monkeypatch.setattr(log_streams, "LOOK_AGAIN_S", 0.01)
     path = tmp_path / "a"
     path.write_bytes(b"1\n")

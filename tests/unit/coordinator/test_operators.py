@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.control.connection import ControlProblem, Endpoint
+from holdfast.control.connection import Endpoint, RequestRefused
 from holdfast.control.job_client import open_job
 from holdfast.coordinator import operators, server_connection
 from holdfast.core.protocol import Action, Heartbeat, Request, RequestRefusal, View
 from holdfast.wire import control
-from holdfast.wire.handshake import ServerHandshake, job_token, read_only_token
+from holdfast.wire.handshake import job_token, read_only_token
 from holdfast.wire.messages import (
     Attach,
     EventRecord,
     NodeReport,
     Query,
     Reply,
-    StatusRequest,
     StoreCall,
     Watch,
 )
 from in_loop import in_loop
-from serving import Client, Served, serving, status
+from serving import Client, Served, jobs_in, serving, soon, status
 
 if TYPE_CHECKING:
     from holdfast.wire.messages import Message
@@ -110,8 +108,8 @@ async def test_who_may_only_read_cannot_be_a_node(message: Message) -> None:
         await a_job(served)
         looking = read_only_token(TOKEN, "job")
         reader = await served.client("job", token=looking)
-        reader.send(StatusRequest(id=1))
-        assert (await reader.next()).jobs[0].nodes
+        reader.send(Query(id=1, what=control.STATUS))
+        assert jobs_in(await reader.next())[0].nodes
         refused = await reply_to(reader, act(2, "r"))
         assert refused.refusal == RequestRefusal.READ_ONLY.value
         reader.send(message)
@@ -188,7 +186,7 @@ async def test_what_happened_is_told_once_and_in_order_of_time() -> None:
         await reply_to(operator, Query(id=9, what=control.EVENTS, run_id="job", body=follow))
         await reply_to(operator, act(1, "r"))
         walls = (3.0, 1.0, 2.0)
-        records = [EventRecord(wall=wall, source="a", kind="x") for wall in walls]
+        records = [EventRecord(wall=wall, source="a") for wall in walls]
         node.send(NodeReport(run_id="job", node="a", incarnation=INCARNATION, events=records))
         node.send(status("a", seq=2, clear=1))  # The generation that was asked for may start.
         await node.until(lambda one: isinstance(one, View) and one.generation == 1 and one.start)
@@ -211,7 +209,7 @@ async def test_whoever_does_not_read_its_events_is_dropped(monkeypatch: pytest.M
             one.send(Query(id=1, what=control.EVENTS, run_id="job", body=follow))
             await one.next()
         slow.stop_reading()
-        record = EventRecord(wall=1.0, source="a", kind="x", text="y" * 1_000)
+        record = EventRecord(wall=1.0, source="a", text="y" * 1_000)
         report = NodeReport(run_id="job", node="a", incarnation=INCARNATION, events=[record] * 100)
         subscribers = served.server._operators._subscribers
         for _ in range(1_000):  # 100 MB: the kernel may hold a third of it for a reader.
@@ -237,31 +235,6 @@ async def test_subscriptions_are_limited() -> None:
 
 
 @in_loop
-async def test_versions_tell_each_other_what_they_cannot_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    old = partial(ServerHandshake, versions=(4, 4))
-    with monkeypatch.context() as patched:
-        patched.setattr(server_connection, "ServerHandshake", old)
-        async with serving() as served:
-            node = await a_job(served)  # It can be in a job there all the same.
-            place = Endpoint(host="127.0.0.1", port=served.port, run_id="job")
-            with pytest.raises(ControlProblem) as refused:
-                await open_job(place)
-            assert refused.value.refusal == RequestRefusal.UNKNOWN.value
-            assert node.connection.is_open
-    async with serving() as served:
-        node, operator = await a_job(served), await served.client("")
-        for peer in served.server._peers:
-            peer.version = min(peer.version, 4 if peer.key is not None else peer.version)
-        refused_by = await reply_to(operator, Query(id=1, what="logs", run_id="job", node="a"))
-        assert refused_by.refusal == RequestRefusal.UNKNOWN.value
-        operator.send(StatusRequest(id=2, run_id="job", watch=True))
-        await operator.next()
-        assert node.received.empty()
-
-
-@in_loop
 async def test_the_client_has_it_all() -> None:
     async with serving() as served:
         node = await a_job(served)
@@ -272,6 +245,35 @@ async def test_the_client_has_it_all() -> None:
             assert told.why.endswith(": tired")
             assert (await client.status()).generation == 1
             assert [event.text async for event in client.events()][-1].endswith(": tired")
-            with pytest.raises(ControlProblem) as refused:
+            with pytest.raises(RequestRefused) as refused:
                 await client.request(Action.DRAIN, node="a")
             assert refused.value.refusal == RequestRefusal.TOO_FEW_NODES.value
+
+
+@in_loop
+async def test_status_is_one_reply_once_all_connected_nodes_have_reported() -> None:
+    async with serving() as served:
+        node, operator = await a_job(served), await served.client("")
+        for number, wait_s, reports in ((1, 60.0, True), (2, 60.0, False), (3, 0.0, False)):
+            body = control.pack(control.StatusQuery(watch=True, wait_s=wait_s))
+            operator.send(Query(id=number, what=control.STATUS, run_id="job", body=body))
+            if reports:
+                await node.until(lambda one: isinstance(one, Watch))
+                node.send(NodeReport(run_id="job", node="a", incarnation=INCARNATION, state="here"))
+            [job] = jobs_in(await operator.next())
+            assert [one.report.state for one in job.nodes if one.report] == ["here"]
+
+
+@in_loop
+async def test_status_does_not_wait_longer_than_the_client_wants() -> None:
+    async with serving() as served:
+        _, operator = await a_job(served), await served.client("")
+        body = control.pack(control.StatusQuery(watch=True, wait_s=0.01))
+        operator.send(Query(id=1, what=control.STATUS, run_id="job", body=body))
+        [job] = jobs_in(await operator.next())
+        assert [one.report for one in job.nodes] == [None]
+        body = control.pack(control.StatusQuery(watch=True, wait_s=60.0))
+        operator.send(Query(id=2, what=control.STATUS, run_id="job", body=body))
+        await soon(lambda: bool(served.server._operators._status_waits))
+        operator.connection.abort()
+        await soon(lambda: not served.server._operators._status_waits)

@@ -7,6 +7,7 @@ import pytest
 
 from fake_node import RUN, FakeNode, a_job_of, a_node
 from holdfast.core import rounds as machine
+from holdfast.core.first_failure import dated
 from holdfast.core.job_settings import JobSettings, RankOrder, StoreAccess
 from holdfast.core.limits import (
     NODE_ID_CHARS_MAX,
@@ -27,7 +28,6 @@ from holdfast.core.rounds import (
     NodeLost,
     Rounds,
     WaitEnded,
-    dated,
 )
 from holdfast.wire.messages import check
 

@@ -194,7 +194,7 @@ def test_closing_leaves_no_thread_and_calls_after_it_do_no_harm() -> None:
     assert one.problem()
     one.start()
     until(one, member)
-    assert our_threads() == ["holdfast-coordinator"]
+    assert our_threads() == ["holdfast-membership"]
     one.take()
     one.close()
     one.close()

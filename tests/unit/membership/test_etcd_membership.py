@@ -17,8 +17,10 @@ from holdfast.core.etcd.session import EtcdSession
 from holdfast.core.protocol import NodeInfo, NodePhase, NodeRole, View
 from holdfast.core.session import Session, SessionTimeouts, StatusChanged
 from holdfast.etcd.etcd_settings import EtcdSettings
+from holdfast.etcd.generation_stores import GenerationStores
+from holdfast.etcd.job_records import read_job, read_run_ids
 from holdfast.etcd.sync_client import EtcdClient
-from holdfast.membership.etcd import EtcdConnector, GenerationStores, read_job, read_run_ids
+from holdfast.membership.etcd_connection import EtcdConnector
 from holdfast.membership.interface import JoinRefused
 from holdfast.membership.session_driver import SessionDriver
 from holdfast.rendezvous.config import RendezvousParameters

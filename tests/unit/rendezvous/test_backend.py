@@ -21,9 +21,9 @@ from holdfast.core.rounds import Job, JobPhase
 from holdfast.core.shared_state import decode
 from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
 from holdfast.errors import UsageError
+from holdfast.membership.backend import BackendMembership
 from holdfast.membership.interface import JoinRefused
 from holdfast.rendezvous.backend import (
-    BackendMembership,
     DynamicRendezvousHandler,
     RendezvousBackend,
     create_handler,
@@ -206,9 +206,12 @@ def test_a_handler_that_is_forgotten_ends_its_threads(cluster: Cluster) -> None:
     handler.next_rendezvous()
     connection = handler.enter()
     assert isinstance(connection, BackendMembership)
-    threads = connection._threads
+    driver = connection._session
+    assert driver is not None
+    assert connection._thread is not None
+    threads = connection._thread._thread, driver._thread
     cluster.handlers.clear()
-    del handler, connection
+    del handler, connection, driver
     gc.collect()
     for thread in threads:
         thread.join(LONG_S)

@@ -40,7 +40,7 @@ from holdfast.printable import quoted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MARK = b"hf2"
+MARK = b"hf1"
 RECORD_BYTES_MAX = 64 * 1024 * 1024
 """Of an uncompressed record; far above what etcd accepts compressed."""
 COMPRESS_FROM_BYTES = 4096

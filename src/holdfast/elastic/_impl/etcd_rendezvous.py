@@ -18,8 +18,8 @@ from holdfast.core.etcd.calls import ProblemKind
 from holdfast.core.etcd.keys import JobKeys, JobRecord, unpack
 from holdfast.core.rounds import JobPhase
 from holdfast.elastic._impl.etcd_v2_client import adapted
+from holdfast.etcd.generation_stores import GenerationStores
 from holdfast.etcd.sync_client import EtcdError
-from holdfast.membership.etcd import GenerationStores
 from holdfast.rendezvous import config
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import (

@@ -83,7 +83,7 @@ class FailedWorker(msgspec.Struct, frozen=True, kw_only=True):
     error_file: str
     stdout_file: str
     stderr_file: str
-    stopped: bool = False  # Older versions do not say it.
+    stopped: bool = False
 
     @classmethod
     def from_failure(cls, rank: int, failure: ProcessFailure) -> FailedWorker:
