@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from typing import TypeVar
 
-    from holdfast.agent.local_agent import LocalElasticAgent
+    from holdfast.agent.loop import AgentLoop
     from holdfast.agent.node_server import NodeServer
     from holdfast.coordinator.control_port import ControlListener
     from holdfast.core.machine import Event
@@ -52,7 +52,7 @@ class ControlPoint:
 
     name = "the events for people who watch"
 
-    def __init__(self, agent: LocalElasticAgent, run_started_at: float) -> None:
+    def __init__(self, agent: AgentLoop, run_started_at: float) -> None:
         self.agent = agent
         self.path = ""
         self._events: deque[tuple[float, LifecycleEvent]] = deque(maxlen=EVENTS_KEPT_MAX)

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from typing import Any, TypeVar
 
-    from holdfast.agent.local_agent import LocalElasticAgent
+    from holdfast.agent.loop import AgentLoop
     from holdfast.agent.port_server import PortServer
     from holdfast.coordinator.connect import ClientConnection
     from holdfast.coordinator.control_port import ControlListener
@@ -255,7 +255,7 @@ class Passed(Asker):
 class NodeServer:
     """Answers people about one node, in a thread of its own, until `close`."""
 
-    def __init__(self, door: AgentDoor, agent: LocalElasticAgent) -> None:
+    def __init__(self, door: AgentDoor, agent: AgentLoop) -> None:
         self.askers: set[Asker] = set()
         self._door, self._agent = door, agent
         self._thread = LoopThread("holdfast-control", self._broke)
@@ -269,7 +269,7 @@ class NodeServer:
         self._report_every_s = 0.0
         self._unreported: list[EventRecord] = []
         self._connection = agent.connection
-        handler: Any = agent.get_worker_group().spec.rdzv_handler
+        handler: Any = agent.group.spec.rdzv_handler
         self._run_id: str = handler.get_run_id()
         self._node: str = getattr(handler, "node_id", "")
         self._endpoint: str = getattr(handler, "endpoint", "")
@@ -526,7 +526,7 @@ class NodeServer:
             report = await self._own_report()
         except (TimeoutError, RuntimeError):
             report = NodeReport(run_id=self._run_id, node=self._node or "-", state="stuck")
-        spec = self._agent.get_worker_group().spec
+        spec = self._agent.group.spec
         here = control.Here(
             run_id=self._run_id,
             node=self._node,
@@ -592,7 +592,7 @@ class NodeServer:
         asker.send(StatusReply(id=request.id, jobs=[summary] if wanted else []))
 
     def _alone(self, report: NodeReport) -> JobSummary:
-        machine, spec = self._agent.machine, self._agent.get_worker_group().spec
+        machine, spec = self._agent.machine, self._agent.group.spec
         node = NodeSummary(
             node=report.node,
             host=os.uname().nodename,
@@ -734,25 +734,25 @@ class NodeServer:
 # What an agent says of itself.
 
 
-def live_workers(agent: LocalElasticAgent) -> list[tuple[int, int]]:
+def live_workers(agent: AgentLoop) -> list[tuple[int, int]]:
     """Return rank and process of the workers that have not exited."""
-    workers = agent.get_worker_group().workers
+    workers = agent.group.workers
     return [(workers[rank].global_rank, pid) for rank, pid in sorted(agent.live_workers.items())]
 
 
-def report_of(door: AgentDoor, agent: LocalElasticAgent, *, workers: bool = True) -> NodeReport:
+def report_of(door: AgentDoor, agent: AgentLoop, *, workers: bool = True) -> NodeReport:
     """Return what is to be known of an agent and its workers; in its loop."""
     from holdfast.processes.procfs import usage_of
 
     machine = agent.machine
-    handler: Any = agent.get_worker_group().spec.rdzv_handler
+    handler: Any = agent.group.spec.rdzv_handler
     running_s, elapsed_s = door.running_s()
     reports: list[WorkerReport] = []
     if workers:
         live = agent.live_workers
         pages = agent.pages()
         now = time.monotonic()
-        for worker in agent.get_worker_group().workers[:WORKERS_REPORTED_MAX]:
+        for worker in agent.group.workers[:WORKERS_REPORTED_MAX]:
             pid = live.get(worker.local_rank, 0)
             page = pages.get(worker.local_rank)
             cpu_s, rss_bytes = usage_of(pid) if pid else (-1.0, 0)

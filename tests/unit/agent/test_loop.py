@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rendezvous_fakes import ScriptedRendezvous
 
 from holdfast.agent import side_services
-from holdfast.agent.local_agent import LocalElasticAgent
-from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec
+from holdfast.agent.assembly import agent_of
+from holdfast.agent.spec import WorkerSpec
+from holdfast.agent.worker_processes import ProcessSettings, WorkerProcesses
 from holdfast.agent.worker_state import WorkerState
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
@@ -23,10 +23,13 @@ from holdfast.processes.signals import SignalException
 from holdfast.rendezvous.single_node import SingleNodeHandler
 from holdfast.store.memory import MemoryStore
 from holdfast.store.tcp.server import ServingLoop
+from rendezvous_fakes import ScriptedRendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from holdfast.agent.loop import AgentLoop
+    from holdfast.agent.spec import RunResult
     from holdfast.rendezvous.handler import RendezvousHandler
 
 FOREVER_S = 3600.0
@@ -41,12 +44,11 @@ class Quiet(ScriptedRendezvous):
 def local(
     script: str | None = None,
     *,
-    kind: type[LocalElasticAgent] = LocalElasticAgent,
     handler: RendezvousHandler | None = None,
     how: dict[str, Any] | None = None,
     logs: DefaultLogsSpecs | None = None,
     **settings: Any,
-) -> Any:
+) -> AgentLoop:
     """Return an agent whose workers run a shell script in the current folder."""
     spec = WorkerSpec(
         **{
@@ -61,7 +63,15 @@ def local(
             **settings,
         }
     )
-    return kind(spec, logs or DefaultLogsSpecs("logs", redirects=Std.ALL), **(how or {}))
+    specs = logs or DefaultLogsSpecs("logs", redirects=Std.ALL)
+    return agent_of(spec, ProcessSettings(specs, **(how or {})))
+
+
+def run(agent: AgentLoop) -> RunResult:
+    try:
+        return agent.run()
+    finally:
+        agent.close()
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +116,7 @@ def test_functions_return_their_values_by_global_rank(start_method: str) -> None
         handler=second_of_two_nodes(),
         how={"start_method": start_method},
     )
-    result = agent.run()
+    result = run(agent)
     assert result.state is WorkerState.SUCCEEDED
     assert result.return_values == {3: ("0", "3", ("to 0", 7)), 4: ("1", "4", ("to 1", 7))}
     assert result.failures == {}
@@ -119,9 +129,9 @@ def test_one_failure_stops_the_others_and_comes_first() -> None:
         "echo go > ready; sleep 1000"
     )
     agent = local(script, local_world_size=2)
-    result = agent.run()
+    result = run(agent)
     assert result.is_failed()
-    assert agent.get_worker_group().state is WorkerState.FAILED
+    assert agent.group.state is WorkerState.FAILED
     first, other = result.failures[1], result.failures[0]
     assert (first.exitcode, first.consequence, first.order) == (7, False, 0)
     assert first.stderr_tail == "the reason\n"
@@ -133,7 +143,7 @@ def test_a_program_that_cannot_be_started_is_not_tried_again(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent = local(entrypoint="/no/such/program", args=(), max_restarts=3)
-    result = agent.run()
+    result = run(agent)
     assert result.failures[0].exitcode == 127
     assert "No such file or directory" in result.failures[0].detail
     assert agent.restart_count == 0
@@ -142,48 +152,16 @@ def test_a_program_that_cannot_be_started_is_not_tried_again(
 
 def test_one_keeper_serves_all_restarts() -> None:
     agent = local("echo $PPID >> keepers; exit 1", max_restarts=2)
-    assert agent.run().is_failed()
+    assert run(agent).is_failed()
     keepers = lines("keepers")
     assert len(keepers) == 3
     assert len(set(keepers)) == 1
 
 
-def test_a_keeper_killed_between_two_starts_is_replaced() -> None:
-    class Unlucky(LocalElasticAgent):
-        def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
-            if self._keeper is not None and self.restart_count == 1:
-                kill_and_wait(self._keeper.pid)
-            return super()._start_workers(worker_group)
-
-    agent = local("[ $TORCHELASTIC_RESTART_COUNT -ge 1 ]", kind=Unlucky, max_restarts=2)
-    assert agent.run().state is WorkerState.SUCCEEDED
-
-
-class Hooked(LocalElasticAgent):
-    """Has hooks around starting and stopping, as agents of others may."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.calls: list[str] = []
-
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
-        self.calls.append("start")
-        return super()._start_workers(worker_group)
-
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self.calls.append("stop")
-        super()._stop_workers(worker_group)
-
-    def _shutdown(self, *args: Any, **kwargs: Any) -> None:
-        self.calls.append("shutdown")
-        super()._shutdown(*args, **kwargs)
-
-
-@pytest.mark.parametrize("kind", [LocalElasticAgent, Hooked])
-def test_a_signal_is_passed_on_and_ends_the_run(kind: type[LocalElasticAgent]) -> None:
+def test_a_signal_is_passed_on_and_ends_the_run() -> None:
     os.mkfifo("ready")
     script = "trap 'echo HUP >> seen; exit 0' HUP; echo go > ready; while :; do sleep 0.01; done"
-    agent = local(script, kind=kind, max_restarts=3)
+    agent = local(script, max_restarts=3)
 
     def hang_up() -> None:
         Path("ready").read_text()
@@ -192,17 +170,13 @@ def test_a_signal_is_passed_on_and_ends_the_run(kind: type[LocalElasticAgent]) -
     with ThreadPoolExecutor(1) as pool:
         pool.submit(hang_up)
         with pytest.raises(SignalException) as ended:
-            agent.run()
+            run(agent)
     assert ended.value.sigval is signal.SIGHUP
     assert lines("seen") == ["HUP"]
-    assert getattr(agent, "calls", ["start", "shutdown"]) == ["start", "shutdown"]
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("kind", [LocalElasticAgent, Hooked])
-def test_a_second_interrupt_kills_also_while_a_hook_waits(
-    kind: type[LocalElasticAgent], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_second_interrupt_kills_at_once(caplog: pytest.LogCaptureFixture) -> None:
     """With the grace of 30 s this test would run into its own timeout."""
     for name in ("ready", "stopping"):
         os.mkfifo(name)
@@ -218,85 +192,12 @@ def test_a_second_interrupt_kills_also_while_a_hook_waits(
             time.sleep(0.005)
         os.kill(os.getpid(), signal.SIGINT)
 
-    agent = local(script, local_world_size=2, kind=kind)
+    agent = local(script, local_world_size=2)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(interrupt)
-        result = agent.run()  # The failure came first, and stays the reason.
+        result = run(agent)  # The failure came first, and stays the reason.
     assert result.failures[0].exitcode == -signal.SIGKILL
     assert result.failures[1].exitcode == 7
-
-
-def test_a_signal_at_the_end_of_a_stop_by_a_hook_comes_before_the_next_round() -> None:
-    class Signalled(Hooked):
-        def _group_events(self, group: Any) -> list[Any]:
-            events = super()._group_events(group)
-            if group.stop_ended:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return events
-
-    agent = local("exit 1", kind=Signalled, max_restarts=1)
-    with pytest.raises(SignalException):
-        agent.run()
-    assert agent._worker_group.spec.rdzv_handler.rounds == 1
-
-
-class Watching(LocalElasticAgent):
-    """Finds workers unhealthy that say they are sick, and notes all it finds."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.found: list[WorkerState] = []
-
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result = super()._monitor_workers(worker_group)
-        if Path("sick").exists():
-            Path("sick").unlink()
-            result = RunResult(WorkerState.UNHEALTHY)
-        self.found.append(result.state)
-        return result
-
-
-def test_a_hook_may_find_running_workers_unhealthy(caplog: pytest.LogCaptureFixture) -> None:
-    script = "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then touch sick; sleep 1000; fi"
-    agent = local(script, kind=Watching, monitor_interval=0.01, max_restarts=1)
-    assert agent.run().state is WorkerState.SUCCEEDED
-    assert agent.restart_count == 1
-    assert WorkerState.UNHEALTHY in agent.found
-    assert agent.found[-1] is WorkerState.SUCCEEDED
-    assert len(caplog.messages) == 1  # Of the restart; a worker that was stopped did not fail.
-
-
-def test_a_hook_has_the_last_word_on_a_failure() -> None:
-    class Forgiving(LocalElasticAgent):
-        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-            result = super()._monitor_workers(worker_group)
-            return RunResult(WorkerState.SUCCEEDED) if result.is_failed() else result
-
-    assert local("exit 3", kind=Forgiving, max_restarts=3).run().state is WorkerState.SUCCEEDED
-    assert len(list(Path("logs").glob("*/attempt_*"))) == 1
-
-
-def test_hooks_around_starting_and_stopping_are_used() -> None:
-    agent = local("exit 1", kind=Hooked, max_restarts=1)
-    assert agent.run().is_failed()
-    assert agent.calls == ["start", "stop", "start", "stop", "shutdown"]
-
-
-@pytest.mark.parametrize("stops_before", [False, True])
-def test_a_hook_may_close_the_context_itself(stops_before: bool) -> None:
-    class Closing(LocalElasticAgent):
-        def _stop_workers(self, worker_group: WorkerGroup) -> None:
-            if stops_before:
-                super()._stop_workers(worker_group)
-            assert self._pcontext is not None
-            self._pcontext.close(signal.SIGKILL)
-
-    agent = local(
-        "[ $RANK = 0 ] && exit 3; sleep 1000", kind=Closing, local_world_size=2, max_restarts=1
-    )
-    result = agent.run()
-    assert (agent.restart_count, result.failures[0].exitcode) == (1, 3)
-    assert len(list(Path("logs").glob("*/attempt_*"))) == 2
 
 
 # Events rather than polling.
@@ -317,7 +218,7 @@ def test_a_workers_store_that_fails_is_the_reason_of_a_new_generation(
     handler = SingleNodeHandler("job")
     agent = local(script, handler=handler, entrypoint="/bin/bash", max_restarts=1)
     try:
-        assert agent.run().state is WorkerState.SUCCEEDED
+        assert run(agent).state is WorkerState.SUCCEEDED
     finally:
         handler.shutdown()
     warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
@@ -325,27 +226,6 @@ def test_a_workers_store_that_fails_is_the_reason_of_a_new_generation(
 
 
 # What a job of a moment never needs is begun on demand, or after a while.
-
-
-class Settling(LocalElasticAgent):
-    """Notes whether anything serves the store and follows the output, before and after."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.seen: list[tuple[bool, bool]] = []
-
-    def _settle(self) -> None:
-        self.seen.append(self._look())
-        super()._settle()
-        self.seen.append(self._look())
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    def _look(self) -> tuple[bool, bool]:
-        handler = self._worker_group.spec.rdzv_handler
-        assert isinstance(handler, SingleNodeHandler)
-        assert handler._store is not None
-        follows = any(thread.name == "holdfast-logs" for thread in threading.enumerate())
-        return bool(handler._store._servers), follows
 
 
 @pytest.fixture
@@ -359,10 +239,24 @@ def test_a_job_that_lasts_is_followed_and_served_without_being_asked(
     monkeypatch: pytest.MonkeyPatch, alone: SingleNodeHandler
 ) -> None:
     monkeypatch.setattr(side_services, "PREIMPORT_AFTER_S", 0.01)
-    agent = local("exec sleep 1000", kind=Settling, handler=alone, logs=DefaultLogsSpecs())
+    agent = local("exec sleep 1000", handler=alone, logs=DefaultLogsSpecs())
+    settle, seen = agent._settle, []
+
+    def look() -> tuple[bool, bool]:
+        assert alone._store is not None
+        follows = any(thread.name == "holdfast-logs" for thread in threading.enumerate())
+        return bool(alone._store._servers), follows
+
+    def look_and_settle() -> None:
+        seen.append(look())
+        settle()
+        seen.append(look())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(agent, "_settle", look_and_settle)
     with pytest.raises(SignalException):
-        agent.run()
-    assert agent.seen == [(False, False), (True, True)]
+        run(agent)
+    assert seen == [(False, False), (True, True)]
 
 
 @pytest.mark.parametrize("when", ["at once", "later"])
@@ -376,14 +270,15 @@ def test_the_store_answers_whenever_its_first_client_comes(
         "    store.set('key', 'value'); assert store.get('key') == b'value'"
     )
     agent = local(entrypoint=sys.executable, args=("-c", script), handler=alone)
-    assert agent.run().state is WorkerState.SUCCEEDED
+    assert run(agent).state is WorkerState.SUCCEEDED
 
 
 def test_a_keeper_may_be_awaited_later() -> None:
-    agent = local("exit 0", how={"closes_later": True})
-    for _ in range(2):
-        assert agent.run().state is WorkerState.SUCCEEDED
-    keeper = agent._keeper.pid
+    agent = local("exit 0")
+    assert agent.run().state is WorkerState.SUCCEEDED
+    assert isinstance(agent.workers, WorkerProcesses)
+    assert agent.workers._keeper is not None
+    keeper = agent.workers._keeper.pid
     agent.close()
     with pytest.raises(ChildProcessError):
         os.waitpid(keeper, 0)
