@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.launching import WORKERS, BenchmarkError, Lab
-from holdfast.etcd.server import EtcdServer
+from holdfast.etcd.local_etcd import EtcdServer
 
 if TYPE_CHECKING:
     from typing import Any

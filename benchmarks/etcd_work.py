@@ -24,8 +24,8 @@ from benchmarks.launching import BenchmarkError, descendants_of
 from benchmarks.nodes import LISTENING, Nodes, free_pairs, open_files, sockets
 from benchmarks.regrouping import PAUSE_S
 from holdfast.core.etcd.calls import Put, Txn, TxnDone
-from holdfast.etcd.server import EtcdServer
-from holdfast.etcd.settings import EtcdSettings, parse_endpoints
+from holdfast.etcd.etcd_settings import EtcdSettings, parse_endpoints
+from holdfast.etcd.local_etcd import EtcdServer
 from holdfast.etcd.sync_client import EtcdClient
 from holdfast.rendezvous.etcd import read_job
 

@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple
 
 from chaos.network import SWITCH_ADDRESS, Network, address
 from chaos.rules import End, Entry, Fault, Record, read_ledger
-from holdfast.etcd.process import environment, find_binary
+from holdfast.etcd.runner import environment, find_binary
 
 PORT = 29400
 ETCD_PORT = 2379

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.etcd.cluster import Serving
 from holdfast.etcd.cluster_list import Certificates, cluster_list, parse_machines
-from holdfast.etcd.door import Knock, look_at
+from holdfast.etcd.probe import Knock, look_at
 
 if TYPE_CHECKING:
     import ssl

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from holdfast.core.protocol import Action, JobOutcome, NodePhase, NodeRole, RankOrder
+from holdfast.core.job_settings import RankOrder
+from holdfast.core.protocol import Action, JobOutcome, NodePhase, NodeRole
 from holdfast.core.rounds import RECOVER_S_MAX, JobPhase, counts
 from holdfast.core.supervision import Outcome, State, StopReason
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from holdfast.core.rounds import JobPhase
 
 if TYPE_CHECKING:
-    from holdfast.core.protocol import JobSettings, NodeInfo, Status
+    from holdfast.core.job_settings import JobSettings
+    from holdfast.core.protocol import NodeInfo, Status
     from holdfast.core.rounds import Job
     from simulator.agent import Agent
 

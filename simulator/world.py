@@ -16,8 +16,9 @@ from holdfast.core.coordinated_supervision import CoordinatedSupervision
 from holdfast.core.coordinator import CoordinatorMachine
 from holdfast.core.etcd.cluster import ClusterMember
 from holdfast.core.etcd.session import EtcdSession
+from holdfast.core.job_settings import JobSettings, RankOrder
 from holdfast.core.machine import Step
-from holdfast.core.protocol import JobSettings, NodeRole, RankOrder
+from holdfast.core.protocol import NodeRole
 from holdfast.core.rounds import JobPhase, Rounds
 from holdfast.core.session import Session, SessionTimeouts
 from holdfast.core.shared_state import SharedStateSession

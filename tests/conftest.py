@@ -255,7 +255,7 @@ def port() -> Iterator[int]:
 
     Held at one address alone, it may be a connection's at another, and then nobody can have it at all.
     """
-    from holdfast.etcd.process import hold_port
+    from holdfast.etcd.runner import hold_port
 
     with hold_port("::" if socket.has_dualstack_ipv6() else "0.0.0.0") as held:
         yield int(held.getsockname()[1])

@@ -11,26 +11,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.core.protocol import (
-    Failure,
-    Heartbeat,
-    JobSettings,
-    NodeInfo,
-    NodePhase,
-    NodeRole,
-    Status,
-    View,
-)
+from holdfast.core.job_settings import JobSettings
+from holdfast.core.protocol import Failure, Heartbeat, NodeInfo, NodePhase, NodeRole, Status, View
 
 if TYPE_CHECKING:
-    from holdfast.core.protocol import RankOrder
+    from holdfast.core.job_settings import RankOrder
 
 RUN = "run"
 
 
 def a_job_of(least: int, most: int, **more: float | RankOrder) -> JobSettings:
     """Return the settings of a job with so many nodes."""
-    return msgspec.structs.replace(JobSettings(min_nodes=least, max_nodes=most), **more)
+    return JobSettings(least, most)._replace(**more)  # type: ignore[arg-type]
 
 
 class FakeNode(msgspec.Struct):

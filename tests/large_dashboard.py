@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.cli.dashboard import Commands, TokenFile
-from holdfast.control.line import ControlProblem
+from holdfast.control.connection import ControlProblem
 from holdfast.net.http_server import listen_tcp
 from holdfast.views.dashboard.access import Access, draw_token
 from holdfast.views.dashboard.watched_job import WatchedJob
@@ -23,7 +23,7 @@ from holdfast.wire.messages import JobSummary, NodeReport, NodeSummary, WorkerRe
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from holdfast.control.client import JobClient
+    from holdfast.control.job_client import JobClient
 
 PER_NODE = 8
 SLOW = 333

@@ -12,9 +12,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.coordinator.agent_connection import CoordinatorConnection, draw_incarnation
-from holdfast.core.protocol import JobSettings, NodeInfo, NodeRole, View
+from holdfast.core.job_settings import JobSettings
+from holdfast.core.protocol import NodeInfo, NodeRole, View
 from holdfast.core.session import SessionTimeouts
+from holdfast.membership.coordinator import CoordinatorMembership
+from holdfast.membership.interface import draw_incarnation
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake
 from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
@@ -23,8 +25,8 @@ from holdfast.wire.messages import Message, decode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from holdfast.coordinator.agent_connection import JoinRefused
     from holdfast.core.coordinated_supervision import CoordinatorLost
+    from holdfast.membership.interface import JoinRefused
     from holdfast.wire.sealing import Seal
 
 PATIENCE_S = 20.0  # Only a test that fails waits for so long.
@@ -39,8 +41,8 @@ execute(parse_args(sys.argv[1:]))
 
 def node(
     port: int, name: str, *, nodes: int = 2, host: str = LOCAL, **options: Any
-) -> CoordinatorConnection:
-    """Make a node that is not started; options are those of `CoordinatorConnection`."""
+) -> CoordinatorMembership:
+    """Make a node that is not started; options are those of `CoordinatorMembership`."""
     given: dict[str, Any] = {
         "run_id": "job",
         "info": NodeInfo(node=name, incarnation=draw_incarnation()),
@@ -50,11 +52,11 @@ def node(
         "token": None,
         "tls": None,
     }
-    return CoordinatorConnection(host, port, **(given | options))
+    return CoordinatorMembership(host, port, **(given | options))
 
 
 @contextlib.contextmanager
-def started(*nodes: CoordinatorConnection) -> Iterator[None]:
+def started(*nodes: CoordinatorMembership) -> Iterator[None]:
     """Start nodes, and close them all at the end, those that coordinate last."""
     try:
         for one in nodes:
@@ -65,7 +67,7 @@ def started(*nodes: CoordinatorConnection) -> Iterator[None]:
             one.close(drain_s=0)
 
 
-def until(connection: CoordinatorConnection, wanted: Callable[[View], bool]) -> View:
+def until(connection: CoordinatorMembership, wanted: Callable[[View], bool]) -> View:
     """Return the first view that is as wanted, of those that come."""
     deadline = time.monotonic() + PATIENCE_S
     view = connection.view
@@ -83,7 +85,7 @@ def member(view: View) -> bool:
     return view.role is NodeRole.MEMBER
 
 
-def fault(connection: CoordinatorConnection) -> CoordinatorLost | JoinRefused:
+def fault(connection: CoordinatorMembership) -> CoordinatorLost | JoinRefused:
     """Return the first thing that comes and is no view."""
     deadline = time.monotonic() + PATIENCE_S
     while True:

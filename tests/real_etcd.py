@@ -21,7 +21,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from certificates import Pair, make_ca, make_certificate
-from holdfast.etcd.process import LOOPBACK, EtcdProcess, find_binary, hold_port, last_words
+from holdfast.etcd.runner import LOOPBACK, EtcdProcess, find_binary, hold_port, last_words
 
 if TYPE_CHECKING:
     import socket

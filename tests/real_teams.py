@@ -15,7 +15,7 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.etcd.process import hold_port
+from holdfast.etcd.runner import hold_port
 from real_jobs import HOLDFAST, PATIENCE_S, SCRIPT_HEAD, News, Watched, children
 
 if TYPE_CHECKING:

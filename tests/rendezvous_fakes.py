@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from holdfast.store.memory import MemoryStore
+from holdfast.store.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

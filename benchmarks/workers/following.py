@@ -12,7 +12,7 @@ import json
 import sys
 import time
 
-from holdfast.control.client import LocalJob, open_job
+from holdfast.control.job_client import LocalJob, open_job
 from holdfast.wire.control import Here, LogsQuery
 
 

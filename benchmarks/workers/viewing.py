@@ -19,7 +19,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from holdfast.control.client import _printable
+from holdfast.control.job_client import _printable
 from holdfast.views.top.app import Top
 from holdfast.wire.messages import (
     JobSummary,
@@ -34,7 +34,7 @@ from holdfast.wire.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.control.client import JobClient
+    from holdfast.control.job_client import JobClient
     from holdfast.control.live_job import LiveJob
 
 UNMEASURED = 3  # The first updates: until the screen is there, and rates are known.

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
         NodeState,
         RdzvEvent,
     )
-    from holdfast.observe.events.handlers import (
+    from holdfast.observe.events.event_handlers import (
         ConsoleEventHandler,
         EventHandler,
         JsonLinesEventHandler,
         NullEventHandler,
     )
+    from holdfast.observe.events.event_otel import OpenTelemetryEventHandler
     from holdfast.observe.events.logging_handlers import LoggingEventHandler
-    from holdfast.observe.events.otel import OpenTelemetryEventHandler
 
 __all__ = [
     "ConsoleEventHandler",
@@ -55,9 +55,9 @@ def __getattr__(name: str) -> object:
         case "LoggingEventHandler":
             home = "logging_handlers"
         case "OpenTelemetryEventHandler":
-            home = "otel"
+            home = "event_otel"
         case _ if name.endswith("Handler"):
-            home = "handlers"
+            home = "event_handlers"
         case _ if name[0].isupper():
             home = "event"
         case _:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from holdfast.etcd.settings import EtcdSettings
-from holdfast.etcd.store import EtcdStore
+from holdfast.etcd.etcd_settings import EtcdSettings
+from holdfast.etcd.etcd_store import EtcdStore
 from holdfast.etcd.sync_client import EtcdClient
 from holdfast.store import FileStore, MemoryStore, PrefixStore, TCPStore
 

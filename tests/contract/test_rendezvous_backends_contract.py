@@ -10,12 +10,12 @@ import pytest
 
 from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
 from holdfast.elastic._impl.etcd_backend import EtcdRendezvousBackend
-from holdfast.etcd.settings import EtcdSettings
+from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.etcd.sync_client import EtcdClient
 from holdfast.rendezvous.file_backend import FileRendezvousBackend
-from holdfast.store.file import FileStore
-from holdfast.store.memory import MemoryStore
-from holdfast.store.tcp.client import TCPStore
+from holdfast.store.file_store import FileStore
+from holdfast.store.memory_store import MemoryStore
+from holdfast.store.tcp.store_client import TCPStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -38,7 +38,7 @@ from holdfast.core.shared_state import (
     decode,
     encode,
 )
-from holdfast.etcd import protocol as etcd_protocol
+from holdfast.etcd import json_gateway
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 from holdfast.processes.failures.report import BadReport, FailureReport
 from holdfast.processes.failures.report import pack as pack_report
@@ -322,6 +322,6 @@ def test_any_answer_of_etcd_is_understood_or_not(data: DataObject, status: int) 
     else:
         body = msgspec.json.encode(mutated(data, data.draw(st.sampled_from(ANSWERS))))
     for request in REQUESTS:
-        etcd_protocol.decode(request, status, body)
-    etcd_protocol.decode_line(body)
-    etcd_protocol.decode_token(status, body)
+        json_gateway.decode(request, status, body)
+    json_gateway.decode_line(body)
+    json_gateway.decode_token(status, body)

@@ -8,7 +8,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from holdfast.store.key_space import KeySpace, RequestRejected
-from holdfast.store.tcp.protocol import (
+from holdfast.store.tcp.store_server import WOKEN, respond
+from holdfast.store.tcp.tcp_protocol import (
     ADD,
     BARRIER,
     CANCEL_WAIT,
@@ -29,7 +30,6 @@ from holdfast.store.tcp.protocol import (
     WAIT,
     Requests,
 )
-from holdfast.store.tcp.server import WOKEN, respond
 
 untimed = settings(deadline=None, max_examples=300)  # Others may need the machine meanwhile.
 

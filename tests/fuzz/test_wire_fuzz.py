@@ -26,7 +26,6 @@ from holdfast.wire.frames import HEADER_BYTES, FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake, ServerHandshake
 from holdfast.wire.limits import HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import (
-    PROTOCOL_VERSION,
     Challenge,
     Goodbye,
     HandshakeMessage,
@@ -276,38 +275,19 @@ def test_two_sides_agree_if_and_only_if_their_tokens_do(
         assert isinstance(message_in(refused.reply), Goodbye)
 
 
-versions = st.tuples(st.integers(1, 6), st.integers(1, 6)).map(lambda two: (min(two), max(two)))
-
-
-@untimed
-@given(versions, versions, tokens)
-def test_two_sides_speak_the_newest_version_they_share(
-    mine: tuple[int, int], theirs: tuple[int, int], token: bytes | None
-) -> None:
-    client = ClientHandshake(token, versions=mine)
-    server = ServerHandshake(token, versions=theirs)
-    shared = set(range(mine[0], mine[1] + 1)) & set(range(theirs[0], theirs[1] + 1))
-    refused = outcome(shake, client, server)
-    if shared:
-        assert client.version == server.version == max(shared)
-    else:
-        assert isinstance(refused, HandshakeRefused)
-
-
 nonces = st.binary(min_size=16, max_size=64)
 handshake_messages: SearchStrategy[Message] = st.one_of(
     messages,
     st.builds(Hello, nonce=nonces),
     st.builds(
         Challenge,
-        version=st.just(PROTOCOL_VERSION),
         nonce=nonces,
         token_wanted=st.booleans(),
         proof=st.binary(max_size=64),
     ),
     st.builds(Proof, proof=st.binary(max_size=64)),
     st.just(Proof()),
-    st.just(Welcome(version=PROTOCOL_VERSION)),
+    st.just(Welcome()),
 )
 
 

@@ -6,14 +6,15 @@ from then on. Names are printable, which no type says, and so is what is for a p
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from holdfast.core.limits import ADDRESS_CHARS, INCARNATION_MAX, NODES_MAX
-from holdfast.core.protocol import JobSettings
+from holdfast.core.job_settings import SETTINGS, TYPES, JobSettings
+from holdfast.core.limits import ADDRESS_CHARS, INCARNATION_MAX
 from holdfast.wire.messages import Message
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def _of(kind: inspect.Type, characters: SearchStrategy[str] = any_text) -> Searc
             return st.one_of(*map(_of, types))
         case inspect.StructType(cls=cls):
             return structs(cls)
+        case inspect.NamedTupleType(cls=cls) if cls is JobSettings:
+            return job_settings()
     raise AssertionError(f"no strategy for {kind}")
 
 
@@ -66,6 +69,23 @@ def characters_of(name: str) -> SearchStrategy[str]:
     if name in ADDRESSES:
         return of_addresses
     return printable if name in NAMES | SHOWN else any_text
+
+
+def job_settings() -> SearchStrategy[JobSettings]:
+    """Return what draws settings that a job can have."""
+    values: dict[str, SearchStrategy[Any]] = {}
+    for name, setting in SETTINGS.items():
+        kind = TYPES[name]
+        if issubclass(kind, Enum):
+            values[name] = st.sampled_from(kind)
+        elif kind is float:
+            values[name] = st.floats(setting.least, setting.most)
+        else:
+            values[name] = st.integers(int(setting.least), int(setting.most))
+    sizes = st.tuples(values.pop("min_nodes"), values.pop("max_nodes")).map(sorted)
+    return st.builds(
+        lambda rest, size: JobSettings(*size, **rest), st.fixed_dictionaries(values), sizes
+    )
 
 
 def structs(cls: type[msgspec.Struct]) -> SearchStrategy[Any]:
@@ -78,13 +98,6 @@ def structs(cls: type[msgspec.Struct]) -> SearchStrategy[Any]:
         {name: value for name, value in fields.items() if name in needed},
         optional={name: value for name, value in fields.items() if name not in needed},
     )
-    if cls is JobSettings:
-        sizes = st.tuples(*[st.integers(1, NODES_MAX)] * 2).map(sorted)
-        return st.builds(
-            lambda rest, size: cls(**{**rest, "min_nodes": size[0], "max_nodes": size[1]}),
-            drawn,
-            sizes,
-        )
     return drawn.map(lambda values: cls(**values))
 
 

@@ -20,10 +20,10 @@ import pytest
 
 from chaos.network import Network, address, missing
 from etcd_teams import EtcdTeam
-from holdfast.agent.node_server import QUESTIONS_MAX
-from holdfast.control.line import open_contact
-from holdfast.coordinator.control_port import ControlAccess
+from holdfast.control.connection import open_contact
+from holdfast.control.node_server import QUESTIONS_MAX
 from holdfast.core.etcd.keys import NodeRecord, read_record
+from holdfast.net.agent_port import ControlCredentials
 from holdfast.wire import control
 from holdfast.wire.messages import Query
 from real_jobs import HOLDFAST, PATIENCE_S
@@ -136,7 +136,7 @@ def control_ports(team: EtcdTeam) -> dict[str, ControlPort]:
 
 async def ask_without_end(team: EtcdTeam) -> None:
     """Ask an agent for stacks, and do not wait for them, until it has had enough."""
-    access = ControlAccess(run_id=team.run_id, token=TOKEN.encode())
+    access = ControlCredentials(run_id=team.run_id, token=TOKEN.encode())
     found = access.contacts(("", "127.0.0.1", one) for one in control_ports(team).values())
     line = await open_contact(found.contacts[0], team.run_id, found, None)
     try:

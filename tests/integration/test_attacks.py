@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 import pytest
 
-from holdfast.coordinator.agent_connection import JoinRefused
+from holdfast.core.job_settings import JobSettings
 from holdfast.core.protocol import (
     Ack,
     Failure,
     Heartbeat,
     JobOutcome,
-    JobSettings,
     NodeInfo,
     NodePhase,
     NodeRole,
@@ -27,6 +26,7 @@ from holdfast.core.protocol import (
 )
 from holdfast.core.quotas import ADDRESS_SHARE_MAX, JOBS_MAX, NEARLY_FULL, UNREAD_ANSWERS_BYTES_MAX
 from holdfast.core.session import SessionTimeouts
+from holdfast.membership.interface import JoinRefused
 from holdfast.wire.errors import HandshakeRefused, WireError
 from holdfast.wire.frames import HEADER_BYTES, FrameReader, encode_frame
 from holdfast.wire.handshake import job_token

@@ -10,17 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from certificates import Pair, make_ca, make_certificate
-from holdfast.coordinator.agent_connection import JoinRefused
-from holdfast.core.protocol import (
-    Failure,
-    JobOutcome,
-    JobSettings,
-    NodeInfo,
-    NodePhase,
-    NodeRole,
-    Status,
-)
+from holdfast.core.job_settings import JobSettings
+from holdfast.core.protocol import Failure, JobOutcome, NodeInfo, NodePhase, NodeRole, Status
 from holdfast.errors import UsageError
+from holdfast.membership.interface import JoinRefused
 from holdfast.net.tls import TlsFiles
 from holdfast.wire.messages import StatusReply, StatusRequest
 from real_coordinators import (

@@ -48,7 +48,7 @@ def test_etcd_that_is_killed_and_started_again_costs_nothing(tmp_path: Path) -> 
             assert "run on" in agent.says("lost etcd")
         etcd.start()
         agents = cluster.agents.values()
-        cluster.await_unharmed(lambda: all("is back" in agent.said() for agent in agents))
+        cluster.await_unharmed(lambda: all("reconnected to" in agent.said() for agent in agents))
         assert cluster.is_quiet()
         starts["b"].fail()
         assert answers_failures(cluster) == {"a": 0, "b": 0}
@@ -167,7 +167,7 @@ def test_an_etcd_without_space_stops_no_workers_and_is_reported(tmp_path: Path) 
         assert "database space exceeded" in said
         assert cluster.is_quiet()
         etcd.make_room()
-        cluster.agents["b"].says("is back")
+        cluster.agents["b"].says("reconnected to")
         assert answers_failures(cluster) == {"a": 0, "b": 0}
 
 

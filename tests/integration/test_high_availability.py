@@ -18,11 +18,11 @@ import pytest
 
 from certificates import make_ca, make_certificate
 from chaos.network import Network, address, missing
-from holdfast.control.local_workers import local_workers
-from holdfast.etcd.settings import EtcdSettings, parse_endpoints
+from holdfast.etcd.etcd_settings import EtcdSettings, parse_endpoints
+from holdfast.etcd.job_records import read_job
 from holdfast.etcd.sync_client import EtcdClient
 from holdfast.net.token_certificates import make_certificate as make_token_certificate
-from holdfast.rendezvous.etcd import read_job
+from holdfast.processes.local_workers import local_workers
 from real_jobs import HOLDFAST, PATIENCE_S, Watched
 from real_teams import OBEY, QUICK, Agent, Cluster, descendants, held_pairs
 

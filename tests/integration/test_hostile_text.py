@@ -13,7 +13,8 @@ import pytest
 from etcd_teams import EtcdTeam
 from holdfast.core import rounds
 from holdfast.core.etcd.keys import JobRecord, NodeRecord, pack
-from holdfast.core.protocol import Failure, JobSettings, NodeInfo, NodePhase, NodeRole, Status, View
+from holdfast.core.job_settings import JobSettings
+from holdfast.core.protocol import Failure, NodeInfo, NodePhase, NodeRole, Status, View
 from holdfast.processes.failures.failure import ProcessFailure
 from holdfast.processes.failures.report import FailedWorker
 from other_users import STRANGER, shared_folder

@@ -97,8 +97,8 @@ from holdfast.elastic._impl.agents import LocalElasticAgent
 from holdfast.agent.spec import WorkerSpec
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from holdfast.store.file import FileStore
-from holdfast.store.prefix import PrefixStore
+from holdfast.store.file_store import FileStore
+from holdfast.store.prefix_store import PrefixStore
 
 class Counting(RendezvousHandler):
     def __init__(self, folder, port):

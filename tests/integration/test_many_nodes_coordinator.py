@@ -171,7 +171,7 @@ def test_a_job_that_ends_while_the_coordinator_is_away_ends_well_when_it_is_back
         ended.all_gone()
         cluster.agents["a"].says(f"lost the coordinator at {cluster.endpoint},")
         second = cluster.start_coordinator("second")
-        cluster.agents["a"].says(f"the coordinator at {cluster.endpoint} is back")
+        cluster.agents["a"].says(f"reconnected to the coordinator at {cluster.endpoint}")
         assert cluster.agents["a"].end()[0] == cluster.agents["b"].end()[0] == 0
         second.signal(signal.SIGINT)
         assert cluster.codes()["second"] == 128 + signal.SIGINT
@@ -242,7 +242,7 @@ def test_agents_end_when_the_coordinator_stays_away(tmp_path: Path) -> None:
 def test_agents_that_come_first_wait_for_the_coordinator(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_all("a", "b", conf=ELSEWHERE)
-        said = cluster.agents["a"].says("waiting: no coordinator at")
+        said = cluster.agents["a"].says("waiting: no connection to the coordinator at")
         assert cluster.endpoint in said
         cluster.start_coordinator("coordinator")
         for start in cluster.generation(2).values():

@@ -133,7 +133,7 @@ def test_a_node_that_is_cut_off_stops_its_workers_before_others_take_their_place
         gone.gone_already()
         network.heal(2)
         after = meeting(cluster, *"abc")
-        assert "no answer of the coordinator" in cluster.agents["c"].said()
+        assert "no response from the coordinator" in cluster.agents["c"].said()
         finish(after)
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
@@ -170,7 +170,7 @@ def test_the_coordinators_machine_may_be_cut_off_and_healed(
         network.heal(0)
         after = meeting(cluster, *"abc")
         for name in "bc":
-            cluster.agents[name].says(f"the coordinator at {cluster.endpoint} is back")
+            cluster.agents[name].says(f"reconnected to the coordinator at {cluster.endpoint}")
         finish(after)
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 

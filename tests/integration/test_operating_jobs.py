@@ -134,7 +134,7 @@ def test_one_node_is_watched_and_steered(tmp_path: Path) -> None:
                 json.loads(line) for line in holdfast("events", "--json", *about)[0].splitlines()
             ]
             assert any("why not" in one["text"] for one in told)
-            assert "WorkersFailed" not in {one["kind"] for one in told}
+            assert "workers-failed" not in {one["kind"] for one in told}
             [recorded] = (tmp_path / "logs").rglob("events-*.jsonl")
             await_text(recorded, "holdfast.request")
             holdfast("stop", *about, "--reason", "enough")
@@ -187,7 +187,7 @@ def test_a_read_only_token_shows_all_and_changes_nothing(guarded: Cluster) -> No
 
 def test_stacks_of_all_nodes_are_grouped(tmp_path: Path) -> None:
     script = """
-        from holdfast.control import worker_main
+        from holdfast.elastic.control_plane import worker_main
         def reading():
             signal.sigwaitinfo(ORDERS)
         def reducing():

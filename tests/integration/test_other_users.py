@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.control import stacks
-from holdfast.etcd.process import EtcdProcess
+from holdfast.etcd.runner import EtcdProcess
+from holdfast.processes import stacks
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
 from holdfast.processes.workers import pages
-from holdfast.store.errors import DistNetworkError
-from holdfast.store.tcp.client import TCPStore
+from holdfast.store.store_errors import DistNetworkError
+from holdfast.store.tcp.store_client import TCPStore
 from holdfast.wire.frames import FrameReader
 from holdfast.wire.handshake import ClientHandshake
 from other_users import STRANGER, as_user, shared_folder

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.control.client import local_jobs, open_job
+from holdfast.control.connection import Endpoint
+from holdfast.control.job_client import local_jobs, open_job
 from holdfast.control.job_feed import Feed
-from holdfast.control.line import Endpoint
 from holdfast.control.live_job import LiveJob
 from holdfast.views.top.app import Top
 from holdfast.views.top.screens import TextScreen

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.store.errors import DistNetworkError
-from holdfast.store.tcp.client import TCPStore
+from holdfast.store.store_errors import DistNetworkError
+from holdfast.store.tcp.store_client import TCPStore
 from real_teams import OBEY, QUICK, TOGETHER, Cluster
 
 if TYPE_CHECKING:

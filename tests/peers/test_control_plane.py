@@ -28,7 +28,7 @@ pytestmark = pytest.mark.torch
 WORKER = """
 import os, sys
 from torch._C._distributed_c10d import _register_handler, _WorkerServer
-from holdfast.control import WorkerServer
+from holdfast.elastic._impl.worker_server import WorkerServer
 
 def own(request, response):
     asked = [request.body(), request.get_param("a"), request.get_param("none")]

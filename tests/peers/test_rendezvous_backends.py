@@ -15,7 +15,7 @@ from holdfast.rendezvous.config import RendezvousParameters, RendezvousTimeout
 from holdfast.rendezvous.errors import RendezvousConnectionError
 from holdfast.rendezvous.handler import RendezvousStoreInfo
 from holdfast.rendezvous.registry import RendezvousHandlerRegistry
-from holdfast.store.memory import MemoryStore
+from holdfast.store.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,7 +76,7 @@ def handlers(
     """Three nodes, each with a client of its own where the store has clients."""
     from torch import distributed
 
-    from holdfast.store.tcp.client import TCPStore
+    from holdfast.store.tcp.store_client import TCPStore
 
     shared = distributed.HashStore()
     make: dict[str, Callable[[], Any]] = {

@@ -15,8 +15,8 @@ import pytest
 
 from holdfast.elastic._impl import scripts
 from holdfast.store import from_env
-from holdfast.store.errors import DistNetworkError, QueueEmptyError, StoreTimeoutError
-from holdfast.store.tcp.client import TCPStore
+from holdfast.store.store_errors import DistNetworkError, QueueEmptyError, StoreTimeoutError
+from holdfast.store.tcp.store_client import TCPStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

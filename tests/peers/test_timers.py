@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.timers.server import FileTimerServer
+from holdfast.timers.timer_server import FileTimerServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.timers.protocol import FileTimerRequest
+    from holdfast.timers.timer_requests import FileTimerRequest
 
 pytestmark = pytest.mark.torch
 

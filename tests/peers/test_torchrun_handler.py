@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.core.limits import TERMS_PER_PLACE
-from holdfast.etcd.process import hold_port
+from holdfast.etcd.runner import hold_port
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.coordinator import CoordinatorHandler
 from real_coordinators import Coordinator
@@ -154,7 +154,7 @@ def test_the_store_does_what_torchs_agent_asks_of_it() -> None:
     ("endpoint", "conf", "kind", "said"),
     [
         ("no port:here", {}, ValueError, "--rdzv-endpoint: "),
-        ("127.0.0.1:0", {"is_host": 0}, ValueError, "127.0.0.1:0 is no endpoint to connect to"),
+        ("127.0.0.1:0", {"is_host": 0}, ValueError, "127.0.0.1:0 is not an endpoint to connect to"),
         ("", {"settle": "soon"}, ValueError, "--rdzv-conf: settle: 'soon' is not a time; "),
         ("", {"store_type": "file"}, ValueError, "--rdzv-conf: store_type: only tcp can be"),
         ("", {"join_timeout": 1}, "Timeout", r"1 of 2 nodes came to 127\.0\.0\.1:\d+ within 1"),

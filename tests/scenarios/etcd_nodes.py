@@ -87,8 +87,9 @@ from holdfast.core.etcd.witness import (
     PresenceSeen,
     PresenceUnknown,
 )
+from holdfast.core.job_settings import JobSettings
 from holdfast.core.machine import TICK, InvalidEvent
-from holdfast.core.protocol import Ack, JobSettings, NodePhase, NodeRole, Status, View
+from holdfast.core.protocol import Ack, NodePhase, NodeRole, Status, View
 from simulator.etcd import SimEtcd
 
 if TYPE_CHECKING:

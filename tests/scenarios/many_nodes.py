@@ -42,6 +42,7 @@ from holdfast.core.coordinator import (
     RequestReceived,
     StatusReceived,
 )
+from holdfast.core.job_settings import RankOrder
 from holdfast.core.machine import TICK, Event, InvalidEvent
 from holdfast.core.protocol import (
     Ack,
@@ -51,7 +52,6 @@ from holdfast.core.protocol import (
     NodeInfo,
     NodePhase,
     NodeRole,
-    RankOrder,
     Request,
     RequestAnswer,
     Status,
@@ -223,7 +223,7 @@ class RoundsPlayer:
 
     def _join(self, name: str, words: dict[str, str]) -> FakeNode:
         asked = {SETTINGS[n]: number(words.pop(n)) for n in ("min", "max") if n in words}
-        settings = msgspec.structs.replace(self.settings, **asked)
+        settings = self.settings._replace(**asked)  # type: ignore[arg-type]
         claim = {
             {"of": "size"}.get(n, n): int(words.pop(n))
             for n in ("term", "round", "rank", "of", "generation", "restarts")

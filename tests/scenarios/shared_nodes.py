@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import shlex
 
-import msgspec
 from transcripts import Clock
 
 from fake_node import RUN
+from holdfast.core.job_settings import JobSettings
 from holdfast.core.machine import TICK, brief
-from holdfast.core.protocol import Failure, JobSettings, NodeInfo, NodePhase
+from holdfast.core.protocol import Failure, NodeInfo, NodePhase
 from holdfast.core.session import DeliverView, GiveUp, Rejoined, StatusChanged
 from holdfast.core.shared_state import (
     CallFailed,
@@ -58,7 +58,7 @@ class SharedStatePlayer:
         if first == "new":
             given = dict(word.split("=") for word in words)
             fields = {NAMES[name]: int(text) for name, text in given.items()}
-            self.settings = msgspec.convert(fields, JobSettings)
+            self.settings = JobSettings(**fields)  # type: ignore[arg-type]
             return [self._job()]
         if first == "store":
             self.state = None

@@ -12,7 +12,8 @@ from itertools import permutations
 import msgspec
 
 from fake_node import FakeNode, a_node
-from holdfast.core.protocol import JobSettings, NodePhase, NodeRole, View
+from holdfast.core.job_settings import JobSettings
+from holdfast.core.protocol import NodePhase, NodeRole, View
 from holdfast.core.rounds import Job, JobPhase, NodeLost, Rounds, WaitEnded, WaitKind
 
 RUN = "run"

@@ -27,7 +27,8 @@ from node_worlds import (
 )
 
 from fake_node import a_job_of
-from holdfast.core.protocol import JobOutcome, JobSettings, NodeRole
+from holdfast.core.job_settings import JobSettings
+from holdfast.core.protocol import JobOutcome, NodeRole
 from holdfast.core.rounds import Job, JobPhase
 
 HEALING_STEPS_MAX = 40

@@ -13,10 +13,10 @@ import sys
 import pytest
 
 from holdfast import console
-from holdfast.coordinator import agent_connection
 from holdfast.core.protocol import NodePhase
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import EnvironmentProblem
+from holdfast.membership import session_driver
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.coordinator import CoordinatorHandler
 from real_coordinators import Coordinator, eventually, fault, member, node, started, until
@@ -139,22 +139,22 @@ def test_a_lost_coordinator_is_described_until_it_is_back(
             one.report(NodePhase.RUNNING, 0)
             first.end(signal.SIGKILL)
             eventually(lambda: len(lines) == 2)
-            runs = "run on"
+            runs = "keep running"
             if on_lost == "stop":
-                runs = r"are stopped unless it is back within \d\.\d s \(on_lost=stop\)"
+                runs = r"are stopped unless it reconnects within \d\.\d s \(on_lost=stop\)"
             assert re.fullmatch(
-                rf"lost the coordinator at 127\.0\.0\.1:{first.port}, last heard of at "
+                rf"lost the connection to the coordinator at 127\.0\.0\.1:{first.port}, last message at "
                 rf"\d\d:\d\d:\d\d \(.+\); the workers of generation 0 {runs}",
                 lines[0],
             ), lines
             assert re.fullmatch(
-                r"this node waits for it for \d\d s more \(coordinator_timeout=60\), then stops "
-                "its workers and ends; that helps",
+                r"this node retries for \d\d s more \(coordinator_timeout=60\), then stops "
+                "its workers and exits; that helps",
                 lines[1],
             ), lines
             with Coordinator(f"--endpoint=localhost:{first.port}"):
                 eventually(lambda: len(lines) == 3)
-                assert lines[2] == f"the coordinator at 127.0.0.1:{first.port} is back"
+                assert lines[2] == f"reconnected to the coordinator at 127.0.0.1:{first.port}"
 
 
 def test_a_coordinator_that_stays_away_is_named_again_now_and_then(
@@ -162,8 +162,8 @@ def test_a_coordinator_that_stays_away_is_named_again_now_and_then(
 ) -> None:
     lines: list[str] = []
     monkeypatch.setattr(console, "notice", lines.append)
-    monkeypatch.setattr(agent_connection, "OUTAGE_NOTICE_S", 0.1)
-    monkeypatch.setattr(agent_connection, "OUTAGE_REMIND_S", 0.1)
+    monkeypatch.setattr(session_driver, "OUTAGE_NOTICE_S", 0.1)
+    monkeypatch.setattr(session_driver, "OUTAGE_REMIND_S", 0.1)
     with Coordinator("--endpoint=localhost:0") as first:
         one = node(first.port, "a", nodes=1, timeouts=SessionTimeouts(away_s=1.0))
         with started(one):
@@ -173,7 +173,8 @@ def test_a_coordinator_that_stays_away_is_named_again_now_and_then(
             assert 2 <= len(lines[2:]) <= 3
             for line in lines[2:]:
                 assert re.fullmatch(
-                    r"still without the coordinator at .+ \(.+\): this node ends in \d s", line
+                    r"still no connection to the coordinator at .+ \(.+\): this node exits in \d s",
+                    line,
                 )
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent.spec import place_workers
-from holdfast.coordinator.agent_connection import JoinRefused
 from holdfast.core import coordinated_supervision, supervision
 from holdfast.core.limits import RIVALS_MAX
 from holdfast.core.protocol import (
@@ -23,6 +22,7 @@ from holdfast.core.protocol import (
 )
 from holdfast.core.supervision import State
 from holdfast.errors import JobStopped
+from holdfast.membership.interface import JoinRefused
 from holdfast.net.listening import require_descriptors
 from holdfast.processes.failures import report as remote_failures
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from holdfast.agent.lifecycle_reporter import LifecycleReporter
     from holdfast.agent.spec import WorkerGroup
-    from holdfast.coordinator.agent_connection import JobConnection
     from holdfast.core.coordinated_supervision import CoordinatedSupervision
     from holdfast.core.machine import Effect, Event
     from holdfast.core.protocol import RequestAnswer
+    from holdfast.membership.interface import Membership
     from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
 
 
@@ -67,7 +67,7 @@ class CoordinatedJob:
         """`failures` returns what is known of this node's failed workers."""
         self.group = group
         self.fence = 0
-        self.connection: JobConnection | None = None
+        self.connection: Membership | None = None
         self.workers_deadline: WorkersDeadline | None = None
         """When the workers must be gone, as the connection renews it."""
         self.on_answer: Callable[[RequestAnswer], None] | None = None
@@ -87,7 +87,7 @@ class CoordinatedJob:
         self._standby_s = 0.0
 
     @property
-    def _connected(self) -> JobConnection:
+    def _connected(self) -> Membership:
         assert self.connection is not None, "the job was not joined"
         return self.connection
 
@@ -106,17 +106,17 @@ class CoordinatedJob:
         connection.guard(self.workers_deadline.renew)
         self._first_view = connection.view  # Of an agent that is run again.
 
-    def begin_attendance(self) -> None:
+    def start_heartbeat(self) -> None:
         """Let this node's heartbeats mean that the agent's loop turns, too."""
-        self._connected.attendance.begin()
+        self._connected.heartbeat.start()
 
-    def end_attendance(self) -> None:
+    def stop_heartbeat(self) -> None:
         if self.connection is not None:
-            self.connection.attendance.end()
+            self.connection.heartbeat.stop()
 
-    def unattended(self) -> AbstractContextManager[None]:
+    def paused_heartbeat(self) -> AbstractContextManager[None]:
         """Return a context in which the loop need not turn."""
-        return self._connected.attendance
+        return self._connected.heartbeat
 
     # Events.
 

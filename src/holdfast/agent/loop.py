@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from holdfast.agent.polled_job import PolledJob
     from holdfast.agent.side_services import SideServices
     from holdfast.agent.spec import WorkerGroup
-    from holdfast.coordinator.agent_connection import JobConnection
     from holdfast.core.machine import Effect, Event
     from holdfast.core.supervision import Supervision
+    from holdfast.membership.interface import Membership
     from holdfast.observe.lifecycle import Observers
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.processes.workers.group import PContext
@@ -215,13 +215,13 @@ class AgentLoop:
         membership = self.membership
         membership.join()
         if membership.connection is not None:
-            membership.connection.on_watch(self.services.watched)
+            membership.connection.control.on_watch(self.services.watched)
         try:
             if not self.workers.blocks:
-                membership.begin_attendance()
+                membership.start_heartbeat()
             finish = self._turn()
         finally:
-            membership.end_attendance()
+            membership.stop_heartbeat()
         return self._conclude(finish)
 
     def _turn(self) -> supervision.Finish:
@@ -286,7 +286,7 @@ class AgentLoop:
         with ExitStack() as stack:
             stack.enter_context(self.signals.raising())
             stack.enter_context(self.services.away(what))
-            stack.enter_context(self.membership.unattended())
+            stack.enter_context(self.membership.paused_heartbeat())
             yield
 
     # Events.
@@ -468,7 +468,7 @@ class AgentLoop:
     def _settle(self) -> None:
         """Begin what a run of a moment does not need."""
         if not self.workers.blocks:
-            from holdfast.agent.control_point import ControlPoint  # After the start, on purpose.
+            from holdfast.control.control_point import ControlPoint  # After the start, on purpose.
 
             control = ControlPoint(self, self.reporter.run_started_at)
             self.observers.add(control)
@@ -486,7 +486,7 @@ class AgentLoop:
         return self.reporter.observers
 
     @property
-    def connection(self) -> JobConnection | None:
+    def connection(self) -> Membership | None:
         """The connection to what decides for all nodes, if this agent does not decide alone."""
         return self.membership.connection
 

@@ -61,13 +61,13 @@ class PolledJob:
     def join(self) -> None:
         pass  # A round is joined before each start.
 
-    def begin_attendance(self) -> None:
+    def start_heartbeat(self) -> None:
         pass
 
-    def end_attendance(self) -> None:
+    def stop_heartbeat(self) -> None:
         pass
 
-    def unattended(self) -> AbstractContextManager[None]:
+    def paused_heartbeat(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     # Events.

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from holdfast.agent.blocked_workers import BlockedWorkers
-    from holdfast.agent.control_point import ControlPoint
     from holdfast.agent.lifecycle_reporter import LifecycleReporter
+    from holdfast.control.control_point import ControlPoint
     from holdfast.core.machine import Event
+    from holdfast.observe.health.health_server import Readiness
     from holdfast.observe.health.loop_probe import LoopProbe
-    from holdfast.observe.health.server import Readiness
     from holdfast.wire.messages import Watch
 
     class HealthServer(Protocol):
@@ -55,12 +55,12 @@ SAMPLE_S_MIN, SAMPLE_S_MAX = 0.1, 30.0
 PREIMPORTED = (
     "signal",
     "traceback",
-    "holdfast.agent.control_point",
+    "holdfast.control.control_point",
     "holdfast.agent.worker_state",
-    "holdfast.control.stacks",
+    "holdfast.processes.stacks",
     "holdfast.numa.visible_devices",
-    "holdfast.observe.events.handlers",
-    "holdfast.observe.events.recorder",
+    "holdfast.observe.events.event_handlers",
+    "holdfast.observe.events.event_recorder",
     "holdfast.observe.safe_handler",
     "holdfast.observe.timeline",
     "holdfast.processes.failures.failure",
@@ -72,16 +72,19 @@ PREIMPORTED = (
     "holdfast.rendezvous.errors",
     "holdfast.side_thread",
     "holdfast.store.collectives",
-    "holdfast.store.errors",
+    "holdfast.store.store_errors",
     "holdfast.store.tcp.embedded",
-    "holdfast.store.tcp.server",
+    "holdfast.store.tcp.store_server",
     "holdfast.timers.reaper",
 )
 # And these, if the first of a line is in use.
 PREIMPORTED_WITH = {
     "holdfast.rendezvous.coordinator": ("holdfast.coordinator.server",),
-    "holdfast.rendezvous.etcd": ("holdfast.coordinator.job_status", "holdfast.etcd.sync_client"),
-    "holdfast.rendezvous.polled": ("holdfast.store.tcp.forwarding", "holdfast.store.tcp.vouching"),
+    "holdfast.rendezvous.etcd": ("holdfast.wire.job_summary", "holdfast.etcd.sync_client"),
+    "holdfast.rendezvous.polled": (
+        "holdfast.store.tcp.forwarding",
+        "holdfast.store.tcp.attestation",
+    ),
 }
 
 
@@ -118,8 +121,8 @@ class SideServices:
         self._preimport_at = time.monotonic() + PREIMPORT_AFTER_S
         self._health = self._given_server
         if self._health is None and os.environ.get(HEALTH_PORT_ENV):
+            from holdfast.observe.health.health_server import Readiness, server_from_environment
             from holdfast.observe.health.loop_probe import LoopProbe
-            from holdfast.observe.health.server import Readiness, server_from_environment
 
             if self._readiness is None:  # Else it observes already, since an earlier run.
                 self._readiness = Readiness()

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from holdfast.observe.lifecycle import LifecycleEvent
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.processes.workers.pages import Progress, WorkerPages
-    from holdfast.timers.protocol import FileTimerRequest
     from holdfast.timers.reaper import Reaper
-    from holdfast.timers.server import FileTimerServer
+    from holdfast.timers.timer_requests import FileTimerRequest
+    from holdfast.timers.timer_server import FileTimerServer
 
 ENABLE_ENV = "TORCHELASTIC_ENABLE_FILE_TIMER"
 FILE_ENV = "TORCHELASTIC_TIMER_FILE"
@@ -295,7 +295,7 @@ class Watchdogs:
     # Timers, and how a late worker is killed.
 
     def _serve_timers(self, path: str) -> FileTimerServer | None:
-        from holdfast.timers.server import FileTimerServer
+        from holdfast.timers.timer_server import FileTimerServer
 
         if not path:
             path = self._own_path()
@@ -336,7 +336,7 @@ class Watchdogs:
         return root_of(pid, self._workers) > 0
 
     def _dump(self, pid: int) -> None:
-        from holdfast.control import stacks
+        from holdfast.processes import stacks
 
         now = time.monotonic()
         self._dump_until = self._dump_until or now + DUMP_S

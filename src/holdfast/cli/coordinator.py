@@ -149,8 +149,8 @@ def parse_args(args: Sequence[str]) -> argparse.Namespace:
 def execute(args: argparse.Namespace) -> None:
     """Coordinate until a signal comes, which is raised as `SignalException`."""
     from holdfast import console
-    from holdfast.coordinator.agent_connection import warn_if_open
     from holdfast.core.limits import PLACES_MAX
+    from holdfast.membership.coordinator import warn_if_open
     from holdfast.net.endpoints import parse_rendezvous_endpoints
     from holdfast.net.listening import raise_descriptor_limit, try_bind
     from holdfast.net.token import choose_token

@@ -20,7 +20,7 @@ from holdfast.errors import EnvironmentProblem, UsageError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from holdfast.control.client import JobClient
+    from holdfast.control.job_client import JobClient
     from holdfast.wire.control import LogLines, LogsQuery
 
 DEFAULT_PORT = 29480
@@ -190,23 +190,27 @@ class Commands:
 
     async def connect(self) -> JobClient:
         from holdfast.cli.operate import connect, is_elsewhere
-        from holdfast.control.client import local_jobs, open_job
-        from holdfast.control.line import ControlProblem
+        from holdfast.control.connection import (
+            ControlProblem,
+            JobNotFound,
+            JobUnreachable,
+            RequestRefused,
+        )
+        from holdfast.control.job_client import local_jobs, open_job
 
         if not self._args.agent_pid:
             try:
                 return await connect(self._args)
             except ControlProblem as problem:
-                if not self.was_found or is_elsewhere(self._args) or problem.refusal:
+                is_refused = isinstance(problem, RequestRefused)
+                if not self.was_found or is_elsewhere(self._args) or is_refused:
                     raise
                 name = self._args.rdzv_id
-                raise ControlProblem(
-                    f"job {name!r} has no agent on this machine any more"
-                ) from None
+                raise JobNotFound(f"job {name!r} has no agent on this machine any more") from None
         for one in await local_jobs():
             if one.here.pid == self._args.agent_pid:
                 return await open_job(one)
-        raise ControlProblem("the agent of this dashboard does not answer yet")
+        raise JobUnreachable("the agent of this dashboard does not respond yet")
 
     async def follow_logs(
         self,
@@ -215,9 +219,9 @@ class Commands:
         node: str,
         show: Callable[[LogLines], Awaitable[None]],
     ) -> None:
-        from holdfast.cli.operate import follow_logs
+        from holdfast.control.job_logs import follow_logs
 
-        await follow_logs(client, wanted, node, show)
+        await follow_logs(client, wanted, node, show, console.debug)
 
     def parse_ranks(self, text: str) -> list[int]:
         from holdfast.cli.operate import parse_ranks

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from holdfast.control.client import NodeStacks
-    from holdfast.control.local_workers import LocalWorker
+    from holdfast.control.job_client import NodeStacks
+    from holdfast.processes.local_workers import LocalWorker
 
 AT_ONCE = 8
 """How many workers are dumped at the same time, to show which wait for each other."""
@@ -132,7 +132,7 @@ def _print(text: str) -> None:
 
 def _chosen(args: argparse.Namespace) -> list[LocalWorker]:
     """Return the chosen workers; processes that are not workers only by their pid."""
-    from holdfast.control.local_workers import LocalWorker, local_workers
+    from holdfast.processes.local_workers import LocalWorker, local_workers
     from holdfast.processes.procfs import exists, initial_environment
 
     found = local_workers()
@@ -160,9 +160,9 @@ def _chosen(args: argparse.Namespace) -> list[LocalWorker]:
 
 
 def _dump(worker: LocalWorker, with_subprocesses: bool) -> str:
-    from holdfast.control.stacks import dump_stacks, is_python
     from holdfast.processes.keeper.main import descendants_of
     from holdfast.processes.procfs import command_of
+    from holdfast.processes.stacks import dump_stacks, is_python
 
     text = f"== {worker.described()}\n{_body(dump_stacks(worker.pid, worker.env))}\n"
     below = descendants_of(worker.pid) if with_subprocesses or not is_python(worker.pid) else []
@@ -185,7 +185,7 @@ def _body(stacks: str) -> str:
 def _dump_all_nodes(args: argparse.Namespace) -> None:
     import asyncio
 
-    from holdfast.control.line import ControlProblem
+    from holdfast.control.connection import JobNotFound
     from holdfast.control.stack_groups import grouped
 
     async def dump() -> tuple[list[tuple[int, str]], list[str]]:
@@ -206,7 +206,7 @@ def _dump_all_nodes(args: argparse.Namespace) -> None:
     stacks, problems = asyncio.run(dump())
     if not stacks:
         why = problems[0] if problems else "the job has no workers now"
-        raise ControlProblem(why, exit_code=NOTHING_FOUND)
+        raise JobNotFound(why)
     groups = grouped(stacks)
     try:
         summary = "; ".join(f"{group.who}: {group.place}" for group in groups)

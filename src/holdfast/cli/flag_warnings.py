@@ -54,7 +54,7 @@ def _warn_one_node(args: Arguments, config: LaunchConfig) -> None:
             **config.rdzv_configs,
         )
     )
-    if conf.spares:
+    if conf.job.spares:
         console.warning("--spares is ignored: the job has one node")
 
 

@@ -2,7 +2,7 @@
 
 They find a job by themselves if this user has just one on this machine. Elsewhere it is said where its
 nodes meet, with the flags and the token of `holdfast run`. All they know of a job comes from
-`control.client`.
+`control.job_client`.
 """
 
 from __future__ import annotations
@@ -12,27 +12,23 @@ from typing import TYPE_CHECKING
 
 from holdfast.cli.parser import CommandParser, Help
 from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.views import tables
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
     from typing import Any
 
-    from holdfast.control.client import JobClient, LocalJob, Place
-    from holdfast.control.line import Endpoint
-    from holdfast.wire.control import LogLines, LogsQuery
-    from holdfast.wire.messages import EventRecord, JobSummary, NodeSummary
+    from holdfast.control.connection import Endpoint
+    from holdfast.control.job_client import JobClient, LocalJob, Place
+    from holdfast.wire.messages import JobSummary
 
 WATCH_EVERY_S = 1.0
 GIVE_UP_S = 60.0
 """A job whose state cannot be read for so long is not watched any more."""
 BEGIN_EVERY_S = 0.5
 """How often it is looked for nodes whose logs are not followed yet."""
-HISTORY_SHOWN = 5
 NODES_SHOWN = 10
-UNREACHED_SHOWN = 10
-COLOURS = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92)
-"""Of ranks, in turn; see ECMA-48."""
 CLEAR = "\x1b[H\x1b[2J"
 RANKS_MAX = 65_536
 ELSEWHERE = "elsewhere say where its nodes meet: --rdzv-endpoint, with --rdzv-backend if it is etcd, or --ha"
@@ -282,8 +278,8 @@ def execute(args: argparse.Namespace) -> None:
 
 async def connect(args: argparse.Namespace) -> JobClient:
     """Return a connection to the one job that is meant; raise if that is not clear."""
-    from holdfast.control.client import open_job
-    from holdfast.control.line import ControlProblem
+    from holdfast.control.connection import JobNotFound
+    from holdfast.control.job_client import open_job
 
     place, beside = await find_place(args)
     client = await open_job(place, beside)
@@ -293,7 +289,7 @@ async def connect(args: argparse.Namespace) -> JobClient:
     going = f"at {args.rdzv_endpoint}"
     if len(jobs) != 1:
         client.close()
-        raise _unclear(jobs, going) if jobs else ControlProblem(f"no job {going}", exit_code=1)
+        raise _unclear(jobs, going) if jobs else JobNotFound(f"no job {going}")
     client.run_id = jobs[0]
     return client
 
@@ -305,9 +301,9 @@ def is_elsewhere(args: argparse.Namespace) -> bool:
 
 async def find_place(args: argparse.Namespace) -> tuple[Place, list[LocalJob]]:
     """Return where the job is that is meant, and all its agents on this machine."""
-    from holdfast.control.client import local_jobs, run_ids_of
-    from holdfast.control.directory import Directory
-    from holdfast.control.line import ControlProblem
+    from holdfast.control.connection import JobNotFound
+    from holdfast.control.discovery import Directory
+    from holdfast.control.job_client import local_jobs, run_ids_of
 
     if is_elsewhere(args):
         place = place_of(args)
@@ -315,24 +311,18 @@ async def find_place(args: argparse.Namespace) -> tuple[Place, list[LocalJob]]:
             there = await run_ids_of(place)
             if len(there) != 1:
                 at = f"at {place.where}"
-                raise _unclear(there, at) if there else ControlProblem(f"no job {at}", exit_code=1)
+                raise _unclear(there, at) if there else JobNotFound(f"no job {at}")
             place.run_id = there[0]
         return place, []
     found = await local_jobs(tell_late)
     if args.rdzv_id:
         found = [one for one in found if one.here.run_id == args.rdzv_id]
         if not found:
-            raise ControlProblem(
-                f"no agent of the job {args.rdzv_id!r} on this machine",
-                hint=ELSEWHERE,
-                exit_code=1,
+            raise JobNotFound(
+                f"no agent of the job {args.rdzv_id!r} on this machine", hint=ELSEWHERE
             )
     if not found:
-        raise ControlProblem(
-            "no job of yours has an agent on this machine",
-            hint=ELSEWHERE,
-            exit_code=1,
-        )
+        raise JobNotFound("no job of yours has an agent on this machine", hint=ELSEWHERE)
     names = sorted({one.here.run_id for one in found})
     if len(names) > 1:
         raise _unclear(names, "on this machine")
@@ -355,7 +345,7 @@ def _unclear(names: list[str], where: str) -> UsageError:
 def place_of(args: argparse.Namespace) -> Place:
     """Return where the flags say that the job is."""
     from holdfast.cli.flags import parse_rdzv_conf
-    from holdfast.control.directory import directory_of
+    from holdfast.control.discovery import directory_of
     from holdfast.rendezvous.config import RendezvousParameters
 
     backend, endpoint = args.rdzv_backend or "c10d", args.rdzv_endpoint
@@ -373,7 +363,7 @@ def _endpoint_of(args: argparse.Namespace, given: dict[str, str]) -> Endpoint:
     """Return the coordinator that the flags name."""
     import os
 
-    from holdfast.control.line import Endpoint
+    from holdfast.control.connection import Endpoint
     from holdfast.net.endpoints import parse_rendezvous_endpoint
     from holdfast.net.token import choose_token
     from holdfast.rendezvous.config import RendezvousParameters, parse
@@ -411,46 +401,23 @@ def _endpoint_of(args: argparse.Namespace, given: dict[str, str]) -> Endpoint:
 
 
 async def _ps(args: argparse.Namespace) -> None:
-    from holdfast.control.client import local_jobs
+    from holdfast.control.job_client import local_jobs
 
-    rows: list[dict[str, Any]]
     if is_elsewhere(args):
-        rows = [
-            {
-                "job": one.run_id,
-                "state": one.outcome or one.phase,
-                "generation": one.generation,
-                "nodes": one.present,
-                "restarts": f"{one.restarts}/{one.max_restarts}",
-            }
-            for one in await _jobs_of(place_of(args))
-        ]
+        rows = [tables.job_row(one) for one in await _jobs_of(place_of(args))]
     else:
-        rows = [
-            {
-                "job": one.here.run_id,
-                "state": one.here.state,
-                "generation": one.here.generation,
-                "workers": one.here.workers,
-                "pid": one.here.pid,
-                "node": one.here.node or "-",
-                "at": one.here.endpoint or "this machine alone",
-                "program": one.here.program,
-                "age": _duration(one.here.elapsed_s),
-            }
-            for one in await local_jobs(tell_late)
-        ]
+        rows = [tables.agent_row(one.here) for one in await local_jobs(tell_late)]
     if args.json:
         for row in rows:
             _print_json(row)
     elif rows:
         heads = [name.upper() for name in rows[0]]
-        _print_table([heads, *([str(value) for value in row.values()] for row in rows)])
+        _print(tables.table([heads, *([*row.values()] for row in rows)]))
 
 
 async def _jobs_of(place: Place) -> list[JobSummary]:
-    from holdfast.control.client import open_job, stored_jobs
-    from holdfast.control.directory import Directory
+    from holdfast.control.discovery import Directory
+    from holdfast.control.job_client import open_job, stored_jobs
 
     if isinstance(place, Directory):
         return await stored_jobs(place)
@@ -461,7 +428,7 @@ async def _jobs_of(place: Place) -> list[JobSummary]:
 async def _status(args: argparse.Namespace) -> None:
     import asyncio
 
-    from holdfast.control.line import UNREACHABLE, ControlProblem
+    from holdfast.control.connection import JobUnreachable
 
     async with await connect(args) as client:
         told = ""
@@ -470,9 +437,9 @@ async def _status(args: argparse.Namespace) -> None:
         while True:
             try:
                 job = await client.status(watch=True)
-            except ControlProblem as problem:
+            except JobUnreachable as problem:
                 is_gone = client.is_over or now() - reached_at >= GIVE_UP_S
-                if not args.watch or is_gone or problem.exit_code != UNREACHABLE:
+                if not args.watch or is_gone:
                     raise
                 if problem.message != told:
                     _complain("status", [problem.message])
@@ -491,7 +458,7 @@ def _show_status(args: argparse.Namespace, job: JobSummary, unreached: Sequence[
         _print_json(job)
         _complain("status", unreached)
     else:
-        text = describe(job, unreached)
+        text = tables.status_text(job, unreached)
         _print((CLEAR if args.watch and sys.stdout.isatty() else "") + text)
 
 
@@ -521,7 +488,7 @@ async def _events(args: argparse.Namespace) -> None:
             if args.json:
                 _print_json(event)
             else:
-                _print(f"{event_line(event)}\n")
+                _print(f"{tables.event_line(event)}\n")
 
 
 def _complain(command: str, lines: Iterable[str]) -> None:
@@ -552,244 +519,15 @@ async def _act(args: argparse.Namespace) -> None:
         _print(f"job {client.run_id!r}: {what}\n")
 
 
-class LogPrinter:
-    """Prints lines of many ranks, each with its rank before it."""
-
-    def __init__(self, *, prefixed: bool, coloured: bool) -> None:
-        self._prefixed, self._coloured = prefixed, coloured
-        self._whose: tuple[int, str] | None = None  # Of a line that has no end yet.
-
-    def show(self, lines: LogLines) -> None:
-        text = lines.text
-        whose = (lines.rank, lines.stream)
-        if self._prefixed:
-            mark = b"[%d] " % lines.rank
-            if self._coloured:
-                colour = COLOURS[lines.rank % len(COLOURS)]
-                mark = b"\x1b[%dm%b\x1b[0m" % (colour, mark)
-            begun = b"" if self._whose == whose else mark
-            body = text.removesuffix(b"\n").replace(b"\n", b"\n" + mark)
-            text = begun + body + (b"\n" if text.endswith(b"\n") else b"")
-        if self._whose not in (None, whose):
-            text = b"\n" + text
-        self._whose = None if lines.text.endswith(b"\n") else whose
-        sys.stdout.buffer.write(text)
-        sys.stdout.buffer.flush()
-
-
 async def _logs(args: argparse.Namespace) -> None:
+    from holdfast.control.job_logs import follow_logs
     from holdfast.wire.control import LogsQuery
 
     wanted = LogsQuery(ranks=args.ranks, tail=args.tail, follow=args.follow, grep=args.grep)
-    printer = LogPrinter(prefixed=not args.no_prefix, coloured=sys.stdout.isatty())
+    printer = tables.LogPrinter(prefixed=not args.no_prefix, coloured=sys.stdout.isatty())
     async with await connect(args) as client:
-        await follow_logs(client, wanted, args.node, printer.show)
-
-
-async def follow_logs(
-    client: JobClient,
-    wanted: LogsQuery,
-    node: str,
-    show: Callable[[LogLines], Awaitable[None] | None],
-) -> None:
-    """Show what workers of all chosen nodes write; with `follow` also of nodes that come later."""
-    import asyncio
-
-    from holdfast.control.line import ControlProblem
-
-    tasks: dict[str, asyncio.Task[None]] = {}
-    problems: dict[str, ControlProblem] = {}
-    known: set[str] = set()  # Nodes that showed something.
-
-    async def read(name: str, streams: int) -> None:
-        try:
-            async for lines in client.logs(name, wanted, streams=streams):
-                known.add(name)
-                waits = show(lines)
-                if waits is not None:  # Nothing more is read until these are taken.
-                    await waits
-        except ControlProblem as problem:
-            if name in known:
-                return  # Its end is no problem; if it is back, there will be an event.
-            is_new = name not in problems or problems[name].message != problem.message
-            problems[name] = problem
-            if wanted.follow and is_new:
-                _complain("logs", [about(name)])
-
-    def about(name: str) -> str:
-        return f"{name}: {problems[name].message}"
-
-    async def chosen() -> list[str]:
-        try:
-            job = await client.status()
-        except ControlProblem as problem:
-            is_elsewhere = client.agents.passes_on or node not in ("", client.node)
-            if tasks or is_elsewhere or client.is_over:
-                raise
-            _complain("logs", [problem.message])  # As that etcd is away: what is at hand is shown.
-            return [client.node]
-        names = [one.node for one in job.nodes if _is_chosen(one, node, wanted.ranks)]
-        if not names and not tasks:
-            raise ControlProblem(_none_chosen(job, node, wanted.ranks), exit_code=1)
-        return names
-
-    async def begin() -> None:
-        names = await chosen()
-        for name in names:
-            if name not in tasks or tasks[name].done():
-                tasks[name] = asyncio.ensure_future(read(name, len(names)))
-
-    await begin()
-    if wanted.follow:
-        happened = asyncio.Event()
-
-        async def follow_nodes() -> None:
-            while True:
-                await happened.wait()
-                happened.clear()
-                try:
-                    await begin()
-                except ControlProblem:
-                    happened.set()  # Those that are followed go on, until there are no more events.
-                await asyncio.sleep(BEGIN_EVERY_S)  # One start is many events.
-
-        following = asyncio.ensure_future(follow_nodes())
-        try:
-            async for _event in client.events(follow=True):
-                happened.set()
-        except ControlProblem as end:
-            if not known:
-                raise (*problems.values(), end)[0] from None
-            _complain("logs", [end.message])
-        finally:
-            for task in (following, *tasks.values()):
-                task.cancel()
-        return
-    await asyncio.gather(*tasks.values())
-    if problems and not known:
-        raise next(iter(problems.values()))
-    _complain("logs", [about(name) for name in problems])
-
-
-def _is_chosen(node: NodeSummary, name: str, ranks: list[int]) -> bool:
-    if name and name not in (node.node, node.host):
-        return False
-    if node.first_rank < 0:  # What it wrote was under ranks that others have now.
-        return bool(name) and not ranks
-    return not ranks or any(node.first_rank <= rank < node.first_rank + node.size for rank in ranks)
-
-
-def _none_chosen(job: JobSummary, node: str, ranks: list[int]) -> str:
-    from holdfast.numa.affinity import format_ranges
-
-    there = {one.node: range(one.first_rank, one.first_rank + one.size) for one in job.nodes}
-    there = {name: own for name, own in there.items() if own.start >= 0}
-    if not there:
-        return "the job has no workers now"
-    asked = f"rank{'s' * (len(ranks) > 1)} {format_ranges(ranks)}" if ranks else "workers"
-    on = f" on {node!r}" if node else ""
-    have = ", ".join(
-        f"{name} ({format_ranges(own)})" for name, own in [*there.items()][:NODES_SHOWN]
-    )
-    more = ", ..." if len(there) > NODES_SHOWN else ""
-    return f"the job has no {asked}{on}; nodes and their ranks: {have}{more}"
-
-
-# In words.
-
-
-def describe(job: JobSummary, unreached: Sequence[str] = ()) -> str:
-    """Return the state of a job, for a person, and which nodes cannot be asked."""
-    state = job.outcome or job.phase
-    head = f"job {job.run_id!r}: {state}, generation {job.generation}"
-    if job.round >= 0:
-        head += f", round {job.round}"
-    reports = [one.report for one in job.nodes if one.report is not None]
-    wanted_s = sum(one.wanted_s for one in reports)
-    if wanted_s:
-        head += f", goodput {100 * sum(one.running_s for one in reports) / wanted_s:.0f} %"
-    lines = [
-        head,
-        f"nodes {job.members} of {job.min_nodes}:{job.max_nodes}, {job.present} here",
-        f"restarts {job.restarts} of {job.max_restarts}",
-    ]
-    if job.why:
-        lines.append(f"last change: {job.why}")
-    rows = [["NODE", "HOST", "STATE", "RANKS", "WORKERS", "STEP", "HEARTBEAT", "RSS"]]
-    rows += [_node_row(node) for node in sorted(job.nodes, key=_node_order)]
-    lines += ["", _table(rows).rstrip("\n")]
-    if unreached:
-        lines += ["", "no report:", *(f"  {line}" for line in unreached[:UNREACHED_SHOWN])]
-        if len(unreached) > UNREACHED_SHOWN:
-            lines.append(f"  and {len(unreached) - UNREACHED_SHOWN} more")
-    if job.causes:
-        lines += ["", "restarts:", *(f"  {line}" for line in job.causes[-HISTORY_SHOWN:])]
-    if job.history:
-        lines += ["", "history:", *(f"  {line}" for line in job.history[-HISTORY_SHOWN:])]
-    return "\n".join(lines) + "\n"
-
-
-def _node_order(node: NodeSummary) -> tuple[bool, int, str]:
-    return node.rank < 0, node.rank, node.node
-
-
-def _node_row(node: NodeSummary) -> list[str]:
-    if node.drained:
-        state = "drained"
-    elif node.rank < 0:
-        state = "standby"
-    else:
-        state = node.report.state if node.report is not None else node.phase
-    ranks = "-"
-    if node.first_rank >= 0:
-        last = node.first_rank + node.size - 1
-        ranks = str(node.first_rank) if node.size == 1 else f"{node.first_rank}-{last}"
-    workers = node.report.workers if node.report is not None else []
-    running = sum(one.state == "running" for one in workers)
-    steps = [one.step for one in workers if one.step >= 0]
-    ages = [one.heartbeat_age_s for one in workers if one.heartbeat_age_s >= 0]
-    rss = sum(one.rss_bytes for one in workers)
-    return [
-        node.node,
-        node.host,
-        state,
-        ranks,
-        f"{running}/{node.size}" if workers else "-",
-        (str(min(steps)) if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}")
-        if steps
-        else "-",
-        f"{max(ages):.1f} s" if ages else "-",
-        f"{rss / 1e6:.0f} MB" if rss else "-",
-    ]
-
-
-def event_line(event: EventRecord) -> str:
-    """Return an event as a line."""
-    import time
-
-    when = time.strftime("%H:%M:%S", time.localtime(event.wall))
-    text = event.text or event.kind
-    return f"{when} {event.source or 'job'}: {text}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, hours = int(seconds) // 60, int(seconds) // 3600
-    if hours:
-        return f"{hours}h{minutes % 60:02d}m"
-    return f"{minutes}m{int(seconds) % 60:02d}s"
-
-
-def _table(rows: list[list[str]]) -> str:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return "".join(
-        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
-        + "\n"
-        for row in rows
-    )
-
-
-def _print_table(rows: list[list[str]]) -> None:
-    _print(_table(rows))
+        complain = lambda line: _complain("logs", [line])  # noqa: E731
+        await follow_logs(client, wanted, args.node, printer.show, complain)
 
 
 def _print_json(value: object) -> None:

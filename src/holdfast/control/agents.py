@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.control.line import (
+from holdfast.control.connection import (
     AGENT,
-    NOT_FOUND,
     REPLIES_MAX,
     ControlProblem,
+    JobNotFound,
+    JobUnreachable,
     Line,
     named,
     open_contact,
@@ -141,7 +142,7 @@ class Agents:
         except ControlProblem as problem:
             if self.own.problem:
                 raise
-            self.on_unreached(problem.message)  # Such as that its agent is of an older version.
+            self.on_unreached(problem.message)
         own = () if self.is_lost else (self.own.node,)
         return [*dict.fromkeys((*own, *self._contacts))]
 
@@ -174,12 +175,9 @@ class Agents:
             await self._look_again()
         contact = self._contacts.get(node)
         if contact is None:
-            raise ControlProblem("it is not in the job any more, or not yet")
+            raise JobNotFound("it is not in the job any more, or not yet")
         if not contact.port:
-            raise ControlProblem(
-                "its agent can be asked on its own machine alone: control=off, or an older version of "
-                "Holdfast"
-            )
+            raise JobUnreachable("its agent is reachable only from its own host (control=off)")
         return contact
 
     async def _look_again(self) -> None:
@@ -228,7 +226,7 @@ class Agents:
             if node in self._reporting and node not in self._reports:
                 contact = self._contacts.get(node)
                 who = named(contact) if contact is not None else AGENT
-                late = ControlProblem(f"no answer of {who} in {limit_s:g} s")
+                late = JobUnreachable(f"no response from {who} within {limit_s:g} s")
                 self._unreached.setdefault(node, (loop.time(), late))
         return {node: report for node, (_, report) in self._reports.items()}
 
@@ -277,7 +275,7 @@ class MergedEvents:
         ] = {}  # When one that does not tell anything is tried again.
         self._heard: set[str] = set()
         self._watching: asyncio.Task[None] | None = None
-        self._end = ControlProblem("the agents have ended")
+        self._end: ControlProblem = JobUnreachable("the agents have ended")
 
     def close(self) -> None:
         for task in (*self._listening.values(), *([self._watching] if self._watching else ())):
@@ -319,7 +317,7 @@ class MergedEvents:
                 await self._agents.anyone()
             except ControlProblem as problem:
                 # It says that the job is over; or that also the etcd of --ha is gone, which tells less.
-                raise (problem if problem.exit_code == NOT_FOUND else self._end) from None
+                raise (problem if isinstance(problem, JobNotFound) else self._end) from None
             self._watching = None
             await asyncio.sleep(LOOK_S)
 
@@ -391,6 +389,4 @@ class MergedEvents:
 
 def printable_event(event: EventRecord) -> EventRecord:
     """Return an event whose texts may be shown."""
-    return msgspec.structs.replace(
-        event, source=quoted(event.source), kind=quoted(event.kind), text=one_line(event.text)
-    )
+    return msgspec.structs.replace(event, source=quoted(event.source), text=one_line(event.text))

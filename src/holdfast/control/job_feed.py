@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from holdfast.control.line import ControlProblem
+from holdfast.control.connection import ControlProblem, JobUnreachable
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from holdfast.control.client import JobClient
+    from holdfast.control.job_client import JobClient
     from holdfast.control.live_job import LiveJob, NodeRow
 
 EVERY_S = 1.0
@@ -86,7 +86,7 @@ class Feed:
             self.job.add_event(event)
             self._soon.set()
             self._changed()
-        raise ControlProblem("the job tells nothing any more")
+        raise JobUnreachable("the job sends no more events")
 
     async def _follow_status(self, client: JobClient) -> None:
         now = asyncio.get_running_loop().time
@@ -129,7 +129,7 @@ class Feed:
                 async with asyncio.timeout(STAGES_S):
                     found = await client.stages(node)
             except (ControlProblem, TimeoutError):
-                return  # It is of an older version, or gone; the status will tell.
+                return  # The node may be gone; the status shows that.
             self.job.add_stages(now(), node, found)
 
         while True:

@@ -22,6 +22,7 @@ import msgspec
 from holdfast.control.history import STALL_S, STALL_STEPS
 from holdfast.core.supervision import StopReason
 from holdfast.numa.affinity import format_ranges
+from holdfast.wire.messages import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -248,7 +249,8 @@ class LiveJob:
         """Take something that happened."""
         self.version += 1
         self.events.append(event)
-        if event.kind == "over" or (event.kind == "RunEnded" and not self.ended):
+        is_last = event.kind is EventKind.JOB_ENDED
+        if is_last or (event.kind is EventKind.RUN_ENDED and not self.ended):
             self.ended = event.text
 
     def add_stages(self, now: float, node: str, stages: Sequence[GenerationStages]) -> None:

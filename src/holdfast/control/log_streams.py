@@ -1,8 +1,8 @@
-"""What workers write to their files, as a stream: the end of each, then what is added, then the rest.
+"""The log files of one node's workers as a stream: the tail of each, then what workers append.
 
-One stream reads the files of one node's workers, for one who asks. It sends no more than its reader
-has room for, and goes on when there is more; it is woken by inotify and does not look otherwise.
-Which files there are is the agent's to say: a stream opens no path that anybody else named.
+One stream serves one query. It sends no more than its reader has room for and continues when the
+reader grants more. Inotify wakes it; if the kernel has no inotify instance or watch left, the stream
+checks its files every `LOOK_AGAIN_S` instead. The agent provides the paths: a client cannot name one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TURN_BYTES = 1024 * 1024
 """What a stream reads before it is another's turn."""
 FILES_MAX = 1_024
 TAIL_BLOCK_BYTES = 64 * 1024
-LOOK_AGAIN_S = 1.0  # Where inotify cannot be had.
+LOOK_AGAIN_S = 1.0  # Where inotify is not available.
 
 
 class LogFile:
@@ -85,6 +85,7 @@ class LogStream:
         self._files: list[LogFile] = []
         self._inotify: Inotify | None = None
         self._turn: asyncio.Handle | None = None
+        self._polling: asyncio.TimerHandle | None = None
         self._send: Callable[[LogLines], None] | None = None
         self._end: Callable[[str], None] | None = None
         self._generation = -1
@@ -104,13 +105,16 @@ class LogStream:
                     break
                 try:
                     one = LogFile(path, rank, stream, generation)
-                    self._files.append(one)
-                    if is_first and self._wanted.tail >= 0:
-                        one.skip_to_tail(self._wanted.tail)
-                    if self.follows:
-                        self._observe(one, path)
                 except OSError:
                     continue  # Somebody has removed it.
+                self._files.append(one)
+                try:
+                    if is_first and self._wanted.tail >= 0:
+                        one.skip_to_tail(self._wanted.tail)
+                except OSError:
+                    continue  # Reading it reports the error.
+                if self.follows:
+                    self._observe(one, path)
             self._soon()
         return len(self._files)
 
@@ -128,6 +132,9 @@ class LogStream:
         if self._turn is not None:
             self._turn.cancel()
             self._turn = None
+        if self._polling is not None:
+            self._polling.cancel()
+            self._polling = None
         if self._inotify is not None:
             self._loop.remove_reader(self._inotify.fd)
             self._inotify.close()
@@ -138,10 +145,22 @@ class LogStream:
         self._send = self._end = None
 
     def _observe(self, one: LogFile, path: str) -> None:
-        if self._inotify is None:
-            self._inotify = Inotify()
-            self._loop.add_reader(self._inotify.fd, self._changed)
-        one.watch = self._inotify.watch(path)
+        try:
+            if self._inotify is None:
+                self._inotify = Inotify()
+                self._loop.add_reader(self._inotify.fd, self._changed)
+            one.watch = self._inotify.watch(path)
+        except OSError:  # The kernel has no instance or no watch left.
+            if self._polling is None:
+                self._polling = self._loop.call_later(LOOK_AGAIN_S, self._poll)
+
+    def _poll(self) -> None:
+        """Check the files that inotify does not watch."""
+        unwatched = [one for one in self._files if one.watch < 0]
+        for one in unwatched:
+            one.is_ready = True
+        self._polling = self._loop.call_later(LOOK_AGAIN_S, self._poll) if unwatched else None
+        self._soon()
 
     def _changed(self) -> None:
         if self._inotify is None:

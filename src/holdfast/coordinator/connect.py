@@ -75,7 +75,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_buffer", "_handshake", "_has_tls", "_heard", "_in_seal", "_incoming", "_open", "_out_seal",
-        "_outgoing", "_reader", "_server", "_transport", "_version", "ended", "heard_at", "on_closed",
+        "_outgoing", "_reader", "_server", "_transport", "ended", "heard_at", "on_closed",
         "on_message", "problem", "ready",
     )  # fmt: skip
 
@@ -107,7 +107,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._incoming = IncomingParts()
         self._outgoing = OutgoingParts()
         self._heard = False
-        self._version = 0
         self._open = True
 
     @property
@@ -135,11 +134,6 @@ class ClientConnection(asyncio.BufferedProtocol):
     def unsent_bytes(self) -> int:
         """What the kernel has not taken yet."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
-
-    @property
-    def version(self) -> int:
-        """The version that both sides speak, once `ready` is done."""
-        return self._version
 
     def expect_large(self, frame_bytes_max: int) -> None:
         """Accept frames up to this size: replies about many nodes."""
@@ -245,7 +239,6 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._transport.write(reply)
             if handshake.done:
                 self._handshake = None
-                self._version = handshake.version
                 self._out_seal, self._in_seal = handshake.seals or (None, None)
                 self._reader.frame_bytes_max = FRAME_BYTES_MAX
                 if not self.ready.done():

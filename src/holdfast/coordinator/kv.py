@@ -23,7 +23,7 @@ import msgspec
 from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.printable import one_line
 from holdfast.store.key_space import KeySpace, RequestRejected, StoreFull
-from holdfast.store.memory import as_bytes
+from holdfast.store.memory_store import as_bytes
 from holdfast.wire.errors import WireError
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.limits import (

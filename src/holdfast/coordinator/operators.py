@@ -24,8 +24,8 @@ from holdfast.wire import control
 from holdfast.wire.errors import BadMessage
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.messages import (
-    VERSION_WITH_QUERIES,
     Attach,
+    EventKind,
     EventRecord,
     Goodbye,
     NodeReport,
@@ -201,7 +201,7 @@ class Operators:
             frame = encode_frame(Watch(for_s=WATCH_S, every_s=every_s if workers else 0.0))
             for name, node in rounds.job.nodes.items():
                 peer = self._host.connection_of((run_id, name, node.info.incarnation))
-                if peer is not None and peer.version >= VERSION_WITH_QUERIES:
+                if peer is not None:
                     peer.post(frame)
         self._watched[run_id] = (now + WATCH_S, told_at, workers)
 
@@ -262,7 +262,9 @@ class Operators:
                 [
                     EventRecord(
                         wall=wall,
-                        kind="job" if rounds.job.outcome is None else "over",
+                        kind=EventKind.JOB_CHANGED
+                        if rounds.job.outcome is None
+                        else EventKind.JOB_ENDED,
                         generation=generation,
                         text=one_line(line, WHY_CHARS_MAX),
                     )
@@ -331,9 +333,6 @@ class Operators:
         elif agent is None:
             why = f"{place[1]} is not connected"
             self._refuse(peer, query.id, RequestRefusal.NO_ANSWER, why)
-        elif agent.version < VERSION_WITH_QUERIES:
-            why = f"the agent of {place[1]} is of a version of Holdfast that cannot be asked"
-            self._refuse(peer, query.id, RequestRefusal.UNKNOWN, why)
         elif under_way >= RELAYS_MAX or (peer, query.id) in self._by_operator:
             why = f"{under_way} queries are under way already"
             self._refuse(peer, query.id, RequestRefusal.TOO_MANY, why)

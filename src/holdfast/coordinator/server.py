@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.coordinator.admission import HALF_OPEN_MAX, HANDSHAKE_S, Acceptor
-from holdfast.coordinator.job_status import reply_frame
 from holdfast.coordinator.kv import JobStores
 from holdfast.coordinator.operators import Operators
 from holdfast.coordinator.server_connection import (
@@ -46,6 +45,7 @@ from holdfast.printable import one_line, quoted
 from holdfast.wire.errors import BadMessage, HandshakeRefused
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.handshake import is_job_token
+from holdfast.wire.job_summary import reply_frame
 from holdfast.wire.messages import (
     Attach,
     Goodbye,

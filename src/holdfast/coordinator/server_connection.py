@@ -77,7 +77,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_handshake", "_in_seal", "_incoming", "_out", "_out_bytes", "_out_seal", "_outgoing", "_owner",
         "_posted_bytes", "_raw", "_reader", "_reply_end", "_started", "_transport", "address", "attached",
         "closed", "has_share", "heard_at", "is_remote", "key", "knows_end", "local_address", "network",
-        "node", "read_only", "run_id", "user", "version",
+        "node", "read_only", "run_id", "user",
     )  # fmt: skip
 
     def __init__(
@@ -101,8 +101,6 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Whose process is at the other end, if it is on this host."""
         self.run_id = ""
         """The job that it is for, as its hello said; empty of an operator."""
-        self.version = 0
-        """The version that it speaks, once the handshake is done."""
         self.read_only = False
         """Whether it may look and change nothing."""
         self.attached: tuple[str, str] | None = None
@@ -343,7 +341,6 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._queue(reply)
             if handshake.done:
                 self._handshake = None
-                self.version = handshake.version
                 self._out_seal, self._in_seal = handshake.seals or (None, None)
                 self._reader.frame_bytes_max = FRAME_BYTES_MAX
                 self._reader.tag_bytes = handshake.tag_bytes

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.core.bounded import MALFORMED
 from holdfast.core.coordinator import CLOSED_JOB_KEEP_S
-from holdfast.core.limits import MALFORMED
 from holdfast.core.memory import JobMemory  # noqa: TC001 (msgspec reads the annotation)
 from holdfast.core.protocol import View
 from holdfast.errors import UsageError

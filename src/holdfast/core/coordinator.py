@@ -11,12 +11,10 @@ effects are messages: send each over the newest connection of the node and incar
 names; one without a connection is dropped, because whatever a node lacks is sent again at its next
 heartbeat.
 
-**Roll calls.** When a machine dies without a word, workers elsewhere fail of it, often sooner than
-its silence tells. So a failure is held back until all other members have shown that they are
-there: each is sent the number of a roll call, and answers at once with a heartbeat that has it. A
-member that does not answer is soon lost, and that is then the reason. If all are there, which is
-the rule, it costs one exchange, while the node that failed stops its workers. A node that leaves
-meanwhile, or closes the job, cannot be lost any more: its failure came first, and keeps its say.
+**Roll calls.** A failure is held until all other members have responded (`core.failure_hold`): each is
+sent an acknowledgement with the number of the roll call, and responds at once with a heartbeat that
+has it. If all are alive, which is the rule, this costs one exchange, while the node that failed
+stops its workers.
 
 **Places.** Agents may be given a list of endpoints. The coordinator is at the first, place 0, until a
 person who knows that it is gone starts another at a later one. That one's terms are above all of the
@@ -33,6 +31,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.core.failure_hold import FailureHold, must_hold
+from holdfast.core.first_failure import dated
 from holdfast.core.limits import TERMS_PER_PLACE
 from holdfast.core.liveness import CLOSED, STEPS_PER_SILENCE, AttendedClock, Liveness
 from holdfast.core.machine import Event, InvalidEvent, Story, Tick
@@ -64,8 +64,6 @@ from holdfast.core.rounds import (
     WaitTimers,
     claims,
     close_broken,
-    dated,
-    likeliest_first,
 )
 
 if TYPE_CHECKING:
@@ -116,15 +114,12 @@ class RequestReceived(Event):
 
 
 class RollCall:
-    """The members that were asked to show that they are there, and have not."""
+    """A hold of one job's failures, and the call by which its members are asked to respond."""
 
-    def __init__(
-        self, number: int, generation: int, begun_at: float, members: list[NodeInfo]
-    ) -> None:
-        self.number = number
-        self.generation = generation
-        self.begun_at = begun_at
-        self.awaited = {info.node: info.incarnation for info in members}
+    def __init__(self) -> None:
+        self.hold = FailureHold()
+        self.number = 0
+        self.begun_at = 0.0
 
 
 CoordinatorEvent = (
@@ -165,8 +160,6 @@ class CoordinatorMachine:
         self._clock = AttendedClock(now, silence_s / STEPS_PER_SILENCE)
         self._waits: dict[str, WaitTimers] = {}  # By the attended clock; of jobs that wait.
         self._empty_since: dict[str, float] = {}  # The longest first.
-        self._held: dict[str, dict[str, Status]] = {}  # Failures by job and node.
-        self._ends: dict[str, list[Status]] = {}  # Of nodes whose failure is held: what came after.
         self._calls: dict[str, RollCall] = {}  # By job, while failures are held.
         self._calls_made = 0
         self._keep_s = closed_job_keep_s
@@ -207,10 +200,11 @@ class CoordinatorMachine:
                 status = self._deferred(dated(now, status))
                 answer = self._answer_without_job(status, address)
                 rounds = self.jobs.get(status.run_id)
-                if rounds is not None and self._may_be_due_to_a_loss(rounds, status):
+                call = self._calls.get(status.run_id)
+                if rounds is not None and _may_be_due_to_a_loss(rounds, status):
                     answers = self._hold(now, rounds, status)
-                elif self._ends_after_a_failure(status):
-                    self._ends.setdefault(status.run_id, []).append(status)
+                elif call is not None and call.hold.must_follow(status):
+                    call.hold.follow(status)
                     answers = [_ack(status, status.seq)]
                 elif answer is None:
                     return self._status(now, status, address, cause, local_address)
@@ -291,9 +285,9 @@ class CoordinatorMachine:
             leaves = status.phase is NodePhase.LEAVING
             answers.append(_ack(status, status.seq if leaves else seq))
         if run_id in self._calls:
-            self._answered(now, run_id, info.node, info.incarnation, status.call)
-            answers += self._call(rounds, info)
-        return _newest(answers + self._release(now)) if self._held else answers
+            self._responded(now, run_id, peer[1:], status.call)
+            answers += self._call(rounds, peer[1:])
+        return _newest(answers + self._release(now)) if self._calls else answers
 
     def _new_job(self, now: float, run_id: str, address: str) -> Rounds:
         self._begun_from[run_id] = address
@@ -330,7 +324,7 @@ class CoordinatorMachine:
     @property
     def is_judging(self) -> bool:
         """Whether a failure is held back, so that a job may end of what has happened already."""
-        return bool(self._held)
+        return bool(self._calls)
 
     def answer_to(self, run_id: str, request_id: str) -> RequestAnswer:
         """Return what became of a request that was received."""
@@ -358,14 +352,15 @@ class CoordinatorMachine:
             view = rounds.behind(beat)
             if view is not None:
                 answers.append(view)
-            held = self._held.get(run_id, {}).get(node)
-            if held is not None and held.info.incarnation == incarnation:
-                seq = max(seq, held.seq)
         call = self._calls.get(run_id)
+        number = 0
         if call is not None:
-            self._answered(now, run_id, node, incarnation, beat.call)
-        is_called = call is not None and call.awaited.get(node) == incarnation
-        number = call.number if call is not None and is_called else 0
+            held = call.hold.held(node, incarnation)
+            if held is not None and seq >= 0:
+                seq = max(seq, held.seq)
+            self._responded(now, run_id, (node, incarnation), beat.call)
+            if (node, incarnation) in call.hold.awaited:
+                number = call.number
         if not answers or seq < beat.seq or number:
             ack = Ack(
                 run_id=run_id,
@@ -376,16 +371,14 @@ class CoordinatorMachine:
                 sent_at=beat.sent_at,
             )
             answers.append(ack)
-        return _newest(answers + self._release(now)) if self._held else answers
+        return _newest(answers + self._release(now)) if self._calls else answers
 
     def _tick(self, now: float) -> list[Answer]:
         answers: list[Answer] = []
         lost: dict[str, list[NodeLost]] = {}
-        gone = {
-            (one.info.node, one.info.incarnation) for those in self._ends.values() for one in those
-        }
         for (run_id, node, incarnation), why in self._liveness.overdue(now).items():
-            if (node, incarnation) in gone:
+            call = self._calls.get(run_id)
+            if call is not None and (node, incarnation) in call.hold.leaving:
                 continue
             one = NodeLost(node, incarnation, why, is_silent=why is not CLOSED)
             lost.setdefault(run_id, []).append(one)
@@ -435,19 +428,7 @@ class CoordinatorMachine:
             deadline = at if deadline is None else min(deadline, at)
         return deadline
 
-    # Failures that may be another's.
-
-    def _may_be_due_to_a_loss(self, rounds: Rounds, status: Status) -> bool:
-        """Whether a failure is news of a round in which another member's workers are missed."""
-        job, info = rounds.job, status.info
-        return (
-            status.phase is NodePhase.FAILED
-            and job.phase is JobPhase.ACTIVE
-            and status.generation == job.generation
-            and rounds.rank_table.incarnation_of(info.node) == info.incarnation
-            and 0 <= rounds.seq_of(info.node, info.incarnation) < status.seq
-            and len(job.members) - len(job.succeeded) > 1
-        )
+    # Failures that are held.
 
     def _deferred(self, status: Status) -> Status:
         """Return a status without the failure that it reports before its round is known again.
@@ -465,84 +446,65 @@ class CoordinatorMachine:
             status, seq=status.seq - 1, phase=NodePhase.RUNNING, failure=None, report=b""
         )
 
-    def _ends_after_a_failure(self, status: Status) -> bool:
-        """Whether a node leaves, or closes the job, while its failure is held back."""
-        if status.phase not in (NodePhase.LEAVING, NodePhase.CLOSING):
-            return False
-        held = self._held.get(status.run_id, {}).get(status.info.node)
-        return held is not None and held.info.incarnation == status.info.incarnation
-
     def _hold(self, now: float, rounds: Rounds, status: Status) -> list[Answer]:
-        """Keep a failure until the roll is called; the first one of a generation begins the call."""
         job, info = rounds.job, status.info
-        run_id = job.run_id
         answers: list[Answer] = [_ack(status, status.seq)]
-        self._liveness.heard((run_id, info.node, info.incarnation), now)
-        self._held.setdefault(run_id, {})[info.node] = status
-        call = self._calls.get(run_id)
-        if call is None or call.generation != job.generation:
+        self._liveness.heard((job.run_id, info.node, info.incarnation), now)
+        call = self._calls.setdefault(job.run_id, RollCall())
+        if call.hold.hold(job, status):
             self._calls_made += 1
-            missed = [one for one in job.members if one.node not in job.succeeded]
-            number = job.term % CALLS_MAX * CALLS_MAX + self._calls_made % CALLS_MAX
-            call = RollCall(number, job.generation, self._clock.look(now), missed)
-            self._calls[run_id] = call
-            call.awaited.pop(info.node, None)
-            for one in missed:
-                answers += self._call(rounds, one)
-        call.awaited.pop(info.node, None)  # Who fails is there.
+            call.number = job.term % CALLS_MAX * CALLS_MAX + self._calls_made % CALLS_MAX
+            call.begun_at = self._clock.look(now)
+            for one in job.members:
+                answers += self._call(rounds, (one.node, one.incarnation))
         return answers + self._release(now)
 
-    def _call(self, rounds: Rounds, info: NodeInfo) -> list[Answer]:
-        """Call one member, if its answer is missing."""
+    def _call(self, rounds: Rounds, peer: tuple[str, int]) -> list[Answer]:
+        """Ask a member to respond to the roll call, if it has yet to."""
         call = self._calls[rounds.job.run_id]
-        if call.awaited.get(info.node) != info.incarnation:
+        if peer not in call.hold.awaited:
             return []
-        ack = Ack(
-            run_id=rounds.job.run_id,
-            node=info.node,
-            incarnation=info.incarnation,
-            seq=rounds.seq_of(info.node, info.incarnation),
-            call=call.number,
-        )
-        return [ack]
+        seq = rounds.seq_of(*peer)
+        return [
+            Ack(
+                run_id=rounds.job.run_id,
+                node=peer[0],
+                incarnation=peer[1],
+                seq=seq,
+                call=call.number,
+            )
+        ]
 
-    def _answered(self, now: float, run_id: str, node: str, incarnation: int, number: int) -> None:
-        """Note what a message shows about a member that was called.
+    def _responded(self, now: float, run_id: str, peer: tuple[str, int], number: int) -> None:
+        """Note that a message arrived of a member, with the number of the roll call it last saw.
 
-        One without the number may have been on its way; not, however, for half of the silence
-        after which a node is lost.
+        A message without the number may have been sent before the call. After half of the silence
+        that makes a node lost, that is no longer possible, and any message is a response.
         """
         call = self._calls[run_id]
-        if call.awaited.get(node) != incarnation:
-            return  # Another agent of the same name shows nothing about this one.
+        if peer not in call.hold.awaited:
+            return
         if number == call.number or self._clock.look(now) - call.begun_at >= self._silence_s / 2:
-            call.awaited.pop(node, None)
+            call.hold.responded(*peer)
 
     def _release(self, now: float) -> list[Answer]:
-        """Give the jobs the failures that are held back for no reason any more."""
+        """Decide about the failures that need not be held any longer."""
         answers: list[Answer] = []
-        for run_id, held in [*self._held.items()]:
+        for run_id, call in [*self._calls.items()]:
             rounds = self.jobs.get(run_id)
-            call = self._calls[run_id]
-            if rounds is not None and self._awaits_answers(rounds, call):
+            failures, endings = call.hold.release(rounds.job if rounds is not None else None)
+            if call.hold:
                 continue
-            del self._held[run_id], self._calls[run_id]
-            for status in likeliest_first([*held.values()]):
-                # One that has left, or was lost itself, has no say.
-                info = status.info
-                if rounds is not None and rounds.seq_of(info.node, info.incarnation) >= 0:
+            del self._calls[run_id]
+            if rounds is None:
+                continue
+            for status in failures:
+                if rounds.seq_of(status.info.node, status.info.incarnation) >= 0:
                     answers += self._decide(now, rounds, status)
-            for status in self._ends.pop(run_id, ()):
-                if rounds is not None:
-                    answers += self._status(now, status, "", status.id)
+            for ending in endings:
+                if isinstance(ending, Status):
+                    answers += self._status(now, ending, "", ending.id)
         return answers
-
-    def _awaits_answers(self, rounds: Rounds, call: RollCall) -> bool:
-        """Whether a member may be lost, of the generation for which the roll was called."""
-        job = rounds.job
-        if job.phase is not JobPhase.ACTIVE or job.generation != call.generation:
-            return False
-        return any(node not in job.succeeded for node in call.awaited)
 
     # One job.
 
@@ -606,6 +568,12 @@ def _newest(answers: list[Answer]) -> list[Answer]:
         for one in answers
         if type(one) is not View or last[one.run_id, one.node, one.incarnation] is one
     ]
+
+
+def _may_be_due_to_a_loss(rounds: Rounds, status: Status) -> bool:
+    """Whether to hold a failure: not if no other member has workers that could be lost."""
+    others = len(rounds.job.members) - len(rounds.job.succeeded) > 1
+    return others and must_hold(rounds, status)
 
 
 def _refused(status: Status, refusal: RefusalReason, why: str) -> View:

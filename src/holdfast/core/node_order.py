@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.protocol import NodeInfo, RankOrder
+from holdfast.core.job_settings import RankOrder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from holdfast.core.protocol import NodeInfo
 
 
 def order_nodes(

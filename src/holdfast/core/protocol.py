@@ -26,26 +26,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.blame import Trace
-from holdfast.core.limits import (
-    ADDRESS_CHARS,
-    ASKED_WHY_CHARS_MAX,
-    CONTROL_KEY_BYTES,
-    COUNTER_MAX,
-    EXITCODE_MAX,
-    GRACE_S_MAX,
-    LOCAL_WORLD_SIZE_MAX,
-    NAME_CHARS_MAX,
-    NODE_ID_CHARS_MAX,
-    NODES_MAX,
-    PID_MAX,
-    PORT_MAX,
-    PORTS_MAX,
-    REQUEST_ID_CHARS_MAX,
-    RIVALS_MAX,
-    SETTLE_S_MAX,
-    SUMMARY_CHARS_MAX,
-    TERMS_PER_PLACE,
-    WHY_CHARS_MAX,
+from holdfast.core.bounded import (
     ClockTime,
     Count,
     Incarnation,
@@ -65,18 +46,26 @@ from holdfast.core.limits import (
     WorkerCount,
     WorkerRank,
 )
+from holdfast.core.job_settings import JobSettings, check_settings
+from holdfast.core.limits import (
+    ADDRESS_CHARS,
+    ASKED_WHY_CHARS_MAX,
+    CONTROL_KEY_BYTES,
+    EXITCODE_MAX,
+    GRACE_S_MAX,
+    LOCAL_WORLD_SIZE_MAX,
+    NAME_CHARS_MAX,
+    NODE_ID_CHARS_MAX,
+    PID_MAX,
+    PORT_MAX,
+    PORTS_MAX,
+    REQUEST_ID_CHARS_MAX,
+    RIVALS_MAX,
+    SUMMARY_CHARS_MAX,
+    TERMS_PER_PLACE,
+    WHY_CHARS_MAX,
+)
 from holdfast.printable import one_line, quoted
-
-
-class RankOrder(Enum):
-    """How the nodes of a round are ranked."""
-
-    STABLE = "stable"
-    """Members of the previous round keep their ranks."""
-    HOST = "host"
-    """Nodes of one host are neighbours."""
-    LABEL = "label"
-    """Nodes with one label are neighbours."""
 
 
 class NodePhase(Enum):
@@ -127,38 +116,12 @@ class RefusalReason(Enum):
     """The coordinator takes no more nodes of this job."""
 
 
-class StoreAccess(Enum):
-    """Whom the store of a job's workers serves, besides the first node's own user on its host."""
-
-    HOSTS = "hosts"
-    """The hosts that the job's agents vouch for."""
-    OPEN = "open"
-    """Every host that reaches it."""
-    PRIVATE = "private"
-    """The job's agents, which pass on what their own workers say."""
-
-
 class JobOutcome(Enum):
     """How a job ended."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"
-
-
-class JobSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What all nodes of a job must agree on; the first to join sets it."""
-
-    min_nodes: Annotated[int, Meta(ge=1, le=NODES_MAX)]
-    max_nodes: Annotated[int, Meta(ge=1, le=NODES_MAX)]
-    max_restarts: Annotated[int, Meta(ge=-COUNTER_MAX, le=COUNTER_MAX)] = 0
-    """Below 0 is the same as 0."""
-    spares: NodeCount = 0
-    """So many nodes are kept back as standbys while at least `min_nodes` are left to run."""
-    settle_s: Annotated[float, Meta(ge=0.0, le=SETTLE_S_MAX)] = 1.0
-    """Wait for more nodes after the last one joined, once the minimum is there."""
-    order: RankOrder = RankOrder.STABLE
-    store: StoreAccess = StoreAccess.HOSTS
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -240,6 +203,8 @@ class RequestRefusal(Enum):
     """Whoever would have to answer did not in time, or is not connected."""
     NOT_HERE = "not-here"
     """It is there for other jobs, and not for this one."""
+    NO_COORDINATOR = "no-coordinator"
+    """The job has several nodes, and this agent can reach its own alone."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
@@ -547,12 +512,6 @@ def sound_failure(failure: Failure | None) -> Failure | None:
 def names_in(info: NodeInfo) -> tuple[str, ...]:
     """Return all that a node goes by."""
     return info.node, info.role, info.host, info.label, info.address
-
-
-def check_settings(settings: JobSettings) -> None:
-    """Raise `ValueError` for settings that no job can have."""
-    if settings.min_nodes > settings.max_nodes:
-        raise ValueError(f"min_nodes {settings.min_nodes} is over max_nodes {settings.max_nodes}")
 
 
 def check_names(*names: str) -> None:

@@ -75,11 +75,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.core.blame import Suspect, Trace, blame
-from holdfast.core.limits import (
-    REPORTED_COUNTER_MAX,
-    RIVALS_MAX,
-    STORE_KEY_BYTES,
+from holdfast.core.blame import Trace
+from holdfast.core.bounded import (
     Count,
     Incarnation,
     Name,
@@ -93,6 +90,9 @@ from holdfast.core.limits import (
     Seconds,
     Why,
 )
+from holdfast.core.first_failure import first_of, with_rivals
+from holdfast.core.job_settings import JobSettings, check_settings, differences
+from holdfast.core.limits import REPORTED_COUNTER_MAX, STORE_KEY_BYTES
 from holdfast.core.machine import Event, InvalidEvent, Story
 from holdfast.core.node_order import order_nodes
 from holdfast.core.policy import RestartBudget, Verdict, judge
@@ -102,7 +102,6 @@ from holdfast.core.protocol import (
     Failure,
     Heartbeat,
     JobOutcome,
-    JobSettings,
     NodeInfo,
     NodePhase,
     NodeRole,
@@ -114,7 +113,6 @@ from holdfast.core.protocol import (
     View,
     check_address,
     check_names,
-    check_settings,
     names_in,
     reason,
     sound_failure,
@@ -154,7 +152,6 @@ SILENCES_TO_BE_ALIVE = 3
 last longer than those who hold them."""
 SILENCE_S = 5.0  # Where nobody says how long it is.
 SLOW_STOP_S = 2.0  # A generation that has to wait longer for the end of another says for whom.
-NODES_CLOSE_NS = 10_000_000  # Failures of two nodes this close may have come in the other order.
 BLAME_S = 0.3  # And then for that of a node whose worker is the likelier cause.
 GENERATIONS_AHEAD_MAX = 2**20
 """A node may have heard, from another coordinator of the job, of so many more generations or rounds.
@@ -1458,57 +1455,6 @@ def close_broken(
         )
 
 
-# Which of several failures was first.
-
-
-def first_of(known: Failure, told: Failure) -> tuple[Failure, bool]:
-    """Return which failure of two nodes came first, and whether that is certain."""
-    timed = known.ended_ns > 0 and told.ended_ns > 0
-    suspects = [
-        Suspect(
-            rank=order,
-            trace=Trace.KILLED if one.sudden and one.trace is Trace.SILENT else one.trace,
-            ended_ns=one.ended_ns if timed else 0,
-            spoke_ns=one.spoke_ns if timed else 0,
-            order=order,
-            stopped=one.stopped,
-        )
-        for order, one in enumerate((known, told))
-    ]
-    verdict = blame(suspects, NODES_CLOSE_NS)
-    return (known, told)[verdict.first.rank], not verdict.rivals
-
-
-def with_rivals(failure: Failure, *ranks: int) -> Failure:
-    """Return a failure with more ranks that may have failed before it."""
-    rivals = sorted({*failure.rivals, *ranks} - {failure.rank})[:RIVALS_MAX]
-    return msgspec.structs.replace(failure, rivals=tuple(rivals))
-
-
-def dated(now: float, status: Status) -> Status:
-    """Return a status whose failure has its times by the clock of whoever received it."""
-    failure = status.failure
-    if failure is None:
-        return status
-    failure = msgspec.structs.replace(
-        failure,
-        ended_ns=max(1, int((now - failure.ended_ago_s) * 1e9)),
-        spoke_ns=max(1, int((now - failure.spoke_ago_s) * 1e9)) if failure.spoke_ago_s else 0,
-    )
-    return msgspec.structs.replace(status, failure=failure)
-
-
-def likeliest_first(statuses: list[Status]) -> list[Status]:
-    """Return statuses of failed nodes, with the one that failed first before the others."""
-    best = statuses[0]
-    for one in statuses[1:]:
-        if best.failure is None or one.failure is None:
-            continue
-        if first_of(best.failure, one.failure)[0] is one.failure:
-            best = one
-    return [best, *(one for one in statuses if one is not best)]
-
-
 # Views.
 
 
@@ -1689,13 +1635,11 @@ def objection(job: Job, status: Status) -> str:
         for other in job.nodes.values():
             if other.info.fixed_rank == info.fixed_rank and other.info.node != info.node:
                 return f"node rank {info.fixed_rank} is {other.info.node}'s already"
-    for name, words in _AGREED.items():
-        mine, theirs = words(asked), words(agreed)
-        if mine != theirs:
-            return (
-                f"{info.node} was started with {name} {mine}, but the job {job.run_id!r} runs with "
-                f"{theirs}; start all nodes of a job alike"
-            )
+    for name, mine, theirs in differences(asked, agreed):
+        return (
+            f"{info.node} was started with {name} {mine}, but the job {job.run_id!r} runs with "
+            f"{theirs}; start all nodes of a job alike"
+        )
     return ""
 
 
@@ -1714,15 +1658,6 @@ def overstatement(job: Job, status: Status) -> str:
                 f"{known}: it cannot have been in this job; start its agent anew"
             )
     return ""
-
-
-_AGREED: dict[str, Callable[[JobSettings], str]] = {
-    "--nnodes": lambda settings: f"{settings.min_nodes}:{settings.max_nodes}",
-    "--max-restarts": lambda settings: str(settings.max_restarts),
-    "--spares": lambda settings: str(settings.spares),
-    "rank_order": lambda settings: settings.order.value,
-    "store": lambda settings: settings.store.value,
-}
 
 
 def previous_ranks(job: Job, rank_table: RankTable) -> tuple[dict[str, int], int]:

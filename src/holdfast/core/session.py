@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.core.job_settings import JobSettings
 from holdfast.core.liveness import AttendedClock, StopDeadline
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
 from holdfast.core.protocol import (
     Ack,
     Failure,
     Heartbeat,
-    JobSettings,
     NodeInfo,
     NodePhase,
     NodeRole,
@@ -243,6 +243,10 @@ class Session:
         """Return how long nothing was heard, and how much longer that is borne; any thread may ask."""
         silent_s = self._clock.peek(now) - self._received_at
         return silent_s, 0.0 if self._given_up else max(0.0, self._limit_s() - silent_s)
+
+    def is_late(self, now: float) -> bool:
+        """Whether at least two responses are missing; any thread may call."""
+        return self.silence(now)[0] >= self._timeouts.silence_s / 2
 
     @property
     def status(self) -> Status:

@@ -48,12 +48,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.core.limits import MALFORMED
+from holdfast.core.bounded import MALFORMED
+from holdfast.core.job_settings import JobSettings
 from holdfast.core.liveness import AttendedClock, Liveness, StopDeadline
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick, brief
 from holdfast.core.protocol import (
     JobOutcome,
-    JobSettings,
     NodeInfo,
     NodePhase,
     NodeRole,
@@ -99,7 +99,7 @@ if TYPE_CHECKING:
 
     from holdfast.core.protocol import ControlPort
 
-STATE_MARK = b"holdfast job 2\n"
+STATE_MARK = b"holdfast job 1\n"
 STATE_BYTES_MAX = 4 * 1024 * 1024
 """A state larger than this is not read: about ten thousand nodes, and what TCPStore can hold."""
 UNSTORED_MAX = 8
@@ -411,7 +411,7 @@ class SharedStateSession:
 
     def away_s(self, now: float) -> float:
         """Return for how long the store has failed or not answered."""
-        return self._clock.look(now) - self._contact_at
+        return self._clock.peek(now) - self._contact_at
 
     # Calls to the store.
 
@@ -574,7 +574,7 @@ class SharedStateSession:
             return True
         if events or (not job.final and self._peers.is_beat_due(now)):
             me.heartbeats += 1
-            me.control = self._control  # An older version leaves out what it does not know.
+            me.control = self._control
             return True
         return False
 

@@ -24,10 +24,10 @@ from holdfast.core.etcd.calls import (
     Request,
 )
 from holdfast.errors import HoldfastError
-from holdfast.etcd import protocol
+from holdfast.etcd import json_gateway
 from holdfast.etcd.diagnose import diagnose_silence
 from holdfast.etcd.failover import Attempts
-from holdfast.etcd.protocol import OK, Handling, Refusal, decode_refusal
+from holdfast.etcd.json_gateway import OK, Handling, Refusal, decode_refusal
 from holdfast.etcd.transport import (
     ConnectionFault,
     ConnectionProblem,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    from holdfast.etcd.settings import EtcdSettings
+    from holdfast.etcd.etcd_settings import EtcdSettings
 
 
 CONNECTIONS_MAX = 8
@@ -100,7 +100,7 @@ class WatchHandle:
         """
         timer = self._begin(connection, limit_s)
         try:
-            reply = await connection.stream(protocol.WATCH, self.body, token, self._take)
+            reply = await connection.stream(json_gateway.WATCH, self.body, token, self._take)
             if reply.status != OK:
                 return decode_refusal(reply.status, reply.body)
             return Problem(ProblemKind.UNREACHABLE, "it ended the watch")
@@ -121,7 +121,7 @@ class WatchHandle:
         return self._timer
 
     def _take(self, line: bytes) -> None:
-        events = protocol.decode_line(line)
+        events = json_gateway.decode_line(line)
         if isinstance(events, Refusal):
             self._refusal = events
             assert self._connection is not None
@@ -213,8 +213,8 @@ class AsyncEtcdClient:
             self._slots.release()
 
     async def _call(self, request: Request | MemberRequest, deadline: float) -> Answer | Members:
-        path, body = protocol.encode(request)
-        attempts = self._attempts(deadline, may_repeat=protocol.may_repeat(request))
+        path, body = json_gateway.encode(request)
+        attempts = self._attempts(deadline, may_repeat=json_gateway.may_repeat(request))
         while (at := await self._next(attempts)) is not None:
             try:
                 token = await self._token_at(at, attempts)
@@ -225,7 +225,7 @@ class AsyncEtcdClient:
             except AuthenticationRefused as error:  # The endpoint speaks for all of them.
                 self._refused(at, attempts, error.refusal, "")
                 continue
-            answer = protocol.decode(request, reply.status, reply.body)
+            answer = json_gateway.decode(request, reply.status, reply.body)
             if not isinstance(answer, Refusal):
                 self._works(at)
                 return answer
@@ -302,13 +302,13 @@ class AsyncEtcdClient:
             raise ConnectionProblem(f"no token within {limit_s:.3g} s") from None
 
     async def _authenticate(self, at: int, attempts: Attempts) -> str:
-        body = protocol.encode_user(self.settings.user, self.settings.password)
+        body = json_gateway.encode_user(self.settings.user, self.settings.password)
         try:
-            reply = await self._ask(at, attempts, protocol.AUTHENTICATE, body, "")
+            reply = await self._ask(at, attempts, json_gateway.AUTHENTICATE, body, "")
         except ConnectionProblem as problem:
             # The request itself has not been sent yet.
             raise ConnectionProblem(problem.why, problem.kind, problem.fault) from None
-        token = protocol.decode_token(reply.status, reply.body)
+        token = json_gateway.decode_token(reply.status, reply.body)
         if isinstance(token, Refusal):
             raise AuthenticationRefused(token)
         return token
@@ -330,7 +330,9 @@ class AsyncEtcdClient:
         Neither may block. To watch again, begin at the last revision + 1, and after a pause: an
         endpoint that is down refuses at once.
         """
-        handle = WatchHandle(protocol.encode_watch(key, end, start_revision), on_changes, on_ended)
+        handle = WatchHandle(
+            json_gateway.encode_watch(key, end, start_revision), on_changes, on_ended
+        )
         self._watches.add(handle)
         handle.task = asyncio.get_running_loop().create_task(self._follow(handle))
         handle.task.add_done_callback(lambda _: self._watches.discard(handle))

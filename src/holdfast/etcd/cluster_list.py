@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.etcd.settings import EtcdSettings
+from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.net.addresses import LOCALHOST, names_loopback
 from holdfast.net.endpoints import format_endpoint, split_endpoint
 from holdfast.net.token import choose_token

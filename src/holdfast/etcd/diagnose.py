@@ -13,7 +13,7 @@ import ssl
 from typing import TYPE_CHECKING
 
 from holdfast.core.etcd.calls import ProblemKind
-from holdfast.etcd.protocol import TLS_ONLY
+from holdfast.etcd.json_gateway import TLS_ONLY
 from holdfast.etcd.transport import (
     NOT_TLS,
     ConnectionFault,

@@ -9,7 +9,7 @@ on.
 from __future__ import annotations
 
 from holdfast.core.etcd.calls import Problem, ProblemKind
-from holdfast.etcd.protocol import Handling, Refusal
+from holdfast.etcd.json_gateway import Handling, Refusal
 
 CONNECT_S = 2.0
 """For one endpoint to accept a connection, TLS included. A lost packet is sent again after a second,

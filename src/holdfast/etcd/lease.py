@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from holdfast.core.etcd.calls import ProblemKind, Put, Txn
 from holdfast.etcd.sync_client import EtcdError
-from holdfast.store.errors import DistStoreError
+from holdfast.store.store_errors import DistStoreError
 
 if TYPE_CHECKING:
     from holdfast.core.etcd.calls import TxnDone

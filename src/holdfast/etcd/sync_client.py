@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from holdfast.etcd.async_client import WatchHandle
-    from holdfast.etcd.settings import EtcdSettings
+    from holdfast.etcd.etcd_settings import EtcdSettings
 
 
 SLACK_S = 5.0

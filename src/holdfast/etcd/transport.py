@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.etcd.calls import ProblemKind
 from holdfast.errors import EnvironmentProblem
-from holdfast.etcd.protocol import OK, QUOTE_CHARS_MAX, TLS_ONLY
+from holdfast.etcd.json_gateway import OK, QUOTE_CHARS_MAX, TLS_ONLY
 from holdfast.net import addresses
 from holdfast.net.endpoints import format_endpoint
 from holdfast.printable import one_line, quoted

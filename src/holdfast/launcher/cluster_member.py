@@ -88,13 +88,13 @@ from holdfast.etcd.cluster_list import (
     Certificates,
     ClusterRecord,
 )
-from holdfast.etcd.door import Answer, Door, Knock, View, cluster_at, look_at
-from holdfast.etcd.process import TOO_OLD, environment, find_binary, last_words
+from holdfast.etcd.job_records import DEFAULT_PREFIX
+from holdfast.etcd.probe import Answer, Door, Knock, View, cluster_at, look_at
+from holdfast.etcd.runner import TOO_OLD, environment, find_binary, last_words
 from holdfast.net import addresses, listening
 from holdfast.net.endpoints import format_endpoint
 from holdfast.net.loop_thread import LoopThread
 from holdfast.processes.keeper.client import AGENT_SECRETS, Exited, Keeper, KeeperLost, SpawnFailed
-from holdfast.rendezvous.etcd import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -516,7 +516,7 @@ class EtcdMember:
             *self._tls_flags(),
         ]
         env = {name: value for name, value in environment().items() if name not in AGENT_SECRETS}
-        env.pop("RANK", None)  # It belongs to the job, and is no worker: `control.local_workers`.
+        env.pop("RANK", None)  # It belongs to the job, and is no worker: `processes.local_workers`.
         env["TORCHELASTIC_RUN_ID"] = self._list.run_id
         env["NOTIFY_SOCKET"] = "@" + self._notices.getsockname()[1:].decode()
         self._key += 1

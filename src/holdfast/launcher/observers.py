@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.agent.loop import AgentLoop
     from holdfast.launcher.config import LaunchConfig
     from holdfast.launcher.dashboard_process import DashboardProcess
-    from holdfast.observe.events.recorder import JobEvents, RendezvousRecorder
+    from holdfast.observe.events.event_recorder import JobEvents, RendezvousRecorder
     from holdfast.observe.lifecycle import Observer
     from holdfast.observe.metrics.exporters import MetricExporters
     from holdfast.processes.logs.specs import LogsSpecs
@@ -79,7 +79,7 @@ class LaunchObservers:
         agent.observers.sampled = getattr(self._logs, "keeps_records", False)
         agent.observers.add(self)
         if events_wanted("dynamic_rendezvous"):
-            from holdfast.observe.events.recorder import RendezvousRecorder
+            from holdfast.observe.events.event_recorder import RendezvousRecorder
 
             self._rendezvous = RendezvousRecorder()
             agent.observers.add(self._rendezvous)
@@ -95,7 +95,7 @@ class LaunchObservers:
         if not self._recorders:
             if not self._must_record_now(event):
                 return
-            from holdfast.observe.events.recorder import EventRecorder
+            from holdfast.observe.events.event_recorder import EventRecorder
             from holdfast.observe.timeline import TimelineRecorder
 
             events = self._open_events()
@@ -124,7 +124,7 @@ class LaunchObservers:
             self._exporters.close()
 
     def _open_events(self) -> JobEvents:
-        from holdfast.observe.events.recorder import JobEvents
+        from holdfast.observe.events.event_recorder import JobEvents
 
         if self._events is None:
             try:

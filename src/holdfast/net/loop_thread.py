@@ -51,9 +51,9 @@ class LoopThread:
 
     def ask(self, work: Coroutine[Any, Any, T], limit_s: float) -> T:
         """Return the outcome of a coroutine in the loop; raise `TimeoutError` past the limit."""
-        if not self.runs:
+        if not self.runs or self._thread is threading.current_thread():
             work.close()
-            raise RuntimeError("the loop has ended")
+            raise RuntimeError("the loop has ended, or waits for itself")
         answer: Future[T] = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return answer.result(limit_s)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.observe.events.event import Event
-    from holdfast.observe.events.handlers import EventHandler
+    from holdfast.observe.events.event_handlers import EventHandler
     from holdfast.observe.timeline import Line
 
 QUEUED_MAX = 1000

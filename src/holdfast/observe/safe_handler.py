@@ -14,7 +14,7 @@ from holdfast import console
 
 if TYPE_CHECKING:
     from holdfast.observe.events.event import Event
-    from holdfast.observe.events.handlers import EventHandler
+    from holdfast.observe.events.event_handlers import EventHandler
     from holdfast.observe.timeline import Line
 
 FAULTS_MAX = 3

@@ -13,7 +13,7 @@ from holdfast.observe import events_wanted, metrics_wanted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.observe.events.recorder import JobEvents, RendezvousRecorder
+    from holdfast.observe.events.event_recorder import JobEvents, RendezvousRecorder
     from holdfast.observe.lifecycle import LifecycleEvent, Observer
     from holdfast.observe.metrics.recorder import MetricQueues
 
@@ -38,7 +38,7 @@ class StandaloneRecords:
         self._events = self._rendezvous = self._metrics = None
         self._recorders = []
         if self._handler != NO_EVENTS or events_wanted(NO_EVENTS):
-            from holdfast.observe.events.recorder import EventRecorder, JobEvents
+            from holdfast.observe.events.event_recorder import EventRecorder, JobEvents
 
             folder = self._folder if self._handler == JSON_LINES else None
             self._events = JobEvents(self._handler, folder)
@@ -48,7 +48,7 @@ class StandaloneRecords:
 
                 self._recorders.append(TimelineRecorder(self._events.record_line))
         if events_wanted(RENDEZVOUS_EVENTS):
-            from holdfast.observe.events.recorder import RendezvousRecorder
+            from holdfast.observe.events.event_recorder import RendezvousRecorder
 
             self._rendezvous = RendezvousRecorder()
             self._recorders.append(self._rendezvous)

@@ -1,21 +1,13 @@
 """A job over any compare-and-set backend: `RendezvousBackend`, and the handler that works on one.
 
-Derive your own backend from `RendezvousBackend`. Its token is the fence: a write names the state it
-was made from, and is refused if another node wrote since; so nodes that never talk to each other
-agree on one history. All decisions are in `core.shared_state`; here are the threads around it.
-
-A backend may be anybody's and may block for ever, in code that no signal interrupts. So one thread
-does nothing but call it, and another wakes the machine when a deadline has come, also while the
-first one hangs. Nothing that came from the backend is ever executed.
+Derive your own backend from `RendezvousBackend`. Its token is the fence: a write names the state that it
+replaces, and the backend rejects it if another node has written since.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import random
-import threading
-import time
 import weakref
 from abc import ABC, abstractmethod
 from datetime import timedelta
@@ -24,58 +16,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast import console
-from holdfast.coordinator.agent_connection import (
-    JoinRefused,
-    Mailbox,
-    News,
-    draw_incarnation,
-    status_change,
-)
-from holdfast.coordinator.attendance import StuckLoop
-from holdfast.coordinator.control_port import (
-    OFF,
-    ON,
-    ControlAccess,
-    explicit_token,
-    open_control,
-)
-from holdfast.core.coordinated_supervision import CoordinatorLost
-from holdfast.core.machine import TICK
-from holdfast.core.protocol import (
-    Failure,
-    JobSettings,
-    NodeInfo,
-    NodePhase,
-    NodeRole,
-    RankOrder,
-    StoreAccess,
-    View,
-)
-from holdfast.core.session import (
-    DeliverView,
-    GiveUp,
-    PortsChanged,
-    Rejoined,
-    RequestMade,
-    StatusChanged,
-)
-from holdfast.core.shared_state import (
-    NO_ANSWER,
-    CallFailed,
-    ReadState,
-    RefreshRequested,
-    RefuseJoin,
-    SessionEffect,
-    SessionEvent,
-    SharedStateSession,
-    StateRead,
-    StateWritten,
-    Timeouts,
-    WriteConflict,
-    WriteState,
-)
+from holdfast.core.job_settings import JobSettings
+from holdfast.core.protocol import NodeInfo, NodePhase, View
+from holdfast.core.shared_state import Timeouts
 from holdfast.errors import UsageError
+from holdfast.membership.backend import BackendMembership
+from holdfast.membership.backend_driver import BackendFailed
+from holdfast.membership.interface import draw_incarnation
+from holdfast.net.agent_port import OFF, ON, ControlCredentials, explicit_token
 from holdfast.net.listening import address_of
+from holdfast.rendezvous import config
 from holdfast.rendezvous.config import RendezvousSettings, RendezvousTimeout
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
@@ -85,25 +35,17 @@ from holdfast.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from holdfast.rendezvous.polled import PolledHandler
-from holdfast.store.prefix import PrefixStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.coordinator.agent_connection import JobConnection
-    from holdfast.coordinator.attendance import Attendance
-    from holdfast.core.protocol import ControlPort, Request
-    from holdfast.core.rounds import Job
+    from holdfast.membership.interface import Membership
     from holdfast.rendezvous.config import RendezvousParameters
-    from holdfast.wire.control import Contacts
-    from holdfast.wire.messages import JobSummary, NodeReport, Watch
 
 AWAY_S = 60.0
-"""How long a node goes on while the backend cannot be reached."""
+"""How long a node continues while the backend does not respond."""
 ABSENT_S = 60.0
-"""How long a round waits for a member that lives but does not come. Workers have 30 s to stop."""
-THREAD_END_S = 0.5
-"""How long `close` waits for the thread at the backend, which may hang."""
+"""How long a round waits for a live member that does not join. Workers have 30 s to stop."""
 
 _local_ids = itertools.count()
 
@@ -140,317 +82,40 @@ class RendezvousBackend(ABC):
         """
 
 
-class BackendConnection:
-    """One node's `JobConnection`, from `start` until `close`."""
+class CheckedBackend:
+    """A backend for a `BackendMembership`: whatever it raises or returns becomes a `BackendFailed`."""
 
-    hosting = False  # No other node depends on this process.
-    presence_fd = -1
-
-    def __init__(
-        self,
-        backend: RendezvousBackend,
-        *,
-        where: str,
-        run_id: str,
-        info: NodeInfo,
-        settings: JobSettings,
-        store: Any,
-        timeouts: Timeouts,
-        access: ControlAccess | None = None,
-        control: str = OFF,
-    ) -> None:
-        self.run_id = run_id
-        self._access = access or ControlAccess(run_id=run_id)
-        self.control = open_control(info.address, self._access, control)
-        self.view: View | None = None
-        self.error: RendezvousError | None = None
-        """What the backend raised last."""
-        self._where = where
+    def __init__(self, backend: RendezvousBackend) -> None:
+        self.name = backend.name
         self._backend = backend
-        self._store = store
-        self._incarnation = info.incarnation
-        self._session = SharedStateSession(
-            time.monotonic(),
-            run_id=run_id,
-            info=info,
-            settings=settings,
-            timeouts=timeouts,
-            draw=random.random,
-            fence_floor=int(time.time() * 1000),  # Where the state is lost and nobody remembers.
-            control=self.control.port if self.control is not None else None,
-        )
-        self._mailbox = Mailbox()
-        self._supervision = StuckLoop(time.monotonic(), self._mailbox, timeouts.lost_after_s)
-        self._changed = threading.Condition()  # Guards the session and all below.
-        self._request: tuple[ReadState | WriteState, str] | None = None
-        self._renew: Callable[[float | None], None] | None = None
-        self._is_closed = False
-        self._threads = [
-            threading.Thread(target=target, name=f"{name}-{info.node}", daemon=True)
-            for target, name in (
-                (self._call_backend, "holdfast-backend"),
-                (self._watch_time, "holdfast-rendezvous"),
-            )
-        ]
 
-    # From start to end.
+    def read(self) -> tuple[bytes, Token] | None:
+        """Return the state and its token, or None if there is none."""
+        found: tuple[bytes, Token] | None = self._call(2, self._backend.get_state)
+        return found
 
-    def start(self) -> None:
-        """Begin to read; the node is not in the job before it reports something."""
-        self._mailbox.open()
-        for thread in self._threads:
-            thread.start()
-        self._feed(RefreshRequested())
+    def write(self, state: bytes, token: Token | None) -> bool:
+        """Replace the state that `token` names; return whether that succeeded."""
+        answer = self._call(3, self._backend.set_state, state, token)
+        return answer is not None and bool(answer[2])
 
-    def leave(self, limit_s: float) -> bool:
-        """Report that this node leaves; return whether that is stored, or does not matter any more.
-
-        Waits no longer than `limit_s`, and not at all if the backend was never reached, or is
-        given up.
-        """
-        with self._changed:
-            session = self._session
-            if self._is_closed or self.is_unreached or session.given_up:
-                return False
-            self._feed(StatusChanged(NodePhase.LEAVING, session.status.generation))
-            seq = session.status.seq
-            return self._changed.wait_for(lambda: self._is_out(seq), limit_s)
-
-    def close(self) -> None:
-        """End the threads and release the descriptor; may be called more than once."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-        for thread in self._threads:
-            if thread.ident is not None and thread is not threading.current_thread():
-                thread.join(THREAD_END_S)
-        self._mailbox.close()
-        if self.control is not None:
-            self.control.close()
-
-    # For the agent.
-
-    @property
-    def where(self) -> str:
-        """The endpoint, as a user writes it."""
-        return self._where
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable while there is something to `take`."""
-        return self._mailbox.fileno()
-
-    def take(self) -> list[News]:
-        """Return what arrived since the last call."""
-        return self._mailbox.take()
-
-    @property
-    def attendance(self) -> Attendance:
-        """The promise of the agent's loop to go on taking."""
-        return self._mailbox.attendance
-
-    def report(
-        self,
-        phase: NodePhase,
-        generation: int,
-        failure: Failure | None = None,
-        report: bytes = b"",
-        *,
-        clear: int = -1,
-        cause: str = "",
-    ) -> None:
-        """Report what this node does now, to all nodes."""
-        self._feed(status_change(phase, generation, failure, report, clear), cause)
-
-    def guard(self, renew: Callable[[float | None], None]) -> None:
-        """Have `renew` called with the time at which the workers must be gone."""
-        with self._changed:
-            self._renew = renew
-            renew(self._session.stop_at)
-
-    def rejoin(self, *, cause: str = "") -> int:
-        """Begin anew as another incarnation, after this one was fenced; return its number."""
-        incarnation = draw_incarnation()
-        with self._changed:
-            self._incarnation = incarnation
-            self._mailbox.forget_view()  # It was for the one before.
-            self.view = None
-            self._feed(Rejoined(incarnation), cause)
-        return incarnation
-
-    def request(self, request: Request) -> None:
-        """Ask for something; the answer is in a view."""
-        self._feed(RequestMade(request))
-
-    def on_watch(self, watched: Callable[[Watch], None]) -> None:
-        """Do nothing: there is nobody who could want to watch."""
-
-    def send_report(self, report: NodeReport) -> None:
-        """Do nothing: there is nobody to send it to."""
-
-    def operator(self, loop: object) -> None:
-        """Return None: there is no coordinator."""
-
-    def summary(self) -> JobSummary | None:
-        """Return the state of the job as it was last read."""
-        from holdfast.coordinator.job_status import summary_of
-
-        with self._changed:
-            rounds = self._session.rounds
-            return summary_of(rounds) if rounds is not None else None
-
-    def contacts(self) -> Contacts:
-        """Return how people reach the agents, as these have stored it."""
-        with self._changed:
-            rounds = self._session.rounds
-            return self._access.contacts(ports_of(rounds.job) if rounds is not None else ())
-
-    def hold_ports(self, ports: tuple[int, ...]) -> None:
-        """Have the next status say that this node holds these ports for the workers' store."""
-        self._feed(PortsChanged(ports))
-
-    @property
-    def is_unreached(self) -> bool:
-        """Whether the backend failed and never answered before."""
-        with self._changed:  # So that `error` is that of the problem.
-            return bool(self._session.problem) and not self._session.ever_read
-
-    def problem(self) -> str:
-        """Return what is wrong with the backend and since when, or nothing."""
-        with self._changed:
-            session = self._session
-            if session.ever_read and not session.problem:
-                return ""
-            away_s = session.away_s(time.monotonic())
-            why = session.problem or NO_ANSWER
-            return f"no contact with {self.where} for {away_s:.1f} s: {why}"
-
-    def store(self, scope: str) -> PrefixStore:
-        """Return the store of this job's nodes; scopes know nothing of each other's keys."""
-        return PrefixStore(f"torch.rendezvous.{self.run_id}.{scope}", self._store)
-
-    def refresh(self, limit_s: float) -> bool:
-        """Read the state now; return whether the job is over.
-
-        Raises what keeps the backend from answering, or `RendezvousTimeoutError`.
-        """
-        with self._changed:
-            session = self._session
-            wanted = session.reads_begun + 1  # One that is under way may show what was before.
-            self._feed(RefreshRequested())
-            self._changed.wait_for(
-                lambda: session.reads >= wanted or self._is_closed or self.is_unreached, limit_s
-            )
-            if session.reads >= wanted:
-                return session.closed
-            if session.problem and self.error is not None:
-                raise self.error
-            raise RendezvousTimeoutError(
-                f"the rendezvous backend {self._backend.name!r} did not answer in {limit_s:g} s"
-            )
-
-    # The machine, in any thread.
-
-    def _feed(self, event: SessionEvent, cause: str = "") -> None:
-        with self._changed:
-            if self._is_closed:
-                return
-            had_problem = bool(self._session.problem)
-            try:
-                effects = self._session.handle(time.monotonic(), event, cause)
-            except Exception as error:  # noqa: BLE001 (a thread must not end without a word)
-                what = f"{type(error).__name__}: {error}"
-                self._mailbox.put(CoordinatorLost(f"this side of the connection is broken: {what}"))
-                self._is_closed = True
-                effects = []
-            problem = self._session.problem
-            if problem and isinstance(event, StateRead):
-                hint = "another program or version uses the same place; choose another --rdzv-id"
-                if event.state is None:
-                    hint = "get_state must return what set_state was given, from all nodes"
-                self.error = RendezvousStateError(
-                    f"{self._backend.name!r}, job {self.run_id!r}: {problem}", hint=hint
-                )
-            if problem and not had_problem and not any(type(e) is RefuseJoin for e in effects):
-                console.warning(f"{problem}; trying again")
-            for effect in effects:
-                self._perform(effect)
-            if self._renew is not None:
-                self._renew(self._session.stop_at)
-            self._changed.notify_all()
-
-    def _perform(self, effect: SessionEffect) -> None:
-        match effect:
-            case ReadState() | WriteState():
-                self._request = (effect, self._session.story.last)
-            case DeliverView(view):
-                if view.incarnation == self._incarnation:
-                    self.view = view
-                    self._mailbox.put(view)
-            case GiveUp(away_s, why):
-                self._mailbox.put(CoordinatorLost(why, away_s))
-            case RefuseJoin(why):
-                self._mailbox.put(JoinRefused(str(self.error or why)))
-
-    def _is_out(self, seq: int) -> bool:
-        session, view = self._session, self._session.view
-        if view is not None and view.role in (NodeRole.FENCED, NodeRole.REFUSED, NodeRole.CLOSED):
-            return True
-        return session.stored_seq >= seq
-
-    # The threads.
-
-    def _watch_time(self) -> None:
-        with self._changed:
-            while not self._is_closed:
-                now = time.monotonic()
-                changed = self._supervision.look(now)
-                if changed is not None:
-                    self._feed(changed)
-                deadline = self._session.next_deadline(now)
-                if deadline is not None and deadline <= now:
-                    self._feed(TICK)
-                else:
-                    wait_s = self._supervision.step_s
-                    self._changed.wait(wait_s if deadline is None else min(wait_s, deadline - now))
-
-    def _call_backend(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._request is not None or self._is_closed)
-                if self._is_closed:
-                    return
-                assert self._request is not None
-                request, cause = self._request
-                self._request = None
-            answer = self._call(request)
-            self._feed(answer, cause)
-
-    def _call(self, request: ReadState | WriteState) -> SessionEvent:
+    def _call(self, length: int, call: Callable[..., Any], *args: Any) -> Any:
         try:
-            if isinstance(request, ReadState):
-                found = self._checked(self._backend.get_state(), 2)
-                return StateRead(*found) if found is not None else StateRead(None, None)
-            answer = self._checked(self._backend.set_state(request.state, request.token), 3)
-            return StateWritten() if answer is not None and answer[2] else WriteConflict()
+            answer = call(*args)
         except RendezvousError as problem:
-            self.error = problem
-        except Exception as problem:  # noqa: BLE001 (a backend may be anybody's)
+            invalid = isinstance(problem, RendezvousStateError)
+            raise BackendFailed(problem.message, invalid=invalid) from problem
+        except Exception as problem:
             what = " ".join(f"{type(problem).__name__}: {problem}".split())
-            self.error = RendezvousConnectionError(
-                f"the rendezvous backend {self._backend.name!r} failed: {what}"
-            )
-            self.error.__cause__ = problem
-        is_invalid = isinstance(self.error, RendezvousStateError)
-        return CallFailed(self.error.message, invalid=is_invalid)
-
-    def _checked(self, answer: Any, length: int) -> Any:
+            raise BackendFailed(f"the rendezvous backend {self.name!r} failed: {what}") from problem
         if answer is None:
             return None
         if isinstance(answer, tuple) and len(answer) == length and isinstance(answer[0], bytes):
             return answer
-        raise RendezvousStateError(
-            f"the rendezvous backend {self._backend.name!r} returned {type(answer).__name__} where "
-            f"None or a tuple of {length} that begins with bytes was due"
+        raise BackendFailed(
+            f"the rendezvous backend {self.name!r} returned {type(answer).__name__}; expected "
+            f"None or a tuple of {length} that starts with bytes",
+            invalid=True,
         )
 
 
@@ -548,7 +213,7 @@ class DynamicRendezvousHandler(PolledHandler):
 
     def enter(
         self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
-    ) -> JobConnection:
+    ) -> Membership:
         """Join the job as a node of this shape; called again, return the same connection."""
         connection = super().enter(
             role=role, local_world_size=local_world_size, max_restarts=max_restarts
@@ -562,14 +227,35 @@ class DynamicRendezvousHandler(PolledHandler):
         """Return whether the job is over for all nodes, by reading the state now."""
         limit_s = self._settings.timeout.heartbeat.total_seconds()
         connection = self._connection
-        if isinstance(connection, BackendConnection):
-            return connection.refresh(limit_s)
-        # To look is not to join: what kind of node this is, only `enter` will say.
+        if isinstance(connection, BackendMembership):
+            return self._refresh(connection, limit_s)
+        # Reading does not join: only `enter` knows what kind of node this is.
         connection = self._connect(self._node, self._job_settings)
         try:
-            return connection.refresh(limit_s)
+            return self._refresh(connection, limit_s)
         finally:
             connection.close()
+
+    def _refresh(self, connection: BackendMembership, limit_s: float) -> bool:
+        try:
+            return connection.refresh(limit_s)
+        except BackendFailed as failure:
+            raise self._error_of(failure) from failure
+        except TimeoutError:
+            raise RendezvousTimeoutError(
+                f"the rendezvous backend {self._backend.name!r} did not respond within {limit_s:g} s"
+            ) from None
+
+    def _error_of(self, failure: BackendFailed) -> RendezvousError:
+        """Return what a caller of TorchElastic's interface expects."""
+        if isinstance(failure.__cause__, RendezvousError):
+            return failure.__cause__
+        if not failure.invalid:
+            return RendezvousConnectionError(failure.message)
+        if not failure.hint:
+            return RendezvousStateError(failure.message)
+        where = f"{self._backend.name!r}, job {self._run_id!r}"
+        return RendezvousStateError(f"{where}: {failure.message}", hint=failure.hint)
 
     def set_closed(self) -> None:
         """End the job for all nodes, and for all that would come later; nothing after `shutdown`."""
@@ -592,7 +278,7 @@ class DynamicRendezvousHandler(PolledHandler):
         max_restarts: int,
         ports: tuple[int, ...],
         store_key: bytes,
-    ) -> JobConnection:
+    ) -> Membership:
         replace = msgspec.structs.replace
         connection = self._connect(
             replace(
@@ -602,7 +288,7 @@ class DynamicRendezvousHandler(PolledHandler):
                 ports=ports,
                 store_key=store_key,
             ),
-            replace(self._job_settings, max_restarts=max_restarts),
+            self._job_settings._replace(max_restarts=max_restarts),
             control=OFF if self._is_polled else self._control,
         )
         # A handler that is dropped without a `shutdown` must not keep its node alive for ever.
@@ -611,13 +297,13 @@ class DynamicRendezvousHandler(PolledHandler):
 
     def _connect(
         self, info: NodeInfo, settings: JobSettings, *, control: str = OFF
-    ) -> BackendConnection:
+    ) -> BackendMembership:
         """Return a connection that is started."""
         if self._is_shut:
             raise RendezvousClosedError("the rendezvous handler was shut down")
         interval_s = self._settings.keep_alive_interval.total_seconds()
-        connection = BackendConnection(
-            self._backend,
+        connection = BackendMembership(
+            CheckedBackend(self._backend),
             where=self.endpoint,
             run_id=self.get_run_id(),
             info=msgspec.structs.replace(info, incarnation=draw_incarnation()),
@@ -630,33 +316,33 @@ class DynamicRendezvousHandler(PolledHandler):
                 needs_answers=self._stops_alone and not self._is_polled,
                 absent_s=min(ABSENT_S, self.join_timeout_s / 2) if self._is_polled else None,
             ),
-            access=None
+            credentials=None
             if control == OFF
-            else ControlAccess(run_id=self.get_run_id(), token=explicit_token(os.environ)),
+            else ControlCredentials(run_id=self.get_run_id(), token=explicit_token(os.environ)),
             control=control,
         )
         connection.start()
         return connection
 
-    def _enter_polled(self) -> JobConnection:
+    def _enter_polled(self) -> Membership:
         self._is_polled = self._has_joined = True  # The caller reports what it wants.
         return self.enter()
 
-    def _take(self, connection: JobConnection) -> None:
+    def _take(self, connection: Membership) -> None:
         super()._take(connection)
         # A backend that was never reached is not waited for: it is not there, or not that kind.
-        if isinstance(connection, BackendConnection) and connection.is_unreached:
-            assert connection.error is not None
-            raise connection.error
+        if isinstance(connection, BackendMembership) and connection.is_unreached:
+            assert connection.failure is not None
+            raise self._error_of(connection.failure) from connection.failure
 
     def _refusal(self, why: str) -> RendezvousError:
         connection = self._connection
-        if isinstance(connection, BackendConnection) and connection.error is not None:
-            return connection.error
+        if isinstance(connection, BackendMembership) and connection.failure is not None:
+            return self._error_of(connection.failure)
         return super()._refusal(why)
 
     @property
-    def _decider_at(self) -> str:
+    def _authority_at(self) -> str:
         return self.endpoint
 
 
@@ -664,8 +350,6 @@ def create_handler(
     store: Any, backend: RendezvousBackend, params: RendezvousParameters
 ) -> DynamicRendezvousHandler:
     """Return a handler on a backend, with the settings of `--rdzv-conf`."""
-    from holdfast.rendezvous import config
-
     conf = config.parse(params, shares_state=True)
     settings = RendezvousSettings(
         params.run_id,
@@ -684,12 +368,7 @@ def create_handler(
         backend.name,
         store,
         backend,
-        job_settings=job_settings_of(
-            settings,
-            spares=conf.spares,
-            order=RankOrder(conf.rank_order),
-            store=StoreAccess(conf.store),
-        ),
+        job_settings=conf.job,
         away_s=conf.coordinator_timeout,
         stops_alone=conf.on_lost == "stop",
         endpoint=params.endpoint,
@@ -713,21 +392,12 @@ def this_node(
     )
 
 
-def job_settings_of(
-    settings: RendezvousSettings,
-    *,
-    spares: int = 0,
-    order: RankOrder = RankOrder.STABLE,
-    store: StoreAccess = StoreAccess.HOSTS,
-) -> JobSettings:
-    """Return what all nodes of the job must agree on. How many restarts there are, `enter` adds."""
+def job_settings_of(settings: RendezvousSettings) -> JobSettings:
+    """Return what all nodes of the job must agree on. `enter` adds the number of restarts."""
     return JobSettings(
         min_nodes=settings.min_nodes,
         max_nodes=settings.max_nodes,
-        spares=spares,
         settle_s=settings.timeout.last_call.total_seconds(),
-        order=order,
-        store=store,
     )
 
 
@@ -746,12 +416,7 @@ def check_settings(settings: RendezvousSettings) -> None:
         )
 
 
-def ports_of(job: Job) -> list[tuple[str, str, ControlPort | None]]:
-    """Return node, address and control port of each agent of a job."""
-    return [(name, one.info.address, one.control) for name, one in job.nodes.items()]
-
-
-def _close_all(connection: BackendConnection, worker_store: Any) -> None:
+def _close_all(connection: BackendMembership, worker_store: Any) -> None:
     connection.close()
     if worker_store is not None:
         worker_store.close()

@@ -20,11 +20,13 @@ import math
 import os
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
 from holdfast import console
-from holdfast.core.limits import NODE_ID_CHARS_MAX, PORT_MAX
+from holdfast.core.job_settings import DEFAULTS, SETTINGS, TYPES, JobSettings, StoreAccess
+from holdfast.core.limits import COUNTER_MAX, NODE_ID_CHARS_MAX, PORT_MAX
 from holdfast.core.protocol import check_address
 from holdfast.errors import UsageError
 from holdfast.rendezvous.backends import Backend
@@ -126,7 +128,7 @@ class RendezvousParameters:
 
 
 JOIN_S = 600.0
-LAST_CALL_S = 1.0
+LAST_CALL_S = DEFAULTS["settle_s"]
 CLOSE_S = 30.0
 HEARTBEAT_S = 5.0
 
@@ -216,13 +218,28 @@ class Key(NamedTuple):
     backends: tuple[Backend, ...]
     meaning: str
     alias_of: str = ""
+    most: float = COUNTER_MAX
 
+
+def _job_wide(name: str) -> Key:
+    """Return the key of a setting that all nodes of a job must agree on."""
+    kind, setting = TYPES[name], SETTINGS[name]
+    default = None if setting.depends else DEFAULTS[name]
+    if issubclass(kind, Enum):
+        words = "|".join(one.value for one in kind)
+        shown = default.value if isinstance(default, Enum) else default
+        return Key(setting.key, words, shown, ALL, setting.meaning)
+    numbers = "seconds" if kind is float else "count or 0"
+    return Key(setting.key, numbers, default, ALL, setting.meaning, most=setting.most)
+
+
+JOB_WIDE = {name: setting.key for name, setting in SETTINGS.items() if setting.key}
+"""The settings of `core.job_settings` that have a key."""
 
 KEYS = (
+    *map(_job_wide, JOB_WIDE),
     Key("join_timeout", "seconds", JOIN_S, ALL,
         "how long a node waits for a round with enough nodes"),
-    Key("last_call_timeout", "seconds", LAST_CALL_S, ALL,
-        "how long a round that could form waits for more nodes, from the last that joined"),
     Key("settle", "seconds", LAST_CALL_S, ALL,
         "Holdfast's name for last_call_timeout", "last_call_timeout"),
     Key("close_timeout", "seconds", CLOSE_S, FILE,
@@ -268,20 +285,13 @@ KEYS = (
     Key("tls_ca", "path", None, WITH_TOKEN, "the certificates to trust, in PEM"),
     Key("tls_server_name", "text", None, (*WITH_TOKEN, *ETCD),
         "the name the coordinator's or etcd's certificate is for, if not the endpoint's host"),
-    Key("rank_order", "stable|host|label", "stable", ALL,
-        "how nodes are ranked: as they came, or grouped by host or by label"),
     Key("label", "text", "", ALL, "the node's place, for rank_order=label"),
     Key("node_id", "text", "", ALL, "the node's name in the job; must differ between nodes"),
     Key("replace", "switch", None, ALL,
         "whether this node gives way, while it is alive, to an agent with the same node_id or "
         "--node-rank"),
-    Key("spares", "count or 0", 0, ALL,
-        "number of nodes that stand by to replace lost ones"),
     Key("worker_store", "switch", None, ALL,
         "whether the worker of rank 0 serves the workers' store, as by --worker-store"),
-    Key("store", "hosts|open|private", None, ALL,
-        "whom the workers' store serves: hosts of the job, everybody (the default for one node), or "
-        "workers through their own agents alone"),
     Key("presence", "on|off", "on", ON_ETCD,
         "whether agents hold connections to each other and see by these when one has ended; with "
         "off, a lost node costs its lease"),
@@ -316,8 +326,8 @@ _warned: WeakSet[RendezvousParameters] = WeakSet()
 class RendezvousConfig:
     """The settings of a job's rendezvous; see `KEYS` for what each means. Times are in seconds."""
 
+    job: JobSettings
     join_timeout: float
-    last_call_timeout: float
     close_timeout: float
     heartbeat_timeout: float
     keep_alive_interval: float
@@ -339,15 +349,12 @@ class RendezvousConfig:
     tls_key: str | None
     tls_ca: str | None
     tls_server_name: str | None
-    rank_order: str
     label: str
     node_id: str
     replace: bool | None
-    spares: int
     worker_store: bool
     presence: str
     control: str
-    store: str
     given: frozenset[str] = field(default=frozenset(), compare=False)
     """The keys that were given a value."""
 
@@ -382,7 +389,7 @@ class RendezvousConfig:
         """Return the time limits as TorchElastic's handlers take them."""
         return RendezvousTimeout(
             join=timedelta(seconds=self.join_timeout),
-            last_call=timedelta(seconds=self.last_call_timeout),
+            last_call=timedelta(seconds=self.job.settle_s),
             close=timedelta(seconds=self.close_timeout),
             heartbeat=timedelta(seconds=self.heartbeat_timeout),
         )
@@ -418,15 +425,21 @@ def parse(params: RendezvousParameters, *, shares_state: bool = False) -> Rendez
     _check_together(params, values)
     known = {one.name for one in fields(RendezvousConfig)}
     chosen = {name: value for name, value in values.items() if name in known}
-    return RendezvousConfig(**chosen, given=frozenset(given))
+    job = JobSettings(
+        params.min_nodes,
+        params.max_nodes,
+        **{name: TYPES[name](values[key]) for name, key in JOB_WIDE.items()},
+    )
+    return RendezvousConfig(**chosen, job=job, given=frozenset(given))
 
 
 def default_store(max_nodes: int) -> str:
-    """Return whom the workers' store serves if nobody says.
+    """Return which clients the workers' store serves by default.
 
-    Who names an address or an endpoint for a job of one node does so for the sake of other jobs.
+    A job of one node is given an endpoint so that other jobs can reach it.
     """
-    return "hosts" if max_nodes > 1 else "open"
+    access = StoreAccess.HOSTS if max_nodes > 1 else StoreAccess.OPEN
+    return access.value
 
 
 def warn_about_unused(
@@ -481,10 +494,11 @@ def _value(params: RendezvousParameters, key: Key) -> Any:
     if value is None:
         return key.default
     match key.kind:
-        case "seconds":
-            return params.get_as_seconds(key.name)
-        case "seconds or 0":
-            return params.get_as_seconds(key.name, zero=True)
+        case "seconds" | "seconds or 0":
+            seconds = params.get_as_seconds(key.name, zero=key.kind != "seconds")
+            if seconds is not None and seconds > key.most:
+                raise _refusal(key, value, f"up to {key.most:g} seconds")
+            return seconds
         case "switch":
             return params.get_as_bool(key.name)
         case "count":
@@ -510,8 +524,9 @@ def _value(params: RendezvousParameters, key: Key) -> Any:
 def _at_least(least: int, params: RendezvousParameters, key: Key) -> int:
     number = params.get_as_int(key.name)
     assert number is not None
-    if number < least:
-        raise _refusal(key, number, f"a whole number from {least}")
+    if not least <= number <= key.most:
+        to = "" if key.most == COUNTER_MAX else f" to {key.most}"
+        raise _refusal(key, number, f"a whole number from {least}{to}")
     return number
 
 

@@ -6,16 +6,13 @@ import hmac
 import os
 from typing import TYPE_CHECKING
 
-from holdfast.coordinator.agent_connection import CoordinatorConnection, draw_incarnation
+from holdfast.core.job_settings import JobSettings
 from holdfast.core.limits import PLACES_MAX
-from holdfast.core.protocol import (
-    JobSettings,
-    NodeInfo,
-    RankOrder,
-    StoreAccess,
-)
+from holdfast.core.protocol import NodeInfo
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import UsageError
+from holdfast.membership.coordinator import CoordinatorMembership
+from holdfast.membership.interface import draw_incarnation
 from holdfast.net.addresses import names_loopback
 from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoints
 from holdfast.net.listening import LOOPBACK, address_of
@@ -27,8 +24,8 @@ from holdfast.wire.handshake import job_token
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from holdfast.coordinator.agent_connection import JobConnection
     from holdfast.core.protocol import View
+    from holdfast.membership.interface import Membership
     from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.store.interface import RoundStore
 
@@ -75,7 +72,7 @@ class CoordinatorHandler(PolledHandler):
             join_timeout_s=conf.join_timeout,
             worker_store=conf.worker_store,
             store_address=self._find_store_address(),
-            store_access=conf.store,
+            store_access=conf.job.store.value,
         )
         if conf.node_id:
             self.given_id = f"node_id={conf.node_id}"
@@ -102,17 +99,8 @@ class CoordinatorHandler(PolledHandler):
         max_restarts: int,
         ports: tuple[int, ...],
         store_key: bytes,
-    ) -> JobConnection:
+    ) -> Membership:
         params, conf = self._params, self._config
-        settings = JobSettings(
-            min_nodes=params.min_nodes,
-            max_nodes=params.max_nodes,
-            max_restarts=max_restarts,
-            spares=conf.spares,
-            settle_s=conf.last_call_timeout,
-            order=RankOrder(conf.rank_order),
-            store=StoreAccess(conf.store),
-        )
         info = NodeInfo(
             node=self.node_id,
             incarnation=draw_incarnation(),
@@ -127,7 +115,7 @@ class CoordinatorHandler(PolledHandler):
             stops_alone=self._stops_alone,
             yields=bool(conf.replace),
         )
-        return self._connect(info, settings)
+        return self._connect(info, conf.job._replace(max_restarts=max_restarts))
 
     def _find_store_address(self) -> str:
         """Return the address at which the workers' store is, or nothing: all of this host's."""
@@ -147,7 +135,7 @@ class CoordinatorHandler(PolledHandler):
         """Whether the workers are stopped if this node is cut off; other agents may not do so."""
         return (self._config.on_lost or self.on_lost) == "stop" and not self._is_polled
 
-    def _connect(self, info: NodeInfo, settings: JobSettings) -> JobConnection:
+    def _connect(self, info: NodeInfo, settings: JobSettings) -> Membership:
         """Return a connection that is started."""
         conf = self._config
         (host, port), *later = self._endpoints()
@@ -166,7 +154,7 @@ class CoordinatorHandler(PolledHandler):
             first_contact_s=conf.read_timeout or conf.join_timeout,
             needs_answers=self._stops_alone,
         )
-        connection = CoordinatorConnection(
+        connection = CoordinatorMembership(
             host,
             port,
             run_id=self._params.run_id,
@@ -212,8 +200,8 @@ class CoordinatorHandler(PolledHandler):
             return view.store_key
         return hmac.digest(self._job_token, view.store_key, "sha256")
 
-    def _arrivals(self, connection: JobConnection, scope: str) -> RoundStore:
-        if isinstance(connection, CoordinatorConnection):
+    def _arrivals(self, connection: Membership, scope: str) -> RoundStore:
+        if isinstance(connection, CoordinatorMembership):
             return connection.store(scope, ANNOUNCE_S)
         return super()._arrivals(connection, scope)
 

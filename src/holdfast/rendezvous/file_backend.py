@@ -16,7 +16,7 @@ from holdfast import console
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.rendezvous.backend import RendezvousBackend, Token
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
-from holdfast.store.file import LOCK_S_MAX, FileStore, SharedFolder, file_name
+from holdfast.store.file_store import LOCK_S_MAX, FileStore, SharedFolder, file_name
 
 if TYPE_CHECKING:
     from holdfast.rendezvous.config import RendezvousParameters

@@ -3,7 +3,7 @@
 `RendezvousHandler` is TorchElastic's: the agent asks for a round, and polls whether it must ask for
 another. A handler written for TorchElastic serves an agent here. `CoordinatedRendezvousHandler` is
 what our own backends offer beside it: somebody (a coordinator, an etcd leader, or rules applied to
-a shared state) decides for all nodes, and the agent is sent each decision over a `JobConnection`.
+a shared state) decides for all nodes, and the agent is sent each decision over a `Membership`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from holdfast.lazy_dataclass import lazy_dataclass
 if TYPE_CHECKING:
     from typing import ClassVar
 
-    from holdfast.coordinator.agent_connection import JobConnection
     from holdfast.core.coordinated_supervision import CoordinatorLost
     from holdfast.core.protocol import RefusalReason, View
+    from holdfast.membership.interface import Membership
     from holdfast.store.interface import RoundStore
 
 
@@ -194,7 +194,7 @@ class CoordinatedRendezvousHandler(RendezvousHandler):
     @abstractmethod
     def enter(
         self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
-    ) -> JobConnection:
+    ) -> Membership:
         """Join the job as a node of this shape; called again, return the same connection."""
 
     @abstractmethod
@@ -206,7 +206,7 @@ class CoordinatedRendezvousHandler(RendezvousHandler):
         """Return a member's view as TorchElastic's agents know rounds; serves the workers too."""
 
     @abstractmethod
-    def describe_timeout(self, connection: JobConnection) -> str:
+    def describe_timeout(self, connection: Membership) -> str:
         """Return in one line what was missing when `join_timeout_s` was over."""
 
     @abstractmethod

@@ -18,9 +18,9 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.coordinator.agent_connection import JoinRefused
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.protocol import NodePhase, NodeRole, RefusalReason, View
+from holdfast.membership.interface import JoinRefused
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -37,7 +37,7 @@ from holdfast.rendezvous.worker_store import PORTS, WorkerStore
 from holdfast.wire.limits import STORE_KEYS_MAX
 
 if TYPE_CHECKING:
-    from holdfast.coordinator.agent_connection import JobConnection
+    from holdfast.membership.interface import Membership
     from holdfast.store.interface import RoundStore
 
 LEAVE_S = 2.0  # How long a node that leaves waits until that has arrived.
@@ -57,7 +57,7 @@ class RoundOver(Exception):
 class PolledHandler(CoordinatedRendezvousHandler):
     """The common parts of all handlers whose job is decided for all nodes."""
 
-    decider = "the coordinator"
+    authority = "the coordinator"
     """What decides for the job, in messages."""
     close_timeout_s: float | None = None
     """How long `set_closed` waits until the job is closed; None if it does not wait."""
@@ -88,7 +88,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
         self._store_address = store_address
         self._store_access = store_access
         self._worker_store: WorkerStore | None = None
-        self._connection: JobConnection | None = None
+        self._connection: Membership | None = None
         self._stood_by = False
         self._has_left = True  # Whether the others know of its leaving, or need not.
         self._clear = (0, 0)  # As last reported, and in the term of which view.
@@ -103,7 +103,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
         max_restarts: int,
         ports: tuple[int, ...],
         store_key: bytes,
-    ) -> JobConnection:
+    ) -> Membership:
         """Return a connection that is started."""
 
     # For agents that follow views.
@@ -134,7 +134,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
 
     def enter(
         self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
-    ) -> JobConnection:
+    ) -> Membership:
         """Join the job as a node of this shape; called again, return the same connection."""
         if self._connection is None:
             self._worker_store = WorkerStore(
@@ -198,7 +198,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
 
     # Messages, one line each.
 
-    def describe_timeout(self, connection: JobConnection) -> str:
+    def describe_timeout(self, connection: Membership) -> str:
         """Return how many nodes came, or what was in the way if there never was a view."""
         limit, view = f"{self.join_timeout_s:g} s", connection.view
         if view is not None and view.held_back:
@@ -206,14 +206,14 @@ class PolledHandler(CoordinatedRendezvousHandler):
         if view is not None:
             here = f"{view.present} of {view.needed} nodes"
             return f"{here} came to {self.endpoint} within {limit} (join_timeout)"
-        problem = connection.problem() or f"no answer from {self._decider_at}"
+        problem = connection.problem() or f"no answer from {self._authority_at}"
         return f"{problem} (join_timeout: {limit})"
 
     def describe_loss(self, lost: CoordinatorLost) -> str:
         """Return what cannot be reached, since when and why."""
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - lost.away_s))
         why = f": {lost.why}" if lost.why else ""
-        return f"{self._decider_at} could not be reached since {since} ({lost.away_s:.0f} s){why}"
+        return f"{self._authority_at} could not be reached since {since} ({lost.away_s:.0f} s){why}"
 
     def describe_refusal(self, why: str, reason: RefusalReason | None = None) -> str:
         """Return that this node cannot be in the job, and why."""
@@ -222,8 +222,8 @@ class PolledHandler(CoordinatedRendezvousHandler):
         return f"{self.endpoint}: {why}"
 
     @property
-    def _decider_at(self) -> str:
-        return f"{self.decider} at {self.endpoint}"
+    def _authority_at(self) -> str:
+        return f"{self.authority} at {self.endpoint}"
 
     # TorchElastic's interface.
 
@@ -300,7 +300,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
 
     # Waiting for a round.
 
-    def _enter_polled(self) -> JobConnection:
+    def _enter_polled(self) -> Membership:
         self._is_polled = True
         return self.enter()
 
@@ -308,7 +308,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
     def _generation(self) -> int:
         return self.round.generation if self.round is not None else -1
 
-    def _next_round(self, connection: JobConnection) -> View:
+    def _next_round(self, connection: Membership) -> View:
         """Wait for a round that this node was not in before, and report that it runs."""
         self._clear = (self.round.term if self.round is not None else 0, self._generation + 1)
         connection.report(NodePhase.READY, self._generation, clear=self._generation + 1)
@@ -326,7 +326,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
         connection.report(NodePhase.RUNNING, view.generation)
         return view
 
-    def _is_new(self, connection: JobConnection, view: View) -> bool:
+    def _is_new(self, connection: Membership, view: View) -> bool:
         match view.role:
             case NodeRole.MEMBER:
                 self._stood_by = False
@@ -354,13 +354,13 @@ class PolledHandler(CoordinatedRendezvousHandler):
                 )
         return False
 
-    def _report_clear(self, connection: JobConnection, term: int, generation: int) -> None:
+    def _report_clear(self, connection: Membership, term: int, generation: int) -> None:
         """Report that no workers are here of what came before a generation."""
         if (term, generation) > self._clear:
             self._clear = (term, generation)
             connection.report(NodePhase.READY, self._generation, clear=generation)
 
-    def _await_members(self, connection: JobConnection, view: View) -> None:
+    def _await_members(self, connection: Membership, view: View) -> None:
         """Wait until every member of a round is here; raise `RoundOver` if that cannot be any more.
 
         The first node waits for all others, and they for its word that all are here.
@@ -403,7 +403,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
             time.sleep(pause_s)
             pause_s = min(pause_s_max, pause_s * 1.2)
 
-    def _arrivals(self, connection: JobConnection, scope: str) -> RoundStore:
+    def _arrivals(self, connection: Membership, scope: str) -> RoundStore:
         """Return the store in which nodes announce themselves; its calls should not hang for long."""
         return connection.store(scope)
 
@@ -423,14 +423,14 @@ class PolledHandler(CoordinatedRendezvousHandler):
         self._take(self._connection)
         return self._connection.view
 
-    def _await_news(self, connection: JobConnection, deadline: float | None) -> None:
+    def _await_news(self, connection: Membership, deadline: float | None) -> None:
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
         rest_s = NEWS_S if deadline is None else min(NEWS_S, deadline - time.monotonic())
         poll.poll(max(1, int(rest_s * 1000)))
         self._take(connection)
 
-    def _take(self, connection: JobConnection) -> None:
+    def _take(self, connection: Membership) -> None:
         for news in connection.take():
             match news:
                 case CoordinatorLost():

@@ -23,7 +23,7 @@ class StoreOnDemand:
     """The store of a round of one node, made for whoever looks: the agent itself needs none."""
 
     def __getattr__(self, name: str) -> Any:
-        from holdfast.store.memory import MemoryStore
+        from holdfast.store.memory_store import MemoryStore
 
         if "_store" not in self.__dict__:
             self._store = MemoryStore()

@@ -24,9 +24,9 @@ from holdfast.errors import EnvironmentProblem
 from holdfast.net.listening import LOOPBACK, ReservedPort, address_of
 
 if TYPE_CHECKING:
+    from holdfast.store.tcp.attestation import Vouching
     from holdfast.store.tcp.embedded import TcpStoreServer
     from holdfast.store.tcp.forwarding import Forwarder
-    from holdfast.store.tcp.vouching import Vouching
 
 WORKERS_SERVE_ENV = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 PORTS = 2
@@ -137,7 +137,7 @@ class WorkerStore:
         if self._access == "private":
             self._forward(generation, host, number, key)
         elif key:
-            from holdfast.store.tcp.vouching import Vouching
+            from holdfast.store.tcp.attestation import Vouching
 
             optional = self._access == "open"
             self._vouching = Vouching(host, number, key, generation, optional=optional)
@@ -230,8 +230,8 @@ class WorkerStore:
             return "private"
         if self._access != "open":
             console.warning(
-                "the agents of this job cannot all vouch for their hosts (--worker-store on some of "
-                "them, or an older Holdfast): the workers' store serves every host"
+                "not every agent can authenticate its host (some run with --worker-store): the workers' "
+                "store serves every host"
             )
         return "open"
 

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.store.collectives import barrier, get_all, store_timeout, synchronize
-    from holdfast.store.errors import (
+    from holdfast.store.file_store import FileStore
+    from holdfast.store.from_env import from_environment
+    from holdfast.store.interface import Store
+    from holdfast.store.memory_store import MemoryStore
+    from holdfast.store.prefix_store import PrefixStore
+    from holdfast.store.store_errors import (
         DistError,
         DistNetworkError,
         DistStoreError,
         QueueEmptyError,
         StoreTimeoutError,
     )
-    from holdfast.store.file import FileStore
-    from holdfast.store.from_env import from_environment
-    from holdfast.store.interface import Store
-    from holdfast.store.memory import MemoryStore
-    from holdfast.store.prefix import PrefixStore
-    from holdfast.store.tcp.client import TCPStore
+    from holdfast.store.tcp.store_client import TCPStore
 
 __all__ = [
     "DistError",
@@ -42,16 +42,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DistError": "holdfast.store.errors",
-    "DistNetworkError": "holdfast.store.errors",
-    "DistStoreError": "holdfast.store.errors",
-    "FileStore": "holdfast.store.file",
-    "MemoryStore": "holdfast.store.memory",
-    "PrefixStore": "holdfast.store.prefix",
-    "QueueEmptyError": "holdfast.store.errors",
+    "DistError": "holdfast.store.store_errors",
+    "DistNetworkError": "holdfast.store.store_errors",
+    "DistStoreError": "holdfast.store.store_errors",
+    "FileStore": "holdfast.store.file_store",
+    "MemoryStore": "holdfast.store.memory_store",
+    "PrefixStore": "holdfast.store.prefix_store",
+    "QueueEmptyError": "holdfast.store.store_errors",
     "Store": "holdfast.store.interface",
-    "StoreTimeoutError": "holdfast.store.errors",
-    "TCPStore": "holdfast.store.tcp.client",
+    "StoreTimeoutError": "holdfast.store.store_errors",
+    "TCPStore": "holdfast.store.tcp.store_client",
     "barrier": "holdfast.store.collectives",
     "from_environment": "holdfast.store.from_env",
     "get_all": "holdfast.store.collectives",

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from holdfast.store.errors import DistNetworkError, StoreTimeoutError
-from holdfast.store.memory import as_bytes
+from holdfast.store.memory_store import as_bytes
+from holdfast.store.store_errors import DistNetworkError, StoreTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

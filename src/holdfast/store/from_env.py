@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from holdfast.errors import UsageError
-from holdfast.store.tcp.client import DEFAULT_TIMEOUT, PORT_MAX, TCPStore
+from holdfast.store.tcp.store_client import DEFAULT_TIMEOUT, PORT_MAX, TCPStore
 
 if TYPE_CHECKING:
     from datetime import timedelta

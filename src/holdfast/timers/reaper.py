@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.processes.procfs import has_ended
-from holdfast.timers.protocol import FileTimerRequest
+from holdfast.timers.timer_requests import FileTimerRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence

@@ -13,9 +13,9 @@ from concurrent import futures
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.coordinator.agent_connection import CoordinatorConnection
 from holdfast.coordinator.kv import SLACK_S, KeyValueStore
 from holdfast.core.protocol import Failure, JobOutcome, NodePhase
+from holdfast.membership.coordinator import CoordinatorMembership
 from holdfast.rendezvous.coordinator import CoordinatorHandler
 from holdfast.rendezvous.polled import RoundOver
 from holdfast.wire.handshake import FILE_VARIABLE, VARIABLE
@@ -91,7 +91,7 @@ class RoundKeys(KeyValueStore):
 
     def __init__(self, node: PluginNode, scope: str, timeout_s: float) -> None:
         connection = node.enter()
-        assert isinstance(connection, CoordinatorConnection)
+        assert isinstance(connection, CoordinatorMembership)
         super().__init__(connection, scope, timeout_s)
         self._node = node
 

@@ -26,18 +26,8 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.limits import (
-    MALFORMED,
-    NODE_ID_CHARS_MAX,
-    RUN_ID_CHARS_MAX,
-    Count,
-    Name,
-    Number,
-    Port,
-    Seconds,
-    Why,
-    WorkerRank,
-)
+from holdfast.core.bounded import MALFORMED, Count, Name, Number, Port, Seconds, Why, WorkerRank
+from holdfast.core.limits import NODE_ID_CHARS_MAX, RUN_ID_CHARS_MAX
 from holdfast.core.protocol import Request, sound_request
 from holdfast.printable import quoted
 from holdfast.wire import limits
@@ -80,8 +70,8 @@ class Here(msgspec.Struct, frozen=True, kw_only=True):
     generation: Number = -1
     workers: Count = 0
     elapsed_s: Seconds = 0.0
-    coordinated: bool | None = None
-    """Whether a coordinator, or this agent alone, answers for all nodes; older agents do not say."""
+    coordinated: bool = True
+    """Whether a coordinator, or this agent alone, answers for all nodes."""
 
 
 class Contact(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +80,7 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True):
     node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)]
     address: Name = ""
     port: Port = 0
-    """0 if it has none: it is of an older version, or is not to have one."""
+    """0 if it has none (`control=off`)."""
     secret: Annotated[bytes, Meta(max_length=SECRET_BYTES_MAX)] = b""
 
     def __repr__(self) -> str:

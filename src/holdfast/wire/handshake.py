@@ -3,10 +3,10 @@
 ::
 
     client                                          server
-      Hello(versions, nonce, job, endpoint)  ->
-                                             <-     Challenge(version, nonce, proof)
+      Hello(version, nonce, job, endpoint)   ->
+                                             <-     Challenge(nonce, proof)
       Proof(proof)                           ->
-                                             <-     Welcome(version)  or  Refused(why)
+                                             <-     Welcome  or  Refused(why)
 
 A side that has a token goes on only with a side that proved to have the same; a side without one
 goes on only with a side without one. There is no "if possible", or anybody in between could take
@@ -44,7 +44,6 @@ from holdfast.wire.limits import NONCE_BYTES
 from holdfast.wire.messages import (
     MAGIC,
     PROTOCOL_VERSION,
-    PROTOCOL_VERSION_MIN,
     Challenge,
     Goodbye,
     Hello,
@@ -83,8 +82,6 @@ READ_ONLY_ALL_PREFIX = READ_ONLY_PREFIX + b"all-"
 """and one for all jobs, with which a client names none."""
 PROOF_BYTES = 32
 SEAL_KEY_BYTES = 32
-Versions = tuple[int, int]
-OUR_VERSIONS: Versions = (PROTOCOL_VERSION_MIN, PROTOCOL_VERSION)
 
 
 def draw_nonce() -> bytes:
@@ -109,7 +106,6 @@ class _Handshake:
         key_for: Callable[[Hello], bytes] | None = None,
         server: str = COORDINATOR,
         nonce: Callable[[], bytes] = draw_nonce,
-        versions: Versions = OUR_VERSIONS,
     ) -> None:
         if token is not None and not token:
             raise InternalError("an empty token is none")
@@ -119,8 +115,6 @@ class _Handshake:
         self._server = server
         self._remedy = GIVE_THE_SAME if server is COORDINATOR else LOOK_UP_AGAIN
         self._nonce = nonce()
-        self._versions = versions
-        self._version = 0
         self._said: blake2b | None = None  # All that was, by the key; None without one.
         self._seals: tuple[Seal, Seal] | None = None
         self._done = False
@@ -129,12 +123,6 @@ class _Handshake:
     def done(self) -> bool:
         """Whether each side has accepted the other."""
         return self._done
-
-    @property
-    def version(self) -> int:
-        """The version that both sides speak from now on."""
-        self._over()
-        return self._version
 
     @property
     def seals(self) -> tuple[Seal, Seal] | None:
@@ -186,18 +174,14 @@ class ClientHandshake(_Handshake):
         key_for: Callable[[Hello], bytes] | None = None,
         server: str = COORDINATOR,
         nonce: Callable[[], bytes] = draw_nonce,
-        versions: Versions = OUR_VERSIONS,
     ) -> None:
-        super().__init__(token, key_for=key_for, server=server, nonce=nonce, versions=versions)
+        super().__init__(token, key_for=key_for, server=server, nonce=nonce)
         self._read_only = read_only or (token is not None and token.startswith(READ_ONLY_PREFIX))
         self._run_id, self._host, self._port, self._place = run_id, host, port, place
 
     def start(self) -> bytes:
         """Return the first bytes to send."""
-        low, high = self._versions
         hello = Hello(
-            version_min=low,
-            version_max=high,
             nonce=self._nonce,
             run_id=self._run_id,
             host=one_line(self._host, NAME_CHARS_MAX),
@@ -230,19 +214,12 @@ class ClientHandshake(_Handshake):
                 )
             case Challenge() if not self._challenged:
                 return self._answer(message, body)
-            case Welcome(version=version) if self._challenged and version == self._version:
+            case Welcome() if self._challenged:
                 self._done = True
                 return b""
         raise BadMessage(f"unexpected {type(message).__name__} in the handshake")
 
     def _answer(self, challenge: Challenge, body: bytes) -> bytes:
-        low, high = self._versions
-        if not low <= challenge.version <= high:
-            raise self._leave(
-                f"{self._server} chose protocol version {challenge.version}, "
-                f"the client speaks {_range(self._versions)}"
-            )
-        self._version = challenge.version
         if self._key_for is None:
             if challenge.token_wanted:
                 raise self._leave(
@@ -258,7 +235,7 @@ class ClientHandshake(_Handshake):
             )
         said = self._said
         assert said is not None
-        if not same(challenge.proof, _proof_of_server(said, challenge.version, challenge.nonce)):
+        if not same(challenge.proof, _proof_of_server(said, challenge.nonce)):
             raise self._leave(f"{self._server}'s token is not the client's: {self._remedy}")
         said.update(_framed(body))
         frame = encode_frame(Proof(proof=_proof_of_client(said)))
@@ -288,9 +265,8 @@ class ServerHandshake(_Handshake):
         key_for: Callable[[Hello], bytes] | None = None,
         server: str = COORDINATOR,
         nonce: Callable[[], bytes] = draw_nonce,
-        versions: Versions = OUR_VERSIONS,
     ) -> None:
-        super().__init__(token, key_for=key_for, server=server, nonce=nonce, versions=versions)
+        super().__init__(token, key_for=key_for, server=server, nonce=nonce)
         self._judge = judge
 
     def receive(self, body: bytes) -> bytes:
@@ -311,22 +287,17 @@ class ServerHandshake(_Handshake):
             raise NotOurProtocol(
                 f"the first message has {quoted(repr(hello.magic))}, not {MAGIC!r}"
             )
-        offered = (hello.version_min, hello.version_max)
-        version = min(hello.version_max, self._versions[1])
-        if version < max(hello.version_min, self._versions[0]):
+        if hello.version != PROTOCOL_VERSION:
             raise self._refuse(
-                f"the client speaks protocol version {_range(offered)}, {self._server} "
-                f"{_range(self._versions)}: install the same Holdfast on both sides"
+                f"the client speaks protocol version {hello.version}, {self._server} "
+                f"{PROTOCOL_VERSION}: install the same Holdfast on both sides"
             )
         self._hello = hello
-        self._version = version
         if self._key_for is None:
-            return encode_frame(Challenge(version=version, nonce=self._nonce, token_wanted=False))
+            return encode_frame(Challenge(nonce=self._nonce, token_wanted=False))
         self._said = said = _begin(self._key_for(hello), _framed(body))
-        proof = _proof_of_server(said, version, self._nonce)
-        frame = encode_frame(
-            Challenge(version=version, nonce=self._nonce, token_wanted=True, proof=proof)
-        )
+        proof = _proof_of_server(said, self._nonce)
+        frame = encode_frame(Challenge(nonce=self._nonce, token_wanted=True, proof=proof))
         said.update(frame)
         return frame
 
@@ -348,7 +319,7 @@ class ServerHandshake(_Handshake):
             except HandshakeRefused as refused:
                 raise self._refuse(refused.why, permanent=refused.permanent) from None
         self._done = True
-        return self._sealed(encode_frame(Welcome(version=self._version)))
+        return self._sealed(encode_frame(Welcome()))
 
     def _sealed(self, frame: bytes) -> bytes:
         return self._seals[0].seal(frame) if self._seals is not None else frame
@@ -356,11 +327,6 @@ class ServerHandshake(_Handshake):
     def _refuse(self, why: str, *, permanent: bool = True) -> HandshakeRefused:
         reply = self._sealed(refusal(why, permanent=permanent))
         return HandshakeRefused(why, permanent=permanent, reply=reply)
-
-
-def _range(versions: Versions) -> str:
-    low, high = versions
-    return str(low) if low == high else f"{low} to {high}"
 
 
 # Tokens and keys.
@@ -437,9 +403,9 @@ def _begin(key: bytes, frame: bytes) -> blake2b:
     return blake2b(frame, key=key, digest_size=2 * SEAL_KEY_BYTES)
 
 
-def _proof_of_server(said: blake2b, version: int, nonce: bytes) -> bytes:
+def _proof_of_server(said: blake2b, nonce: bytes) -> bytes:
     more = said.copy()
-    more.update(b"%b %d %b" % (SERVER, version, nonce))
+    more.update(b"%b %b" % (SERVER, nonce))
     return more.digest()[:PROOF_BYTES]
 
 

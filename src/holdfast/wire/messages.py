@@ -4,25 +4,21 @@ What `decode` returns may be used as it is: types, lengths and ranges are part o
 and checked while decoding, the little that a type cannot say right after. Whatever else a peer sent
 is a `BadMessage`.
 
-Messages are msgpack maps with a tag. Fields that a newer version added are ignored, so a field may
-be added without a new protocol version as long as it has a default. No pickle, ever.
+Messages are msgpack maps with a tag. No pickle, ever.
 
 Who may send what, and when, is for the handshake, the coordinator and its client to know.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.limits import (
-    AWAY_S_MAX,
+from holdfast.core.bounded import (
     MALFORMED,
-    NODE_ID_CHARS_MAX,
-    PLACES_MAX,
-    RUN_ID_CHARS_MAX,
     ClockTime,
     Count,
     Incarnation,
@@ -35,6 +31,7 @@ from holdfast.core.limits import (
     Seconds,
     Why,
 )
+from holdfast.core.limits import AWAY_S_MAX, NODE_ID_CHARS_MAX, PLACES_MAX, RUN_ID_CHARS_MAX
 from holdfast.core.protocol import (
     Ack,
     Heartbeat,
@@ -50,13 +47,8 @@ from holdfast.wire import limits
 from holdfast.wire.errors import BadMessage
 
 MAGIC = "holdfast"
-PROTOCOL_VERSION = 5
-"""The newest version spoken here."""
-VERSION_WITH_QUERIES = 5
-"""From this one on both sides know `Query` and what belongs to it. What a query asks for is text, so
-that one that a version does not know is refused, and nothing else is lost."""
-PROTOCOL_VERSION_MIN = 4
-"""The oldest one."""
+PROTOCOL_VERSION = 1
+"""Both sides of a connection must speak this version; the handshake refuses any other."""
 
 Version = Annotated[int, Meta(ge=1, le=limits.VERSION_MAX)]
 Nonce = Annotated[bytes, Meta(min_length=limits.NONCE_BYTES_MIN, max_length=limits.NONCE_BYTES_MAX)]
@@ -70,14 +62,10 @@ Age = Annotated[float, Meta(ge=-1.0, le=AWAY_S_MAX)]
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """The client's first message: what it is and wants, and a nonce that it drew.
-
-    Versions before 4 named neither a job nor an endpoint.
-    """
+    """The client's first message: its version, its job, the endpoint it dialed, and a nonce."""
 
     magic: Annotated[str, Meta(max_length=len(MAGIC))] = MAGIC
-    version_min: Version = PROTOCOL_VERSION_MIN
-    version_max: Version = PROTOCOL_VERSION
+    version: Version = PROTOCOL_VERSION
     nonce: Nonce
     run_id: Annotated[str, Meta(max_length=RUN_ID_CHARS_MAX)] = ""
     """The job that this connection is for; empty of an operator, who asks about all jobs."""
@@ -92,9 +80,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
 
 
 class Challenge(msgspec.Struct, frozen=True, kw_only=True, tag="challenge"):
-    """The server's answer: the version to speak, its own nonce, and that it knows the token."""
+    """The server's response: its own nonce, and the proof that it has the token."""
 
-    version: Version
     nonce: Nonce
     token_wanted: bool
     proof: ProofBytes = b""
@@ -109,8 +96,6 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True, tag="proof"):
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     """The handshake is done."""
-
-    version: Version
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
@@ -238,14 +223,35 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     rss_bytes: Count = 0
 
 
+class EventKind(Enum):
+    """What an `EventRecord` is about."""
+
+    JOB_CHANGED = "job-changed"
+    """The coordinator changed the round, the generation or a node."""
+    JOB_ENDED = "job-ended"
+    RUN_STARTED = "run-started"
+    RUN_ENDED = "run-ended"
+    RENDEZVOUS_ENDED = "rendezvous-ended"
+    RANKS_ASSIGNED = "ranks-assigned"
+    GENERATION_STARTED = "generation-started"
+    GENERATION_STOPPING = "generation-stopping"
+    GENERATION_STOPPED = "generation-stopped"
+    FIRST_HEARTBEAT = "first-heartbeat"
+    WORKER_ENDED = "worker-ended"
+    WORKERS_FAILED = "workers-failed"
+    WATCHDOG = "watchdog"
+    REQUESTED = "requested"
+    CUSTOM = "custom"
+
+
 class EventRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened in a job."""
 
     wall: ClockTime
     """The time of day where it happened: for people."""
     source: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)] = ""
-    """The node; empty of whoever decides."""
-    kind: Name = ""
+    """The node; empty for the coordinator."""
+    kind: EventKind = EventKind.CUSTOM
     generation: Number = -1
     rank: Number = -1
     text: Why = ""
@@ -391,7 +397,7 @@ def sound_report(report: NodeReport) -> NodeReport:
     """Return a report that may be shown."""
     text = "".join(
         [report.state, *(f"{one.state}{one.section}" for one in report.workers)]
-        + [f"{one.kind}{one.source}{one.text}" for one in report.events]
+        + [f"{one.source}{one.text}" for one in report.events]
     )
     if text.isprintable():
         return report
@@ -404,8 +410,7 @@ def sound_report(report: NodeReport) -> NodeReport:
             for one in report.workers
         ],
         events=[
-            replace(one, kind=quoted(one.kind), source=quoted(one.source), text=reason(one.text))
-            for one in report.events
+            replace(one, source=quoted(one.source), text=reason(one.text)) for one in report.events
         ],
     )
 

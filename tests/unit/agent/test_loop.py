@@ -21,8 +21,8 @@ from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
 from holdfast.processes.signals import SignalException
 from holdfast.rendezvous.single_node import SingleNodeHandler
-from holdfast.store.memory import MemoryStore
-from holdfast.store.tcp.server import ServingLoop
+from holdfast.store.memory_store import MemoryStore
+from holdfast.store.tcp.store_server import ServingLoop
 from rendezvous_fakes import ScriptedRendezvous
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def test_the_store_answers_whenever_its_first_client_comes(
 ) -> None:
     monkeypatch.setattr(side_services, "PREIMPORT_AFTER_S", FOREVER_S if when == "at once" else 0)
     script = (
-        "import os; from holdfast.store.tcp.client import TCPStore\n"
+        "import os; from holdfast.store.tcp.store_client import TCPStore\n"
         "with TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])) as store:\n"
         "    store.set('key', 'value'); assert store.get('key') == b'value'"
     )

@@ -76,7 +76,7 @@ def test_what_a_failure_needs_is_imported_once_after_a_while(
 # What modules that are loaded may import, but not for a failure: what is chosen at a start.
 NOT_FOR_FAILURES = {
     "holdfast.agent.coordinated_job",
-    "holdfast.agent.node_server",  # For people who watch.
+    "holdfast.control.node_server",  # For people who watch.
     "holdfast.agent.blocked_workers",
     "holdfast.coordinator",  # Is in use with the rendezvous that needs it.
     "holdfast.core",
@@ -92,8 +92,8 @@ NOT_FOR_FAILURES = {
     "holdfast.processes.zygote",
     "holdfast.rendezvous",
     "holdfast.store.tcp.forwarding",  # This, the next and the last are in use with other nodes.
-    "holdfast.store.tcp.vouching",
-    "holdfast.timers.server",
+    "holdfast.store.tcp.attestation",
+    "holdfast.timers.timer_server",
     "holdfast.wire",
 }
 LOOKS = """

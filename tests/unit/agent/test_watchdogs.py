@@ -13,12 +13,12 @@ import pytest
 
 from holdfast import worker
 from holdfast.agent.watchdogs import DUMP_EACH_S_MIN, DUMP_S, ENABLE_ENV, FILE_ENV, Watchdogs
-from holdfast.control import stacks
 from holdfast.core.supervision import TimersExpired
 from holdfast.observe.lifecycle import WatchdogEvent
+from holdfast.processes import stacks
 from holdfast.processes.failures.failure import ProcessFailure
 from holdfast.timers import reaper
-from holdfast.timers.protocol import FileTimerRequest
+from holdfast.timers.timer_requests import FileTimerRequest
 from holdfast.worker import PAGE_ENV
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.cli import dump
-from holdfast.control.local_workers import local_workers
 from holdfast.errors import HoldfastError
+from holdfast.processes.local_workers import local_workers
 from real_jobs import HOLDFAST, Job
 
 if TYPE_CHECKING:
@@ -83,6 +83,6 @@ def test_what_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = dumped(str(ended.pid))
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert str(ended.pid) in err
-    monkeypatch.setattr("holdfast.control.local_workers.local_workers", list)
+    monkeypatch.setattr("holdfast.processes.local_workers.local_workers", list)
     with pytest.raises(HoldfastError):
         dump.execute(dump.parse_args([]))

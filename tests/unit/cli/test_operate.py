@@ -10,6 +10,7 @@ from holdfast.cli import main, operate
 from holdfast.cli.completion import SHELLS, flags_of_commands, script_for
 from holdfast.control.stack_groups import grouped, place_of
 from holdfast.errors import UsageError
+from holdfast.views import tables
 from holdfast.wire.control import LogLines
 
 
@@ -83,7 +84,7 @@ def test_equal_stacks_are_one_group() -> None:
 
 
 def test_lines_of_ranks_are_not_mixed(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    printer = operate.LogPrinter(prefixed=True, coloured=False)
+    printer = tables.LogPrinter(prefixed=True, coloured=False)
     for rank, text in ((0, b"a\nb"), (1, b"c\n"), (0, b"d\ne\n")):
         printer.show(LogLines(rank=rank, text=text))
     assert capfdbinary.readouterr().out == b"[0] a\n[0] b\n[1] c\n[0] d\n[0] e\n"

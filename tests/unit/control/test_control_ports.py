@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.agent.port_server import HALF_OPEN_MAX, PortServer
-from holdfast.cli.operate import follow_logs
-from holdfast.control.client import open_job
-from holdfast.control.directory import Directory
-from holdfast.control.line import NOT_FOUND, ControlProblem, open_contact, tls_of, unpacked
-from holdfast.coordinator.control_port import ControlAccess, ControlListener
+from holdfast.control.connection import ControlProblem, JobNotFound, open_contact, tls_of, unpacked
+from holdfast.control.discovery import Directory
+from holdfast.control.job_client import open_job
+from holdfast.control.job_logs import follow_logs
+from holdfast.control.port_server import HALF_OPEN_MAX, PortServer
 from holdfast.core.protocol import ControlPort, RequestRefusal
+from holdfast.net.agent_port import ControlCredentials, ControlListener
 from holdfast.net.token_certificates import make_certificate
 from holdfast.wire import control
 from holdfast.wire.errors import HandshakeRefused
@@ -39,8 +39,8 @@ from other_users import STRANGER, as_user
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from holdfast.agent.node_server import Asker
-    from holdfast.control.line import Line
+    from holdfast.control.connection import Line
+    from holdfast.control.node_server import Asker
     from holdfast.wire.messages import Message
 
 TOKEN = b"a token of the job's own"
@@ -59,7 +59,7 @@ class Node:
 
     def happen(self, text: str, ago_s: float) -> None:
         wall = time.time() + self.ahead_s - ago_s
-        self.happened.append(EventRecord(wall=wall, kind="x", text=text))
+        self.happened.append(EventRecord(wall=wall, text=text))
 
     def received(self, asker: Asker, message: Message) -> None:
         if isinstance(message, Goodbye):
@@ -107,18 +107,18 @@ class Listed(Directory):
 class Port:
     """A control port on loopback, and those who come to it."""
 
-    def __init__(self, access: ControlAccess, *, read_only: bool = False) -> None:
+    def __init__(self, access: ControlCredentials, *, read_only: bool = False) -> None:
         self.own = ControlListener("127.0.0.1", access, read_only=read_only)
         self.node = Node()
         self.server = PortServer(self.node, self.own)  # type: ignore[arg-type]
 
-    async def asker(self, access: ControlAccess, **changes: Any) -> Line:
+    async def asker(self, access: ControlCredentials, **changes: Any) -> Line:
         """Return a connection of somebody who has read this port's record."""
         port = changes.get("port", self.own.port)
         found = access.contacts([("a", "127.0.0.1", port)])
         return await open_contact(found.contacts[0], RUN_ID, found, tls_of(found))
 
-    async def asked_by(self, access: ControlAccess) -> str:
+    async def asked_by(self, access: ControlCredentials) -> str:
         line = await self.asker(access)
         try:
             return unpacked(control.Here, (await line.ask(control.HERE)).body).state
@@ -127,7 +127,7 @@ class Port:
 
 
 @asynccontextmanager
-async def served(access: ControlAccess, *, read_only: bool = False) -> AsyncIterator[Port]:
+async def served(access: ControlCredentials, *, read_only: bool = False) -> AsyncIterator[Port]:
     port = Port(access, read_only=read_only)
     try:
         yield port
@@ -141,8 +141,8 @@ async def served(access: ControlAccess, *, read_only: bool = False) -> AsyncIter
                 await asyncio.sleep(0.001)
 
 
-def access_of(token: bytes | None, run_id: str = RUN_ID) -> ControlAccess:
-    return ControlAccess(run_id=run_id, token=token)
+def access_of(token: bytes | None, run_id: str = RUN_ID) -> ControlCredentials:
+    return ControlCredentials(run_id=run_id, token=token)
 
 
 @in_loop
@@ -200,8 +200,8 @@ async def test_without_a_token_other_users_of_the_host_are_kept_out_with_the_key
 
 @in_loop
 async def test_with_certificates_nothing_is_said_to_who_has_none() -> None:
-    guarded = ControlAccess(run_id=RUN_ID, token=TOKEN, pem=make_certificate(TOKEN))
-    others = ControlAccess(run_id=RUN_ID, token=TOKEN, pem=make_certificate(TOKEN + b"x"))
+    guarded = ControlCredentials(run_id=RUN_ID, token=TOKEN, pem=make_certificate(TOKEN))
+    others = ControlCredentials(run_id=RUN_ID, token=TOKEN, pem=make_certificate(TOKEN + b"x"))
     async with served(guarded) as port:
         assert await port.asked_by(guarded) == "may act"
         for wrong in (access_of(TOKEN), others):
@@ -252,9 +252,8 @@ async def test_once_an_agent_has_ended_another_is_asked_about_the_job() -> None:
             job.ports.clear()
             for asker in [*b.node.askers]:
                 asker.drop("over")
-            with pytest.raises(ControlProblem) as over:
+            with pytest.raises(JobNotFound):
                 await client.status()
-            assert over.value.exit_code == NOT_FOUND
 
 
 @in_loop
@@ -264,10 +263,23 @@ async def test_while_etcd_is_away_an_agent_shows_what_its_own_workers_write() ->
         a.node.is_blind = True
         async with await open_job(Listed(("a", a.own.port))) as client:
             for node in ("", "a"):
-                await follow_logs(client, control.LogsQuery(), node, shown.append)
+                await follow_logs(client, control.LogsQuery(), node, shown.append, print)
             with pytest.raises(ControlProblem, match="no etcd"):
-                await follow_logs(client, control.LogsQuery(), "b", shown.append)
+                await follow_logs(client, control.LogsQuery(), "b", shown.append, print)
     assert [one.text for one in shown] == [b"a line\n"] * 2
+
+
+@in_loop
+async def test_following_logs_ends_when_nobody_reads_what_they_are_written_to() -> None:
+    def broken(_: object) -> None:
+        raise BrokenPipeError
+
+    async with served(access_of(None)) as a:
+        a.node.is_blind = True
+        async with await open_job(Listed(("a", a.own.port))) as client:
+            with pytest.raises(BrokenPipeError):
+                async with asyncio.timeout(10):
+                    await follow_logs(client, control.LogsQuery(follow=True), "", broken, print)
 
 
 @in_loop

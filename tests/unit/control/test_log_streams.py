@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import tempfile
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.control import client
+from holdfast.control import job_client, log_streams
 from holdfast.control.log_streams import LogStream
 from holdfast.control.runtime_dir import runtime_dir, socket_of, sockets_here
 from holdfast.wire.control import LogLines, LogsQuery
@@ -152,12 +153,37 @@ def test_the_folder_of_sockets_is_its_users_alone(
 async def test_an_agent_that_does_not_answer_is_named_and_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client, "LATE_S", 0.0)
-    monkeypatch.setattr(client, "CONNECT_S", 0.1)
+    monkeypatch.setattr(job_client, "LATE_S", 0.0)
+    monkeypatch.setattr(job_client, "CONNECT_S", 0.1)
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as frozen:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)  # A short name: that of a socket is limited.
         frozen.bind(socket_of(4711))
         frozen.listen()
         late: list[str] = []
-        assert await client.local_jobs(late.extend) == []
+        assert await job_client.local_jobs(late.extend) == []
         assert late == ["4711"]
+
+
+@pytest.mark.parametrize("shortage", ["instances", "watches"])
+@in_loop
+async def test_following_goes_on_without_inotify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shortage: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "no inotify left")
+
+    if shortage == "instances":
+        monkeypatch.setattr(log_streams, "Inotify", refuse)
+    else:
+        monkeypatch.setattr("holdfast.processes.logs.follower.Inotify.watch", refuse)
+    monkeypatch.setattr(log_streams, "LOOK_AGAIN_S", 0.01)
+    path = tmp_path / "a"
+    path.write_bytes(b"1\n")
+    reader = Reader(LogsQuery(follow=True, room=ROOM))
+    reader.begin(path)
+    assert await reader.text() == b"1\n"
+    for line in (b"2\n", b"3\n"):
+        with path.open("ab") as file:
+            file.write(line)
+        assert await reader.text() == line
+    reader.stream.close()

@@ -5,7 +5,6 @@ import socket
 from typing import Any
 
 import pytest
-from serving import serving, soon
 
 from holdfast.coordinator import connect
 from holdfast.coordinator.connect import ClientConnection, ConnectFailed, CoordinatorConnector
@@ -14,6 +13,7 @@ from holdfast.net.addresses import Address
 from holdfast.wire.handshake import refusal
 from in_loop import in_loop
 from other_users import STRANGER, listening_as
+from serving import serving, soon
 
 LOCAL = "127.0.0.1"
 

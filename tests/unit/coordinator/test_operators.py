@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from serving import Client, Served, serving, status
 
-from holdfast.control.client import open_job
-from holdfast.control.line import ControlProblem, Endpoint
+from holdfast.control.connection import ControlProblem, Endpoint
+from holdfast.control.job_client import open_job
 from holdfast.coordinator import operators, server_connection
 from holdfast.core.protocol import Action, Heartbeat, Request, RequestRefusal, View
 from holdfast.wire import control
-from holdfast.wire.handshake import ServerHandshake, job_token, read_only_token
+from holdfast.wire.handshake import job_token, read_only_token
 from holdfast.wire.messages import (
     Attach,
     EventRecord,
@@ -25,6 +23,7 @@ from holdfast.wire.messages import (
     Watch,
 )
 from in_loop import in_loop
+from serving import Client, Served, serving, status
 
 if TYPE_CHECKING:
     from holdfast.wire.messages import Message
@@ -188,7 +187,7 @@ async def test_what_happened_is_told_once_and_in_order_of_time() -> None:
         await reply_to(operator, Query(id=9, what=control.EVENTS, run_id="job", body=follow))
         await reply_to(operator, act(1, "r"))
         walls = (3.0, 1.0, 2.0)
-        records = [EventRecord(wall=wall, source="a", kind="x") for wall in walls]
+        records = [EventRecord(wall=wall, source="a") for wall in walls]
         node.send(NodeReport(run_id="job", node="a", incarnation=INCARNATION, events=records))
         node.send(status("a", seq=2, clear=1))  # The generation that was asked for may start.
         await node.until(lambda one: isinstance(one, View) and one.generation == 1 and one.start)
@@ -211,7 +210,7 @@ async def test_whoever_does_not_read_its_events_is_dropped(monkeypatch: pytest.M
             one.send(Query(id=1, what=control.EVENTS, run_id="job", body=follow))
             await one.next()
         slow.stop_reading()
-        record = EventRecord(wall=1.0, source="a", kind="x", text="y" * 1_000)
+        record = EventRecord(wall=1.0, source="a", text="y" * 1_000)
         report = NodeReport(run_id="job", node="a", incarnation=INCARNATION, events=[record] * 100)
         subscribers = served.server._operators._subscribers
         for _ in range(1_000):  # 100 MB: the kernel may hold a third of it for a reader.
@@ -234,31 +233,6 @@ async def test_subscriptions_are_limited() -> None:
             operator.send(Query(id=number, what=control.EVENTS, run_id="job", body=follow))
         last = Query(id=99, what=control.EVENTS, run_id="job", body=follow)
         assert (await reply_to(operator, last)).refusal == RequestRefusal.TOO_MANY.value
-
-
-@in_loop
-async def test_versions_tell_each_other_what_they_cannot_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    old = partial(ServerHandshake, versions=(4, 4))
-    with monkeypatch.context() as patched:
-        patched.setattr(server_connection, "ServerHandshake", old)
-        async with serving() as served:
-            node = await a_job(served)  # It can be in a job there all the same.
-            place = Endpoint(host="127.0.0.1", port=served.port, run_id="job")
-            with pytest.raises(ControlProblem) as refused:
-                await open_job(place)
-            assert refused.value.refusal == RequestRefusal.UNKNOWN.value
-            assert node.connection.is_open
-    async with serving() as served:
-        node, operator = await a_job(served), await served.client("")
-        for peer in served.server._peers:
-            peer.version = min(peer.version, 4 if peer.key is not None else peer.version)
-        refused_by = await reply_to(operator, Query(id=1, what="logs", run_id="job", node="a"))
-        assert refused_by.refusal == RequestRefusal.UNKNOWN.value
-        operator.send(StatusRequest(id=2, run_id="job", watch=True))
-        await operator.next()
-        assert node.received.empty()
 
 
 @in_loop

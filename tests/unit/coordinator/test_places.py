@@ -7,24 +7,24 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
-from serving import Served, serving, soon
 
 from certificates import make_ca, make_certificate
 from holdfast.coordinator import connect, places
 from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
 from holdfast.coordinator.places import Places
 from holdfast.core.limits import TERMS_PER_PLACE
-from holdfast.etcd.process import hold_port
+from holdfast.etcd.runner import hold_port
 from holdfast.net.tls import TlsFiles
 from in_loop import in_loop
 from real_coordinators import LOCAL, Coordinator, eventually, member, node, started, until
+from serving import Served, serving, soon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
     from typing import Any
 
-    from holdfast.coordinator.agent_connection import CoordinatorConnection
+    from holdfast.membership.coordinator import CoordinatorMembership
 
 
 @in_loop
@@ -87,7 +87,7 @@ def ports() -> Iterator[tuple[int, int]]:
         yield first.getsockname()[1], second.getsockname()[1]
 
 
-def listed(ports: tuple[int, int], name: str, **options: Any) -> CoordinatorConnection:
+def listed(ports: tuple[int, int], name: str, **options: Any) -> CoordinatorMembership:
     """Return a node that may coordinate at the first of two endpoints."""
     return node(ports[0], name, is_host=None, later=[(LOCAL, ports[1])], **options)
 
@@ -97,7 +97,7 @@ def taking_over(ports: tuple[int, int], *flags: str, **environment: str) -> Coor
     return Coordinator("--take-over", endpoints, *flags, **environment)
 
 
-def by_the_second(ports: tuple[int, int], *nodes: CoordinatorConnection) -> None:
+def by_the_second(ports: tuple[int, int], *nodes: CoordinatorMembership) -> None:
     """Wait until the second one decides for all of these."""
     for one in nodes:
         view = until(one, lambda view: member(view) and view.term >= TERMS_PER_PLACE)

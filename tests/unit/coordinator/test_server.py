@@ -9,29 +9,22 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from serving import LIMIT_S, Client, Served, flood, serving, soon, status
 
 from certificates import make_ca, make_certificate
-from holdfast.coordinator import admission, job_status, server, server_connection
+from holdfast.coordinator import admission, server, server_connection
 from holdfast.coordinator.connect import READ_BYTES, ConnectFailed
-from holdfast.core.protocol import (
-    Ack,
-    Heartbeat,
-    JobSettings,
-    NodeInfo,
-    NodePhase,
-    NodeRole,
-    Status,
-    View,
-)
+from holdfast.core.job_settings import JobSettings
+from holdfast.core.protocol import Ack, Heartbeat, NodeInfo, NodePhase, NodeRole, Status, View
 from holdfast.net import listening
 from holdfast.net.addresses import Address
 from holdfast.net.tls import TlsFiles
+from holdfast.wire import job_summary
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake, job_token
 from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import Goodbye, StatusRequest, StoreCall, StoreResult, Welcome, decode
 from in_loop import in_loop
+from serving import LIMIT_S, Client, Served, flood, serving, soon, status
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -190,7 +183,7 @@ async def test_the_state_of_jobs_can_be_asked_for(monkeypatch: pytest.MonkeyPatc
         assert [one.run_id for one in (await operator.next()).jobs] == ["other"]
         client.send(StatusRequest(id=3))
         assert [one.run_id for one in (await client.next()).jobs] == ["job"]
-        monkeypatch.setattr(job_status, "STATUS_FRAME_BYTES_MAX", 200)
+        monkeypatch.setattr(job_summary, "STATUS_FRAME_BYTES_MAX", 200)
         client.send(StatusRequest(id=3, run_id="job"))
         (brief,) = (await client.next()).jobs
         assert (brief.run_id, brief.present, brief.nodes) == ("job", 1, [])
@@ -464,7 +457,7 @@ async def test_a_flood_of_faults_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
             if number == 5:
                 monkeypatch.setattr(server, "WARNINGS_S", 0.0)
             client = await served.client()
-            client.send(Welcome(version=1))  # Only a server sends that.
+            client.send(Welcome())  # Only a server sends that.
             assert isinstance(await client.next(), str)
         assert len(served.warnings) == 2
         assert "4 more" in served.warnings[1]

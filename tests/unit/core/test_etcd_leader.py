@@ -11,8 +11,9 @@ from holdfast.core.etcd import leader
 from holdfast.core.etcd.calls import Delete, Grant, Op, Put, Txn, TxnDone
 from holdfast.core.etcd.keys import JobKeys, pack
 from holdfast.core.etcd.leader import OPS_MAX, WRITE_BYTES_MAX, LedJob, NodeReported, PendingWrites
+from holdfast.core.job_settings import JobSettings
 from holdfast.core.machine import TICK
-from holdfast.core.protocol import JobOutcome, JobSettings, NodeInfo, NodeRole, View
+from holdfast.core.protocol import JobOutcome, NodeRole, View
 from holdfast.core.rounds import Job, JobPhase, NodeLost, NodesLost, Rounds
 from simulator.etcd import SimEtcd
 
@@ -136,22 +137,18 @@ class Led:
         return views
 
 
-def test_each_member_is_looked_at_once_for_a_roll_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at = []
-    is_awaited = LedJob._is_awaited
-
-    def counted(led: LedJob, info: NodeInfo) -> bool:
-        looked_at.append(info)
-        return is_awaited(led, info)
-
-    monkeypatch.setattr(LedJob, "_is_awaited", counted)
-    names = "abcdefghijklmnopqrst"
-    one = Led(names, a_job_of(20, 20, max_restarts=3))
-    one.report(one.nodes["a"].fail())
-    for name in names[1:]:
-        one.answer(name)
-    assert one.led.job.generation == 1
-    assert len(looked_at) == len(names)
+def test_a_node_that_fails_and_leaves_has_failed_first() -> None:
+    one = Led("abc", a_job_of(2, 3, max_restarts=3, settle_s=0.5))
+    one.led.handle(0.0, TICK)
+    one.deliver(one.led.handle(1.0, TICK))
+    one.report(one.nodes["b"].fail())
+    one.report(one.nodes["b"].leave())
+    one.lose("b")  # It removed its keys.
+    assert one.led.job.restarts == 0
+    one.answer("a")
+    one.answer("c")
+    assert one.led.job.restarts == 1
+    assert [info.node for info in one.led.job.members] == ["a", "c"]
 
 
 def test_a_failure_of_the_last_generation_is_no_answer_in_this_one() -> None:

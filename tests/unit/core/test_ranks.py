@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.core.job_settings import RankOrder
 from holdfast.core.node_order import order_nodes
-from holdfast.core.protocol import NodeInfo, RankOrder
+from holdfast.core.protocol import NodeInfo
 from holdfast.core.ranks import NodeShape, assign_ranks, identical_ranks
 
 untimed = settings(deadline=None)  # Others may need the machine meanwhile.

@@ -7,6 +7,8 @@ import pytest
 
 from fake_node import RUN, FakeNode, a_job_of, a_node
 from holdfast.core import rounds as machine
+from holdfast.core.first_failure import dated
+from holdfast.core.job_settings import JobSettings, RankOrder, StoreAccess
 from holdfast.core.limits import (
     NODE_ID_CHARS_MAX,
     RUN_ID_CHARS_MAX,
@@ -14,16 +16,7 @@ from holdfast.core.limits import (
     WHY_CHARS_MAX,
 )
 from holdfast.core.machine import InvalidEvent
-from holdfast.core.protocol import (
-    JobSettings,
-    NodeRole,
-    RankOrder,
-    RefusalReason,
-    Request,
-    Status,
-    StoreAccess,
-    View,
-)
+from holdfast.core.protocol import NodeRole, RefusalReason, Request, Status, View
 from holdfast.core.rounds import (
     BLAME_S,
     HISTORY_LINES_MAX,
@@ -35,7 +28,6 @@ from holdfast.core.rounds import (
     NodeLost,
     Rounds,
     WaitEnded,
-    dated,
 )
 from holdfast.wire.messages import check
 
@@ -267,7 +259,7 @@ def test_a_node_that_was_started_otherwise_is_refused(other: dict[str, object]) 
     rounds = Rounds(Job(run_id=RUN))
     settings, about = TWO, other
     if "fixed_rank" not in other:
-        settings, about = msgspec.structs.replace(TWO, **other), {}
+        settings, about = TWO._replace(**other), {}  # type: ignore[arg-type]
     rounds.handle(0.0, a_node("a", TWO, 1, fixed_rank=0 if about else -1).status())
     (view,) = rounds.handle(0.0, a_node("b", settings, 2, **about).status())
     assert (view.role, view.refusal) == (NodeRole.REFUSED, RefusalReason.SETTINGS)

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core import shared_state
+from holdfast.core.job_settings import JobSettings
 from holdfast.core.machine import InvalidEvent, Tick
 from holdfast.core.protocol import (
     ControlPort,
     Failure,
     JobOutcome,
-    JobSettings,
     NodeInfo,
     NodePhase,
     NodeRole,

@@ -12,8 +12,8 @@ import pytest
 from holdfast.elastic._impl.c10d_backend import NO_STATE, C10dRendezvousBackend, create_backend
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
-from holdfast.store.memory import MemoryStore
-from holdfast.store.tcp.client import TCPStore
+from holdfast.store.memory_store import MemoryStore
+from holdfast.store.tcp.store_client import TCPStore
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.elastic._impl.etcd_backend import MAGIC, EtcdRendezvousBackend, create_backend
 from holdfast.etcd import lease as leases
-from holdfast.etcd.settings import EtcdSettings
+from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.etcd.sync_client import EtcdClient
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError

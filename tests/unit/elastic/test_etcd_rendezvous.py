@@ -13,7 +13,7 @@ from holdfast.elastic._impl.etcd_rendezvous import (
     create_rdzv_handler,
 )
 from holdfast.elastic.rendezvous.registry import get_rendezvous_handler
-from holdfast.etcd.settings import EtcdSettings
+from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.etcd.sync_client import EtcdClient
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import (

@@ -19,7 +19,7 @@ from holdfast.elastic._impl.etcd_v2_client import (
 )
 from holdfast.elastic.rendezvous.etcd_server import EtcdServer
 from holdfast.errors import UsageError
-from holdfast.etcd.settings import EtcdSettings
+from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.rendezvous.errors import RendezvousStateError
 
 if TYPE_CHECKING:

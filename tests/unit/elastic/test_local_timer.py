@@ -14,8 +14,8 @@ from holdfast.elastic._impl.local_timer import (
     RequestQueue,
     TimerServer,
 )
-from holdfast.timers.client import expires
-from holdfast.timers.protocol import TimerRequest
+from holdfast.timers.timer_client import expires
+from holdfast.timers.timer_requests import TimerRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

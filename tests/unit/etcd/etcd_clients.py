@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.core.etcd.calls import Change, Get, Problem, Put, Txn, TxnDone
 from holdfast.etcd.async_client import AsyncEtcdClient
-from holdfast.etcd.settings import EtcdSettings
+from holdfast.etcd.etcd_settings import EtcdSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

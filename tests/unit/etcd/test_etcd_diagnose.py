@@ -13,7 +13,7 @@ from etcd_clients import LOCAL, client_of, http, problem, put, saying, server
 
 from holdfast.core.etcd.calls import Problem, ProblemKind
 from holdfast.etcd.diagnose import diagnose_silence
-from holdfast.etcd.protocol import TLS_ONLY
+from holdfast.etcd.json_gateway import TLS_ONLY
 from holdfast.etcd.transport import NOT_TLS, HttpConnection
 from holdfast.net.tls import client_context
 from in_loop import in_loop

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from holdfast.core.etcd.calls import Problem, ProblemKind
 from holdfast.etcd.failover import CONNECT_S, LEADERLESS_PAUSE_S, Attempts
-from holdfast.etcd.protocol import Handling, Refusal
+from holdfast.etcd.json_gateway import Handling, Refusal
 
 AWAY = Problem(ProblemKind.UNREACHABLE, "connection refused")
 DENIED = Problem(ProblemKind.DENIED, "its certificate is not trusted")

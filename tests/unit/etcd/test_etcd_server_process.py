@@ -19,8 +19,8 @@ import pytest
 
 from holdfast.core.etcd.calls import Get, Txn, TxnDone
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.etcd.process import BINARY_VARIABLE, EtcdProcess, find_binary, last_words
-from holdfast.etcd.server import EtcdServer, is_healthy, stop_etcd
+from holdfast.etcd.local_etcd import EtcdServer, is_healthy, stop_etcd
+from holdfast.etcd.runner import BINARY_VARIABLE, EtcdProcess, find_binary, last_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ PATIENCE_S = 20.0  # Only a test that fails waits for so long.
 
 OWNER = """
 import os, sys, threading, time
-from holdfast.etcd.server import EtcdServer
+from holdfast.etcd.local_etcd import EtcdServer
 server = EtcdServer()
 starting = threading.Thread(target=server.start)
 starting.start()
@@ -47,7 +47,7 @@ child = os.fork()
 if not child:
     sys.exit()  # With all that is done when a program ends.
 assert os.waitpid(child, 0)[1] == 0
-from holdfast.etcd.server import is_healthy
+from holdfast.etcd.local_etcd import is_healthy
 assert is_healthy(server.get_port()), "a child's end was the server's, too"
 """
 
@@ -149,7 +149,7 @@ def test_one_that_is_never_ready_costs_no_more_than_the_time_given(
             started.append(self)
 
     named(tmp_path, monkeypatch, "exec sleep infinity")
-    monkeypatch.setattr("holdfast.etcd.server.EtcdProcess", Counted)
+    monkeypatch.setattr("holdfast.etcd.local_etcd.EtcdProcess", Counted)
     with pytest.raises(TimeoutError, match="some-etcd"):
         EtcdServer().start(timeout=0.3)
     assert len(started) == 1

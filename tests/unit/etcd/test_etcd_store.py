@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.core.etcd.calls import KeptAlive, Problem, ProblemKind, Request, Txn
-from holdfast.etcd import store as store_transactions
+from holdfast.etcd import etcd_store as store_transactions
 from holdfast.etcd.async_client import CLOSED
+from holdfast.etcd.etcd_settings import EtcdSettings
+from holdfast.etcd.etcd_store import TXN_OPS_MAX, EtcdStore, as_store_error
 from holdfast.etcd.lease import KeptLease
-from holdfast.etcd.settings import EtcdSettings
-from holdfast.etcd.store import TXN_OPS_MAX, EtcdStore, as_store_error
 from holdfast.etcd.store_layout import KeyRange, StoreKeys
 from holdfast.etcd.sync_client import BlockingWatch, EtcdClient, EtcdError
 from holdfast.store import DistNetworkError, DistStoreError, StoreTimeoutError

@@ -9,7 +9,7 @@ from etcd_clients import LOCAL
 
 from holdfast.core.etcd.calls import Change, Get, Txn
 from holdfast.etcd import sync_client
-from holdfast.etcd.settings import EtcdSettings
+from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.etcd.sync_client import EtcdClient, EtcdError
 from real_etcd import Etcd, running_etcd
 

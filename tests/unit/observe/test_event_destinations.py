@@ -14,7 +14,7 @@ from event_fakes import PATIENCE_S, Blocking, Keeping, event, names
 from holdfast import events
 from holdfast.errors import UsageError
 from holdfast.events import Event, EventSource
-from holdfast.observe.events.recorder import JobEvents
+from holdfast.observe.events.event_recorder import JobEvents
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from event_fakes import event, names
 
 from holdfast import console
 from holdfast.events import ConsoleEventHandler, Event, JsonLinesEventHandler
-from holdfast.observe.events import handlers
+from holdfast.observe.events import event_handlers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +44,7 @@ def test_each_event_is_a_line_at_once_and_a_file_is_continued(tmp_path: Path) ->
 def test_events_are_buffered_until_there_is_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handlers, "BUFFERED_MAX", 2)
+    monkeypatch.setattr(event_handlers, "BUFFERED_MAX", 2)
     folder: list[str] = []
     handler = JsonLinesEventHandler(lambda: folder[0] if folder else None)
     for name in "abc":
@@ -85,8 +85,8 @@ def test_a_fork_does_not_rotate_its_parents_file(tmp_path: Path) -> None:
 WRITER = f"""
 import sys
 from holdfast.events import Event, EventSource, JsonLinesEventHandler
-from holdfast.observe.events import handlers
-handlers.file_name = lambda _stem: "shared.jsonl"  # The worst case: all have one file.
+from holdfast.observe.events import event_handlers
+event_handlers.file_name = lambda _stem: "shared.jsonl"  # The worst case: all have one file.
 handler = JsonLinesEventHandler(sys.argv[1])
 sys.stdin.read()
 for line in range({LINES}):

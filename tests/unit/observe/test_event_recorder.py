@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from holdfast.observe import events_wanted
 from holdfast.observe.events.destinations import configure
 from holdfast.observe.events.event import Event, EventSource, NodeState
-from holdfast.observe.events.handlers import EventHandler
-from holdfast.observe.events.recorder import PREFIX, EventRecorder, RendezvousRecorder
+from holdfast.observe.events.event_handlers import EventHandler
+from holdfast.observe.events.event_recorder import PREFIX, EventRecorder, RendezvousRecorder
 from holdfast.observe.lifecycle import (
     GenerationStarted,
     LifecycleEvent,

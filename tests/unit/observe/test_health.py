@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.core.supervision import StopReason
+from holdfast.observe.health.health_server import (
+    HealthCheckServer,
+    Readiness,
+    server_from_environment,
+)
 from holdfast.observe.health.loop_probe import FRESH_S, LoopProbe
-from holdfast.observe.health.server import HealthCheckServer, Readiness, server_from_environment
 from holdfast.observe.lifecycle import GenerationStopped, GenerationStopping
 from recorded_runs import ended, exited, started
 

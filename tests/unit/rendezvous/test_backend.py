@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.coordinator.agent_connection import JoinRefused
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.protocol import Failure, JobOutcome, NodePhase, NodeRole, View
 from holdfast.core.rounds import Job, JobPhase
 from holdfast.core.shared_state import decode
 from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
 from holdfast.errors import UsageError
+from holdfast.membership.backend import BackendMembership
+from holdfast.membership.interface import JoinRefused
 from holdfast.rendezvous.backend import (
-    BackendConnection,
     DynamicRendezvousHandler,
     RendezvousBackend,
     create_handler,
@@ -36,7 +36,7 @@ from holdfast.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from holdfast.rendezvous.polled import ALL_HERE
-from holdfast.store.memory import MemoryStore
+from holdfast.store.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -205,10 +205,13 @@ def test_a_handler_that_is_forgotten_ends_its_threads(cluster: Cluster) -> None:
     handler = cluster.add(1, 1)
     handler.next_rendezvous()
     connection = handler.enter()
-    assert isinstance(connection, BackendConnection)
-    threads = connection._threads
+    assert isinstance(connection, BackendMembership)
+    driver = connection._session
+    assert driver is not None
+    assert connection._thread is not None
+    threads = connection._thread._thread, driver._thread
     cluster.handlers.clear()
-    del handler, connection
+    del handler, connection, driver
     gc.collect()
     for thread in threads:
         thread.join(LONG_S)

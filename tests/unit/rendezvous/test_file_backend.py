@@ -18,7 +18,7 @@ from holdfast.rendezvous.file_backend import (
     job_folder,
     job_store,
 )
-from holdfast.store.file import locked
+from holdfast.store.file_store import locked
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.job_settings import RankOrder
 from holdfast.errors import UsageError
 from holdfast.rendezvous import config
 from holdfast.rendezvous.backends import Backend
@@ -90,7 +91,7 @@ def test_the_table_is_whole() -> None:
     assert KEY_OF.keys() > TORCH_KEYS
     assert len(KEY_OF) == len(KEYS)
     assert {name for key in KEYS for name in key.backends} == set(Backend)
-    own = {field.name for field in fields(RendezvousConfig)} - {"given"}
+    own = {field.name for field in fields(RendezvousConfig)} - {"given", "job"}
     assert own <= KEY_OF.keys()
 
 
@@ -101,7 +102,7 @@ def test_all_values_may_be_text_and_none_is_as_if_not_given() -> None:
         store_type="FILE",
     )  # fmt: skip
     assert (conf.join_timeout, conf.lost_after_s, conf.is_host) == (2.5, 1.0, False)
-    assert (conf.reconnect_grace, conf.spares, conf.rank_order) == (0.0, 1, "host")
+    assert (conf.reconnect_grace, conf.job.spares, conf.job.order) == (0.0, 1, RankOrder.HOST)
     assert conf.store_type == "file"
     assert parse(join_timeout=None, spares=None) == parse()
 
@@ -126,12 +127,12 @@ def test_the_store_of_a_job_of_one_node_is_open_to_other_jobs_unless_they_say_ot
         (1, {"store": "hosts"}, "hosts"),
     ):
         params = RendezvousParameters("c10d", "", "job", 1, most, **given)
-        assert config.parse(params).store == expected
+        assert config.parse(params).job.store.value == expected
 
 
 def test_settle_is_the_last_call() -> None:
-    assert parse(settle="2").last_call_timeout == 2
-    assert parse(settle="2", last_call_timeout="2.0").last_call_timeout == 2
+    assert parse(settle="2").job.settle_s == 2
+    assert parse(settle="2", last_call_timeout="2.0").job.settle_s == 2
     with pytest.raises(UsageError, match="settle=2 and last_call_timeout=3"):
         parse(settle="2", last_call_timeout=3)
 

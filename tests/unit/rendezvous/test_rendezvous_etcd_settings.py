@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.etcd.settings import ENDPOINTS_MAX, EtcdSettings, parse_endpoints
+from holdfast.etcd.etcd_settings import ENDPOINTS_MAX, EtcdSettings, parse_endpoints
 from holdfast.processes.keeper.client import inherited_environment
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.etcd import PASSWORD_VARIABLE, USER_VARIABLE, etcd_settings_of

@@ -15,8 +15,8 @@ from holdfast.net.listening import ReservedPort
 from holdfast.rendezvous import worker_store
 from holdfast.rendezvous.single_node import SingleNodeHandler
 from holdfast.rendezvous.worker_store import WorkerStore
-from holdfast.store.errors import DistNetworkError
-from holdfast.store.tcp.client import TCPStore
+from holdfast.store.store_errors import DistNetworkError
+from holdfast.store.tcp.store_client import TCPStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.core.protocol import Ack, JobSettings, View
+from holdfast.core.job_settings import JobSettings
+from holdfast.core.protocol import Ack, View
 from holdfast.core.rounds import Rounds
 from simulator import PROFILES, Machines, World, simulate
 from simulator.agent import Agent

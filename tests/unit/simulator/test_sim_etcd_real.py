@@ -31,7 +31,7 @@ from holdfast.core.etcd.calls import (
     Txn,
     TxnDone,
 )
-from holdfast.etcd.settings import EtcdSettings
+from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.etcd.sync_client import EtcdClient, EtcdError
 from real_etcd import RawRefused, running_etcd
 from simulator.etcd import OPS_MAX, SimEtcd

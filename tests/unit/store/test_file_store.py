@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.store import file
-from holdfast.store.file import FileStore, SharedFolder, file_name, locked
+from holdfast.store import file_store
+from holdfast.store.file_store import FileStore, SharedFolder, file_name, locked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,7 +108,7 @@ def test_a_stale_file_is_read_again_but_not_for_ever(
     folder.write("key", b"value")
     times = [3]
 
-    content = file._content
+    content = file_store._content
 
     def stale_at_first(name: str, descriptor: int) -> bytes:
         times[0] -= 1
@@ -116,7 +116,7 @@ def test_a_stale_file_is_read_again_but_not_for_ever(
             raise OSError(errno.ESTALE, "stale")
         return content(name, descriptor)
 
-    monkeypatch.setattr(file, "_content", stale_at_first)
+    monkeypatch.setattr(file_store, "_content", stale_at_first)
     assert folder.read("key") == b"value"
     times[0] = 10**6
     with pytest.raises(OSError, match="stale"):
@@ -155,7 +155,7 @@ def test_a_wait_looks_a_bounded_number_of_times(
 
 
 def test_values_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file, "VALUE_BYTES_MAX", 10)
+    monkeypatch.setattr(file_store, "VALUE_BYTES_MAX", 10)
     store = FileStore(tmp_path)
     store.set("key", "x" * 10)
     with pytest.raises(ValueError, match=r"key: .*11 bytes"):

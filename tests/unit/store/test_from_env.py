@@ -9,9 +9,9 @@ import pytest
 from scripted_tcp_store import Peer, ScriptedStore, blob, i64
 
 from holdfast.errors import UsageError
-from holdfast.store.errors import StoreTimeoutError
 from holdfast.store.from_env import from_environment
-from holdfast.store.tcp.client import TCPStore
+from holdfast.store.store_errors import StoreTimeoutError
+from holdfast.store.tcp.store_client import TCPStore
 
 LONG = timedelta(seconds=30)
 NAMES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE")

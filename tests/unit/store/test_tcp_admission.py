@@ -14,10 +14,11 @@ import pytest
 from scripted_tcp_store import blob
 
 from holdfast import console
-from holdfast.store.tcp import admission, vouching
-from holdfast.store.tcp import server as loop_module
+from holdfast.store.tcp import attestation as vouching
+from holdfast.store.tcp import host_admission as admission
+from holdfast.store.tcp import store_server as loop_module
+from holdfast.store.tcp.attestation import Vouching
 from holdfast.store.tcp.embedded import Access, TcpStoreServer
-from holdfast.store.tcp.vouching import Vouching
 from holdfast.wire.errors import ProofRefused
 from holdfast.wire.store_proof import AgentProof
 

@@ -18,10 +18,10 @@ import pytest
 from scripted_tcp_store import LONG_S, Peer, ScriptedStore, blob, i64, u64
 
 from holdfast.net import addresses
-from holdfast.store.errors import DistNetworkError, DistStoreError, StoreTimeoutError
-from holdfast.store.tcp import channel, client
+from holdfast.store.store_errors import DistNetworkError, DistStoreError, StoreTimeoutError
+from holdfast.store.tcp import channel, store_client
 from holdfast.store.tcp.channel import connect
-from holdfast.store.tcp.client import TCPStore
+from holdfast.store.tcp.store_client import TCPStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,7 +50,7 @@ def await_input(store: TCPStore) -> None:
 @pytest.fixture
 def _long_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the end of a wait take as long as the server's thread may take to get its turn."""
-    monkeypatch.setattr(client, "GRACE_S_MAX", LONG_S)
+    monkeypatch.setattr(store_client, "GRACE_S_MAX", LONG_S)
 
 
 def nothing(peer: Peer) -> None:

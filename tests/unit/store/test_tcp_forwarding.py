@@ -13,12 +13,12 @@ import pytest
 
 from holdfast import console
 from holdfast.net.listening import ReservedPort
-from holdfast.store.errors import DistNetworkError
+from holdfast.store.store_errors import DistNetworkError
 from holdfast.store.tcp import forwarding
-from holdfast.store.tcp import server as loop_module
-from holdfast.store.tcp.client import TCPStore
+from holdfast.store.tcp import store_server as loop_module
 from holdfast.store.tcp.embedded import Access, TcpStoreServer
 from holdfast.store.tcp.forwarding import Forwarder
+from holdfast.store.tcp.store_client import TCPStore
 from other_users import STRANGER, as_user
 
 if TYPE_CHECKING:

@@ -21,14 +21,14 @@ import pytest
 from scripted_tcp_store import blob, u64
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.store.errors import DistNetworkError
 from holdfast.store.key_space import KeySpace
-from holdfast.store.tcp import protocol
-from holdfast.store.tcp import server as loop_module
-from holdfast.store.tcp.client import TCPStore
+from holdfast.store.store_errors import DistNetworkError
+from holdfast.store.tcp import store_server as loop_module
+from holdfast.store.tcp import tcp_protocol
 from holdfast.store.tcp.embedded import TcpStoreServer
-from holdfast.store.tcp.protocol import Requests
-from holdfast.store.tcp.server import fast_responder, respond
+from holdfast.store.tcp.store_client import TCPStore
+from holdfast.store.tcp.store_server import fast_responder, respond
+from holdfast.store.tcp.tcp_protocol import Requests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -528,7 +528,7 @@ def validated() -> Requests:
 def test_fields_are_read_once_however_the_request_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's server reads a request of many keys again with each piece of it."""
     reads = 0
-    real = protocol._UNPACK[1]
+    real = tcp_protocol._UNPACK[1]
 
     def counting(data: bytes, at: int) -> tuple[int]:
         nonlocal reads
@@ -537,18 +537,18 @@ def test_fields_are_read_once_however_the_request_is_cut(monkeypatch: pytest.Mon
         return number
 
     requests = validated()
-    monkeypatch.setattr(protocol, "_UNPACK", (counting,) * 6)
+    monkeypatch.setattr(tcp_protocol, "_UNPACK", (counting,) * 6)
     names = [b"key %d" % number for number in range(2000)]
     stream = op(5, keys(*names))
     for at in range(0, len(stream), 100):
         assert requests.next() is None
         requests.feed(stream[at : at + 100])
-    assert requests.next() == (protocol.CHECK, names)
+    assert requests.next() == (tcp_protocol.CHECK, names)
     assert reads <= len(names) + 2 * len(stream) // 100
 
 
 def test_a_whole_request_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "REQUEST_BYTES_MAX", 1000)
+    monkeypatch.setattr(tcp_protocol, "REQUEST_BYTES_MAX", 1000)
     requests = validated()
     requests.feed(op(11, u64(100)))
     for _ in range(20):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.timers.protocol import (
+from holdfast.timers.timer_requests import (
     LINE_BYTES_MAX,
     TIME_MAX,
     FileTimerRequest,
@@ -20,7 +20,7 @@ from holdfast.timers.protocol import (
     TimerRequest,
     parse_request,
 )
-from holdfast.timers.table import PURGE_S, STALE_MAX, TimerTable
+from holdfast.timers.timer_table import PURGE_S, STALE_MAX, TimerTable
 
 REQUEST = FileTimerRequest(7, "step {1}", 12.5, 9)
 LINE = REQUEST.to_json().encode()

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.timers import client as clients
-from holdfast.timers.client import FileTimerClient, TimerClient, expires
+from holdfast.timers import timer_client as clients
 from holdfast.timers.pipe import TAKE_BYTES_MAX, RequestPipe
-from holdfast.timers.protocol import LINE_BYTES_MAX, FileTimerRequest, parse_request
+from holdfast.timers.timer_client import FileTimerClient, TimerClient, expires
+from holdfast.timers.timer_requests import LINE_BYTES_MAX, FileTimerRequest, parse_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 from timer_fakes import WAIT_S, Record, drive, run_python, sleeping
 
-from holdfast.timers import pipe, server
-from holdfast.timers.protocol import NAMED_MAX, FileTimerRequest
+from holdfast.timers import pipe, timer_server
 from holdfast.timers.reaper import REPORT_ROUNDS_MAX, Reaper, send_signal
-from holdfast.timers.server import KILL_AGAIN_S, KILLS_MAX, FileTimerServer, ServerThread
+from holdfast.timers.timer_requests import NAMED_MAX, FileTimerRequest
+from holdfast.timers.timer_server import KILL_AGAIN_S, KILLS_MAX, FileTimerServer, ServerThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -188,11 +188,11 @@ def test_a_worker_that_cannot_be_killed_is_tried_again_up_to_a_limit(
 def test_a_pipe_that_is_filled_as_fast_as_it_is_read_kills_nobody_at_first(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "TAKE_BYTES_MAX", 10)
+    monkeypatch.setattr(timer_server, "TAKE_BYTES_MAX", 10)
     monkeypatch.setattr(pipe, "TAKE_BYTES_MAX", 10)
     watching = make()
     with sleeping() as child:
-        for late in [0] * (server.FULL_TAKES_MAX - 1) + [1]:
+        for late in [0] * (timer_server.FULL_TAKES_MAX - 1) + [1]:
             ask(tmp_path, child.pid, "step", 0)
             assert watching.take(time.monotonic() + 1) == late
         assert child.wait() == -9

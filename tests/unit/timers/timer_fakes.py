@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.timers.protocol import FileTimerRequest
-    from holdfast.timers.server import FileTimerServer
+    from holdfast.timers.timer_requests import FileTimerRequest
+    from holdfast.timers.timer_server import FileTimerServer
 
 WAIT_S = 20.0
 

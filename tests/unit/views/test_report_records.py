@@ -11,7 +11,7 @@ import recorded_runs
 from holdfast.cli import main
 from holdfast.errors import UsageError
 from holdfast.observe import lifecycle
-from holdfast.observe.events.handlers import LogDirectoryHandler
+from holdfast.observe.events.event_handlers import LogDirectoryHandler
 from holdfast.observe.timeline import TimelineRecorder
 from holdfast.views.report import records
 from holdfast.views.report.html import render

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.control.line import ControlProblem
+from holdfast.control.connection import RequestRefused
 from holdfast.control.live_job import STAGES
 from holdfast.core.protocol import Action
 from holdfast.views.top import app as app_module
@@ -17,7 +17,7 @@ from holdfast.views.top.app import Top
 from holdfast.views.top.screens import Question, shown
 from holdfast.views.top.table import Table, TextView
 from holdfast.wire.control import GenerationStages, LogLines
-from holdfast.wire.messages import EventRecord
+from holdfast.wire.messages import EventKind, EventRecord
 from in_loop import in_loop
 from live_jobs import steady, summary
 from real_jobs import PATIENCE_S
@@ -44,7 +44,7 @@ class Asked:
 
     async def request(self, action: Action, *, node: str = "", why: str = "") -> None:
         if self.refusal:
-            raise ControlProblem(self.refusal, "not-now")
+            raise RequestRefused(self.refusal, "not-now")
         self.requests.append((action, node, why))
 
 
@@ -287,7 +287,9 @@ async def test_a_lost_job_stays_on_the_screen() -> None:
         app.job.lost("nobody answers at head:29400")
         lines = await settled(pilot)
         assert "nobody answers at head:29400" in lines[2]
-        app.job.add_event(EventRecord(wall=1.0, kind="over", text="stopped by somebody"))
+        app.job.add_event(
+            EventRecord(wall=1.0, kind=EventKind.JOB_ENDED, text="stopped by somebody")
+        )
         lines = await settled(pilot)
         assert "over" in lines[0]
         assert "stopped by somebody" in lines[2]

@@ -74,31 +74,23 @@ def refusal_of(client: ClientHandshake, server: ServerHandshake) -> HandshakeRef
     return raised.value
 
 
-def test_the_newest_version_that_both_speak_is_spoken() -> None:
-    client = ClientHandshake(TOKEN, versions=(1, 4))
-    server = ServerHandshake(TOKEN, versions=(2, 3))
+def test_finished_handshake_accepts_no_message() -> None:
+    client, server = ClientHandshake(TOKEN), ServerHandshake(TOKEN)
     shake(client, server)
-    assert client.version == server.version == 3
     for machine in (client, server):
         with pytest.raises(InternalError):
             machine.receive(encode(Goodbye()))
-    client = ClientHandshake(None)
-    client.start()
-    with pytest.raises(HandshakeRefused):  # It was not offered.
-        client.receive(
-            encode(Challenge(version=PROTOCOL_VERSION + 1, nonce=bytes(32), token_wanted=False))
-        )
 
 
-@pytest.mark.parametrize(("theirs", "ours"), [((1, 2), (3, 4)), ((5, 5), (3, 4)), ((4, 3), (3, 4))])
-def test_no_common_version(theirs: tuple[int, int], ours: tuple[int, int]) -> None:
-    refused = refusal_of(
-        ClientHandshake(None, versions=theirs), ServerHandshake(None, versions=ours)
-    )
-    assert refused.permanent
-    told = message_in(refused.reply)
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_server_refuses_client_of_another_version_in_one_line(token: bytes | None) -> None:
+    hello = Hello(version=PROTOCOL_VERSION + 1, nonce=draw_nonce())
+    with pytest.raises(HandshakeRefused, match="install the same Holdfast on both sides") as raised:
+        ServerHandshake(token).receive(encode(hello))
+    assert raised.value.permanent
+    told = message_in(raised.value.reply)
     assert isinstance(told, Refusal)
-    assert told.why == refused.why
+    assert told.why == raised.value.why
 
 
 def test_each_side_learns_why_the_other_ended_it() -> None:
@@ -124,16 +116,16 @@ def test_a_proof_that_was_not_asked_for_and_another_magic_are_refused() -> None:
 
 def test_a_server_that_does_not_know_the_token_is_left() -> None:
     for challenge in (
-        Challenge(version=PROTOCOL_VERSION, nonce=bytes(32), token_wanted=True, proof=bytes(32)),
-        Challenge(version=PROTOCOL_VERSION, nonce=bytes(32), token_wanted=True),
-        Challenge(version=PROTOCOL_VERSION, nonce=bytes(32), token_wanted=False, proof=bytes(32)),
+        Challenge(nonce=bytes(32), token_wanted=True, proof=bytes(32)),
+        Challenge(nonce=bytes(32), token_wanted=True),
+        Challenge(nonce=bytes(32), token_wanted=False, proof=bytes(32)),
     ):
         client = ClientHandshake(TOKEN)
         client.start()
         with pytest.raises(HandshakeRefused):
             client.receive(encode(challenge))
         with pytest.raises(BadMessage):  # Nor does it help to go on as if nothing were.
-            client.receive(encode(Welcome(version=PROTOCOL_VERSION)))
+            client.receive(encode(Welcome()))
         assert not client.done
 
 
@@ -160,8 +152,6 @@ def test_a_proof_of_an_earlier_connection_proves_nothing() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"version_max": 2},
-        {"version_min": 1},
         {"run_id": "another"},
         {"run_id": ""},
         {"host": "elsewhere"},
@@ -169,8 +159,8 @@ def test_a_proof_of_an_earlier_connection_proves_nothing() -> None:
     ],
 )
 def test_nobody_in_between_can_change_the_hello(changes: dict[str, Any]) -> None:
-    client = ClientHandshake(TOKEN, run_id="job", host="head", port=29400, versions=(2, 3))
-    server = ServerHandshake(TOKEN, versions=(1, 3))
+    client = ClientHandshake(TOKEN, run_id="job", host="head", port=29400)
+    server = ServerHandshake(TOKEN)
     changed = msgspec.structs.replace(message_in(client.start()), **changes)
     with pytest.raises(HandshakeRefused) as raised:
         client.receive(body_in(server.receive(encode(changed))))
@@ -265,7 +255,7 @@ def test_the_bytes_are_those_that_another_program_computes() -> None:
     first, second = message_in(challenge), message_in(proof)
     assert isinstance(first, Challenge)
     assert isinstance(second, Proof)
-    assert first.proof == mac(hello + b"holdfast coordinator 5 " + b"s" * 32)[:32]
+    assert first.proof == mac(hello + b"holdfast coordinator " + b"s" * 32)[:32]
     assert second.proof == mac(hello + challenge)[:32]
     welcome = server.receive(body_in(proof))
     client.receive(welcome)

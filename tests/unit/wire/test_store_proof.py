@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.store.tcp.protocol import OPERATIONS, PROOF
+from holdfast.store.tcp.tcp_protocol import OPERATIONS, PROOF
 from holdfast.wire import store_proof
 from holdfast.wire.errors import BrokenSeal, ProofRefused
 from holdfast.wire.store_proof import (

@@ -24,8 +24,8 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec import Meta
 
+from holdfast.core.bounded import MALFORMED, Name, Port
 from holdfast.core.etcd.calls import Get, ReportUnreadable, end_of_prefix
-from holdfast.core.limits import MALFORMED, Name, Port
 from holdfast.core.protocol import (
     ControlPort,
     Status,
@@ -40,7 +40,7 @@ from holdfast.printable import quoted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MARK = b"hf2"
+MARK = b"hf1"
 RECORD_BYTES_MAX = 64 * 1024 * 1024
 """Of an uncompressed record; far above what etcd accepts compressed."""
 COMPRESS_FROM_BYTES = 4096

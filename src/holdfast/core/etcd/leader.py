@@ -18,13 +18,11 @@ whose outcome is unknown may be carried out late. Whenever an outcome is unknown
 and in the next one the leader, if it still is, reads everything again. One write is under way at a
 time, and takes all that was decided meanwhile.
 
-**Roll calls.** When a machine dies, workers elsewhere notice at once and fail, seconds before the
-lease of the dead node ends. So the leader blames nobody for a failure until all other members have
-shown that they are alive: it raises the number of the roll call, each node answers by storing its
-status with that number, and a member that does not answer is soon lost, which is then the reason
-for the restart. A new leader calls the roll too: a leader seldom dies alone, and the leases of the
-others may end a little after its own. It decides nothing before each node that the job knows has
-answered or is gone. If all are alive that is one round trip; else the rest of a lease.
+**Roll calls.** A failure is held until all other members have responded (`core.failure_hold`): the leader
+raises the number of the roll call, and each node responds by storing its status with that number.
+A new leader calls the roll too: a leader seldom dies alone, and the leases of the others may end a
+little after its own. It decides nothing before each node that the job knows has responded or is
+gone. If all are alive that is one round trip; else the rest of a lease.
 """
 
 from __future__ import annotations
@@ -96,21 +94,20 @@ from holdfast.core.etcd.witness import (
     Witness,
     WitnessEffect,
 )
+from holdfast.core.failure_hold import FailureHold, must_hold
+from holdfast.core.first_failure import dated
 from holdfast.core.liveness import AttendedClock
 from holdfast.core.machine import TICK, Event, Story, Tick
 from holdfast.core.memory import recall, remember
-from holdfast.core.protocol import Heartbeat, NodeInfo, NodePhase, Status, View
+from holdfast.core.protocol import Heartbeat, Status, View
 from holdfast.core.rounds import (
     Job,
     JobEvent,
-    JobPhase,
     NodeLost,
     NodesLost,
     Rounds,
     WaitTimers,
     close_broken,
-    dated,
-    likeliest_first,
 )
 
 if TYPE_CHECKING:
@@ -171,11 +168,7 @@ class LedJob:
         self._make = rounds
         self._clock = AttendedClock(now, step_s)
         self._waits = WaitTimers()  # By the attended clock.
-        self._held: dict[str, Status] = {}  # Failures that may be due to a loss, by node.
-        self._called_for = -1  # The generation that the newest roll call was for.
-        self._answered: dict[int, int] = {}  # The newest roll call answered, by incarnation.
-        self._awaited: set[int] = set()  # Incarnations that have not answered,
-        self._awaited_as: object = None  # valid as long as this does not change.
+        self._hold = FailureHold()
         self._late: dict[int, Status] = {}  # Came when all was over but for the report.
         self._waits.observe(self._clock.look(now), self.rounds)
 
@@ -253,21 +246,19 @@ class LedJob:
         status, info = dated(now, status), status.info
         if roll_call > self.roll_call + ROLL_CALLS_AHEAD_MAX:
             roll_call = 0  # Nobody has called that: it would be counted on from.
-        self._answered[info.incarnation] = roll_call
         # The stored number may have gone with the lease of the job.
         self.roll_call = max(self.roll_call, roll_call)
         if roll_call == self.roll_call:
-            self._awaited.discard(info.incarnation)
-        if self._may_be_due_to_a_loss(status):
-            if self._called_for != status.generation:
-                self._called_for = status.generation
+            self._hold.responded(info.node, info.incarnation)
+        if must_hold(self.rounds, status):
+            if self._hold.hold(self.job, status):
                 self.roll_call += 1
-            self._held[info.node] = status
-            self._awaited.discard(info.incarnation)
+            return self._release(now)
+        # The leader itself must not wait for responses when it leaves: it hands over.
+        if info.incarnation != self.own_incarnation and self._hold.must_follow(status):
+            self._hold.follow(status)
             return self._release(now)
         views = self._decide(now, status)
-        if info.node in self.job.succeeded:
-            self._awaited.discard(info.incarnation)
         views += self._release(now)
         is_known = self.rounds.seq_of(info.node, info.incarnation) >= 0
         if self.job.outcome is not None and not self.job.final and not is_known:
@@ -278,54 +269,26 @@ class LedJob:
         if not lost:
             return []
         for one in lost:
-            self._answered.pop(one.incarnation, None)
-            self._awaited.discard(one.incarnation)
             self._late.pop(one.incarnation, None)
-        return self._decide(now, NodesLost(lost), cause) + self._release(now)
-
-    # Failures that may be due to a loss.
-
-    def _may_be_due_to_a_loss(self, status: Status) -> bool:
-        job, info = self.job, status.info
-        return (
-            status.phase is NodePhase.FAILED
-            and job.phase is JobPhase.ACTIVE
-            and status.generation == job.generation
-            and self.rounds.rank_table.incarnation_of(info.node) == info.incarnation
-            and 0 <= self.rounds.seq_of(info.node, info.incarnation) < status.seq
-        )
-
-    def _awaits_answers(self) -> bool:
-        """Whether a member may be lost. All are looked at once for a call, then struck out."""
-        job = self.job
-        if job.phase is not JobPhase.ACTIVE:
-            return False
-        awaited_as = self.roll_call, self.own_incarnation, job.round_term, job.round, job.generation
-        if self._awaited_as != awaited_as:
-            self._awaited_as = awaited_as
-            self._awaited = {info.incarnation for info in job.members if self._is_awaited(info)}
-        return bool(self._awaited)
-
-    def _is_awaited(self, info: NodeInfo) -> bool:
-        held = self._held.get(info.node)
-        return (
-            not (held is not None and held.generation == self.job.generation)
-            and info.node not in self.job.succeeded
-            and info.incarnation != self.own_incarnation
-            and self._answered.get(info.incarnation, 0) < self.roll_call
-        )
+        leaving = [one for one in lost if (one.node, one.incarnation) in self._hold.leaving]
+        for one in leaving:
+            self._hold.follow(one)
+        lost = tuple(one for one in lost if one not in leaving)
+        views = self._decide(now, NodesLost(lost), cause) if lost else []
+        return views + self._release(now)
 
     def _release(self, now: float) -> list[View]:
-        """Decide about the failures that are held back, once no member's answer is missing."""
-        if not self._held or self.own_is_underway or self._awaits_answers():
+        """Decide about the failures that need not be held any longer."""
+        if self.own_is_underway:
             return []
-        held, self._held = self._held, {}
-        self._awaited_as = None
+        self._hold.excuse(self.own_incarnation)
         views: dict[Peer, View] = {}
-        for status in likeliest_first([*held.values()]):
-            info = status.info
-            if self.rounds.seq_of(info.node, info.incarnation) >= 0:  # Else it is gone itself.
+        failures, endings = self._hold.release(self.job)
+        for status in failures:
+            if self.rounds.seq_of(status.info.node, status.info.incarnation) >= 0:
                 _merge(views, self._decide(now, status))
+        for event in endings:
+            _merge(views, self._decide(now, event))
         return [*views.values()]
 
     # The job.

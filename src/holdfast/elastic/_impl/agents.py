@@ -43,7 +43,7 @@ from holdfast.elastic._impl.hooked_workers import HookedWorkers
 from holdfast.errors import InternalError
 from holdfast.events import record
 from holdfast.observe.events.event import EventSource
-from holdfast.observe.events.recorder import EventRecorder
+from holdfast.observe.events.event_recorder import EventRecorder
 from holdfast.observe.lifecycle import CustomEvent, WorkerInfo
 from holdfast.processes.poll import wait_for
 from holdfast.processes.signals import SignalException, as_enum

@@ -18,9 +18,9 @@ from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStat
 
 if TYPE_CHECKING:
     from holdfast.rendezvous.config import RendezvousParameters
-    from holdfast.store.file import FileStore
+    from holdfast.store.file_store import FileStore
     from holdfast.store.interface import ComparingStore
-    from holdfast.store.tcp.client import TCPStore
+    from holdfast.store.tcp.store_client import TCPStore
 
 DEFAULT_PORT = 29400
 DEFAULT_READ_TIMEOUT_S = 60.0
@@ -141,8 +141,8 @@ def _tcp_store(params: RendezvousParameters) -> TCPStore:
 
     from holdfast.net import addresses
     from holdfast.net.endpoints import parse_rendezvous_endpoint
-    from holdfast.store.errors import DistError
-    from holdfast.store.tcp.client import TCPStore
+    from holdfast.store.store_errors import DistError
+    from holdfast.store.tcp.store_client import TCPStore
 
     host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
     seconds = params.get_as_seconds("read_timeout", DEFAULT_READ_TIMEOUT_S)

@@ -25,7 +25,7 @@ from holdfast.rendezvous.errors import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.etcd.store import EtcdStore
+    from holdfast.etcd.etcd_store import EtcdStore
     from holdfast.etcd.sync_client import EtcdClient
     from holdfast.rendezvous.config import RendezvousParameters
 
@@ -116,7 +116,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     Both use one client, which `close` of the store ends. What is written has a TTL of two hours; it
     lasts longer for as long as the store is open, or the state is written.
     """
-    from holdfast.etcd.store import EtcdStore
+    from holdfast.etcd.etcd_store import EtcdStore
     from holdfast.rendezvous.etcd import etcd_settings_of
 
     settings = etcd_settings_of(params)

@@ -18,6 +18,7 @@ from holdfast.core.etcd.calls import ProblemKind
 from holdfast.core.etcd.keys import JobKeys, JobRecord, unpack
 from holdfast.core.rounds import JobPhase
 from holdfast.elastic._impl.etcd_v2_client import adapted
+from holdfast.etcd.generation_stores import GenerationStores
 from holdfast.etcd.sync_client import EtcdError
 from holdfast.rendezvous import config
 from holdfast.rendezvous.config import RendezvousParameters
@@ -26,9 +27,9 @@ from holdfast.rendezvous.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from holdfast.rendezvous.etcd import EtcdHandler, GenerationStores
-from holdfast.store.errors import StoreTimeoutError
-from holdfast.store.memory import as_seconds
+from holdfast.rendezvous.etcd import EtcdHandler
+from holdfast.store.memory_store import as_seconds
+from holdfast.store.store_errors import StoreTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from holdfast.core.protocol import View
     from holdfast.core.rounds import Job
-    from holdfast.etcd.store import EtcdStore
+    from holdfast.etcd.etcd_store import EtcdStore
     from holdfast.etcd.sync_client import EtcdClient
     from holdfast.rendezvous.handler import RendezvousInfo
 
@@ -64,7 +65,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
         params.min_nodes,
         params.max_nodes,
         conf.join_timeout,
-        conf.last_call_timeout,
+        conf.job.settle_s,
         settings=params.config,
         closes_client=True,
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from holdfast.elastic._impl.etcd_v2_client import DEFAULT_READ_TIMEOUT_S, EtcdV2Client
 from holdfast.errors import UsageError
-from holdfast.etcd import server
-from holdfast.etcd.settings import EtcdSettings
+from holdfast.etcd import local_etcd
+from holdfast.etcd.etcd_settings import EtcdSettings
 
 
-class EtcdServer(server.EtcdServer):
+class EtcdServer(local_etcd.EtcdServer):
     """Starts and stops an etcd; any thread may call it."""
 
     def __init__(self, data_dir: str | None = None) -> None:

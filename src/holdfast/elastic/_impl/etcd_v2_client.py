@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from holdfast.core.etcd.calls import Compare, Delete, Field, Get, Put, Txn, end_of_prefix
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.etcd.settings import EtcdSettings
+from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.etcd.sync_client import EtcdClient
 
 if TYPE_CHECKING:

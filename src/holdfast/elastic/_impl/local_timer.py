@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.processes.procfs import exists, is_below_this_process
-from holdfast.timers.client import TimerClient
-from holdfast.timers.protocol import RELEASED, RefusalLog, TimerRequest, is_time
 from holdfast.timers.reaper import Reaper
-from holdfast.timers.table import TimerTable
+from holdfast.timers.timer_client import TimerClient
+from holdfast.timers.timer_requests import RELEASED, RefusalLog, TimerRequest, is_time
+from holdfast.timers.timer_table import TimerTable
 
 if TYPE_CHECKING:
     import threading

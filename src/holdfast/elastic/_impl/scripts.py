@@ -17,7 +17,7 @@ from holdfast.elastic._impl.torch_types import torchs_store_errors
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.net.listening import bind
 from holdfast.processes.procfs import state_of
-from holdfast.store.tcp.client import TCPStore
+from holdfast.store.tcp.store_client import TCPStore
 
 
 def get_env_variable_or_raise(env_name: str) -> str:

@@ -6,7 +6,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from holdfast.store.errors import DistError
+from holdfast.store.store_errors import DistError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from holdfast.observe.events.event import (
     NodeState,
     RdzvEvent,
 )
-from holdfast.observe.events.handlers import EventHandler, NullEventHandler
+from holdfast.observe.events.event_handlers import EventHandler, NullEventHandler
 
 __all__ = [
     "Event",

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.etcd.store import EtcdStore
+from holdfast.etcd.etcd_store import EtcdStore
 
 __all__ = ["EtcdStore"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from holdfast.elastic._impl.local_timer import RequestQueue, TimerServer
-from holdfast.timers.client import TimerClient, configure, expires
-from holdfast.timers.protocol import TimerRequest
+from holdfast.timers.timer_client import TimerClient, configure, expires
+from holdfast.timers.timer_requests import TimerRequest
 
 __all__ = [
     "RequestQueue",

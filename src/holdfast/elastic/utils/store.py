@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from holdfast.store.collectives import barrier, get_all, store_timeout, synchronize
-from holdfast.store.errors import DistStoreError
+from holdfast.store.store_errors import DistStoreError
 
 __all__ = ["DistStoreError", "barrier", "get_all", "store_timeout", "synchronize"]

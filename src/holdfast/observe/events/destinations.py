@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.errors import UsageError
-from holdfast.observe.events.handlers import EventHandler, NullEventHandler
+from holdfast.observe.events.event_handlers import EventHandler, NullEventHandler
 from holdfast.observe.safe_handler import SafeHandler
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _make(destination: str) -> SafeHandler:
         case "null" | "dynamic_rendezvous":
             return SafeHandler(NullEventHandler(), destination)
         case "console":
-            from holdfast.observe.events.handlers import ConsoleEventHandler
+            from holdfast.observe.events.event_handlers import ConsoleEventHandler
 
             return SafeHandler(ConsoleEventHandler(), destination)
         case "logging":
@@ -151,7 +151,7 @@ def _make(destination: str) -> SafeHandler:
 
             return make_safe(LoggingEventHandler(), destination)
         case "otel":
-            from holdfast.observe.events.otel import OpenTelemetryEventHandler
+            from holdfast.observe.events.event_otel import OpenTelemetryEventHandler
 
             return make_safe(OpenTelemetryEventHandler(), destination)
         case "jsonl":

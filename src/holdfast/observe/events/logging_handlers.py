@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from holdfast.observe.events.handlers import EventHandler
+from holdfast.observe.events.event_handlers import EventHandler
 
 if TYPE_CHECKING:
     from holdfast.observe.events.event import Event

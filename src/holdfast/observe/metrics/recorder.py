@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.supervision import StopReason
 from holdfast.observe import lifecycle
 from holdfast.observe.background import CALL_S_MAX, CLOSE_S, QUEUED_MAX, BackgroundHandler
-from holdfast.observe.events.handlers import EventHandler
+from holdfast.observe.events.event_handlers import EventHandler
 from holdfast.observe.metrics import handlers
 from holdfast.observe.metrics.handlers import MetricData, MetricHandler, NullMetricHandler
 

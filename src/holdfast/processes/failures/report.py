@@ -49,14 +49,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.limits import (
-    EXITCODE_MAX,
-    LOCAL_WORLD_SIZE_MAX,
-    MALFORMED,
-    PID_MAX,
-    Count,
-    WorkerRank,
-)
+from holdfast.core.bounded import MALFORMED, Count, WorkerRank
+from holdfast.core.limits import EXITCODE_MAX, LOCAL_WORLD_SIZE_MAX, PID_MAX
 from holdfast.printable import quoted
 from holdfast.processes.failures.error_file import write_whole
 from holdfast.processes.failures.failure import (
@@ -89,7 +83,7 @@ class FailedWorker(msgspec.Struct, frozen=True, kw_only=True):
     error_file: str
     stdout_file: str
     stderr_file: str
-    stopped: bool = False  # Older versions do not say it.
+    stopped: bool = False
 
     @classmethod
     def from_failure(cls, rank: int, failure: ProcessFailure) -> FailedWorker:

@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.net.addresses import check_not_itself, resolve_within
 from holdfast.net.endpoints import format_endpoint
-from holdfast.store.errors import (
+from holdfast.store.memory_store import named
+from holdfast.store.store_errors import (
     DistError,
     DistNetworkError,
     DistStoreError,
     SilentServerError,
     StoreTimeoutError,
 )
-from holdfast.store.memory import named
-from holdfast.store.tcp import protocol
+from holdfast.store.tcp import tcp_protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -240,10 +240,10 @@ def _open_socket(address: Address, timeout_s: float) -> socket.socket:
 
 
 def _handshake(sock: socket.socket, deadline: float, timeout_s: float, about: str) -> Connection:
-    nonce = protocol.own_nonce()
+    nonce = tcp_protocol.own_nonce()
     try:
         connection = Connection(sock, deadline)
-        connection.send(protocol.encode_hello(nonce))
+        connection.send(tcp_protocol.encode_hello(nonce))
         echo = connection.u32()
         if echo != nonce:
             raise InvalidResponse(f"{echo:#x} to PING {nonce:#x}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
-    from holdfast.store.tcp.server import ServingLoop
+    from holdfast.store.tcp.store_server import ServingLoop
 
 BACKLOG = 65_535  # Connections that wait to be accepted; the kernel has a lower limit of its own.
 # A client whose host vanished is noticed after about two minutes.
@@ -38,7 +38,7 @@ _running: set[TcpStoreServer] = set()
 
 
 class Access:
-    """Whom a store serves, besides its own user on this host: see `core.protocol.StoreAccess`."""
+    """Whom a store serves, besides its own user on this host: see `core.job_settings.StoreAccess`."""
 
     __slots__ = ("generation", "key", "mode")
 
@@ -132,7 +132,7 @@ class TcpStoreServer:
         try:
             assert self._epoll is not None
             if all(descriptor != self._wake for descriptor, _ in self._epoll.poll()):
-                from holdfast.store.tcp.server import ServingLoop
+                from holdfast.store.tcp.store_server import ServingLoop
 
                 self._loop = ServingLoop(self._listener, self._epoll, self._wake, self._access)
                 self._loop.run()
@@ -219,7 +219,7 @@ def serve(
     `listen_fd` is a bound socket, which belongs to the server from now on. None means that an agent
     serves it: its port is in use, and the environment says so. Else raises `DistNetworkError`.
     """
-    from holdfast.store.errors import DistNetworkError
+    from holdfast.store.store_errors import DistNetworkError
 
     with _shared.lock:
         if shared and (there := _shared.by_port.get(port)) is not None:
@@ -278,7 +278,7 @@ def _address_from_here(listener: _socket.socket) -> str:
 
 def _cannot_serve(name: str, port: int, problem: OSError) -> Exception:
     from holdfast.net.endpoints import format_endpoint
-    from holdfast.store.errors import DistNetworkError
+    from holdfast.store.store_errors import DistNetworkError
 
     reason = problem.strerror or str(problem)
     if problem.errno == errno.EADDRINUSE:

@@ -21,9 +21,9 @@ from holdfast.views.dashboard.broadcast import Broadcast
 from holdfast.wire.control import GREP_CHARS_MAX, LogLines, LogsQuery
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
-    from holdfast.control.client import JobClient
+    from holdfast.control.job_client import JobClient
     from holdfast.control.live_job import GenerationRow, RankRow
     from holdfast.views.dashboard.web_server import ActionWanted
     from holdfast.views.report.model import Failure
@@ -197,20 +197,24 @@ class WatchedJob:
             grep=asked.get("grep", "")[:GREP_CHARS_MAX],
         )
 
-    async def logs(self, wanted: LogsQuery, node: str) -> AsyncIterator[dict[str, Any]]:
-        """Yield what workers wrote; no more is read while the browser does not take it."""
-        pieces: asyncio.Queue[LogLines | None] = asyncio.Queue(LOGS_WAITING_MAX)
+    async def logs(self, wanted: LogsQuery, node: str) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield what workers wrote; reading stops while the browser does not receive."""
+        pieces: asyncio.Queue[LogLines | Exception | None] = asyncio.Queue(LOGS_WAITING_MAX)
 
         async def read() -> None:
+            end: Exception | None = None
             try:
                 async with await self._commands.connect() as client:
                     await self._commands.follow_logs(client, wanted, node, pieces.put)
-            finally:
-                await pieces.put(None)
+            except Exception as problem:  # noqa: BLE001 (raised below)
+                end = problem
+            await pieces.put(end)  # Not after a cancellation: nobody receives it.
 
         reading = asyncio.ensure_future(read())
         try:
             while (piece := await pieces.get()) is not None:
+                if isinstance(piece, Exception):
+                    raise piece
                 yield {
                     "rank": piece.rank,
                     "stream": piece.stream,
@@ -220,7 +224,6 @@ class WatchedJob:
                         for line in piece.text.removesuffix(b"\n").split(b"\n")
                     ],
                 }
-            await reading
         finally:
             reading.cancel()
             await asyncio.wait((reading,))

@@ -8,6 +8,7 @@ logs holds up nobody. Who may do what is decided in `access`, before anything el
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +23,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast import __version__
-from holdfast.control.line import ControlProblem
+from holdfast.control.connection import ControlProblem, JobUnreachable
 from holdfast.core.limits import (
     ASKED_WHY_CHARS_MAX,
     GRACE_S_MAX,
@@ -227,8 +228,10 @@ class Dashboard:
         async def lines() -> AsyncIterator[bytes]:
             self._log_streams += 1
             try:
-                async for some in self._job.logs(wanted, request.query_params.get("node", "")):
-                    yield msgspec.json.encode(some) + b"\n"
+                node = request.query_params.get("node", "")
+                async with contextlib.aclosing(self._job.logs(wanted, node)) as found:
+                    async for some in found:
+                        yield msgspec.json.encode(some) + b"\n"
             except ControlProblem as problem:
                 yield msgspec.json.encode({"problem": problem.message}) + b"\n"
             finally:
@@ -267,7 +270,7 @@ def _checked(
         except Refused as refused:
             return problem_of(refused)
         except ControlProblem as problem:
-            status = 409 if problem.refusal else 502
+            status = 502 if isinstance(problem, JobUnreachable) else 409
             return problem_of(Refused(status, problem.message))
 
     return checked

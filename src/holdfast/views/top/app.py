@@ -17,7 +17,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Footer, Input
 
-from holdfast.control.line import ControlProblem
+from holdfast.control.connection import ControlProblem, JobUnreachable
 from holdfast.control.live_job import LiveJob
 from holdfast.core.protocol import Action
 from holdfast.views.top import columns, screens
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from textual import events
     from textual.app import ComposeResult
 
-    from holdfast.control.client import JobClient
+    from holdfast.control.job_client import JobClient
     from holdfast.control.live_job import NodeRow, RankRow
 
 SHOW_S = 0.1
@@ -386,7 +386,7 @@ class JobScreen(Screen[None]):
         try:
             client = self._client()
             if client is None:
-                raise ControlProblem("the job cannot be reached")
+                raise JobUnreachable("the job is not reachable")
             as_is = await client.request(action, node=node, why=reason)
         except ControlProblem as problem:
             self.notify(f"{what}: {problem.message}", severity="error", markup=False)

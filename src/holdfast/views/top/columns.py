@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.cells import cell_len, set_cell_size
 
 from holdfast.control.live_job import STAGES
+from holdfast.views.tables import duration
 from holdfast.views.top.table import Cell, Column
 
 if TYPE_CHECKING:
@@ -27,22 +28,6 @@ BAD = frozenset({"failed", "does not answer", "stuck", "ended"})
 
 
 # Numbers for people.
-
-
-def duration(seconds: float | None) -> str:
-    """Return a time in at most six characters: `12ms`, `3.4s`, `5m12s`, `3h07m`, `12d04h`."""
-    if seconds is None or seconds < 0:
-        return "-"
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f}ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f}s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86_400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86_400}d{whole % 86_400 // 3600:02d}h"
 
 
 def age(seconds: float) -> str:
@@ -215,7 +200,7 @@ EVENTS = (
     Column(
         "EVENT",
         40,
-        lambda row, width: [(shortened(row.text or row.kind, width), "")],
+        lambda row, width: [(shortened(row.text or row.kind.value, width), "")],
         flex=6,
     ),
 )
@@ -352,4 +337,4 @@ def generation_in_full(row: GenerationRow) -> str:
 def event_in_full(row: EventRecord) -> str:
     """Return an event with where it is from."""
     rank = f" · rank {row.rank}" if row.rank >= 0 else ""
-    return f"{_when(row)} · {row.source or 'job'}{rank} · {row.text or row.kind}"
+    return f"{_when(row)} · {row.source or 'job'}{rank} · {row.text or row.kind.value}"

@@ -12,7 +12,7 @@ from holdfast.views.top.app import Top
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from holdfast.control.client import JobClient
+    from holdfast.control.job_client import JobClient
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -12,7 +12,7 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Button, Footer, Input, Label, Static
 
-from holdfast.control.line import ControlProblem
+from holdfast.control.connection import ControlProblem, JobNotFound, JobUnreachable
 from holdfast.control.stack_groups import grouped
 from holdfast.core.limits import ASKED_WHY_CHARS_MAX
 from holdfast.printable import visible
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from textual.app import ComposeResult
 
-    from holdfast.control.client import JobClient, NodeStacks
+    from holdfast.control.job_client import JobClient, NodeStacks
     from holdfast.wire.control import LogLines
 
     Client = Callable[[], JobClient | None]
@@ -238,9 +238,9 @@ class Logs(TextScreen):
             client = self._client()
             try:
                 if client is None:
-                    raise ControlProblem("the job cannot be reached")
+                    raise JobUnreachable("the job is not reachable")
                 if not node:
-                    raise ControlProblem("no node has it now")
+                    raise JobNotFound("no node has it now")
                 wanted = LogsQuery(ranks=self._ranks, tail=tail, follow=True)
                 async for lines in client.logs(node, wanted):
                     self.note("")

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.observe.health.server import HealthCheckServer, create_healthcheck_server
+from holdfast.observe.health.health_server import HealthCheckServer, create_healthcheck_server
 
 __all__ = ["HealthCheckServer", "create_healthcheck_server"]

@@ -1,0 +1,332 @@
+"""Where people reach an agent: a socket in their runtime folder, which costs nothing until they come.
+
+The agent's own loop waits for the first of them, among all else that it waits for. Then a thread
+serves them (`control.node_server`), and asks the loop for what only that knows; the same thread
+answers what a coordinator passes on, and at the agent's control port where there is none. The socket
+is opened when a run has lasted for a second: a shorter one is over before anybody could look at it.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import time
+from _thread import allocate_lock
+from typing import TYPE_CHECKING
+
+from holdfast import console
+from holdfast.control.runtime_dir import socket_of
+from holdfast.core import supervision
+from holdfast.core.supervision import State
+from holdfast.observe import lifecycle
+from holdfast.processes.poll import is_readable
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+    from typing import Any, Protocol, TypeVar
+
+    from holdfast.control.node_server import NodeServer
+    from holdfast.core.machine import Event
+    from holdfast.core.protocol import Request, RequestAnswer
+    from holdfast.core.supervision import Supervision
+    from holdfast.membership.interface import Membership
+    from holdfast.net.agent_port import ControlListener
+    from holdfast.observe.lifecycle import LifecycleEvent
+    from holdfast.processes.workers.pages import Progress
+    from holdfast.wire.messages import Watch
+
+    T = TypeVar("T")
+
+    class ControlledAgent(Protocol):
+        """What control needs of an agent; all of it belongs to the agent's loop."""
+
+        @property
+        def machine(self) -> Supervision: ...
+
+        @property
+        def connection(self) -> Membership | None:
+            """The connection to the coordinator, or None if this agent decides alone."""
+
+        @property
+        def standby_s(self) -> float: ...
+
+        @property
+        def live_workers(self) -> dict[int, int]:
+            """Process ids by local rank, of workers that have not exited."""
+
+        @property
+        def log_files(self) -> list[tuple[int, str, str]]:
+            """Rank, stream and path of each file that the workers write."""
+
+        @property
+        def group(self) -> Any:
+            """The `agent.spec.WorkerGroup`."""
+
+        def pages(self) -> dict[int, Progress]:
+            """Return the progress that workers report, by local rank."""
+
+        def describe_program(self) -> str: ...
+
+        def requested(self, request_id: str, what: str) -> None:
+            """Announce a request that was granted."""
+
+else:
+    from _collections import deque  # Without the rest of `collections`.
+
+BACKLOG = 16
+EVENTS_KEPT_MAX = 256
+MILESTONES_KEPT_MAX = 1_024
+"""Events that tell where the time of generations went: some ten of each, and two of each worker."""
+CALLS_MAX = 256
+"""What the thread may ask of the loop and has no answer to yet."""
+
+
+class ControlPoint:
+    """One agent's, for one run. `look` belongs to the agent's loop, as does all without a note."""
+
+    name = "the events for people who watch"
+
+    def __init__(self, agent: ControlledAgent, run_started_at: float) -> None:
+        self.agent = agent
+        self.path = ""
+        self._events: deque[tuple[float, LifecycleEvent]] = deque(maxlen=EVENTS_KEPT_MAX)
+        self._milestones: deque[LifecycleEvent] = deque(maxlen=MILESTONES_KEPT_MAX)
+        self._stepped: set[int] = set()
+        """Ranks of this generation whose first step is among the milestones."""
+        self._listener: _socket.socket | None = None
+        self._port: ControlListener | None = None
+        """Until it is served."""
+        self._server: NodeServer | None = None
+        self._lock = allocate_lock()  # For the server, which several threads may need first.
+        self._wakeup = -1
+        self._calls: deque[Callable[[], None]] = deque()
+        self._requests: deque[tuple[Request, Future[RequestAnswer]]] = deque()
+        self._asking: dict[str, Future[RequestAnswer]] = {}
+        self._begun_at = run_started_at
+        self._running_since: float | None = None
+        self._running_s = 0.0
+        self._is_closed = False
+        if agent.machine.state is State.RUNNING:
+            self._running_since = run_started_at
+
+    def open(self) -> None:
+        """Listen; where that is impossible the job goes on, and cannot be found by `holdfast ps`."""
+        connection = self.agent.connection
+        self._port = connection.control.port if connection is not None else None
+        try:
+            self.path = socket_of(os.getpid())
+            self._listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+            self._listener.settimeout(0)
+            self._listener.bind(self.path)
+            self._listener.listen(BACKLOG)
+        except OSError as problem:
+            console.debug(f"holdfast ps will not find this job: {problem}")
+            self._close_listener()
+
+    def close(self) -> None:
+        """End it all; may be called more than once."""
+        with self._lock:
+            self._is_closed, self._port = True, None
+            server, self._server = self._server, None
+        self._close_listener()
+        if server is not None:
+            server.close()
+        self._fail_all()
+        if self._wakeup >= 0:
+            os.close(self._wakeup)
+            self._wakeup = -1
+
+    def _close_listener(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+        if self.path:
+            try:
+                os.unlink(self.path)
+            except OSError:
+                pass  # Somebody has cleaned up.
+            self.path = ""
+
+    # For the loop.
+
+    def descriptors(self) -> list[int]:
+        listening = [one.fileno() for one in (self._listener, self._port) if one is not None]
+        return [*listening, self._wakeup] if self._wakeup >= 0 else listening
+
+    def look(self) -> None:
+        """Take in whoever has come, and do what the thread asks for."""
+        if self._listener is not None:
+            try:
+                descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]
+            except OSError:
+                pass  # Nobody has come.
+            else:
+                server = self._obtain_server()
+                if server is None:
+                    os.close(descriptor)
+                else:
+                    server.adopt(descriptor)
+        if self._port is not None and is_readable(self._port.fileno()):
+            self._obtain_server()  # It serves the port as well.
+        if self._wakeup >= 0:
+            try:
+                os.eventfd_read(self._wakeup)
+            except BlockingIOError:
+                pass
+        while self._calls:
+            self._calls.popleft()()
+
+    def take_requests(self) -> Iterator[Event]:
+        """Give what was asked for to the machine of a job that has nobody else to decide."""
+        while self._requests:
+            request, answer = self._requests.popleft()
+            agent = self.agent
+            if agent.connection is not None:
+                self._asking[request.id] = answer
+                agent.connection.control.request(request)
+                view = agent.connection.view
+                if view is not None and view.answered is not None:
+                    self.answered(view.answered)  # The same may have been asked before.
+                continue
+            nodes = agent.group.group_world_size or 1
+            if nodes > 1:
+                from holdfast.core.protocol import RequestRefusal  # Imports msgspec.
+
+                why = f"the job has {nodes} nodes and no coordinator to pass this on to the others"
+                refusal = RequestRefusal.NO_COORDINATOR.value
+                self._answer(answer, request.id, refusal, why)
+                continue
+            known = request.id in agent.machine.answers
+            yield supervision.Requested(request.id, request.action, str(request), request.grace_s)
+            self._answer(answer, request.id, *agent.machine.answers[request.id])
+            if not known and not agent.machine.answers[request.id][0]:
+                agent.requested(request.id, str(request))
+
+    def answered(self, answer: RequestAnswer) -> None:
+        """Hand on what whoever decides made of a request that came through this node."""
+        asked = self._asking.pop(answer.id, None)
+        if asked is not None:
+            self._answer(asked, answer.id, answer.refusal, answer.why)
+
+    def _answer(
+        self, asked: Future[RequestAnswer], request_id: str, refusal: str, why: str
+    ) -> None:
+        from holdfast.core.protocol import RequestAnswer
+
+        if not asked.done():
+            asked.set_result(RequestAnswer(id=request_id, refusal=refusal, why=why))
+
+    def _fail_all(self) -> None:
+        asked = [*self._asking.values(), *(answer for _, answer in self._requests)]
+        self._asking.clear()
+        self._requests.clear()
+        for one in asked:
+            self._answer(one, "", "over", "the agent has ended")
+        while self._calls:
+            self._calls.popleft()()
+
+    def __call__(self, event: LifecycleEvent) -> None:
+        """Keep an event, and tell those who watch."""
+        if isinstance(event, lifecycle.WorkersObserved):
+            return
+        if isinstance(event, lifecycle.ProgressSampled):
+            ranks = {rank for rank, _, _ in event.steps}
+            # The last of a generation is taken when it is being stopped.
+            if self._running_since is None or not ranks <= self._stepped:
+                self._stepped |= ranks
+                self._milestones.append(event)
+            return
+        self._milestones.append(event)
+        match event:
+            case lifecycle.GenerationStarted(at=at):
+                self._running_since = at
+                self._stepped.clear()
+            case lifecycle.GenerationStopping(at=at) if self._running_since is not None:
+                self._running_s += at - self._running_since
+                self._running_since = None
+            case lifecycle.WorkersFailed(failures=failures):
+                if all(one.consequence for one in failures):
+                    return  # They were stopped, as was said before.
+        one = (time.time(), event)
+        self._events.append(one)
+        if self._server is not None:
+            self._server.happened(one)
+
+    def running_s(self) -> tuple[float, float]:
+        """Return for how long the workers ran, of how long in all."""
+        now = time.monotonic()
+        running_s = self._running_s
+        if self._running_since is not None:
+            running_s += now - self._running_since
+        return running_s, now - self._begun_at
+
+    # For any thread.
+
+    @property
+    def kept(self) -> list[tuple[float, LifecycleEvent]]:
+        """The newest events, each with the time of day."""
+        return [*self._events]
+
+    @property
+    def milestones(self) -> tuple[float, list[LifecycleEvent]]:
+        """When the run began, and the events that tell where its time went."""
+        return self._begun_at, [*self._milestones]
+
+    def watched(self, watch: Watch) -> None:
+        """Do what the coordinator asks for on behalf of those who watch."""
+        server = self._obtain_server()
+        if server is not None:
+            server.watch(watch)
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Have something called in the agent's loop, in its next turn."""
+        from concurrent.futures import Future
+
+        answer: Future[T] = Future()
+
+        def run() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
+            try:
+                answer.set_result(function())
+            except BaseException as problem:  # noqa: BLE001 (it is the caller's)
+                answer.set_exception(problem)
+
+        if self._is_closed or len(self._calls) >= CALLS_MAX:
+            answer.set_exception(RuntimeError("the agent does not answer"))
+            return answer
+        self._calls.append(run)
+        self._wake()
+        return answer
+
+    def request(self, request: Request) -> Future[RequestAnswer]:
+        """Give a request to whoever decides."""
+        from concurrent.futures import Future
+
+        answer: Future[RequestAnswer] = Future()
+        self._requests.append((request, answer))
+        self._wake()
+        return answer
+
+    def _wake(self) -> None:
+        if self._wakeup >= 0:
+            os.eventfd_write(self._wakeup, 1)
+
+    def _obtain_server(self) -> NodeServer | None:
+        with self._lock:
+            if self._server is None and not self._is_closed:
+                try:
+                    from holdfast.control.node_server import NodeServer
+
+                    wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                    self._server = NodeServer(self, self.agent)
+                    self._wakeup = wakeup
+                    port, self._port = self._port, None
+                    if port is not None:
+                        self._server.serve(port)
+                except Exception as problem:  # noqa: BLE001 (the job goes on)
+                    console.warning(f"this job cannot be watched: {console.describe(problem)}")
+                    self._is_closed, self._port = True, None
+            return self._server

@@ -1,0 +1,486 @@
+"""A client of running jobs: what they are doing, what happens in them, and what is asked of them.
+
+    async with await open_job(find_one("nightly")) as job:
+        summary = await job.status(watch=True)
+        async for event in job.events(follow=True):
+            ...
+
+A place is where a job can be reached: the socket of one of its agents on this machine, its
+coordinator, or where its agents have stored their control ports. What can be asked is the same at all.
+A `JobClient` belongs to one loop; any number of calls may be under way at once. Whatever goes wrong is a
+`ControlProblem`.
+
+All text that comes from others is made printable here, but for what workers wrote themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import random
+import secrets
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import msgspec
+
+from holdfast.control.agents import Agents, MergedEvents, events_at, printable_event
+from holdfast.control.connection import (
+    ANSWER_S,
+    CONNECT_S,
+    ControlProblem,
+    Endpoint,
+    JobNotFound,
+    JobUnreachable,
+    open_contact,
+    open_endpoint,
+    open_socket,
+    tls_of,
+    unpacked,
+)
+from holdfast.control.discovery import Directory
+from holdfast.control.runtime_dir import pid_of, sockets_here
+from holdfast.core.limits import ASKED_WHY_CHARS_MAX, NAME_CHARS_MAX
+from holdfast.core.protocol import Action, Request
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.printable import one_line, quoted, visible
+from holdfast.wire import control
+from holdfast.wire.handshake import READ_ONLY_PREFIX
+from holdfast.wire.messages import JobSummary, Query, StatusReply, StatusRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+    from types import TracebackType
+
+    from holdfast.control.connection import Line
+    from holdfast.wire.messages import EventRecord
+
+R = TypeVar("R")
+
+LATE_S = 2.0  # Agents that take longer to answer are named.
+WATCH_S = 2.5
+"""How long nodes that are first asked to report have for it; in its first second none does."""
+LOOK_AGAIN_S = 0.1
+NOBODY_S = 10.0
+"""After this time without an answer of anybody no others are tried: a firewall may drop it all."""
+STAGGER_S = 0.5
+"""After this time without an answer of an agent the next one is tried besides."""
+ROOM_MIN_BYTES = 1_024
+
+
+class LocalJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that an agent on this machine is in."""
+
+    path: str
+    here: control.Here
+
+
+Place = Endpoint | LocalJob | Directory
+
+
+class NodeStacks(msgspec.Struct, frozen=True, kw_only=True):
+    """The stacks of a node's workers, or why they are not known."""
+
+    node: str
+    workers: list[control.WorkerStacks] = []
+    problem: str = ""
+
+
+class JobClient:
+    """A connection to a job, or with an empty run id to all of a coordinator."""
+
+    def __init__(
+        self,
+        agents: Agents,
+        *,
+        read_only: bool = False,
+        closed: Callable[[], None] | None = None,
+    ) -> None:
+        self.agents = agents
+        self.read_only = read_only
+        """Whether it is known that nothing can be changed over this connection."""
+        self._closed = closed
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.agents.close()
+        if self._closed is not None:
+            self._closed()
+
+    @property
+    def run_id(self) -> str:
+        return self.agents.own.run_id
+
+    @run_id.setter
+    def run_id(self, run_id: str) -> None:
+        self.agents.own.run_id = run_id
+
+    @property
+    def node(self) -> str:
+        """The node whose agent this is a connection to; empty at a coordinator."""
+        return self.agents.own.node
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be asked any more, of this agent or another."""
+        return bool(self.agents.own.problem) and not self.agents.is_lost
+
+    # What can be asked.
+
+    async def jobs(self) -> list[JobSummary]:
+        """Return all jobs that can be seen here, in short."""
+        return [_printable(one) for one in await self._summaries(watch=False)]
+
+    async def _summaries(self, *, watch: bool) -> list[JobSummary]:
+        run_id = self.run_id
+
+        def question(number: int) -> StatusRequest:
+            return StatusRequest(id=number, run_id=run_id, watch=watch)
+
+        line = await self.agents.anyone()
+        try:
+            reply = await line.one(question)
+        except ControlProblem:
+            if not self.agents.is_lost:
+                raise
+            reply = await (await self.agents.anyone()).one(question)  # It ended meanwhile.
+        assert isinstance(reply, StatusReply)
+        return reply.jobs
+
+    async def status(self, *, watch: bool = False, wait_s: float = WATCH_S) -> JobSummary:
+        """Return the state of the job; with `watch` the nodes report about their workers.
+
+        The first time that takes a moment, for which `wait_s` is the limit; from then on what they
+        last reported is there at once.
+        """
+        deadline = asyncio.get_running_loop().time() + wait_s
+        while True:
+            jobs = await self._summaries(watch=watch)
+            if not jobs:
+                raise JobNotFound(f"there is no job {self.run_id!r} here")
+            job = jobs[0]
+            missing = [node.node for node in job.nodes if node.report is None]
+            if watch and missing and not self.agents.passes_on:
+                reports = await self.agents.reports(missing, wait_s)
+                nodes = [
+                    msgspec.structs.replace(one, report=one.report or reports.get(one.node))
+                    for one in job.nodes
+                ]
+                return _printable(msgspec.structs.replace(job, nodes=nodes))
+            is_late = asyncio.get_running_loop().time() >= deadline
+            if not watch or not missing or is_late:
+                return _printable(job)
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def request(
+        self,
+        action: Action,
+        *,
+        node: str = "",
+        why: str = "",
+        grace_s: float = -1.0,
+        request_id: str = "",
+    ) -> str:
+        """Ask for something; raise `ControlProblem` with the reason if it is refused.
+
+        Return nothing, or why it changes nothing: a node may be drained already.
+        """
+        request = Request(
+            id=request_id or secrets.token_hex(8),
+            action=action.value,
+            node=node,
+            grace_s=grace_s,
+            who=who_asks(),
+            why=one_line(why, ASKED_WHY_CHARS_MAX),
+        )
+        line = await self.agents.anyone()
+        reply = await line.ask(control.ACT, body=control.pack(request))
+        return one_line(reply.why)
+
+    async def events(self, *, follow: bool = False, node: str = "") -> AsyncIterator[EventRecord]:
+        """Yield the events that are kept, and with `follow` each as it comes."""
+        if self.agents.passes_on or node:
+            line = await self.agents.at(node)
+            async for found in events_at(line, follow=follow, node=node):
+                for event in found.events:
+                    yield printable_event(event)
+            return
+        merged = MergedEvents(self.agents)
+        try:
+            for event in await merged.kept():
+                yield event
+            while follow:
+                yield await merged.next()
+        finally:
+            merged.close()
+
+    async def logs(
+        self, node: str, wanted: control.LogsQuery, *, streams: int = 1
+    ) -> AsyncIterator[control.LogLines]:
+        """Yield what workers of a node wrote; `streams` are read at the same time."""
+        room = max(ROOM_MIN_BYTES, control.WINDOW_BYTES // max(1, streams))
+        query = msgspec.structs.replace(wanted, room=room)
+        taken = 0
+        line = await self.agents.at(node)
+        async for reply in line.many(control.LOGS, node=node, body=control.pack(query)):
+            if not reply.body:
+                continue
+            lines = unpacked(control.LogLines, reply.body)
+            yield lines
+            taken += len(lines.text)
+            if taken >= room // 2:
+                more = control.pack(control.More(size=taken))
+                line.send(Query(id=reply.id, what=control.MORE, run_id=self.run_id, body=more))
+                taken = 0
+
+    async def stacks(self, node: str) -> NodeStacks:
+        """Return the stacks of a node's workers."""
+        workers: list[control.WorkerStacks] = []
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                line = await self.agents.at(node)
+                async for reply in line.many(control.STACKS, node=node):
+                    found = unpacked(control.Stacks, reply.body).workers
+                    workers += [
+                        msgspec.structs.replace(one, text=visible(one.text)) for one in found
+                    ]
+        except ControlProblem as problem:
+            return NodeStacks(node=node, workers=workers, problem=problem.message)
+        except TimeoutError:
+            return NodeStacks(node=node, workers=workers, problem=f"no answer in {ANSWER_S:g} s")
+        return NodeStacks(node=node, workers=workers)
+
+    async def stages(self, node: str) -> list[control.GenerationStages]:
+        """Return where the time of the newest generations went, as a node saw it."""
+        found: list[control.GenerationStages] = []
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                line = await self.agents.at(node)
+                async for reply in line.many(control.STAGES, node=node):
+                    found += unpacked(control.Stages, reply.body).generations
+        except TimeoutError:
+            raise JobUnreachable(f"{node} did not respond within {ANSWER_S:g} s") from None
+        return [
+            msgspec.structs.replace(
+                one,
+                why=one_line(one.why),
+                reason=one_line(one.reason),
+                detail=one_line(one.detail),
+            )
+            for one in found
+        ]
+
+
+async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
+    """Return a connection to a job, or raise `ControlProblem`.
+
+    What is about a node whose agent is one of those `beside` is asked there.
+    """
+    if isinstance(place, LocalJob):
+        here = place.here
+        line = await open_socket(place.path, here.run_id, here.node)
+        sockets = {one.here.node: one.path for one in beside if one.here.node}
+        return JobClient(Agents(line, passes_on=here.coordinated, beside=sockets))
+    if isinstance(place, Directory):
+        try:
+            return await _open_listed(place)
+        except BaseException:
+            place.close()
+            raise
+    line = await open_endpoint(place)
+    read_only = (place.token or b"").startswith(READ_ONLY_PREFIX)
+    return JobClient(Agents(line, passes_on=True), read_only=read_only)
+
+
+async def _open_listed(place: Directory) -> JobClient:
+    line, found = await _open_anyone(place)
+
+    async def reopen() -> Line:
+        return (await _open_anyone(place))[0]
+
+    look = lambda: _read(place.contacts)  # noqa: E731
+    agents = Agents(line, passes_on=False, look=look, reopen=reopen, found=found)
+    return JobClient(agents, read_only=found.read_only, closed=place.close)
+
+
+async def _open_anyone(place: Directory) -> tuple[Line, control.Contacts]:
+    """Return a connection to the leader's agent, or to the first of the others that answers."""
+    found = await _read(place.contacts)
+    there = [one for one in found.contacts if one.port]
+    if not there:
+        where = f"of {place.run_id!r} at {place.where}"
+        if not found.contacts:
+            job = await _read(lambda: place.summary(place.run_id))
+            over = f"; it is over: {job.outcome}" if job is not None and job.outcome else ""
+            raise JobNotFound(f"there is no agent {where}{over}")
+        raise JobUnreachable(
+            f"the agents {where} are reachable only from their own hosts (control=off)"
+        )
+    return await _first_that_answers(there, place, found), found
+
+
+async def _first_that_answers(
+    there: list[control.Contact], place: Directory, found: control.Contacts
+) -> Line:
+    tls = tls_of(found)
+    now = asyncio.get_running_loop().time
+    deadline = now() + NOBODY_S
+    others = there[1:]
+    random.shuffle(others)  # Neighbours in the list may be neighbours in a rack that is cut off.
+    left = [*others, there[0]]
+    trying: set[asyncio.Task[Line]] = set()
+    answered: list[Line] = []
+    problem: ControlProblem | None = None
+    try:
+        while not answered and (left or trying):
+            if left:
+                work = open_contact(left.pop(), place.run_id, found, tls)
+                trying.add(asyncio.ensure_future(work))
+            done, trying = await asyncio.wait(
+                trying, timeout=STAGGER_S if left else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            if now() >= deadline:
+                left.clear()
+            for one in done:
+                try:
+                    answered.append(one.result())
+                except ControlProblem as refused:
+                    problem = problem or refused
+    finally:
+        for one in trying:
+            one.cancel()
+    if answered:
+        for line in answered[1:]:
+            line.close()
+        return answered[0]
+    job = await _read(lambda: place.summary(place.run_id))
+    if job is not None and job.outcome:
+        raise JobNotFound(f"job {place.run_id!r} is over: {job.outcome}")
+    assert problem is not None
+    raise problem
+
+
+async def run_ids_of(place: Directory) -> list[str]:
+    """Return the jobs at a place, but for those that are over where others are not."""
+    return await _read(lambda: place.run_ids(running=True) or place.run_ids())
+
+
+async def stored_jobs(place: Directory) -> list[JobSummary]:
+    """Return these jobs as they are stored, or the one that is meant."""
+
+    def read() -> list[JobSummary]:
+        names = [place.run_id] if place.run_id else place.run_ids()
+        return [one for one in map(place.summary, names) if one is not None]
+
+    try:
+        return [_printable(one) for one in await _read(read)]
+    finally:
+        place.close()
+
+
+async def _read(read: Callable[[], R]) -> R:
+    """Return what is stored somewhere; raise `ControlProblem` if it cannot be read."""
+    try:
+        return await asyncio.to_thread(read)
+    except UsageError:
+        raise
+    except HoldfastError as problem:
+        raise JobUnreachable(problem.message, hint=problem.hint) from None
+
+
+async def local_jobs(on_late: Callable[[list[str]], None] | None = None) -> list[LocalJob]:
+    """Return the jobs of this user's agents on this machine; forget those that were killed.
+
+    `on_late` is called with the processes of agents that have not answered within `LATE_S`; those that
+    never do are left out.
+    """
+    try:
+        paths = sockets_here()
+    except OSError as problem:
+        raise ControlProblem(f"cannot look for jobs: {problem}", exit_code=78) from None
+    looks = {asyncio.ensure_future(_look(path)): path for path in paths}
+    if looks and on_late is not None:
+        _, late = await asyncio.wait(looks, timeout=LATE_S)
+        if late:
+            on_late(sorted(pid_of(looks[one]) for one in late))
+    found = await asyncio.gather(*looks)
+    return sorted(
+        (one for one in found if one is not None), key=lambda job: (job.here.run_id, job.here.pid)
+    )
+
+
+async def _look(path: str) -> LocalJob | None:
+    try:
+        line = await open_socket(path, "")
+    except ControlProblem:
+        _remove_if_dead(path)
+        return None
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            reply = await line.ask(control.HERE)
+        return LocalJob(path=path, here=unpacked(control.Here, reply.body))
+    except (ControlProblem, TimeoutError):
+        return None
+    finally:
+        line.close()
+
+
+def _remove_if_dead(path: str) -> None:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as trial:
+        trial.settimeout(CONNECT_S)
+        try:
+            trial.connect(path)
+        except ConnectionRefusedError:
+            try:
+                os.unlink(path)
+            except OSError:
+                pass  # Somebody else was quicker.
+        except OSError:
+            pass
+
+
+def who_asks() -> str:
+    """Return who this is, for people: `user@host`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return one_line(f"{user}@{os.uname().nodename}", NAME_CHARS_MAX)
+
+
+def _printable(job: JobSummary) -> JobSummary:
+    """Return a job whose texts may be shown."""
+    replace = msgspec.structs.replace
+    nodes = [
+        replace(
+            node,
+            node=quoted(node.node),
+            host=quoted(node.host),
+            address=quoted(node.address),
+            role=quoted(node.role),
+            phase=quoted(node.phase),
+        )
+        for node in job.nodes
+    ]
+    return replace(
+        job,
+        run_id=one_line(job.run_id),
+        phase=quoted(job.phase),
+        outcome=quoted(job.outcome),
+        why=one_line(job.why),
+        history=[one_line(line) for line in job.history],
+        causes=[one_line(line) for line in job.causes],
+        nodes=nodes,
+    )

@@ -1,0 +1,160 @@
+"""Who comes to an agent's control port: strangers until they have proven its key, then askers.
+
+The limits are those of a coordinator's port (`coordinator.admission`), in small: so many may be in
+their handshake, and whoever floods the port drives out itself. All of it is in the control thread,
+which the agent's loop never waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from holdfast import console
+from holdfast.control.node_server import CONNECTIONS_MAX, Asker
+from holdfast.coordinator.admission import HANDSHAKE_S, Acceptor
+from holdfast.coordinator.server_connection import READ_BYTES, ServerConnection
+from holdfast.core.limits import WHY_CHARS_MAX
+from holdfast.net import addresses
+from holdfast.net.peer_user import is_own_user
+from holdfast.printable import one_line, quoted
+from holdfast.wire.errors import HandshakeRefused
+from holdfast.wire.frames import encode_frame
+from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
+from holdfast.wire.messages import Goodbye, StatusReply
+
+if TYPE_CHECKING:
+    from holdfast.control.node_server import NodeServer
+    from holdfast.net.agent_port import ControlListener
+    from holdfast.wire.messages import Hello, Message
+
+AGENT = "the agent"
+HALF_OPEN_MAX = 64
+IDLE_S = 300.0
+"""Who listens says every minute that it is there (`control.line.ALIVE_S`)."""
+SWEEP_S = 30.0
+
+
+class AtPort(Asker):
+    """Somebody who has proven the key of the control port."""
+
+    def __init__(self, server: NodeServer, peer: ServerConnection) -> None:
+        super().__init__(server)
+        self.peer = peer
+        self.read_only = peer.read_only
+        server.askers.add(self)
+
+    def send(self, message: Message) -> None:
+        frame = encode_frame(message, STATUS_FRAME_BYTES_MAX)
+        if isinstance(message, StatusReply):
+            self.peer.post_reply(frame)
+        else:
+            self.peer.post_whole(frame)
+
+    @property
+    def unread_bytes(self) -> int:
+        return self.peer.unread_answers_bytes
+
+    def drop(self, why: str) -> None:
+        self.peer.close(encode_frame(Goodbye(why=one_line(why, WHY_CHARS_MAX))))
+
+
+class PortServer:
+    """Serves one control port in the running loop, until `close`."""
+
+    def __init__(self, server: NodeServer, own: ControlListener) -> None:
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self._server, self._own = server, own
+        self._loop = asyncio.get_running_loop()
+        self._askers: dict[ServerConnection, AtPort | None] = {}
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._tls = None
+        if own.access.pem is not None:
+            from holdfast.net.tls import mutual_context
+
+            self._tls = mutual_context(*own.access.pem, serving=True)
+        listener = own.listener()
+        addresses.use_small_segments(listener)
+        self._acceptor = Acceptor(
+            listener, self._make_peer, self._note, half_open_max=HALF_OPEN_MAX
+        )
+
+    def close(self) -> None:
+        """Close the port; those who are being answered are the caller's to drop."""
+        self._acceptor.close()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        for peer, asker in [*self._askers.items()]:
+            if asker is None:
+                peer.abort()
+
+    def _make_peer(self, address: str, local_address: str) -> ServerConnection:
+        return ServerConnection(
+            self, None, address, local_address, key_for=self._own.key_for, server=AGENT
+        )
+
+    def _note(self, what: str) -> None:
+        console.debug(f"control port: {what}")
+
+    # For connections.
+
+    def connected(self, peer: ServerConnection) -> None:
+        peer.heard_at = self._loop.time()
+        self._askers[peer] = None
+        if self._tls is not None:
+            self._acceptor.spawn(peer.begin_tls(self._tls, HANDSHAKE_S))
+        else:
+            peer.use()
+        self._sweep_later()
+
+    def judge(self, peer: ServerConnection, hello: Hello) -> None:
+        """Take in somebody who has proven the key, or refuse."""
+        self._acceptor.finished(peer)
+        run_id = self._own.access.run_id
+        if hello.run_id != run_id and not (hello.read_only and not hello.run_id):
+            raise HandshakeRefused(f"this is an agent of the job {quoted(repr(run_id))}")
+        if self._own.access.token is None and not is_own_user(peer.user):
+            raise HandshakeRefused("without a token an agent serves its own user alone on its host")
+        if sum(one is not None for one in self._askers.values()) >= CONNECTIONS_MAX:
+            why = f"the agent has {CONNECTIONS_MAX} connections already"
+            raise HandshakeRefused(why, permanent=False)
+        peer.read_only |= self._own.read_only
+        self._askers[peer] = AtPort(self._server, peer)
+
+    def received(self, peer: ServerConnection, message: Message) -> None:
+        peer.heard_at = self._loop.time()
+        asker = self._askers[peer]
+        assert asker is not None
+        self._server.received(asker, message)
+
+    def wants_flush(self, peer: ServerConnection) -> None:
+        self._loop.call_soon(peer.flush)
+
+    def faulty(self, peer: ServerConnection, why: str) -> None:
+        self._note(f"closed a connection from {peer.address}: {one_line(why, WHY_CHARS_MAX)}")
+
+    def disconnected(self, peer: ServerConnection) -> None:
+        self._acceptor.finished(peer)
+        asker = self._askers.pop(peer, None)
+        if asker is not None:
+            asker.forget()
+
+    # Those who do not get on.
+
+    def _sweep_later(self) -> None:
+        if self._sweeping is not None or not self._askers:
+            return
+        at = self._acceptor.next_deadline()
+        delay_s = SWEEP_S if at is None else min(SWEEP_S, max(0.0, at - self._loop.time()))
+        self._sweeping = self._loop.call_later(delay_s, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweeping = None
+        now = self._loop.time()
+        self._acceptor.sweep(now)
+        for peer in [one for one in self._askers if now - one.heard_at >= IDLE_S]:
+            if peer.closed:
+                peer.abort()  # It was closed with something still to be sent, which nobody read.
+            else:
+                peer.reject(f"nothing came for {IDLE_S:g} s")
+        self._sweep_later()

@@ -1,0 +1,150 @@
+"""`JobSettings`: what all nodes of a job must agree on.
+
+Each setting is declared here, once. Its declaration has its limits, its key in `--rdzv-conf`, its flag, if
+it has one, and its documentation. From it come the flag in `holdfast run --help`, the key in
+`rendezvous.config`, the tables of the documentation, the check of every value that arrives, and the check
+that all nodes were started alike. The value travels from the command line to `core.rounds` as it is.
+
+A new setting needs its declaration, its use and its documentation. This module must stay cheap to import:
+the command line reads it before anything else.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from holdfast.core.limits import COUNTER_MAX, NODES_MAX, SETTLE_S_MAX
+
+
+class RankOrder(Enum):
+    """How the nodes of a round are ranked."""
+
+    STABLE = "stable"
+    """Members of the previous round keep their ranks."""
+    HOST = "host"
+    """Nodes of one host are neighbours."""
+    LABEL = "label"
+    """Nodes with one label are neighbours."""
+
+
+class StoreAccess(Enum):
+    """Which clients the store of a job's workers serves, besides this user on the first node's host."""
+
+    HOSTS = "hosts"
+    """The hosts that the job's agents attest."""
+    OPEN = "open"
+    """Every host that reaches it."""
+    PRIVATE = "private"
+    """The job's agents, which forward the requests of their own workers."""
+
+
+class Setting(NamedTuple):
+    """The declaration of one setting."""
+
+    key: str = ""
+    """Its name in `--rdzv-conf`; empty if it has none."""
+    meaning: str = ""
+    least: float = 0
+    most: float = COUNTER_MAX
+    flag: str = ""
+    """Its flag in `holdfast run`; empty if it has none."""
+    metavar: str = ""
+    """The value in the help of the flag. Without it the flag is declared in `launcher.config`."""
+    depends: bool = False
+    """Whether the default depends on the job."""
+    agreed: bool = True
+    """Whether a node with another value is refused."""
+
+    @property
+    def name(self) -> str:
+        """What a user calls it."""
+        return self.flag or self.key
+
+
+class JobSettings(NamedTuple):
+    """What all nodes of a job must agree on; the first node that joins sets it."""
+
+    min_nodes: Annotated[int, Setting(flag="--nnodes", least=1, most=NODES_MAX)]
+    max_nodes: Annotated[int, Setting(flag="--nnodes", least=1, most=NODES_MAX)]
+    # A negative number means 0.
+    max_restarts: Annotated[int, Setting(flag="--max-restarts", least=-COUNTER_MAX)] = 0
+    spares: Annotated[
+        int,
+        Setting(
+            "spares",
+            "number of nodes to keep as standbys, while at least MIN remain to run",
+            most=NODES_MAX,
+            flag="--spares",
+            metavar="K",
+        ),
+    ] = 0
+    settle_s: Annotated[
+        float,
+        Setting(
+            "last_call_timeout",
+            "how long a round that could form waits for more nodes, from the last that joined",
+            most=SETTLE_S_MAX,
+            agreed=False,
+        ),
+    ] = 1.0
+    order: Annotated[
+        RankOrder,
+        Setting(
+            "rank_order", "how nodes are ranked: as they joined, or grouped by host or by label"
+        ),
+    ] = RankOrder.STABLE
+    store: Annotated[
+        StoreAccess,
+        Setting(
+            "store",
+            "which clients the workers' store serves: hosts of the job, everybody (the default for one "
+            "node), or workers through their own agents alone",
+            depends=True,
+        ),
+    ] = StoreAccess.HOSTS
+
+
+def _declared() -> dict[str, tuple[type, Setting]]:
+    hints = get_type_hints(JobSettings, include_extras=True)
+    assert all(get_origin(hint) is Annotated for hint in hints.values())
+    return {name: get_args(hint)[:2] for name, hint in hints.items()}
+
+
+TYPES: dict[str, type] = {name: kind for name, (kind, _) in _declared().items()}
+SETTINGS: dict[str, Setting] = {name: setting for name, (_, setting) in _declared().items()}
+DEFAULTS: dict[str, Any] = JobSettings._field_defaults
+_LIMITS = [
+    (name, setting.least, setting.most)
+    for name, setting in SETTINGS.items()
+    if not issubclass(TYPES[name], Enum)
+]
+
+
+def check_settings(settings: JobSettings) -> None:
+    """Raise `ValueError` for settings that no job can have."""
+    for name, least, most in _LIMITS:
+        value = getattr(settings, name)
+        if not least <= value <= most:
+            raise ValueError(f"{name} {value} is not between {least} and {most}")
+    if settings.min_nodes > settings.max_nodes:
+        raise ValueError(f"min_nodes {settings.min_nodes} is over max_nodes {settings.max_nodes}")
+
+
+def differences(mine: JobSettings, theirs: JobSettings) -> list[tuple[str, str, str]]:
+    """Return the settings in which two nodes must not differ but do: the name, and both values."""
+    shown: dict[str, tuple[list[str], list[str]]] = {}
+    for (name, setting), one, other in zip(SETTINGS.items(), mine, theirs, strict=True):
+        if setting.agreed:
+            left, right = shown.setdefault(setting.name or name, ([], []))
+            left.append(_text(one))
+            right.append(_text(other))
+    return [
+        (name, ":".join(left), ":".join(right))
+        for name, (left, right) in shown.items()
+        if left != right
+    ]
+
+
+def _text(value: object) -> str:
+    return str(value.value if isinstance(value, Enum) else value)

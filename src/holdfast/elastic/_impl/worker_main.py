@@ -1,0 +1,88 @@
+"""`worker_main()`: records the failure of a worker's main function, and runs its control server.
+
+    @worker_main()
+    def main() -> None:
+        ...
+
+An exception that leaves `main` is recorded as by `@record`. Where `TORCH_WORKER_SERVER_SOCKET`
+names a path, the worker answers requests at a socket there for as long as `main` runs. It can be
+used as `with worker_main():` too.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from holdfast.processes.failures.error_file import record
+from holdfast.processes.worker_socket import socket_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Literal, ParamSpec, TypeVar
+
+    from holdfast.elastic._impl.worker_server import WorkerServer
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
+
+
+class WorkerMain:
+    """What `worker_main` returns: a decorator, and a context."""
+
+    def __init__(self) -> None:
+        self._server: WorkerServer | None = None
+
+    def __call__(self, fn: Callable[P, R]) -> Callable[P, R | None]:
+        """Wrap the main function; it can be called more than once, one call after the other."""
+        from functools import wraps
+
+        @wraps(fn)
+        def main(*args: P.args, **kwargs: P.kwargs) -> R:
+            server = start_server()
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                if server is not None:
+                    server.shutdown()
+
+        return record(main)
+
+    def __enter__(self) -> None:
+        self._server = record(start_server)()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> Literal[False]:
+        server, self._server = self._server, None
+        if server is not None:
+            server.shutdown()
+        if isinstance(error, Exception):
+            try:
+                record(_raise)(error)
+            except Exception:  # noqa: BLE001 (the same one; Python goes on with it from here)
+                error.__traceback__ = tb
+        return False
+
+
+def worker_main() -> WorkerMain:
+    """Return a decorator for the main function of a worker, which is a context manager too."""
+    return WorkerMain()
+
+
+def start_server() -> WorkerServer | None:
+    """Start the server, if the environment asks for one."""
+    place = socket_path(os.environ)
+    if not place:
+        return None
+    from holdfast.elastic._impl.worker_server import WorkerServer
+
+    return WorkerServer(place)
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -1,0 +1,636 @@
+"""`EtcdStore`: keys and values in etcd, for all that can reach it; complete, and without torch.
+
+Changes are transactions, waiting is by a watch; `store_layout` shows which keys of etcd are used.
+
+- With `ttl_s`, what a store writes stays while it, or a clone of it, is open, and is deleted that
+  many seconds after `close` or the end of the process; without, it stays for ever. The last to
+  write a key decides how long it stays.
+- A call during which etcd was lost raises `DistNetworkError`, and may have been performed or not;
+  only one that waits goes on.
+- By default etcd accepts no value above 1.5 MiB (its `--max-request-bytes`).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import weakref
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from holdfast.core.etcd.calls import Compare, Delete, Field, Get, KeyValue, ProblemKind, Put, Txn
+from holdfast.errors import UsageError
+from holdfast.etcd.lease import KeptLease, transact
+from holdfast.etcd.store_layout import StoreKeys, pair
+from holdfast.etcd.sync_client import EtcdError
+from holdfast.store.memory_store import (
+    DEFAULT_TIMEOUT_S,
+    add_to_counter,
+    as_bytes,
+    as_seconds,
+    barrier_timed_out,
+    named,
+    wait_timed_out,
+)
+from holdfast.store.store_errors import (
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    QueueEmptyError,
+    StoreTimeoutError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import Self
+
+    from holdfast.core.etcd.calls import Op, TxnDone
+    from holdfast.etcd.store_layout import KeyRange
+    from holdfast.etcd.sync_client import EtcdClient
+
+TXN_OPS_MAX = 128
+"""In one transaction; etcd's default limit."""
+TXN_BYTES_MAX = 1024 * 1024
+"""Of values in one transaction; etcd's default limit is 1.5 MiB."""
+ATTEMPTS_MAX = 1000
+"""To change a key that others change all the time; then an error is raised."""
+PAUSE_S_MIN, PAUSE_S_MAX = 0.005, 0.4
+"""The random pauses between attempts are up to this; shorter ones cost many writers more attempts."""
+AWAY_PAUSE_S_MIN, AWAY_PAUSE_S_MAX = 0.01, 1.0
+"""Between two attempts to watch, while etcd is away."""
+READ_S_MIN = 3.0
+"""The limit of a read at least, also when less of the timeout is left."""
+NEXT_S_MAX = 3600.0
+"""How long a watch is waited for at a time; some timeouts are longer than a clock can count."""
+
+T = TypeVar("T")
+Found = KeyValue | None
+
+
+class RangeRead(NamedTuple):
+    """What a range held, at a revision of etcd."""
+
+    found: tuple[KeyValue, ...]
+    revision: int
+
+
+class Transactions:
+    """The transactions of one store, with the errors that stores raise.
+
+    A change is made from what was read, on the condition that it has not changed meanwhile, and
+    again from what is there then. Only one writer of a key can win at a time; the others pause for
+    a random time, longer and longer, so that all get through.
+    """
+
+    def __init__(self, client: EtcdClient, lease: KeptLease | None) -> None:
+        self.client = client
+        self._lease = lease
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f" in etcd at {self.client.settings.where}"
+
+    def read(
+        self, ranges: Sequence[KeyRange], *, keys_only: bool = False, limit_s: float | None = None
+    ) -> list[RangeRead]:
+        """Read ranges: at one moment, if they fit one transaction."""
+        reads: list[RangeRead] = []
+        for begin in range(0, len(ranges), TXN_OPS_MAX):
+            some = ranges[begin : begin + TXN_OPS_MAX]
+            done = self.transact(success=[Get(*one, keys_only) for one in some], limit_s=limit_s)
+            reads += [RangeRead(found, done.revision) for found in done.results]
+        return reads
+
+    def read_one(self, place: KeyRange) -> Found:
+        """Read one key."""
+        return _first(self.read([place])[0].found)
+
+    def write(self, values: dict[KeyRange, bytes]) -> None:
+        """Write keys: all at one moment, if they fit one transaction."""
+        for some in _portions(values):
+            self.transact(success=some)
+
+    def change(
+        self,
+        places: Sequence[KeyRange],
+        decide: Callable[[list[Found]], tuple[Sequence[Op], T]],
+        known: Sequence[Found] | None = None,
+    ) -> tuple[T, TxnDone | None]:
+        """Change keys, as if there were no other writer.
+
+        `decide` gets what the keys hold and returns operations and an outcome; it may be called
+        many times, and the last outcome is true. If nothing is `known`, it is first called as if
+        no key existed, since many changes are the first. Returns the outcome, and etcd's answer if
+        anything was done.
+        """
+        found: list[Found] = [None] * len(places) if known is None else list(known)
+        for attempt, pause_s in enumerate(_pauses()):
+            ops, outcome = decide(found)
+            if not ops and (known is not None or attempt):
+                return outcome, None
+            done = self.transact(
+                compare=[
+                    Compare(place.key, Field.MOD, 0 if one is None else one.mod_revision)
+                    for place, one in zip(places, found, strict=True)
+                ],
+                success=ops,
+                failure=[Get(*place) for place in places],
+            )
+            if done.succeeded:
+                return outcome, done
+            found = [_first(result) for result in done.results]
+            if attempt % 2:  # Every other attempt is made at once, from what was just read.
+                time.sleep(pause_s)
+        raise DistStoreError(
+            f"{places[0].key!r}{self.where} could not be changed in {ATTEMPTS_MAX} attempts: "
+            "others changed it each time"
+        )
+
+    def transact(
+        self,
+        *,
+        compare: Sequence[Compare] = (),
+        success: Sequence[Op] = (),
+        failure: Sequence[Op] = (),
+        limit_s: float | None = None,
+    ) -> TxnDone:
+        """Perform one transaction, within `limit_s` or the client's own limit."""
+        if limit_s is not None:
+            limit_s = min(limit_s, self.client.settings.call_s)
+        txn = Txn(tuple(compare), tuple(success), tuple(failure))
+        try:
+            return transact(self.client, txn, self._lease, limit_s)
+        except EtcdError as problem:
+            raise as_store_error(problem) from None
+
+
+def as_store_error(problem: EtcdError) -> DistError:
+    """Return a problem with etcd as the error that stores raise."""
+    is_away = problem.kind is ProblemKind.UNREACHABLE
+    return (DistNetworkError if is_away else DistStoreError)(str(problem))
+
+
+def _first(found: Sequence[KeyValue]) -> Found:
+    return found[0] if found else None
+
+
+def _pauses() -> Iterator[float]:
+    """Yield how long to pause after each attempt."""
+    longest = PAUSE_S_MIN
+    for _ in range(ATTEMPTS_MAX):
+        yield random.uniform(0, longest)  # noqa: S311 (it only spreads the attempts)
+        longest = min(2 * longest, PAUSE_S_MAX)
+
+
+def _portions(values: dict[KeyRange, bytes]) -> Iterator[list[Put]]:
+    some: list[Put] = []
+    size = 0
+    for place, value in values.items():
+        more = len(place.key) + len(value)
+        if some and (len(some) == TXN_OPS_MAX or size + more > TXN_BYTES_MAX):
+            yield some
+            some, size = [], 0
+        some.append(Put(place.key, value))
+        size += more
+    if some:
+        yield some
+
+
+class Wait:
+    """Waits for keys: by a watch on one that is missing, not by polling.
+
+    Missing keys are waited for one after the other; when none is left, one read of all shows whether
+    they are there at once. A watch that ends does not matter: after a read of what happened in
+    between, there is another. So an etcd that restarts, or compacts its history, costs nothing but
+    the time it is away; only the first read has to succeed.
+    """
+
+    def __init__(
+        self,
+        calls: Transactions,
+        ranges: dict[str, KeyRange],
+        timeout_s: float,
+        *,
+        keys_only: bool = False,
+        accepts: Callable[[KeyValue], bool] = lambda _: True,
+    ) -> None:
+        self._calls = calls
+        self._ranges = ranges
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._keys_only = keys_only
+        self._accepts = accepts
+        self._pause_s = AWAY_PAUSE_S_MIN
+        self._was_there = False
+
+    def result(self) -> dict[str, KeyValue]:
+        """Return what each range holds, once all hold something that is accepted.
+
+        Raises `StoreTimeoutError` naming those that do not when the time is over. May be called
+        again, within the same time.
+        """
+        try:
+            reads = self._read_again(self._ranges) if self._was_there else self._read(self._ranges)
+            self._was_there = True
+            return self._until_all_there(reads)
+        except _TimeIsOver:
+            return self._at_last()
+
+    def _until_all_there(self, reads: dict[str, RangeRead]) -> dict[str, KeyValue]:
+        seen_before: dict[str, int] = {}
+        while True:
+            there = self._there(reads)
+            missing = [name for name in reads if name not in there]
+            if not missing and len(reads) == len(self._ranges):
+                seen = {name: one.create_revision for name, one in there.items()}
+                # More than fit one transaction are read twice: what was there both times, and was
+                # not created anew, was there in between, all of it at once.
+                if len(reads) <= TXN_OPS_MAX or seen == seen_before:
+                    return there
+                seen_before = seen
+            elif missing:
+                seen_before = {}
+                name = missing[0]
+                came = self._follow(self._ranges[name], reads[name].revision)
+                if came is not None:
+                    if len(self._ranges) == 1:
+                        return {name: came}
+                    missing.remove(name)
+            reads = self._read_again(missing or self._ranges)
+
+    def _at_last(self) -> dict[str, KeyValue]:
+        """Read a last time, so that what is missing can be named."""
+        where, names = self._calls.where, list(self._ranges)
+        try:
+            there = self._there(self._read(names))
+        except DistNetworkError as problem:
+            raise wait_timed_out(names, self._timeout_s, f" since {problem}") from None
+        if len(there) == len(names):
+            return there
+        raise wait_timed_out([name for name in names if name not in there], self._timeout_s, where)
+
+    def _there(self, reads: dict[str, RangeRead]) -> dict[str, KeyValue]:
+        there = {}
+        for name, read in reads.items():
+            for one in read.found:
+                if self._accepts(one):
+                    there[name] = one
+        return there
+
+    def _read(self, names: Iterable[str]) -> dict[str, RangeRead]:
+        left_s = self._deadline - time.monotonic()
+        limit_s = max(READ_S_MIN, left_s) if self._was_there else None
+        names = list(names)
+        ranges = [self._ranges[name] for name in names]
+        reads = self._calls.read(ranges, keys_only=self._keys_only, limit_s=limit_s)
+        return dict(zip(names, reads, strict=True))
+
+    def _read_again(self, names: Iterable[str]) -> dict[str, RangeRead]:
+        """Read as soon as etcd answers."""
+        while True:
+            try:
+                return self._read(names)
+            except DistNetworkError:
+                self._pause()
+
+    def _follow(self, range_: KeyRange, revision: int) -> KeyValue | None:
+        """Return what a range gets after a revision; None if it must be read again."""
+        alive: dict[bytes, KeyValue] = {}
+        try:
+            with self._calls.client.watch(range_.key, range_.end, revision + 1) as watch:
+                while True:
+                    try:
+                        changes = watch.next(min(self._time_left_s(), NEXT_S_MAX))
+                    except TimeoutError:
+                        continue
+                    self._pause_s = AWAY_PAUSE_S_MIN
+                    for one in changes:
+                        alive.pop(one.key, None)
+                        if one.value is not None:
+                            alive[one.key] = KeyValue(
+                                key=one.key,
+                                value=one.value,
+                                create_revision=one.create_revision,
+                                mod_revision=one.mod_revision,
+                            )
+                    # What was deleted again meanwhile does not count.
+                    for came in alive.values():
+                        if self._accepts(came):
+                            return came
+        except EtcdError as problem:
+            if problem.kind is ProblemKind.UNREACHABLE:
+                self._pause()
+            elif problem.kind is not ProblemKind.COMPACTED:
+                raise as_store_error(problem) from None
+            return None
+
+    def _pause(self) -> None:
+        pause_s = self._pause_s * random.uniform(0.5, 1)  # noqa: S311 (it only spreads attempts)
+        time.sleep(min(self._time_left_s(), pause_s))
+        self._pause_s = min(2 * self._pause_s, AWAY_PAUSE_S_MAX)
+
+    def _time_left_s(self) -> float:
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise _TimeIsOver
+        return left_s
+
+
+class _TimeIsOver(Exception):
+    pass
+
+
+class EtcdStore:
+    """The keys of etcd below a prefix. Threads may share it; their calls run at the same time.
+
+    The client is the caller's to close, unless `closes_client` says that it goes with this store.
+    """
+
+    def __init__(
+        self,
+        etcd_client: EtcdClient,
+        etcd_store_prefix: str,
+        timeout: timedelta | None = None,
+        *,
+        ttl_s: int = 0,
+        closes_client: bool = False,
+    ) -> None:
+        if ttl_s < 0:
+            raise UsageError(
+                f"ttl_s: {ttl_s} is not accepted; accepted: whole seconds, 0 for no limit"
+            )
+        self._begin(
+            etcd_client,
+            etcd_store_prefix if etcd_store_prefix.endswith("/") else f"{etcd_store_prefix}/",
+            DEFAULT_TIMEOUT_S if timeout is None else as_seconds(timeout),
+            KeptLease(etcd_client, ttl_s) if ttl_s else None,
+            closes_client=closes_client,
+        )
+
+    def _begin(
+        self,
+        client: EtcdClient,
+        prefix: str,
+        timeout_s: float,
+        lease: KeptLease | None,
+        *,
+        closes_client: bool = False,
+    ) -> None:
+        self.client = client
+        self.prefix = prefix
+        self._timeout_s = timeout_s
+        self._lease = lease
+        self._closes_client = closes_client
+        self._keys = StoreKeys(prefix)
+        self._calls = Transactions(client, lease)
+        # What a store has written is not kept for ever if it is garbage-collected, not closed.
+        self._end = weakref.finalize(self, lease.release if lease else _nothing)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Give a key a value."""
+        self.multi_set([key], [value])
+
+    def get(self, key: str) -> bytes:
+        """Return a key's value, waiting for it to have one."""
+        return self.multi_get([key])[0]
+
+    def add(self, key: str, num: int) -> int:
+        """Add to a counter, 0 at first, and return what it is now."""
+        place = self._keys.value(key)
+
+        def decide(found: list[Found]) -> tuple[list[Op], int]:
+            total = add_to_counter(key, _value(found[0]), num)
+            return [Put(place.key, b"%d" % total)], total
+
+        return self._calls.change([place], decide)[0]
+
+    def wait(self, keys: Sequence[str], override_timeout: timedelta | float | None = None) -> None:
+        """Wait until all keys are there at once; raise `StoreTimeoutError` naming the others."""
+        ranges = {key: self._keys.either(key) for key in keys}
+        Wait(self._calls, ranges, self._seconds(override_timeout), keys_only=True).result()
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all keys are there."""
+        ranges = [self._keys.either(key) for key in dict.fromkeys(keys)]
+        return all(one.found for one in self._calls.read(ranges, keys_only=True))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Set a key if it has the expected value; return its value afterwards.
+
+        A missing key is set if nothing is expected; if something is, that is returned.
+        """
+        place, wanted, new = self._keys.value(key), as_bytes(expected), as_bytes(desired)
+        if wanted:
+            done = self._calls.transact(
+                compare=[Compare(place.key, Field.VALUE, wanted)],
+                success=[Put(place.key, new)],
+                failure=[Get(place.key)],
+            )
+            if done.succeeded:
+                return new
+            return done.results[0][0].value if done.results[0] else wanted
+
+        def decide(found: list[Found]) -> tuple[list[Op], bytes]:
+            now = _value(found[0])
+            return ([], now) if now else ([Put(place.key, new)], new)
+
+        return self._calls.change([place], decide)[0]
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Append to the value of a key."""
+        place, more = self._keys.value(key), as_bytes(value)
+
+        def decide(found: list[Found]) -> tuple[list[Op], None]:
+            return [Put(place.key, (_value(found[0]) or b"") + more)], None
+
+        self._calls.change([place], decide)
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Return the values of all keys, waiting until all have one."""
+        ranges = {key: self._keys.value(key) for key in keys}
+        found = Wait(self._calls, ranges, self._timeout_s).result()
+        return [found[key].value for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Give each key its value: all at once, up to 128 keys and a mebibyte."""
+        given = dict(zip(keys, values, strict=True))
+        self._calls.write({self._keys.value(key): as_bytes(value) for key, value in given.items()})
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key; return whether it had a value."""
+        done = self._calls.transact(success=[Delete(self._keys.value(key).key)])
+        return done.deleted[0] > 0
+
+    def num_keys(self) -> int:
+        """Return how many keys have values."""
+        return len(self.list_keys())
+
+    def list_keys(self) -> list[str]:
+        """Return the keys that have values."""
+        (read,) = self._calls.read([self._keys.all_keys()], keys_only=True)
+        keys = (self._keys.key_of(one.key) for one in read.found)
+        return [key for key in keys if key is not None]
+
+    # A queue: one key says which values there are, and each value is a key of its own. So a push or
+    # a pop moves one value, however many there are. A value whose writer's lease has ended is
+    # skipped; it is counted until then.
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        """Put a value at the end of a queue."""
+        queue, content = self._keys.queue(key), as_bytes(value)
+
+        def decide(found: list[Found]) -> tuple[list[Op], None]:
+            first, count = _pair(found[0])
+            entry = self._keys.entry(key, first + count)
+            return [Put(entry.key, content), Put(queue.key, b"%d %d" % (first, count + 1))], None
+
+        self._calls.change([queue], decide)
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Take the first value of a queue, waiting for one, also when another was faster.
+
+        Without `block`, raise `QueueEmptyError` if there is none.
+        """
+        queue = self._keys.queue(key)
+        wait = Wait(self._calls, {key: queue}, self._timeout_s) if block else None
+        while found := self._calls.read_one(queue) if wait is None else wait.result()[key]:
+            value = self._pop(key, found)
+            if value is not None:
+                return value
+        raise QueueEmptyError(f"the queue {named([key])}{self._calls.where} is empty")
+
+    def _pop(self, key: str, known: KeyValue) -> bytes | None:
+        queue = self._keys.queue(key)
+
+        def decide(found: list[Found]) -> tuple[list[Op], bool]:
+            first, count = _pair(found[0])
+            if not count:
+                return [], False
+            entry = self._keys.entry(key, first).key
+            rest = Put(queue.key, b"%d %d" % (first + 1, count - 1))
+            return [Get(entry), Delete(entry), rest if count > 1 else Delete(queue.key)], True
+
+        took, done = self._calls.change([queue], decide, known=[known])
+        if not took or done is None or not done.results[0]:
+            return None
+        return done.results[0][0].value
+
+    def queue_len(self, key: str) -> int:
+        """Return how many values a queue has."""
+        return _pair(self._calls.read_one(self._keys.queue(key)))[1]
+
+    # A barrier counts arrivals, and those who wait watch for the next turn. When the last has
+    # arrived the turn is one higher and the count begins anew: so nobody who comes early to the
+    # next turn can be counted in this one.
+
+    def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
+        """Wait until so many have arrived at this key; its value is their number.
+
+        One that gives up is not counted any more, and one that comes after all have passed begins
+        anew. But one that is killed while it waits stays counted.
+        """
+        timeout_s = self._seconds(timeout)
+        turn, arrived = self._arrive(key, world_size)
+        if arrived >= world_size:
+            return
+        try:
+            Wait(
+                self._calls,
+                {key: self._keys.barrier(key)},
+                timeout_s,
+                accepts=lambda one: pair(one.value)[0] != turn,
+            ).result()
+        except StoreTimeoutError as late:
+            passed, arrived = self._give_up(key, turn)
+            if not passed:
+                where = self._calls.where
+                raise barrier_timed_out(key, arrived, world_size, timeout_s, where) from late
+        except BaseException:  # A signal's handler may have ended the wait, too.
+            with suppress(DistError):
+                self._give_up(key, turn)
+            raise
+
+    def _arrive(self, key: str, world_size: int) -> tuple[int, int]:
+        """Be counted at a barrier; return which turn of it this is, and how many have arrived."""
+        value, barrier = self._keys.value(key), self._keys.barrier(key)
+
+        def decide(found: list[Found]) -> tuple[list[Op], tuple[int, int]]:
+            add_to_counter(key, _value(found[0]), 0)  # A value that is no count has another use.
+            turn, arrived = _pair(found[1])
+            arrived += 1
+            after = (turn, arrived) if arrived < world_size else (turn + 1, 0)
+            ops: list[Op] = [
+                Put(value.key, b"%d" % arrived),
+                Put(barrier.key, b"%d %d" % after),
+            ]
+            return ops, (turn, arrived)
+
+        return self._calls.change([value, barrier], decide)[0]
+
+    def _give_up(self, key: str, turn: int) -> tuple[bool, int]:
+        """Be counted no more; return whether all have arrived after all, and how many had."""
+        value, barrier = self._keys.value(key), self._keys.barrier(key)
+
+        def decide(found: list[Found]) -> tuple[list[Op], tuple[bool, int]]:
+            if found[1] is None:
+                return [], (False, 1)
+            current, arrived = pair(found[1].value)
+            if current != turn:
+                return [], (True, arrived)
+            ops: list[Op] = [Put(barrier.key, b"%d %d" % (turn, arrived - 1))]
+            if found[0] is not None:
+                ops.append(Put(value.key, b"%d" % (arrived - 1)))
+            return ops, (False, arrived)
+
+        return self._calls.change([value, barrier], decide)[0]
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long a call waits without a timeout of its own."""
+        return timedelta(seconds=self._timeout_s)
+
+    def set_timeout(self, timeout: timedelta | float) -> None:
+        """Set how long a call waits without a timeout of its own."""
+        self._timeout_s = as_seconds(timeout)
+
+    def clone(self) -> EtcdStore:
+        """Return another store of the same keys and client, with a timeout of its own."""
+        other = EtcdStore.__new__(type(self))
+        lease = self._lease.share() if self._lease else None
+        other._begin(self.client, self.prefix, self._timeout_s, lease)
+        return other
+
+    def has_extended_api(self) -> bool:
+        """Return that there are `append`, `multi_get` and `multi_set`."""
+        return True
+
+    def close(self) -> None:
+        """Stop keeping what was written: it is deleted after `ttl_s` seconds, if there is a limit."""
+        self._end()
+        if self._lease:
+            self._lease.join()
+        if self._closes_client:
+            self.client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _seconds(self, timeout: timedelta | float | None) -> float:
+        return self._timeout_s if timeout is None else as_seconds(timeout)
+
+
+def _pair(found: Found) -> tuple[int, int]:
+    return (0, 0) if found is None else pair(found.value)
+
+
+def _value(found: Found) -> bytes | None:
+    return None if found is None else found.value
+
+
+def _nothing() -> None:
+    """At the end of a store without a lease."""

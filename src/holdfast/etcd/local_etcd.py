@@ -1,0 +1,210 @@
+"""`EtcdServer`: an etcd for one job on this machine, or for a test.
+
+It listens on loopback only and has no authentication. Its data are in a temporary folder that is
+removed with it, or in a folder of the caller, which is never removed: a server started there again
+finds what the last one stored.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+import weakref
+from contextlib import ExitStack
+from pathlib import Path
+from subprocess import TimeoutExpired  # One function has to name a parameter `subprocess`.
+from typing import TYPE_CHECKING
+
+from holdfast.errors import UsageError
+from holdfast.etcd.runner import (
+    LOOPBACK,
+    STOP_S,
+    EtcdDied,
+    EtcdNotReady,
+    EtcdProcess,
+    find_binary,
+    hold_port,
+    last_words,
+)
+
+if TYPE_CHECKING:
+    import socket
+    from types import TracebackType
+    from typing import Self, TextIO
+
+    from holdfast.etcd.sync_client import EtcdClient
+
+logger = logging.getLogger(__name__)
+
+TEMPORARY_PREFIX = "holdfast-etcd-"
+# In milliseconds. There is nobody to lose touch with, and no need to wait for a rival after a
+# restart. Leases can be short, too: etcd makes none shorter than one and a half election timeouts.
+ALONE = ("--heartbeat-interval=20", "--election-timeout=200")
+HEALTH_S = 1.0  # Limit of one question; etcd answers within a millisecond or is not ready.
+
+
+class EtcdServer:
+    """Starts and stops an etcd; any thread may call it.
+
+    It is stopped at the end of a `with`, when the object is dropped, and when the program ends.
+    If the program is killed, the kernel ends etcd too; only the temporary folder is left then.
+    """
+
+    def __init__(self, data_dir: str | None = None) -> None:
+        self._data_dir = data_dir
+        self._host = LOOPBACK
+        self._port = -1
+        self._lock = threading.RLock()
+        self._process: EtcdProcess | None = None
+        self._end: weakref.finalize[[int, ExitStack], EtcdServer] | None = None
+
+    def start(
+        self, timeout: float = 60, num_retries: int = 3, stderr: int | TextIO | None = None
+    ) -> None:
+        """Start etcd and return when it answers.
+
+        `timeout` is for all tries together, and `num_retries` says how often an etcd that ends
+        before it is ready is tried. What etcd writes goes to `stderr`, if that is a descriptor, a
+        file or `subprocess.DEVNULL`; else it is kept to explain a start that fails.
+        """
+        with self._lock:
+            if self._process is not None and self._process.returncode is None:
+                raise UsageError(f"this EtcdServer runs already, at {self.get_endpoint()}")
+            self.stop()  # What is left of one that ended by itself.
+            deadline = time.monotonic() + timeout
+            for left in reversed(range(max(1, num_retries))):
+                try:
+                    self._start(deadline, timeout, stderr)
+                    return
+                except EtcdDied as problem:
+                    if not left:
+                        raise
+                    logger.warning("%s; trying again", problem)
+
+    def stop(self) -> None:
+        """Stop etcd, wait for its end, and remove temporary files. Does nothing without a server."""
+        with self._lock:
+            if self._end is not None:
+                self._end()
+
+    def get_host(self) -> str:
+        """Return the address etcd listens on."""
+        return self._host
+
+    def get_port(self) -> int:
+        """Return the port of the last start, -1 before it."""
+        return self._port
+
+    def get_endpoint(self) -> str:
+        """Return `host:port`, as `--rdzv-endpoint` takes it."""
+        return f"{self._host}:{self._port}"
+
+    def get_client(self) -> EtcdClient:
+        """Return a client of this server, which is the caller's to close."""
+        if self._port < 0:
+            raise UsageError("this EtcdServer has no client before it runs", hint="call start()")
+        from holdfast.etcd.etcd_settings import EtcdSettings
+        from holdfast.etcd.sync_client import EtcdClient
+
+        return EtcdClient(EtcdSettings(endpoints=((self._host, self._port),)))
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _start(self, deadline: float, timeout: float, stderr: int | TextIO | None) -> None:
+        """Try once; undo everything if that fails."""
+        with ExitStack() as made:
+            folder = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
+            made.callback(shutil.rmtree, folder, ignore_errors=True)
+            data = Path(self._data_dir) if self._data_dir else folder / "data"
+            data.mkdir(parents=True, exist_ok=True)
+            client, peer = made.enter_context(hold_port()), made.enter_context(hold_port())
+            command = command_line(find_binary(), data, client, peer)
+            log = folder / "log"
+            with log.open("w") as kept:
+                # Nobody could read a pipe, and when it is full, etcd would stand still.
+                log_to = kept if stderr is None or stderr == subprocess.PIPE else stderr
+                process = EtcdProcess(command, log=log_to)
+            made.callback(process.stop)
+            port = client.getsockname()[1]
+            try:
+                process.wait_ready(deadline - time.monotonic(), lambda: is_healthy(port))
+            except EtcdDied as problem:
+                raise EtcdDied(explained(problem, log)) from None
+            except EtcdNotReady:
+                late = f"{command[0]} was not ready within {timeout:g} s"
+                raise EtcdNotReady(explained(late, log)) from None
+            self._port, self._process = port, process
+            self._end = weakref.finalize(self, end_own, os.getpid(), made.pop_all())
+
+
+def command_line(binary: str, data: Path, client: socket.socket, peer: socket.socket) -> list[str]:
+    """Return the command of a single-member etcd, at ports that are reserved for it."""
+    url, peer_url = (f"http://{LOOPBACK}:{one.getsockname()[1]}" for one in (client, peer))
+    return [
+        binary,
+        "--name=default",
+        f"--data-dir={data}",
+        f"--listen-client-urls={url}",
+        f"--advertise-client-urls={url}",
+        f"--listen-peer-urls={peer_url}",
+        f"--initial-advertise-peer-urls={peer_url}",
+        f"--initial-cluster=default={peer_url}",
+        *ALONE,
+        "--logger=zap",  # etcd 3.4 would begin with a line on what else it has.
+        "--log-level=warn",
+    ]
+
+
+def explained(problem: object, log: Path) -> str:
+    """Return a problem with the end of etcd's log, if there is one."""
+    words = last_words(log)
+    return f"{problem}: {words}" if words else str(problem)
+
+
+def is_healthy(port: int) -> bool:
+    """Return whether the etcd at this port is healthy."""
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=HEALTH_S)
+    try:
+        connection.request("GET", "/health")
+        answer = json.loads(connection.getresponse().read())
+        return isinstance(answer, dict) and answer.get("health") == "true"
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def end_own(owner: int, made: ExitStack) -> None:
+    """Undo a start, but not in a forked child of the owner."""
+    if os.getpid() == owner:
+        made.close()
+
+
+def stop_etcd(subprocess: subprocess.Popen[bytes] | None, data_dir: str | None = None) -> None:
+    """Stop an etcd process and remove its data folder, if one is given."""
+    if subprocess is not None and subprocess.poll() is None:
+        subprocess.terminate()
+        try:
+            subprocess.wait(STOP_S)
+        except TimeoutExpired:
+            subprocess.kill()
+            subprocess.wait()
+    if data_dir:
+        shutil.rmtree(data_dir, ignore_errors=True)

@@ -1,0 +1,70 @@
+"""Whether an etcd cluster is the one that a job with `--ha` started with.
+
+The job's own machines run the cluster (`launcher.cluster_member`). It serves one job and records which.
+It lives no longer than the job: if an agent finds another cluster in its place, it does not continue
+there, because the new cluster does not know the job's earlier decisions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.coordinator.connect import ConnectFailed
+from holdfast.core.etcd.calls import Get, Problem, ProblemKind, Txn, TxnDone
+from holdfast.etcd.cluster_list import RECORD, ClusterRecord
+
+if TYPE_CHECKING:
+    from holdfast.core.etcd.calls import Answer
+    from holdfast.core.etcd.session import EtcdSession
+    from holdfast.etcd.async_client import AsyncEtcdClient
+
+READ_AGAIN_S = 0.05
+OTHER_PORTS = "choose other ports: --ha HOST:PORT,..."
+
+
+class ClusterCheck:
+    """Accepts only the cluster that it found first, and only if it serves this job."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._record: ClusterRecord | None = None
+
+    async def check(self, etcd: AsyncEtcdClient, session: EtcdSession, limit_s: float) -> None:
+        """Raise `ConnectFailed` unless this is the job's cluster; each call may take `limit_s`."""
+        answer = await _read(etcd, limit_s)
+        if isinstance(answer, Problem):
+            permanent = answer.kind in (ProblemKind.DENIED, ProblemKind.REFUSED)
+            raise ConnectFailed(etcd.describe(answer.why), permanent=permanent)
+        assert isinstance(answer, TxnDone)
+        found = answer.results[0]
+        if not found:
+            raise ConnectFailed("the cluster has only just started")
+        try:
+            record = msgspec.json.decode(found[0].value, type=ClusterRecord)
+        except msgspec.MsgspecError:
+            raise ConnectFailed("it runs another version of Holdfast", permanent=True) from None
+        if record.run_id != self._run_id:
+            why = f"it is the cluster of the job {record.run_id!r}; {OTHER_PORTS}"
+            raise ConnectFailed(why, permanent=True)
+        if self._record is None:
+            self._record = record
+            # Each new cluster starts its revisions at 1; fences must not.
+            session.leadership.fence_base = record.at_ms
+        elif self._record != record:
+            why = "it lost most of its machines at once, and its data with them, and started again"
+            raise ConnectFailed(why, permanent=True)
+
+
+async def _read(etcd: AsyncEtcdClient, limit_s: float) -> Answer:
+    """Read the record of the cluster, which is written as soon as the cluster has started."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + limit_s
+    while True:
+        answer = await etcd.call(Txn((), (Get(RECORD),)), limit_s=limit_s)
+        found = not isinstance(answer, TxnDone) or answer.results[0]
+        if found or loop.time() > deadline:
+            return answer
+        await asyncio.sleep(READ_AGAIN_S)

@@ -1,0 +1,165 @@
+"""The membership in a job on etcd: `--rdzv-backend etcd` and `--ha`.
+
+The leases of the nodes show which nodes are alive. One of the nodes leads; if it is lost, another one
+leads after its lease expires. No other node depends on this process, so it may exit at any time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast import console
+from holdfast.core.etcd.keys import Presence
+from holdfast.core.etcd.session import EtcdSession
+from holdfast.core.etcd.witness import WATCHED_MAX
+from holdfast.etcd.async_client import AsyncEtcdClient
+from holdfast.etcd.generation_stores import GenerationStores
+from holdfast.etcd.job_records import read_job, read_ports
+from holdfast.etcd.sync_client import EtcdClient
+from holdfast.membership.etcd_connection import EtcdConnector
+from holdfast.membership.interface import ControlAccess
+from holdfast.membership.threaded import ThreadedMembership
+from holdfast.net import addresses, listening
+from holdfast.net.agent_port import OFF, ControlCredentials, open_control
+from holdfast.net.presence import PresencePort
+
+if TYPE_CHECKING:
+    from holdfast.core.job_settings import JobSettings
+    from holdfast.core.protocol import NodeInfo, Request
+    from holdfast.core.session import SessionTimeouts
+    from holdfast.etcd.etcd_settings import EtcdSettings
+    from holdfast.etcd.etcd_store import EtcdStore
+    from holdfast.membership.cluster_check import ClusterCheck
+    from holdfast.membership.session_driver import SessionDriver
+    from holdfast.wire.control import Contacts
+    from holdfast.wire.messages import JobSummary
+
+LEAVE_S = 2.0
+WATCHED_SHARE = 4
+"""Connections to other agents use at most one in this many of the available descriptors."""
+
+
+class EtcdControl(ControlAccess):
+    """Control of a job through the records that its agents keep in etcd."""
+
+    def __init__(self, membership: EtcdMembership) -> None:
+        self._membership = membership
+
+    def request(self, request: Request) -> None:
+        """Submit an operator's request in this node's status."""
+        self._membership.request(request)
+
+    def summary(self) -> JobSummary | None:
+        """Return the job as the leader stored it, with the newer status of each node."""
+        one = self._membership
+        with EtcdClient(one.etcd) as client:
+            return read_job(client, one.run_id, one.prefix)[0]
+
+    def contacts(self) -> Contacts:
+        """Return how clients reach the agents, from the agents' records."""
+        one = self._membership
+        with EtcdClient(one.etcd) as client:
+            return one.credentials.contacts(read_ports(client, one.run_id, one.prefix))
+
+
+class EtcdMembership(ThreadedMembership):
+    """One node's membership in a job on etcd; with `cluster` only on the cluster that it accepts."""
+
+    def __init__(
+        self,
+        etcd: EtcdSettings,
+        *,
+        prefix: str,
+        run_id: str,
+        info: NodeInfo,
+        settings: JobSettings,
+        timeouts: SessionTimeouts,
+        lease_s: float,
+        shows_presence: bool = True,
+        cluster: ClusterCheck | None = None,
+        credentials: ControlCredentials | None = None,
+        control: str = OFF,
+    ) -> None:
+        super().__init__(run_id=run_id, info=info, settings=settings)
+        self.authority = "etcd" if cluster is None else "the cluster"
+        self.etcd, self.prefix = etcd, prefix
+        self.credentials = credentials or ControlCredentials(run_id=run_id)
+        self.control = EtcdControl(self)
+        self._control_setting = control
+        self._shows_presence = shows_presence
+        self._presence: PresencePort | None = None
+        self._timeouts, self._lease_s, self._cluster = timeouts, lease_s, cluster
+        self._client: AsyncEtcdClient | None = None
+        self._connector: EtcdConnector | None = None
+        self._store_client: EtcdClient | None = None
+        self._stores: GenerationStores | None = None
+
+    @property
+    def where(self) -> str:
+        return self.etcd.where
+
+    @property
+    def presence_fd(self) -> int:
+        return self._presence.fileno() if self._presence is not None else -1
+
+    def store(self, scope: str) -> EtcdStore:
+        if self._stores is None:
+            assert self._connector is not None
+            self._store_client = EtcdClient(self.etcd)
+            self._stores = GenerationStores(self._store_client, self._connector.keys.store)
+        return self._stores.store(scope)
+
+    def close(self, drain_s: float = LEAVE_S) -> None:
+        super().close(drain_s)
+        if self._stores is not None:
+            self._stores.close()
+            self._stores = None
+        if self._store_client is not None:
+            self._store_client.close()
+            self._store_client = None
+
+    # In the thread.
+
+    async def _open(self) -> SessionDriver:
+        port = self.control.port = open_control(
+            self._info.address, self.credentials, self._control_setting
+        )
+        session = EtcdSession(
+            run_id=self.run_id,
+            info=self._info,
+            prefix=self.prefix,
+            lease_s=self._lease_s,
+            presence=self._show_presence() if self._shows_presence else None,
+            control=port.port if port is not None else None,
+        )
+        at_most = listening.descriptor_limit() // WATCHED_SHARE
+        session.witness.watched_max = min(WATCHED_MAX, at_most)
+        self._client = AsyncEtcdClient(self.etcd)
+        self._connector = EtcdConnector(self._client, session, self._lease_s, self._cluster)
+        return self._drive(self._connector, self._timeouts)
+
+    def _show_presence(self) -> Presence | None:
+        address = self._info.address
+        is_alone = bool(address) and addresses.names_loopback(address)
+        try:
+            where = listening.candidates_of(address, 0) if is_alone else listening.everywhere(0)
+            self._presence = shown = PresencePort(where)
+        except OSError as problem:
+            console.debug(f"no port for this agent's presence: {problem}")
+            return None
+        shown.open()
+        return Presence("", shown.port, shown.id)
+
+    async def _shut(self, drain_s: float) -> None:
+        if self._connector is not None:
+            await self._connector.leave(drain_s)
+        if self._driver is not None:
+            await self._driver.close()
+        if self._connector is not None:
+            await self._connector.close()
+        if self._client is not None:
+            await self._client.close()
+        if self.control.port is not None:
+            self.control.port.close()
+        if self._presence is not None:
+            self._presence.close()  # Last: a node that sees it close finds no keys of this one.

@@ -1,0 +1,161 @@
+"""What an agent knows of its membership in a job: `Membership`, and `ControlAccess` for `control/`.
+
+::
+
+    agent loop                       membership thread, an asyncio loop
+    report, rejoin, leave ─────────► SessionDriver ◄──► core.session
+    take ◄──────── Mailbox ◄──────────   │
+                                     Connection, made by a Connector
+
+Three drivers implement it: `membership.coordinator`, `membership.etcd` and `membership.backend`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from holdfast.core.coordinated_supervision import CoordinatorLost
+from holdfast.core.protocol import View
+from holdfast.wire.control import Contacts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.coordinator.connect import CoordinatorConnector
+    from holdfast.core.protocol import Failure, NodePhase, Request
+    from holdfast.membership.loop_heartbeat import LoopHeartbeat
+    from holdfast.net.agent_port import ControlListener
+    from holdfast.store.interface import RoundStore
+    from holdfast.wire.messages import JobSummary, NodeReport, Watch
+
+INCARNATION_BITS = 63
+
+
+class JoinRefused(msgspec.Struct, frozen=True):
+    """The job refuses this node, or the endpoint serves something else; retrying does not help."""
+
+    why: str
+    """Without the endpoint, which the caller adds."""
+
+
+News = View | CoordinatorLost | JoinRefused
+
+
+class Membership(Protocol):
+    """One node's membership in a job.
+
+    `fileno()` is readable while `take` has news. A view contains the whole state, so only the newest
+    one is kept. One thread at a time may call the methods, in any order, also after `close`.
+    """
+
+    run_id: str
+    view: View | None
+    """The newest view of this incarnation."""
+    hosting: bool
+    """Whether all other nodes depend on this process."""
+    heartbeat: LoopHeartbeat
+    """The agent's loop starts it to promise that it calls `take` regularly."""
+
+    @property
+    def where(self) -> str:
+        """The endpoint, as a user writes it."""
+
+    @property
+    def control(self) -> ControlAccess:
+        """What `control/` needs to watch and steer the job through this node."""
+
+    @property
+    def presence_fd(self) -> int:
+        """A socket that must stay open until the workers have exited, or -1."""
+
+    def fileno(self) -> int: ...
+
+    def take(self) -> list[News]:
+        """Return what arrived since the last call."""
+
+    def report(
+        self,
+        phase: NodePhase,
+        generation: int,
+        failure: Failure | None = None,
+        report: bytes = b"",
+        *,
+        clear: int = -1,
+        cause: str = "",
+    ) -> None:
+        """Report what this node does now, and which step of the agent's story caused it.
+
+        `clear` is that of `Status`.
+        """
+
+    def hold_ports(self, ports: tuple[int, ...]) -> None:
+        """Report in the next status that this node reserves these ports for the workers' store."""
+
+    def guard(self, renew: Callable[[float | None], None]) -> None:
+        """Call `renew`, from any thread, when the deadline for the workers' exit changes.
+
+        None means that there is no deadline.
+        """
+
+    def rejoin(self, *, cause: str = "") -> int:
+        """Join again as another incarnation after this one was fenced; return its number."""
+
+    def store(self, scope: str) -> RoundStore:
+        """Return the store of this job's nodes; each scope has its own keys."""
+
+    def problem(self) -> str:
+        """Return why there is no connection and since when, or nothing."""
+
+    def leave(self, limit_s: float) -> bool:
+        """Report that this node leaves; return whether the report is known to have arrived.
+
+        Waits up to `limit_s`; returns immediately while there is no connection.
+        """
+
+    def close(self) -> None:
+        """Close the connection; may be called more than once.
+
+        A process that hosts the coordinator first waits until the other nodes know the job's end.
+        """
+
+
+class ControlAccess:
+    """How `control/` reaches the job through this node; these defaults are for a job without any way.
+
+    Any thread may call.
+    """
+
+    has_coordinator = False
+    """Whether `connector` returns the coordinator's; otherwise `summary` and `contacts` apply."""
+    port: ControlListener | None = None
+    """This agent's control port; the membership closes it."""
+
+    def request(self, request: Request) -> None:
+        """Submit an operator's request; `View.answered` contains the outcome."""
+        raise NotImplementedError
+
+    def on_watch(self, watched: Callable[[Watch], None]) -> None:
+        """Call `watched`, from any thread, when a client of the coordinator watches this node."""
+
+    def send_report(self, report: NodeReport) -> None:
+        """Send a report to the clients that watch this node."""
+
+    def connector(self) -> CoordinatorConnector:
+        """Return a connector to the coordinator for the running loop."""
+        raise NotImplementedError
+
+    def summary(self) -> JobSummary | None:
+        """Return the state of the job; may block."""
+        return None
+
+    def contacts(self) -> Contacts:
+        """Return how clients reach the job's agents; may block."""
+        return Contacts()
+
+
+def draw_incarnation() -> int:
+    """Return a number that no other agent has drawn."""
+    return secrets.randbits(INCARNATION_BITS)

@@ -1,0 +1,191 @@
+"""The Python stacks of a process by whatever means there is, else what the kernel knows.
+
+1. By py-spy, from outside, which needs no help of the process and works even if it is stuck. The
+   kernel allows that to root, and otherwise to the same user; where
+   `/proc/sys/kernel/yama/ptrace_scope` is 1, to ancestors alone, which an agent is of its workers.
+2. By its control socket, if it has one and still answers.
+3. What `/proc` shows of its threads, and one line on why there are no stacks and what would help.
+
+The process may be any: it need not have imported anything of ours, nor be a Python at all.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from holdfast.processes import procfs
+from holdfast.processes.worker_socket import socket_path
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+PROGRAM = "py-spy"
+SPY_S = 10.0
+"""How long one dump may take; usually it takes a tenth of a second."""
+TEXT_BYTES_MAX = 4 << 20
+SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
+INSTALL = "install it beside Holdfast: pip install py-spy"
+
+
+class PySpyFailed(Exception):
+    """Why there are no stacks by py-spy, in one line."""
+
+
+def find_py_spy() -> str | None:
+    """Return the path of py-spy: beside this Python, else on the PATH; never in a relative folder."""
+    folders = [os.path.dirname(sys.executable), *os.get_exec_path()]
+    for folder in folders:
+        program = os.path.join(folder, PROGRAM)
+        if os.path.isabs(folder) and os.path.isfile(program) and os.access(program, os.X_OK):
+            return program
+    return None
+
+
+def run_py_spy(
+    pid: int, *, native: bool = False, pausing: bool = True, limit_s: float | None = None
+) -> str:
+    """Return the stacks of a process's Python threads; raise `PySpyFailed` if there are none.
+
+    `pausing` stops the process meanwhile, without which the stacks may be torn. `limit_s` is how
+    long it may take, `SPY_S` by default.
+    """
+    program = find_py_spy()
+    if program is None:
+        raise PySpyFailed(f"py-spy is not installed; {INSTALL}")
+    import subprocess
+
+    limit_s = SPY_S if limit_s is None else limit_s
+    flags = [*(["--native"] if native else []), *([] if pausing else ["--nonblocking"])]
+    try:
+        done = subprocess.run(
+            [program, "dump", "--pid", str(pid), *flags],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=limit_s,
+            check=False,
+            env={**os.environ, "RUST_BACKTRACE": "0", "NO_COLOR": "1"},
+        )
+    except subprocess.TimeoutExpired:
+        raise PySpyFailed(f"py-spy found no stacks of {pid} in {limit_s:g} s") from None
+    except OSError as problem:
+        raise PySpyFailed(f"cannot start {program}: {problem.strerror}") from None
+    if done.returncode != 0:
+        raise PySpyFailed(_why(pid, done.stderr.decode(errors="replace")))
+    return done.stdout[:TEXT_BYTES_MAX].decode(errors="replace")
+
+
+def _why(pid: int, stderr: str) -> str:
+    """Return one line on why py-spy failed."""
+    if not procfs.exists(pid):
+        return f"process {pid} has ended"
+    if "ermission denied" in stderr or "not permitted" in stderr:
+        return f"this user may not read the memory of process {pid}{_remedy()}"
+    first = stderr.strip().partition("\n")[0].removeprefix("Error: ")
+    return f"py-spy: {first or 'failed without a message'}"
+
+
+def _remedy() -> str:
+    try:
+        with open(SCOPE) as scope:
+            limited = scope.read().strip() != "0"
+    except OSError:
+        limited = False
+    if limited:
+        return f"; {SCOPE} limits that: use root, or set it to 0"
+    return "; use root, or give the container SYS_PTRACE"
+
+
+LIMIT_S = 10.0
+"""How long all of it may take; a tenth of a second, unless the process is stuck."""
+PYTHONS = ("python", "libpython", "pypy", "libpypy")
+
+
+def dump_stacks(pid: int, env: Mapping[str, str] | None = None, *, limit_s: float = LIMIT_S) -> str:
+    """Return the stacks of a process, or what else is known of it, as text; never raises.
+
+    A loop that must go on gives a small `limit_s`, or calls it in a thread. `env` is the
+    environment of the process, if the caller knows it better than `/proc`.
+    """
+    deadline = time.monotonic() + limit_s
+    try:
+        # Half of the time is for the other way, should this one not end. A process that is
+        # stopped already need not be paused, and cannot be.
+        found = run_py_spy(pid, pausing=not procfs.is_stopped(pid), limit_s=limit_s / 2)
+        return _with_newline(found)
+    except PySpyFailed as problem:
+        if procfs.has_ended(pid):
+            return f"process {pid} has ended\n"
+        why = str(problem) if is_python(pid) else "this is not a Python program"
+    path = socket_path(procfs.initial_environment(pid)) or socket_path(
+        procfs.current_environment(pid) if env is None else env
+    )
+    if path and (found := _ask_for_stacks(path, pid, deadline)):
+        return _with_newline(found)
+    return f"{procfs.describe(pid)}no Python stacks: {why}\n"
+
+
+def dump_into_log(pid: int, path: str, title: str = "", *, limit_s: float = LIMIT_S) -> None:
+    """Append the stacks of a process to its log; raise `OSError` if it cannot be written."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S")
+    text = f"\n[holdfast] {title or 'stacks'} (pid {pid}, {when})\n"
+    text += dump_stacks(pid, limit_s=limit_s)
+    # The worker writes to the same file: in one piece, so that its lines do not get in between.
+    # Should it be a pipe, this does not wait for its reader.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o644)
+    try:
+        unwritten = memoryview(text.encode(errors="replace"))
+        while unwritten:
+            unwritten = unwritten[os.write(descriptor, unwritten) :]
+    finally:
+        os.close(descriptor)
+
+
+def is_python(pid: int) -> bool:
+    """Whether a process may be a Python interpreter, as far as its mapped files show."""
+    try:
+        with open(f"/proc/{pid}/maps", errors="replace") as maps:
+            return any(os.path.basename(line.strip()).startswith(PYTHONS) for line in maps)
+    except PermissionError:
+        return True  # Another user's: it may be.
+    except OSError:
+        return False
+
+
+def _ask_for_stacks(path: str, pid: int, deadline: float) -> str:
+    """Return the stacks by the worker's control socket; nothing if it does not answer."""
+    import socket
+
+    from holdfast.processes.worker_socket import peer_of
+
+    request = b"POST /handler/dump_traceback HTTP/1.0\r\nContent-Length: 0\r\n\r\n"
+    received = bytearray()
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            # A relative path is the worker's, unless it has changed its directory since.
+            place = os.path.join(f"/proc/{pid}/cwd", path)
+            if os.stat(place).st_uid != procfs.user_of(pid):
+                return ""  # Its user names another's: nobody is to be called on his behalf.
+            connection.connect(place)
+            if peer_of(connection)[0] != pid:
+                return ""  # Another worker has the same path.
+            connection.sendall(request)
+            while len(received) < TEXT_BYTES_MAX:
+                connection.settimeout(max(0.001, deadline - time.monotonic()))
+                data = connection.recv(1 << 16)
+                if not data:
+                    break
+                received += data
+    except OSError:
+        return ""
+    head, _, body = received.partition(b"\r\n\r\n")
+    return body.decode(errors="replace") if head.split()[1:2] == [b"200"] else ""
+
+
+def _with_newline(text: str) -> str:
+    return f"{text.rstrip()}\n"

@@ -1,0 +1,275 @@
+"""A store inside one process: for jobs of one node, and for agents that share a process.
+
+Every job on one node loads this module, so it imports next to nothing. What all stores share about
+values, times and messages is at its end for the same reason.
+"""
+
+from __future__ import annotations
+
+from _thread import TIMEOUT_MAX, allocate_lock
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import threading
+    from collections import deque
+    from collections.abc import Callable, Sequence
+    from datetime import timedelta
+
+    from holdfast.store.store_errors import DistStoreError
+
+DEFAULT_TIMEOUT_S = 300.0
+KEYS_SHOWN_MAX = 8
+KEY_CHARS_SHOWN_MAX = 100
+COUNT_MIN, COUNT_MAX = -(1 << 63), (1 << 63) - 1
+
+_making = allocate_lock()
+
+
+class _Barrier:
+    """The callers that wait at one key."""
+
+    __slots__ = ("came", "complete")
+
+    def __init__(self) -> None:
+        self.came = 0
+        self.complete = False
+
+
+class MemoryStore:
+    """Keys and values behind one lock; a wait sleeps until something changes. See `Store`."""
+
+    def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self._values: dict[str, bytes] = {}
+        self._queues: dict[str, deque[bytes]] = {}  # None of them is empty.
+        self._barriers: dict[str, _Barrier] = {}
+        self._condition: threading.Condition | None = None
+        self._timeout_s = timeout_s
+
+    @property
+    def _changed(self) -> threading.Condition:
+        """Guards all, and is notified of changes; made when first used, as few jobs ever do."""
+        if self._condition is None:
+            import threading
+
+            with _making:
+                if self._condition is None:
+                    self._condition = threading.Condition()
+        return self._condition
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self.multi_set([key], [value])
+
+    def get(self, key: str) -> bytes:
+        return self.multi_get([key])[0]
+
+    def add(self, key: str, amount: int) -> int:
+        with self._changed:
+            total = add_to_counter(key, self._values.get(key), amount)
+            self._values[key] = b"%d" % total
+            self._changed.notify_all()
+            return total
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
+        with self._changed:
+            self._await(keys, self._is_there, self._seconds(timeout))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        with self._changed:
+            return all(map(self._is_there, keys))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        with self._changed:
+            current = self._values.get(key)
+            if current is None and expected:
+                return as_bytes(expected)
+            if current is None or current == as_bytes(expected):
+                current = self._values[key] = as_bytes(desired)
+                self._changed.notify_all()
+            return current
+
+    def append(self, key: str, value: str | bytes) -> None:
+        with self._changed:
+            self._values[key] = self._values.get(key, b"") + as_bytes(value)
+            self._changed.notify_all()
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        with self._changed:
+            self._await(keys, self._values.__contains__, self._timeout_s)
+            return [self._values[key] for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        given = dict(zip(keys, map(as_bytes, values), strict=True))
+        with self._changed:
+            self._values.update(given)
+            self._changed.notify_all()
+
+    def delete_key(self, key: str) -> bool:
+        with self._changed:
+            return self._values.pop(key, None) is not None
+
+    def num_keys(self) -> int:
+        with self._changed:
+            return len(self._values)
+
+    def list_keys(self) -> list[str]:
+        with self._changed:
+            return list(self._values)
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        from collections import deque
+
+        with self._changed:
+            self._queues.setdefault(key, deque()).append(as_bytes(value))
+            self._changed.notify_all()
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        with self._changed:
+            if block:
+                self._await([key], self._queues.__contains__, self._timeout_s)
+            queue = self._queues.get(key)
+            if queue is None:
+                from holdfast.store.store_errors import QueueEmptyError
+
+                raise QueueEmptyError(f"the queue {named([key])} is empty")
+            value = queue.popleft()
+            if not queue:
+                del self._queues[key]
+            return value
+
+    def queue_len(self, key: str) -> int:
+        with self._changed:
+            return len(self._queues.get(key, ()))
+
+    def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
+        """See `Store`. A caller that gives up is not counted any more; after all have passed, the
+        next caller starts a new barrier.
+        """
+        seconds = self._seconds(timeout)
+        with self._changed:
+            add_to_counter(
+                key, self._values.get(key), 0
+            )  # Raises if the key is used for something else.
+            mine = self._barriers.setdefault(key, _Barrier())
+            self._count(key, mine, 1)
+            if mine.came >= world_size:
+                mine.complete = True
+                del self._barriers[key]
+                return
+            try:
+                self._sleep(lambda: mine.complete, seconds)
+            finally:  # A signal's handler may have ended the sleep, too.
+                if not mine.complete:
+                    came = mine.came
+                    self._count(key, mine, -1)
+                    if not mine.came:
+                        del self._barriers[key]
+            if not mine.complete:
+                raise barrier_timed_out(key, came, world_size, seconds)
+
+    @property
+    def timeout(self) -> timedelta:
+        from datetime import timedelta
+
+        return timedelta(seconds=self._timeout_s)
+
+    def set_timeout(self, timeout: timedelta | float) -> None:
+        self._timeout_s = as_seconds(timeout)
+
+    def clone(self) -> MemoryStore:
+        other = MemoryStore(self._timeout_s)
+        other._values, other._queues = self._values, self._queues
+        other._barriers, other._condition = self._barriers, self._changed
+        return other
+
+    def has_extended_api(self) -> bool:
+        return True
+
+    def _is_there(self, key: str) -> bool:
+        return key in self._values or key in self._queues
+
+    def _count(self, key: str, barrier: _Barrier, more: int) -> None:
+        barrier.came += more
+        if more > 0 or key in self._values:
+            self._values[key] = b"%d" % barrier.came
+        self._changed.notify_all()
+
+    def _seconds(self, timeout: timedelta | float | None) -> float:
+        return self._timeout_s if timeout is None else as_seconds(timeout)
+
+    def _await(
+        self, keys: Sequence[str], is_there: Callable[[str], bool], timeout_s: float
+    ) -> None:
+        if not self._sleep(lambda: all(map(is_there, keys)), timeout_s):
+            raise wait_timed_out([key for key in keys if not is_there(key)], timeout_s)
+
+    def _sleep(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
+        return self._changed.wait_for(is_over, min(timeout_s, TIMEOUT_MAX))
+
+
+# What all stores share
+
+
+def as_bytes(value: str | bytes) -> bytes:
+    """Return a value as it is stored; text as UTF-8."""
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def as_seconds(timeout: timedelta | float) -> float:
+    """Return a timeout in seconds."""
+    return timeout if isinstance(timeout, (int, float)) else timeout.total_seconds()
+
+
+def add_to_counter(key: str, value: bytes | None, amount: int) -> int:
+    """Return the counter's new value.
+
+    As in C, whatever follows the number is ignored. Raises `DistStoreError` if there is no number, or
+    if the result exceeds 64 bits.
+    """
+    from holdfast.store.store_errors import (
+        DistStoreError,
+    )  # Here and below: most jobs have none of these errors.
+
+    text = (b"0" if value is None else value).lstrip()
+    end = int(text[:1] in (b"+", b"-"))
+    while text[end : end + 1].isdigit():
+        end += 1
+    try:
+        now = int(text[:end])
+    except ValueError:
+        raise DistStoreError(
+            f"cannot add to {named([key])}: its value {text[:20]!r} is not a number"
+        ) from None
+    if not COUNT_MIN <= now + amount <= COUNT_MAX:
+        raise DistStoreError(
+            f"cannot add {amount} to {named([key])}, which is {text[:end].decode():.30}: "
+            "a counter has 64 bits"
+        )
+    return now + amount
+
+
+def named(keys: Sequence[str]) -> str:
+    """Return keys for a message, shortened to what a person reads."""
+    text = ", ".join(
+        key if len(key) <= KEY_CHARS_SHOWN_MAX else f"{key[:KEY_CHARS_SHOWN_MAX]}..."
+        for key in keys[:KEYS_SHOWN_MAX]
+    )
+    more = len(keys) - KEYS_SHOWN_MAX
+    return f"{text} and {more} more" if more > 0 else text
+
+
+def wait_timed_out(missing: Sequence[str], waited_s: float, where: str = "") -> DistStoreError:
+    """Return the error of a wait that timed out; `where` ends the message."""
+    from holdfast.store.store_errors import StoreTimeoutError
+
+    return StoreTimeoutError(f"no value for {named(missing)} within {waited_s:g} s{where}")
+
+
+def barrier_timed_out(
+    key: str, came: int, world_size: int, waited_s: float, where: str = ""
+) -> DistStoreError:
+    """Return the error of a barrier that timed out."""
+    from holdfast.store.store_errors import StoreTimeoutError
+
+    return StoreTimeoutError(
+        f"only {came} of {world_size} came to the barrier {named([key])} within {waited_s:g} s{where}"
+    )

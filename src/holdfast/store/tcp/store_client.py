@@ -1,0 +1,411 @@
+"""`TCPStore`: torch's store of this name without torch, for any server that speaks its protocol.
+
+Every call ends by the store's timeout, also when the server is frozen or the network drops
+everything; torch's waits for ever then. After a lost connection or a missing response the call
+raises, and the next one connects again, perhaps to a server that was restarted there and does not
+have the keys. Calls of several threads are made one after the other, as with torch's; use `clone`.
+
+A wait that has timed out may be answered just then. So after CANCEL_WAIT one byte is read, and one
+more if that was the response to the wait; then the connection is in order, and `WaitTimedOut` says
+so. Any other exception means that it is not.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from holdfast.store.memory_store import named
+from holdfast.store.store_errors import QueueEmptyError
+from holdfast.store.tcp import tcp_protocol
+from holdfast.store.tcp.channel import (
+    Channel,
+    Connection,
+    DeadlinePassed,
+    InvalidResponse,
+    WaitTimedOut,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Self, TypeVar
+
+    from holdfast.store.tcp.embedded import SharedServer
+
+    Result = TypeVar("Result")
+
+DEFAULT_TIMEOUT = timedelta(seconds=300)
+PORT_MAX = 65_535
+GRACE_S_MAX = 0.5
+"""How much longer than its timeout a wait may take, to cancel it and to check a last time. It is
+used up only if the server does not respond; then the connection is closed."""
+CHECKED_MAX = 256
+"""Up to so many keys of a wait that timed out are checked one by one, to name the missing ones."""
+LISTED_MAX = 1 << 24
+PAUSE_S_MIN = 0.001
+PAUSE_S_MAX = 0.05
+
+
+class TCPStore:
+    """Keys and values on a server at `host_name` and `port`, which `is_master` serves from here.
+
+    The arguments are torch's. With a `world_size`, each client is counted, and the master waits
+    for all of them, unless `wait_for_workers` is False. A master's server ends with the last store
+    of this process that uses it. `use_libuv` has no effect.
+    """
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+    ) -> None:
+        if world_size == 0:
+            raise ValueError("world_size: 0 is not a number of clients; accepted: from 1, or None")
+        if not 0 <= port <= PORT_MAX:
+            raise ValueError(f"port: {port} is not a port; accepted: 0 to {PORT_MAX}")
+        server = None
+        if is_master:
+            from holdfast.store.tcp.embedded import serve
+
+            server = serve(host_name, port, shared=multi_tenant, listen_fd=master_listen_fd)
+        # A negative number is torch's way to say that nobody knows.
+        counted = world_size if wait_for_workers and world_size and world_size > 0 else 0
+        self._libuv = use_libuv
+        self._open(host_name, server.port if server else port, server, timeout)
+        self._join(counted, waits=server is not None)
+
+    def _open(
+        self, host_name: str, port: int, server: SharedServer | None, timeout: timedelta
+    ) -> None:
+        self._host, self._port, self._timeout = host_name, port, timeout
+        self._channel = Channel(host_name, port, server)
+        # A store that is dropped without being closed leaves no sockets and threads behind.
+        self._finalizer = weakref.finalize(self, self._channel.close)
+
+    def _join(self, world_size: int, *, waits: bool) -> None:
+        """Connect, which is where a wrong endpoint is noticed, and be counted if need be."""
+
+        def join(connection: Connection) -> None:
+            if world_size:
+                _join(connection, world_size, waits=waits)
+
+        try:
+            self._call("", (), join)
+        except BaseException:
+            self.close()
+            raise
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set a key. The server does not confirm it: it is only known that it was sent."""
+        self._send("set", [key], tcp_protocol.encode_values(tcp_protocol.SET, key, value))
+
+    def get(self, key: str) -> bytes:
+        return self._get("get", [key], tcp_protocol.encode_key(tcp_protocol.GET, key))[0]
+
+    def add(self, key: str, amount: int) -> int:
+        request = tcp_protocol.encode_number(tcp_protocol.ADD, key, amount)
+        return self._ask("add", [key], request, Connection.i64)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        request = tcp_protocol.encode_keys(tcp_protocol.WAIT, keys)
+        self._call("wait", keys, lambda connection: _wait(connection, request, keys), timeout)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return self._ask(
+            "check", keys, tcp_protocol.encode_keys(tcp_protocol.CHECK, keys), _is_ready
+        )
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        request = tcp_protocol.encode_values(tcp_protocol.COMPARE_SET, key, expected, desired)
+        return self._ask("compare_set", [key], request, Connection.blob)
+
+    def append(self, key: str, value: str | bytes) -> None:
+        self._send("append", [key], tcp_protocol.encode_values(tcp_protocol.APPEND, key, value))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return self._get("multi_get", keys, tcp_protocol.encode_keys(tcp_protocol.MULTI_GET, keys))
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        self._send("multi_set", keys, tcp_protocol.encode_pairs(keys, values))
+
+    def delete_key(self, key: str) -> bool:
+        request = tcp_protocol.encode_key(tcp_protocol.DELETE_KEY, key)
+        return self._ask("delete_key", [key], request, Connection.i64) == 1
+
+    def num_keys(self) -> int:
+        """Return how many keys have values, including the counter of clients."""
+        return self._ask(
+            "num_keys", (), tcp_protocol.encode(tcp_protocol.GETNUMKEYS), Connection.i64
+        )
+
+    def list_keys(self) -> list[str]:
+        return self._ask("list_keys", (), tcp_protocol.encode(tcp_protocol.LIST_KEYS), _read_keys)
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        self._send(
+            "queue_push", [key], tcp_protocol.encode_values(tcp_protocol.QUEUE_PUSH, key, value)
+        )
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        pop = tcp_protocol.encode_key(tcp_protocol.QUEUE_POP, key)
+        if block:
+            wait = tcp_protocol.encode_keys(tcp_protocol.WAIT, [key])
+            return self._call(
+                "queue_pop", [key], lambda connection: _pop_waiting(connection, wait, pop, key)
+            )
+        value = self._ask("queue_pop", [key], pop, _read_popped)
+        if value is None:
+            raise QueueEmptyError(
+                f"the store at {self._channel.where}: the queue {named([key])} is empty"
+            )
+        return value
+
+    def queue_len(self, key: str) -> int:
+        request = tcp_protocol.encode_key(tcp_protocol.QUEUE_LEN, key)
+        return self._ask("queue_len", [key], request, Connection.i64)
+
+    def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
+        """Wait until `world_size` clients have called this with the key.
+
+        Use a new key for each barrier: torch's server counts for ever, so whoever gave up stays
+        counted, and a key that was used lets everybody pass. Ours starts again.
+        """
+        request = tcp_protocol.encode_number(tcp_protocol.BARRIER, key, world_size)
+
+        def barrier(connection: Connection) -> None:
+            connection.request(request)
+            if not _released(connection):
+                raise WaitTimedOut(f"fewer than {world_size} clients came to {named([key])}")
+
+        self._call("barrier", [key], barrier, timeout)
+
+    def clone(self) -> TCPStore:
+        """Return another store on the same server, with a connection of its own."""
+        other = type(self).__new__(type(self))
+        server = self._channel.server
+        other._libuv = self._libuv
+        other._open(self._host, self._port, server.share() if server else None, self._timeout)
+        other._join(0, waits=False)
+        return other
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    @property
+    def host(self) -> str:
+        return self._host
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def libuvBackend(self) -> bool:  # noqa: N802 (torch's name)
+        return self._libuv
+
+    def has_extended_api(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Close the connection, and the server if this was its last store in this process.
+
+        A call in another thread raises `DistStoreError`.
+        """
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        role = "serving" if self._channel.server else "client of"
+        return f"<TCPStore {role} {self._channel.where}>"
+
+    # A request that is above a limit raises before there is a connection, since it is encoded
+    # before `_call`.
+
+    def _send(self, operation: str, keys: Sequence[str], request: bytes) -> None:
+        self._call(operation, keys, lambda connection: connection.request(request))
+
+    def _ask(
+        self,
+        operation: str,
+        keys: Sequence[str],
+        request: bytes,
+        read: Callable[[Connection], Result],
+    ) -> Result:
+        def ask(connection: Connection) -> Result:
+            connection.request(request)
+            return read(connection)
+
+        return self._call(operation, keys, ask)
+
+    def _get(self, operation: str, keys: Sequence[str], request: bytes) -> list[bytes]:
+        wait = tcp_protocol.encode_keys(tcp_protocol.WAIT, keys)
+        return self._call(
+            operation, keys, lambda connection: _get_values(connection, wait, request, keys)
+        )
+
+    def _call(
+        self,
+        operation: str,
+        keys: Sequence[str],
+        exchange: Callable[[Connection], Result],
+        timeout: timedelta | None = None,
+    ) -> Result:
+        seconds = (self._timeout if timeout is None else timeout).total_seconds()
+        return self._channel.call(operation, keys, exchange, seconds)
+
+
+# Exchanges of more than a request and its response.
+
+
+def _wait(connection: Connection, request: bytes, keys: Sequence[str]) -> None:
+    connection.request(request)
+    if not _released(connection):
+        raise WaitTimedOut(f"no value for {named(_missing(connection, keys))}")
+
+
+def _get_values(
+    connection: Connection, wait: bytes, request: bytes, keys: Sequence[str]
+) -> list[bytes]:
+    """Wait for the keys, and return their values.
+
+    An empty value may belong to a key that is not there: torch's server ends a wait when somebody
+    only compares the key, and a key may be deleted just then. So such keys are checked, and read
+    again since a value may have come in between; if one is not there, the wait goes on.
+    """
+
+    def read() -> list[bytes]:
+        connection.request(request)
+        return [connection.blob() for _ in keys]
+
+    def empty(values: list[bytes]) -> set[str]:
+        return {key for key, value in zip(keys, values, strict=True) if not value}
+
+    for _ in _attempts(connection):
+        _wait(connection, wait, keys)
+        _allow_grace(connection)
+        values = read()
+        doubtful = empty(values)
+        if doubtful:
+            connection.request(tcp_protocol.encode_keys(tcp_protocol.CHECK, sorted(doubtful)))
+            if _is_ready(connection):
+                values = read()
+                doubtful = empty(values) - doubtful
+        if not doubtful:
+            return values
+    raise WaitTimedOut(f"no value for {named(keys)}")
+
+
+def _pop_waiting(connection: Connection, wait: bytes, pop: bytes, key: str) -> bytes:
+    """Wait for a value in a queue, and wait again if another client takes it first."""
+    for _ in _attempts(connection):
+        _wait(connection, wait, [key])
+        _allow_grace(connection)
+        connection.request(pop)
+        value = _read_popped(connection)
+        if value is not None:
+            return value
+    raise WaitTimedOut(f"no value for {named([key])}")
+
+
+def _join(connection: Connection, world_size: int, *, waits: bool) -> None:
+    """Be counted as a client, and, if it `waits`, wait until `world_size` have been.
+
+    The server announces no counts, so this polls.
+    """
+    connection.request(tcp_protocol.encode_number(tcp_protocol.ADD, tcp_protocol.INIT_KEY, 1))
+    came = connection.i64()
+    if not waits:
+        return
+    for _ in _attempts(connection):
+        if came >= world_size:
+            return
+        _allow_grace(connection)
+        connection.request(tcp_protocol.encode_key(tcp_protocol.GET, tcp_protocol.INIT_KEY))
+        value = connection.blob()
+        if not value.isdigit():
+            raise InvalidResponse(f"{value[:20]!r} for the number of clients")
+        came = int(value)
+    raise WaitTimedOut(f"only {came} of {world_size} clients connected")
+
+
+def _released(connection: Connection) -> bool:
+    """Return whether a WAIT or BARRIER ended in time; if not, it is cancelled."""
+    try:
+        response = connection.u8()
+    except DeadlinePassed:
+        _allow_grace(connection)
+        connection.send(tcp_protocol.encode(tcp_protocol.CANCEL_WAIT))
+        response = connection.u8()
+        if response == tcp_protocol.STOP_WAITING:
+            response = connection.u8()
+        if response != tcp_protocol.WAIT_CANCELED:
+            raise InvalidResponse(f"{response} to CANCEL_WAIT") from None
+        return False
+    if response != tcp_protocol.STOP_WAITING:
+        raise InvalidResponse(f"{response} to WAIT")
+    return True
+
+
+def _missing(connection: Connection, keys: Sequence[str]) -> Sequence[str]:
+    """Return the keys that are not there; all, if there are too many to check each."""
+    if not 1 < len(keys) <= CHECKED_MAX:
+        return keys
+    checks = (tcp_protocol.encode_keys(tcp_protocol.CHECK, [key]) for key in keys)
+    connection.request(b"".join(checks))
+    return [key for key in keys if not _is_ready(connection)] or keys
+
+
+def _is_ready(connection: Connection) -> bool:
+    response = connection.u8()
+    if response not in (tcp_protocol.READY, tcp_protocol.NOT_READY):
+        raise InvalidResponse(f"{response} to CHECK")
+    return response == tcp_protocol.READY
+
+
+def _read_keys(connection: Connection) -> list[str]:
+    found = [connection.blob() for _ in range(connection.count(LISTED_MAX))]
+    return [key for key in map(tcp_protocol.decode_key, found) if key is not None]
+
+
+def _read_popped(connection: Connection) -> bytes | None:
+    return connection.blob() if connection.i64() > 0 else None
+
+
+def _attempts(connection: Connection) -> Iterator[None]:
+    """Allow an attempt at once, and further ones after growing pauses until the deadline.
+
+    The deadline is set again for each, since an attempt may have used its grace.
+    """
+    deadline = connection.deadline
+    pause = PAUSE_S_MIN
+    while True:
+        yield
+        connection.deadline = deadline
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        time.sleep(min(pause, left))
+        pause = min(pause * 2, PAUSE_S_MAX)
+
+
+def _allow_grace(connection: Connection) -> None:
+    """Give an immediate response the time it takes, however late it is."""
+    connection.deadline = max(connection.deadline, time.monotonic() + GRACE_S_MAX)

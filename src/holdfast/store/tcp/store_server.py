@@ -1,0 +1,789 @@
+"""The server of a TCPStore: what a request does, and the loop that serves all connections.
+
+One thread, one epoll. No client stalls the others: one that does not read its responses is not read
+from either, so that no more of them pile up; one that sends many requests at once yields after every
+`TURN_BYTES` of responses; one that breaks the protocol is disconnected, and nobody else notices.
+`embedded` starts the thread, and imports this module when the first client connects.
+"""
+
+from __future__ import annotations
+
+import _socket as socket  # Its methods are called for every request; the wrapper adds nothing.
+import errno
+import os
+import select
+import time
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from holdfast import console
+from holdfast.net.half_open import HalfOpen
+from holdfast.net.listening import descriptor_limit, raise_descriptor_limit
+from holdfast.net.peer_user import NOBODY, is_own_user, packed, user_of
+from holdfast.store.key_space import BYTES_MAX, KeySpace, RequestRejected, ShareUsedUp
+from holdfast.store.tcp import tcp_protocol
+from holdfast.store.tcp.embedded import PRIVATE
+from holdfast.store.tcp.host_admission import HELD_PART, HELD_S, Admission
+from holdfast.store.tcp.tcp_protocol import GET, QUEUE_POP, WAIT, Requests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from holdfast.store.key_space import Share
+    from holdfast.store.tcp.embedded import Access
+    from holdfast.wire.store_proof import SealedStream, StoreProof
+
+RESPONSE_BYTES_MAX = 256 * 1024 * 1024
+"""Limit of one response: a request of a few bytes may ask for the same value many times."""
+REMEMBERED_MAX = 4096
+REMEMBERED_BYTES_MAX = 256
+"""How many requests are recognised as a whole, and how long each may be: 1 or 2 MB in all."""
+RECEIVE_BYTES = 16 * 1024
+RECEIVE_LARGE_BYTES = 1024 * 1024  # At most, where a large value is known to come.
+SEND_BYTES = 1024 * 1024
+TURN_BYTES = 256 * 1024
+EVENTS_MAX = 256  # Connections served between two polls.
+ACCEPTED_AT_ONCE = 64
+CONNECTIONS_MAX = 65_536
+DESCRIPTORS_LEFT = 256  # Left for the rest of this process, but not more than half.
+VALIDATE_S = 30.0
+HALF_OPEN_MAX = 1024  # Connections that have not sent VALIDATE yet.
+HALF_OPEN_MIN_S = 1.0  # How long each of them has, unless they are most and from one host.
+PROMISE_S = 1.0  # A queue reserves a value for a woken client for 1 to 2 times this.
+NO_ROOM_S = 0.2  # The pause in accepting when no descriptor is left.
+WARNINGS_MAX = 10
+
+# What a request does.
+
+WOKEN = bytes((tcp_protocol.STOP_WAITING,))
+_CANCELED = bytes((tcp_protocol.WAIT_CANCELED,))
+_READY, _NOT_READY = bytes((tcp_protocol.READY,)), bytes((tcp_protocol.NOT_READY,))
+
+_u64 = Struct("<Q").pack
+_i64 = Struct("<q").pack
+_u32 = Struct("<I").pack
+_ONE = _u64(1)
+_length = int.from_bytes
+
+
+def respond(space: KeySpace, client: int, operation: int, fields: list[Any]) -> bytes | None:
+    """Carry out a request, and return its response; None if it has none, or none yet.
+
+    Raises `RequestRejected` if it cannot be carried out; then the client has to be disconnected.
+    """
+    if space.promises:
+        about_one_queue = operation == QUEUE_POP or (operation == WAIT and len(fields) == 1)
+        space.release(client, fields[0] if about_one_queue else None)
+    return _PERFORM[operation](space, client, fields)
+
+
+def fast_responder(space: KeySpace) -> Callable[[int, bytes], bytes | None]:
+    """Return a function that responds to the two most frequent requests, and to no other.
+
+    These are GET, and WAIT for one key, where the key has a value and the received bytes are exactly
+    one request. `respond` would say the same in several times the time. Workers mostly ask for the
+    same keys, so decoded requests are remembered.
+    """
+    values, waits, promised = space.for_looking_up()
+    value_of = values.get
+    remembered: dict[bytes, tuple[bool, bytes]] = {}
+
+    def respond_fast(client: int, data: bytes) -> bytes | None:
+        decoded = remembered.get(data)
+        if decoded is None:
+            decoded = _decode_common(data)
+            if decoded is None:
+                return None
+            if len(data) <= REMEMBERED_BYTES_MAX:
+                if len(remembered) >= REMEMBERED_MAX:
+                    remembered.clear()
+                remembered[data] = decoded
+        is_wait, key = decoded
+        value = value_of(key)
+        if value is None or client in waits or promised:
+            return None
+        return WOKEN if is_wait else _u64(len(value)) + value
+
+    return respond_fast
+
+
+def _decode_common(data: bytes) -> tuple[bool, bytes] | None:
+    """Return whether a request is WAIT, and its key; None unless it is one WAIT or GET of a key."""
+    operation = data[0]
+    if operation == WAIT:
+        if data[1:9] == _ONE and _length(data[9:17], "little") == len(data) - 17:
+            return True, data[17:]
+    elif operation == GET and _length(data[1:9], "little") == len(data) - 9:
+        return False, data[9:]
+    return None
+
+
+def _blob(value: bytes | bytearray) -> bytes:
+    return _u64(len(value)) + value
+
+
+def _blobs(values: Sequence[bytes | bytearray]) -> bytes:
+    if sum(map(len, values)) + 8 * len(values) > RESPONSE_BYTES_MAX:
+        raise RequestRejected(f"its response would exceed {RESPONSE_BYTES_MAX} bytes")
+    return b"".join([part for value in values for part in (_u64(len(value)), value)])
+
+
+def _pop(space: KeySpace, client: int, fields: list[Any]) -> bytes:
+    length, value = space.pop(client, fields[0])
+    return _i64(length) + _blob(value) if length else _i64(0)
+
+
+def _list_keys(space: KeySpace, _client: int, _fields: list[Any]) -> bytes:
+    keys = list(space.keys())
+    return _i64(len(keys)) + _blobs(keys)
+
+
+def _cancel_wait(space: KeySpace, client: int, _fields: list[Any]) -> bytes:
+    space.cancel(client)
+    return _CANCELED
+
+
+def _no_such_operation(_space: KeySpace, _client: int, _fields: list[Any]) -> bytes:
+    raise RequestRejected("this operation has no response")
+
+
+# VALIDATE is not among them: `Requests` consumes it.
+_BY_OPERATION: dict[int, Callable[[KeySpace, int, list[Any]], bytes | None]] = {
+    tcp_protocol.SET: lambda space, _, f: space.set(f[0], f[1]),
+    tcp_protocol.COMPARE_SET: lambda space, _, f: _blob(space.compare_set(f[0], f[1], f[2])),
+    tcp_protocol.GET: lambda space, _, f: _blob(space.get(f[0])),
+    tcp_protocol.ADD: lambda space, _, f: _i64(space.add(f[0], f[1])),
+    tcp_protocol.CHECK: lambda space, _, f: _READY if space.has(f) else _NOT_READY,
+    tcp_protocol.WAIT: lambda space, client, f: WOKEN if space.wait(client, f) else None,
+    tcp_protocol.GETNUMKEYS: lambda space, _, __: _i64(len(space)),
+    tcp_protocol.DELETE_KEY: lambda space, _, f: _i64(space.delete(f[0])),
+    tcp_protocol.APPEND: lambda space, _, f: space.append(f[0], f[1]),
+    tcp_protocol.MULTI_GET: lambda space, _, f: _blobs([space.get(key) for key in f]),
+    tcp_protocol.MULTI_SET: lambda space, _, f: space.multi_set(f[::2], f[1::2]),
+    tcp_protocol.CANCEL_WAIT: _cancel_wait,
+    tcp_protocol.PING: lambda _, __, f: _u32(f[0]),
+    tcp_protocol.QUEUE_PUSH: lambda space, _, f: space.push(f[0], f[1]),
+    tcp_protocol.QUEUE_POP: _pop,
+    tcp_protocol.QUEUE_LEN: lambda space, _, f: _i64(space.queue_length(f[0])),
+    tcp_protocol.LIST_KEYS: _list_keys,
+    tcp_protocol.BARRIER: lambda space, client, f: (
+        WOKEN if space.barrier(client, f[0], f[1]) else None
+    ),
+}
+_PERFORM = tuple(
+    _BY_OPERATION.get(operation, _no_such_operation) for operation in range(tcp_protocol.OPERATIONS)
+)
+
+
+# The connections and the loop.
+
+
+class ClientConnection:
+    """One client: its socket, what it has sent, and what it has not read yet."""
+
+    __slots__ = (
+        "address", "descriptor", "greet", "host", "is_idle", "number", "proof", "receive",
+        "requests", "send", "share", "socket", "stream", "unfinished", "unsent",
+    )  # fmt: skip
+
+    def __init__(self, number: int, peer: socket.socket, address: object) -> None:
+        self.host = b""
+        """Where it comes from: an address, or nothing if it is of this host."""
+        self.share: Share | None = None
+        self.greet: Callable[[ClientConnection], None] | None = None
+        """What to do with what it sends, until it is a client."""
+        self.proof: StoreProof | None = None
+        self.stream: SealedStream | None = None
+        """Where an agent forwards what a worker says: how that is sealed."""
+        self.number = number
+        self.socket = peer
+        self.descriptor = peer.fileno()
+        self.receive = peer.recv
+        self.send = peer.send
+        self.address = address
+        self.requests = Requests()
+        self.is_idle = False
+        """Whether its next byte begins a request, and it has read all responses so far."""
+        self.unfinished = 0
+        self.unsent = bytearray()
+
+    def buffered_bytes(self) -> int:
+        """Bytes buffered: of an incomplete request, and of responses that were not read."""
+        return self.unfinished + len(self.unsent)
+
+    @property
+    def host_name(self) -> str:
+        """The address of its host, for people."""
+        match self.address:
+            case (str(host), *_):
+                return host.removeprefix("::ffff:")
+        return "a host"
+
+    def __str__(self) -> str:
+        match self.address:
+            case (str(_), int(port), *_):
+                return f"{self.host_name}:{port}"
+        return "a client"
+
+
+_GONE = (errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.EINTR)
+_IN, _OUT, _GONE_ONLY = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
+
+_loops: list[ServingLoop] = []  # Those of this process: they share its descriptors.
+
+
+class ServingLoop:
+    """Serves until the descriptor `wake` is readable; without an `access`, whoever comes."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        epoll: select.epoll,
+        wake: int,
+        access: Access | None = None,
+    ) -> None:
+        self.connections: dict[int, ClientConnection] = {}
+        """The open ones, by their client number in the key space."""
+        self._by_descriptor: dict[int, ClientConnection] = {}
+        self._listener = listener
+        self._epoll = epoll
+        self._wake = wake
+        self._space = KeySpace(BYTES_MAX)
+        self._half_open = HalfOpen(HALF_OPEN_MAX, HALF_OPEN_MIN_S)
+        self._held = HalfOpen(0)  # Of hosts that nobody vouched for yet; they are not read from.
+        self._remote: dict[bytes, dict[ClientConnection, None]] = {}  # By host, if not this one.
+        self._again: dict[ClientConnection, None] = {}  # Those that yielded with more to do.
+        self._accept_at: float | None = None  # When to accept again, while paused.
+        self._promises_at: float | None = None  # When to end old promises, if there are any.
+        self._numbers = 0
+        self._buffered_bytes = 0  # Of incomplete requests and unread responses.
+        self._warnings = 0
+        self._connections_max = _connections_possible()
+        self._admission = Admission(access) if access is not None else None
+        _loops.append(self)
+
+    def run(self) -> None:
+        """Serve all clients."""
+        poll, by_descriptor = self._epoll.poll, self._by_descriptor
+        listener = self._listener.fileno()
+        respond_fast = fast_responder(self._space)
+        _, _, promised = self._space.for_looking_up()
+        timeout = self._poll_timeout()
+        while True:
+            accept = False
+            for descriptor, _events in poll(timeout, EVENTS_MAX):
+                connection = by_descriptor.get(descriptor)
+                if connection is not None:
+                    if not connection.is_idle:
+                        self._on_ready(connection)
+                        continue
+                    # The fast path for most requests: every step counts where the waiting workers
+                    # keep all cores busy.
+                    try:
+                        data = connection.receive(RECEIVE_BYTES)
+                    except BlockingIOError:
+                        continue
+                    except OSError:
+                        data = b""
+                    known = respond_fast(connection.number, data) if data else None
+                    if known is None:
+                        self._on_received(connection, data)
+                    else:
+                        self._send(connection, known)
+                elif descriptor == listener:
+                    accept = True
+                elif descriptor == self._wake:
+                    return
+            if self._again:
+                self._continue_turns()
+            if accept:
+                self._accept()
+            timeout = -1.0
+            if (
+                self._half_open.since
+                or self._held.since
+                or self._again
+                or self._accept_at is not None
+                or self._promises_at is not None
+                or promised
+            ):
+                self._check_deadlines(time.monotonic())
+                timeout = self._poll_timeout()
+
+    def _continue_turns(self) -> None:
+        for connection in list(self._again):
+            if self._again.pop(connection, connection) is None and not connection.unsent:
+                self._serve(connection)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self.connections.values():
+            _shut_down(connection.socket)
+        self._end()
+
+    def abandon(self) -> None:
+        """Close this process's copies of the connections, which belong to the parent."""
+        for connection in self.connections.values():
+            connection.socket.close()
+        self._end()
+
+    def _end(self) -> None:
+        self.connections.clear()
+        _loops.remove(self)
+
+    # One connection
+
+    def _on_ready(self, connection: ClientConnection) -> None:
+        """A client can take more of its responses, or has sent more of a request."""
+        if connection.unsent:
+            self._send_more(connection)
+            return
+        if connection.greet is not None:
+            connection.greet(connection)
+            return
+        if connection in self._again:
+            return  # Its earlier requests come first.
+        wanted = max(RECEIVE_BYTES, min(connection.requests.wanted_bytes, RECEIVE_LARGE_BYTES))
+        try:
+            data = connection.receive(wanted)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._on_received(connection, data)
+
+    def _on_received(self, connection: ClientConnection, data: bytes) -> None:
+        if data:
+            connection.requests.feed(data)
+            self._serve(connection)
+        else:
+            self._drop(connection)
+
+    def _serve(self, connection: ClientConnection) -> None:
+        """Carry out the complete requests of a client, up to the end of its turn."""
+        requests, space = connection.requests, self._space
+        number = connection.number
+        space.share = connection.share
+        responses = []
+        size = 0
+        problem = ""
+        try:
+            while (request := requests.next()) is not None:
+                one = respond(space, number, request[0], request[1])
+                if one:
+                    responses.append(one)
+                    size += len(one)
+                if space.woken:
+                    self._send_woken(connection, responses)
+                if size > TURN_BYTES:
+                    self._again[connection] = None
+                    break
+        except RequestRejected as refused:
+            problem = str(refused)
+        if responses:
+            self._send(connection, responses[0] if len(responses) == 1 else b"".join(responses))
+        if requests.problem or problem:
+            self._disconnect(connection, requests.problem or problem)
+            return
+        if requests.unfinished_bytes != connection.unfinished and number in self.connections:
+            more = requests.unfinished_bytes - connection.unfinished
+            connection.unfinished = requests.unfinished_bytes
+            self._buffer(connection, more)
+        connection.is_idle = requests.idle and not connection.unsent
+        if requests.validated and connection in self._half_open.since:
+            self._half_open.remove(connection)
+            self._resume_accepting()
+
+    def _send_woken(self, connection: ClientConnection | None, responses: list[bytes]) -> None:
+        """Send the response to everybody whose wait has ended; that of `connection` in its order."""
+        space = self._space
+        while space.woken:
+            woken, space.woken = space.woken, []
+            for number in woken:
+                other = self.connections.get(number)
+                if other is connection is not None:
+                    responses.append(WOKEN)
+                elif other is not None:
+                    self._send(other, WOKEN)
+
+    def _send(self, connection: ClientConnection, data: bytes) -> None:
+        sent = 0
+        if connection.stream is not None:
+            data = connection.stream.seal(data)
+        if not connection.unsent:
+            try:
+                sent = connection.send(data)
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._drop(connection)
+                return
+            if sent == len(data):
+                return
+            self._epoll.modify(connection.descriptor, _OUT)
+            connection.is_idle = False
+        connection.unsent += memoryview(data)[sent:]
+        self._buffer(connection, len(data) - sent)
+
+    def _send_more(self, connection: ClientConnection) -> None:
+        """A client has read some of its responses, or is gone."""
+        unsent = connection.unsent
+        try:
+            with memoryview(unsent) as view:
+                sent = connection.send(view[:SEND_BYTES])
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop(connection)
+            return
+        del unsent[:sent]
+        self._buffer(connection, -sent)
+        if not unsent:
+            self._epoll.modify(connection.descriptor, _IN)
+            self._again[connection] = None  # It may have sent requests meanwhile.
+
+    def _buffer(self, connection: ClientConnection, more: int) -> None:
+        """Count what is buffered; if it is too much, disconnect the client with the most."""
+        self._buffered_bytes += more
+        if connection.share is not None:
+            connection.share.buffered += more
+        if more > 0 and self._buffered_bytes > BYTES_MAX:
+            most = max(self.connections.values(), key=ClientConnection.buffered_bytes)
+            self._disconnect(most, f"more than {BYTES_MAX} bytes are buffered for all clients")
+        share = connection.share
+        if more > 0 and share is not None and share.bytes_held + share.buffered > share.bytes_max:
+            mates = [one for one in self.connections.values() if one.share is share]
+            most = max(mates, key=ClientConnection.buffered_bytes)
+            self._disconnect(most, str(ShareUsedUp(share)))
+
+    def _disconnect(self, connection: ClientConnection, problem: str) -> None:
+        if connection.number not in self.connections:
+            return
+        text = f"workers' store: disconnected {connection}: {problem}"
+        if connection.requests.validated:
+            self._warn(text)
+        else:
+            console.debug(text)  # Not a worker, whoever it is.
+        self._drop(connection)
+
+    def _drop(self, connection: ClientConnection) -> None:
+        """Close a connection and forget its client."""
+        if connection.number not in self.connections:
+            return
+        self._shut(connection)
+        self._space.leave(connection.number)
+        if self._space.woken:
+            self._send_woken(None, [])
+        self._resume_accepting()
+
+    def _shut(self, connection: ClientConnection) -> None:
+        del self.connections[connection.number]
+        del self._by_descriptor[connection.descriptor]
+        self._half_open.remove(connection)
+        self._held.remove(connection)
+        if connection.host:
+            del self._remote[connection.host][connection]
+            if not self._remote[connection.host]:
+                del self._remote[connection.host]
+        self._again.pop(connection, None)
+        self._buffered_bytes -= connection.buffered_bytes()
+        self._count_for(connection, None)
+        # Otherwise a copy in a process that was forked just now would keep it registered.
+        self._epoll.unregister(connection.descriptor)
+        _shut_down(connection.socket)
+
+    # Who is let in
+
+    def _greet(self, connection: ClientConnection) -> None:
+        """Decide by its first byte, and by where it comes from, what a connection is."""
+        assert self._admission is not None
+        try:
+            first = connection.receive(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            first = b""
+        if not first:
+            self._drop(connection)
+        elif first[0] == tcp_protocol.PROOF:
+            self._begin_proof(connection)
+        elif not connection.host or self._admission.is_served(connection.host):
+            connection.greet = None
+            self._on_ready(connection)
+        elif self._admission.is_awaited():
+            self._hold(connection)
+        else:
+            self._refuse(connection)
+
+    def _hold(self, connection: ClientConnection) -> None:
+        """Do not read from a connection until its host is vouched for."""
+        self._half_open.remove(connection)
+        self._resume_accepting()
+        if not self._held.since:
+            self._raise_limit()
+            self._held = HalfOpen(self._connections_max // HELD_PART)
+        if self._held.is_full:
+            other, _ = self._held.next_to_go()
+            self._refuse(other)
+        self._held.add(connection, connection.host_name, time.monotonic())
+        connection.greet = self._drop  # All that is told of it now is that it is gone.
+        self._epoll.modify(connection.descriptor, _GONE_ONLY)
+
+    def _refuse(self, connection: ClientConnection) -> None:
+        assert self._admission is not None
+        if not self._admission.is_told(connection.host):
+            if self._admission.access.mode == PRIVATE:
+                why = "it is not an agent of this job (store=private)"
+            else:
+                why = "no agent of this job vouched for its host"
+            hint = "--rdzv-conf store=open serves every host"
+            self._warn(f"workers' store: refused {connection}: {why} ({hint})")
+        self._drop(connection)
+
+    def _begin_proof(self, connection: ClientConnection) -> None:
+        assert self._admission is not None
+        access = self._admission.access
+        if not access.key:
+            self._disconnect(connection, "this store has nothing to prove")
+            return
+        from holdfast.wire.store_proof import FORWARD, VOUCH, StoreProof
+
+        purpose = FORWARD if access.mode == PRIVATE else VOUCH
+        connection.proof = StoreProof(access.key, access.generation, purpose)
+        connection.greet = self._prove
+        self._prove(connection)
+
+    def _prove(self, connection: ClientConnection) -> None:
+        """An agent has sent more of its proof."""
+        from holdfast.wire.errors import ProofRefused
+
+        assert connection.proof is not None
+        try:
+            data = connection.receive(RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(connection)
+            return
+        try:
+            reply = connection.proof.receive(data)
+        except ProofRefused as refused:
+            self._warn(f"workers' store: refused {connection}: {refused}")
+            self._drop(connection)
+            return
+        if connection.proof.done and connection.host:
+            self._vouched(connection)
+        if reply:
+            self._send(connection, reply)
+        if connection.proof.done:
+            self._proven(connection, connection.proof)
+
+    def _proven(self, connection: ClientConnection, proof: StoreProof) -> None:
+        """An agent that vouched is done; one that forwards speaks for a worker from now on."""
+        assert self._admission is not None
+        if self._admission.access.mode != PRIVATE:
+            self._drop(connection)
+            return
+        stream, receive = proof.stream(), connection.receive
+        connection.proof, connection.greet = None, None
+
+        def receive_sealed(count: int, flags: int = 0) -> bytes:
+            from holdfast.wire.errors import WireError
+
+            data = receive(count, flags)
+            try:
+                opened = stream.open(data) if data else b""
+            except WireError as error:
+                self._warn(f"workers' store: disconnected {connection}: {error}")
+                raise OSError(errno.EBADMSG, str(error)) from None
+            if data and not opened:
+                raise BlockingIOError  # There is more to come.
+            return opened
+
+        connection.stream, connection.receive = stream, receive_sealed
+
+    def _vouched(self, agent: ClientConnection) -> None:
+        """Serve the host of an agent."""
+        assert self._admission is not None
+        share = self._admission.vouch(agent.host, agent.host_name)
+        now = time.monotonic()
+        for mate in self._remote[agent.host]:
+            self._count_for(mate, share)
+            if self._held.remove(mate):
+                mate.greet = None
+                self._half_open.add(mate, mate.host_name, now)
+                self._epoll.modify(mate.descriptor, _IN)
+
+    def _count_for(self, connection: ClientConnection, share: Share | None) -> None:
+        """Count a connection, and what is buffered for it, for another share than before."""
+        for one, sign in ((connection.share, -1), (share, 1)):
+            if one is not None:
+                one.connections += sign
+                one.buffered += sign * connection.buffered_bytes()
+        connection.share = share
+
+    # All connections
+
+    def _poll_timeout(self) -> float:
+        """Seconds until something has to be done though nobody sends anything; negative: never."""
+        if self._again:
+            return 0
+        until = self._accept_at
+        if self._promises_at is not None:
+            until = self._promises_at if until is None else min(until, self._promises_at)
+        for crowd, limit_s in ((self._half_open, VALIDATE_S), (self._held, HELD_S)):
+            if crowd.since:
+                oldest = next(iter(crowd.since.values())) + limit_s
+                until = oldest if until is None else min(until, oldest)
+        return -1 if until is None else max(0.0, until - time.monotonic())
+
+    def _check_deadlines(self, now: float) -> None:
+        while self._half_open.since:
+            oldest, since = next(iter(self._half_open.since.items()))
+            if now - since < VALIDATE_S:
+                break
+            self._disconnect(oldest, f"it sent nothing within {VALIDATE_S:g} s")
+        while self._held.since:
+            oldest, since = next(iter(self._held.since.items()))
+            if now - since < HELD_S:
+                break
+            self._refuse(oldest)
+        if self._accept_at is not None and now >= self._accept_at:
+            self._accept_at = None
+            self._epoll.modify(self._listener.fileno(), _IN)
+        if self._promises_at is not None and now >= self._promises_at:
+            self._promises_at = None
+            self._space.end_old_promises()
+            self._send_woken(None, [])
+        if self._promises_at is None and self._space.promises:
+            self._promises_at = now + PROMISE_S
+
+    def _accept(self) -> None:
+        now = time.monotonic()
+        for _ in range(ACCEPTED_AT_ONCE):
+            if not self._may_accept(now):
+                return
+            try:
+                descriptor, address = self._listener._accept()  # type: ignore[attr-defined]
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _GONE or (error.errno == errno.EMFILE and self._raise_limit()):
+                    continue
+                self._warn(
+                    "workers' store: cannot accept another connection now: "
+                    f"{error.strerror} (pid {os.getpid()})"
+                )
+                self._pause_accepting(now + NO_ROOM_S)
+                return
+            self._welcome(socket.socket(fileno=descriptor), address, now)
+
+    def _welcome(self, peer: socket.socket, address: object, now: float) -> None:
+        """Take a new connection in, unless it is another user's of this host."""
+        connection = ClientConnection(self._numbers, peer, address)
+        self._numbers += 1
+        user = user_of(peer)
+        if not is_own_user(user):
+            if user != NOBODY:
+                self._warn(
+                    f"workers' store: refused {connection}: it is another user's (uid {user})"
+                )
+            peer.close()
+            return
+        if self._admission is not None:
+            connection.greet = self._greet
+            if user is None:
+                connection.host = packed(connection.host_name)
+        self._add(connection, now)
+
+    def _add(self, connection: ClientConnection, now: float) -> None:
+        peer, share = connection.socket, None
+        if connection.host and self._admission is not None:
+            share = self._admission.share_of(connection.host)
+        peer.setblocking(False)  # noqa: FBT003 (the name says it)
+        if share is not None and share.connections >= self._connections_max // share.part:
+            self._raise_limit()
+        most = self._connections_max
+        why = ""
+        if len(self.connections) >= most:
+            why = f"it already has {most} connections"
+        elif share is not None and share.connections >= most // share.part:
+            why = f"{share.connections} of its {most} connections are for {share.whose}"
+        if why:
+            self._warn(
+                f"workers' store: refused {connection}: {why} (raise the agent's ulimit -Hn)"
+            )
+            peer.close()
+            return
+        try:
+            self._epoll.register(connection.descriptor, _IN)
+        except OSError as error:  # The kernel has no memory for it, or a limit of its own.
+            self._warn(f"workers' store: cannot serve {connection}: {error.strerror}")
+            peer.close()
+            return
+        self._count_for(connection, share)
+        if connection.host:
+            self._remote.setdefault(connection.host, {})[connection] = None
+        self.connections[connection.number] = connection
+        self._by_descriptor[connection.descriptor] = connection
+        if self._half_open.is_full:
+            other, _ = self._half_open.next_to_go()
+            self._disconnect(other, "it has sent nothing yet, and others want to connect")
+        self._half_open.add(connection, connection.host_name, now)
+
+    def _may_accept(self, now: float) -> bool:
+        """Whether there is room for one more connection, which is half open at first.
+
+        At the limit of half-open ones there is if one of them may be closed; `_add` does that.
+        """
+        in_all = sum(len(loop.connections) for loop in _loops)
+        if in_all >= self._connections_max:
+            self._raise_limit()
+        if len(self.connections) < self._connections_max <= in_all:
+            self._warn(
+                "workers' store: cannot accept another connection now: there are "
+                f"{in_all}, including the previous generation's (raise the agent's ulimit -Hn)"
+            )
+            self._pause_accepting(now + NO_ROOM_S)
+            return False
+        if not self._half_open.is_full:
+            return True
+        _, at = self._half_open.next_to_go()
+        if now < at:
+            self._pause_accepting(at)
+            return False
+        return True
+
+    def _raise_limit(self) -> bool:
+        is_higher = raise_descriptor_limit()
+        self._connections_max = _connections_possible()
+        return is_higher
+
+    def _pause_accepting(self, until: float) -> None:
+        self._accept_at = until
+        self._epoll.modify(self._listener.fileno(), 0)
+
+    def _resume_accepting(self) -> None:
+        if self._accept_at is not None:
+            self._accept_at = 0.0
+
+    def _warn(self, text: str) -> None:
+        self._warnings += 1
+        (console.warning if self._warnings <= WARNINGS_MAX else console.debug)(text)
+
+
+def _connections_possible() -> int:
+    limit = descriptor_limit()
+    return min(CONNECTIONS_MAX, limit - min(DESCRIPTORS_LEFT, limit // 2))
+
+
+def _shut_down(peer: socket.socket) -> None:
+    """Close a connection, even if a process that was forked just now has a copy of it."""
+    try:
+        peer.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # The client was first.
+    peer.close()

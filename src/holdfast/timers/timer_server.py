@@ -1,0 +1,321 @@
+"""The server of timers that workers set over a named pipe.
+
+An agent drives it from its own loop, without a thread: wait until `fileno()` is readable or until
+`next_deadline()`, then `take(now)`; `close()` at the end. Everybody else runs it in a thread with
+`start()` and `stop()`, as TorchElastic's. Requests are always read before asking what is due, so
+that a server that was held up does not kill workers that were in time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from holdfast import console
+from holdfast.processes.procfs import has_ended, is_below_this_process
+from holdfast.timers.pipe import TAKE_BYTES_MAX, RequestPipe
+from holdfast.timers.reaper import STARTED, STOPPED, Reaper, send_signal
+from holdfast.timers.timer_requests import InvalidRequest, LineSplitter, RefusalLog, parse_request
+from holdfast.timers.timer_table import TimerTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from holdfast.timers.timer_requests import FileTimerRequest
+
+
+def log_debug_info_for_expired_timers(run_id: str, expired_timers: dict[int, list[str]]) -> None:
+    """Log the requests of the expired timers of each process."""
+    for pid, timers in expired_timers.items():
+        console.info(f"run {run_id}: expired timers of process {pid}: {', '.join(timers)}")
+
+
+KILL_AGAIN_S = 1.0
+KILLS_MAX = 5
+"""Attempts to kill a worker, `KILL_AGAIN_S` apart."""
+
+FULL_TAKES_MAX = 8
+"""While the pipe is filled as fast as it is read, nobody is late, but for this many reads."""
+
+
+class FileTimerServer:
+    """Watches the timers of this agent's workers, and kills those whose timers expire.
+
+    `max_interval` is accepted for TorchElastic's sake; nothing here is polled. `is_ours(pid)` says
+    whose process a request may name, by default any that descends from this one. `dump` writes a
+    worker's stacks, `kill` signals it, and `log_event` gets what happens.
+    """
+
+    def __init__(
+        self,
+        file_path: str,
+        run_id: str,
+        max_interval: float = 10,
+        daemon: bool = True,
+        log_event: Callable[[str, FileTimerRequest | None], None] | None = None,
+        *,
+        is_ours: Callable[[int], bool] = is_below_this_process,
+        dump: Callable[[int], object] | None = None,
+        kill: Callable[[int, int], object] = send_signal,
+    ) -> None:
+        self._run_id = run_id
+        self._max_interval = max_interval
+        self._daemon = daemon
+        self._reaper = Reaper(is_ours, dump=dump, kill=kill, report=log_event)
+        self._timers: TimerTable[FileTimerRequest] = TimerTable(self._reaper.is_ours)
+        self._lines = LineSplitter()
+        self._refusals = RefusalLog()
+        self._kills: dict[int, int] = {}
+        self._full_takes = 0
+        self._thread: ServerThread | None = None
+        self._taking = False
+        self._last_take = time.time()
+        self._pipe = RequestPipe(file_path)
+
+    # For an agent's own loop.
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when there are requests."""
+        return self._pipe.fileno()
+
+    def next_deadline(self) -> float | None:
+        """Return when the next timer is due, by the monotonic clock; None while there is none."""
+        return self._timers.next_deadline()
+
+    def take(self, now: float) -> int:
+        """Read the requests and kill the late; return how many workers were late."""
+        self._taking = True
+        try:
+            late = self.look(now)
+            self.dump(late)
+            for pid, requests in late.items():
+                self.kill(pid, requests, now)
+            return len(late)
+        finally:
+            self._taking = False
+            self._last_take = time.time()
+
+    def look(self, now: float) -> dict[int, list[FileTimerRequest]]:
+        """Read the requests; return the timers that have expired, by process."""
+        taken = self._read(now)
+        self._full_takes = self._full_takes + 1 if taken >= TAKE_BYTES_MAX else 0
+        if 0 < self._full_takes < FULL_TAKES_MAX:
+            return {}
+        return self._find_late(now)
+
+    def dump(self, late: dict[int, list[FileTimerRequest]]) -> None:
+        """Report and dump these processes; add to them those that became late meanwhile."""
+
+        def find_more() -> dict[int, list[FileTimerRequest]]:
+            now = time.monotonic()
+            self._read(now)  # They may have released their timers meanwhile.
+            return self._find_late(now)
+
+        if late:
+            late.update(self._reaper.report_and_dump(late, more=find_more, again=self._kills))
+
+    def kill(self, pid: int, requests: list[FileTimerRequest], now: float) -> None:
+        """Kill a late process if one of its timers has a signal; else drop these timers."""
+        self._settle(pid, requests, now, killed=self._reaper.kill_late(pid, requests))
+
+    def is_reachable(self) -> bool:
+        """Whether clients find the pipe where it was made."""
+        return self._pipe.is_reachable()
+
+    def forget_all(self) -> None:
+        """Drop all timers: their workers have ended."""
+        self._kills.clear()
+        self._timers.clear_all()
+
+    def close(self) -> None:
+        """Remove the pipe and drop all timers; a thread must have been stopped before."""
+        self._pipe.close()
+        self.forget_all()
+
+    # TorchElastic's interface.
+
+    def start(self) -> None:
+        """Watch in a thread."""
+
+        if self._thread is None:
+            self._thread = ServerThread(self, daemon=self._daemon)
+            self._reaper.report(STARTED)
+
+    def stop(self) -> None:
+        """Stop the thread, if there is one, and remove the pipe."""
+        if self._thread is not None:
+            self._thread.stop()
+            self._thread = None
+        self.close()
+        self._reaper.report(STOPPED)
+
+    def run_once(self) -> None:
+        """Read what has come up to now, kill the late, and stop."""
+        if self._thread is not None:
+            self._thread.stop()
+            self._thread = None
+        if self._pipe.fileno() >= 0:
+            self.take(time.monotonic())
+        self.close()
+
+    @staticmethod
+    def is_process_running(pid: int) -> bool:
+        """Whether there is a process of that number."""
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # It is another user's, and there.
+        return True
+
+    def register_timers(self, timer_requests: list[FileTimerRequest]) -> None:
+        """Set or release timers of any process; only this agent's workers are ever killed."""
+        for request in timer_requests:
+            self._set(request, time.monotonic())
+
+    def clear_timers(self, worker_pids: Iterable[int]) -> None:
+        """Drop the timers of some processes."""
+        for pid in worker_pids:
+            self._kills.pop(pid, None)
+            self._timers.clear((pid,))
+
+    def get_expired_timers(self, deadline: float) -> dict[int, list[FileTimerRequest]]:
+        """Return the timers that expire up to a time of day, by process."""
+        return self._timers.expired_by_wall(deadline)
+
+    def _reap_worker(self, worker_pid: int, signal: int) -> bool:
+        return self._reaper.kill(worker_pid, signal)
+
+    def get_last_progress_time(self) -> int:
+        """Return when this server was last known to work: now, unless it is behind.
+
+        It sleeps while there is nothing to do.
+        """
+        return int(self._last_take if self._is_behind() else time.time())
+
+    # How it is done.
+
+    def _find_late(self, now: float) -> dict[int, list[FileTimerRequest]]:
+        late = self._timers.due(now)
+        asked = {pid: [one.to_json() for one in timers] for pid, timers in late.items()}
+        log_debug_info_for_expired_timers(self._run_id, asked)
+        return late
+
+    def _read(self, now: float) -> int:
+        taken = 0
+        # Finding a process's ancestors takes longer than all else; so it is done once for those
+        # that are not ours. They cannot become ours meanwhile.
+        foreign: dict[int, bool] = {}  # Whether each has ended.
+        for chunk in self._pipe.chunks():
+            taken += len(chunk)
+            for line in self._lines.feed(chunk):
+                try:
+                    request = parse_request(line)
+                except InvalidRequest as problem:
+                    self._refusals.add("invalid", str(problem))
+                    continue
+                pid = request.worker_pid
+                if pid not in foreign and self._reaper.is_ours(pid):
+                    self._set(request, now)
+                else:
+                    if pid not in foreign:
+                        foreign[pid] = has_ended(pid)
+                    self._refuse(request, ended=foreign[pid])
+        return taken
+
+    def _refuse(self, request: FileTimerRequest, *, ended: bool) -> None:
+        detail = f"pid {request.worker_pid}, scope {request.scope_id!r}"
+        if ended:  # Most likely a worker's child, or a worker of the last generation.
+            self._refusals.add("the process has ended", detail, console.INFO)
+        else:
+            self._refusals.add("the process is not a worker of this agent", detail)
+
+    def _set(self, request: FileTimerRequest, now: float) -> None:
+        if not self._timers.set(request, now, time.time()):
+            self._refusals.add(
+                f"there are {len(self._timers):,} timers already",
+                f"pid {request.worker_pid}, scope {request.scope_id!r}",
+            )
+
+    def _settle(
+        self, pid: int, requests: list[FileTimerRequest], now: float, *, killed: bool
+    ) -> None:
+        """Drop the timers of a worker that was dealt with, or schedule another attempt."""
+        if killed:
+            if any(one.signal > 0 for one in requests):
+                self.clear_timers((pid,))
+            else:
+                for one in requests:  # The others keep their own time.
+                    self._timers.release(pid, one.scope_id)
+            return
+        kills = self._kills[pid] = self._kills.get(pid, 0) + 1
+        if kills < KILLS_MAX:
+            self._timers.schedule_again(requests, now + KILL_AGAIN_S)
+        else:
+            self.clear_timers((pid,))
+
+    def _is_behind(self) -> bool:
+        if self._taking:
+            return True
+        deadline = self._timers.next_deadline()
+        if deadline is not None and deadline <= time.monotonic():
+            return True
+        if self._pipe.fileno() < 0:
+            return False
+        import select
+
+        poll = select.poll()
+        poll.register(self._pipe.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+
+FAULT_PAUSE_S, FAULT_PAUSE_S_MAX = 0.1, 10.0
+"""How much longer it waits after each failure in a row, and how long at most."""
+
+
+class ServerThread:
+    """Drives a server; a failure is reported once, and does not end it."""
+
+    def __init__(self, server: FileTimerServer, *, daemon: bool) -> None:
+        import threading
+
+        self._server = server
+        self._ending, self._end = os.pipe2(os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="holdfast-timers", daemon=daemon)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let it read once more what has come, and wait until it has ended."""
+        os.close(self._end)
+        self._thread.join()
+        os.close(self._ending)
+
+    def _run(self) -> None:
+        from holdfast.processes.poll import wait_for
+
+        faults = 0
+        while True:
+            if faults == 0:
+                wait_for(self._server.next_deadline(), self._server.fileno(), self._ending)
+            else:  # What failed is still there: do not retry it all the time.
+                pause_s = min(faults * FAULT_PAUSE_S, FAULT_PAUSE_S_MAX)
+                wait_for(time.monotonic() + pause_s, self._ending)
+            ending = self._is_ending()  # Asked first: what came before is read in any case.
+            try:
+                self._server.take(time.monotonic())
+                faults = 0
+            except Exception as problem:  # noqa: BLE001 (a watchdog goes on)
+                faults += 1
+                if faults == 1:
+                    console.warning(f"timer server: {console.describe(problem)}; it goes on")
+            if ending:
+                return
+
+    def _is_ending(self) -> bool:
+        import select
+
+        poll = select.poll()
+        poll.register(self._ending, select.POLLIN)
+        return bool(poll.poll(0))

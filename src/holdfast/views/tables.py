@@ -1,0 +1,168 @@
+"""What the commands for running jobs print: the tables of `ps` and `status`, events and log lines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.wire.control import Here, LogLines
+    from holdfast.wire.messages import EventRecord, JobSummary, NodeSummary
+
+HISTORY_SHOWN = 5
+UNREACHED_SHOWN = 10
+COLOURS = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92)
+"""Colours of ranks, in turn; see ECMA-48."""
+
+
+def table(rows: Sequence[Sequence[object]]) -> str:
+    """Return rows as aligned lines."""
+    words = [[*map(str, row)] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*words, strict=True)]
+    return "".join(
+        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
+        + "\n"
+        for row in words
+    )
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time in at most six characters: `12ms`, `3.4s`, `5m12s`, `3h07m`, `12d04h`."""
+    if seconds is None or seconds < 0:
+        return "-"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f}ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86_400}d{whole % 86_400 // 3600:02d}h"
+
+
+def job_row(job: JobSummary) -> dict[str, Any]:
+    """Return the row of `ps` for a job at a coordinator or on etcd."""
+    return {
+        "job": job.run_id,
+        "state": job.outcome or job.phase,
+        "generation": job.generation,
+        "nodes": job.present,
+        "restarts": f"{job.restarts}/{job.max_restarts}",
+    }
+
+
+def agent_row(agent: Here) -> dict[str, Any]:
+    """Return the row of `ps` for an agent on this machine."""
+    return {
+        "job": agent.run_id,
+        "state": agent.state,
+        "generation": agent.generation,
+        "workers": agent.workers,
+        "pid": agent.pid,
+        "node": agent.node or "-",
+        "at": agent.endpoint or "this machine alone",
+        "program": agent.program,
+        "age": duration(agent.elapsed_s),
+    }
+
+
+class LogPrinter:
+    """Prints lines of many ranks, each with its rank before it."""
+
+    def __init__(self, *, prefixed: bool, coloured: bool) -> None:
+        self._prefixed, self._coloured = prefixed, coloured
+        self._whose: tuple[int, str] | None = None  # Of a line that has no end yet.
+
+    def show(self, lines: LogLines) -> None:
+        text = lines.text
+        whose = (lines.rank, lines.stream)
+        if self._prefixed:
+            mark = b"[%d] " % lines.rank
+            if self._coloured:
+                colour = COLOURS[lines.rank % len(COLOURS)]
+                mark = b"\x1b[%dm%b\x1b[0m" % (colour, mark)
+            begun = b"" if self._whose == whose else mark
+            body = text.removesuffix(b"\n").replace(b"\n", b"\n" + mark)
+            text = begun + body + (b"\n" if text.endswith(b"\n") else b"")
+        if self._whose not in (None, whose):
+            text = b"\n" + text
+        self._whose = None if lines.text.endswith(b"\n") else whose
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
+
+
+def status_text(job: JobSummary, unreached: Sequence[str] = ()) -> str:
+    """Return the state of a job, and a line for each node that sent no report."""
+    state = job.outcome or job.phase
+    head = f"job {job.run_id!r}: {state}, generation {job.generation}"
+    if job.round >= 0:
+        head += f", round {job.round}"
+    reports = [one.report for one in job.nodes if one.report is not None]
+    wanted_s = sum(one.wanted_s for one in reports)
+    if wanted_s:
+        head += f", goodput {100 * sum(one.running_s for one in reports) / wanted_s:.0f} %"
+    lines = [
+        head,
+        f"nodes {job.members} of {job.min_nodes}:{job.max_nodes}, {job.present} here",
+        f"restarts {job.restarts} of {job.max_restarts}",
+    ]
+    if job.why:
+        lines.append(f"last change: {job.why}")
+    rows = [["NODE", "HOST", "STATE", "RANKS", "WORKERS", "STEP", "HEARTBEAT", "RSS"]]
+    rows += [_node_row(node) for node in sorted(job.nodes, key=_node_order)]
+    lines += ["", table(rows).rstrip("\n")]
+    if unreached:
+        lines += ["", "no report:", *(f"  {line}" for line in unreached[:UNREACHED_SHOWN])]
+        if len(unreached) > UNREACHED_SHOWN:
+            lines.append(f"  and {len(unreached) - UNREACHED_SHOWN} more")
+    if job.causes:
+        lines += ["", "restarts:", *(f"  {line}" for line in job.causes[-HISTORY_SHOWN:])]
+    if job.history:
+        lines += ["", "history:", *(f"  {line}" for line in job.history[-HISTORY_SHOWN:])]
+    return "\n".join(lines) + "\n"
+
+
+def _node_order(node: NodeSummary) -> tuple[bool, int, str]:
+    return node.rank < 0, node.rank, node.node
+
+
+def _node_row(node: NodeSummary) -> list[str]:
+    if node.drained:
+        state = "drained"
+    elif node.rank < 0:
+        state = "standby"
+    else:
+        state = node.report.state if node.report is not None else node.phase
+    ranks = "-"
+    if node.first_rank >= 0:
+        last = node.first_rank + node.size - 1
+        ranks = str(node.first_rank) if node.size == 1 else f"{node.first_rank}-{last}"
+    workers = node.report.workers if node.report is not None else []
+    running = sum(one.state == "running" for one in workers)
+    steps = [one.step for one in workers if one.step >= 0]
+    ages = [one.heartbeat_age_s for one in workers if one.heartbeat_age_s >= 0]
+    rss = sum(one.rss_bytes for one in workers)
+    return [
+        node.node,
+        node.host,
+        state,
+        ranks,
+        f"{running}/{node.size}" if workers else "-",
+        (str(min(steps)) if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}")
+        if steps
+        else "-",
+        f"{max(ages):.1f} s" if ages else "-",
+        f"{rss / 1e6:.0f} MB" if rss else "-",
+    ]
+
+
+def event_line(event: EventRecord) -> str:
+    """Return an event as a line."""
+    when = time.strftime("%H:%M:%S", time.localtime(event.wall))
+    text = event.text or event.kind.value
+    return f"{when} {event.source or 'job'}: {text}"

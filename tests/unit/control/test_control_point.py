@@ -1,0 +1,59 @@
+"""What an agent answers for a job that no coordinator knows."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast.control.control_point import ControlPoint
+from holdfast.control.node_server import own_summary
+from holdfast.core.protocol import Action, Request, RequestRefusal
+from holdfast.core.supervision import Begun, RoundJoined, Supervision, WorkersStarted
+from holdfast.wire.messages import NodeReport
+
+
+def agent_of(nodes: int | None, rank: int = 0) -> Any:
+    """Return the agent of one node of a job on a rendezvous handler of the user's own."""
+    machine = Supervision(local_world_size=2, max_restarts=3)
+    for event in (Begun(), RoundJoined(0, rank, nodes or 1), WorkersStarted(0)):
+        machine.handle(0.0, event)
+    spec = SimpleNamespace(role="default", local_world_size=2, rdzv_handler=object())
+    group = SimpleNamespace(
+        spec=spec,
+        group_rank=rank,
+        group_world_size=nodes,
+        workers=[SimpleNamespace(global_rank=2 * rank + one) for one in range(2)],
+    )
+    return SimpleNamespace(
+        machine=machine,
+        connection=None,
+        group=group,
+        requested=lambda request, what: None,
+    )
+
+
+@pytest.mark.parametrize("action", [Action.STOP, Action.RESTART])
+def test_a_node_without_coordinator_refuses_what_all_nodes_would_have_to_do(action: Action) -> None:
+    point = ControlPoint(agent_of(2), 0.0)
+    answer = point.request(Request(id="r", action=action.value))
+    assert [*point.take_requests()] == []
+    assert answer.result(0).refusal == RequestRefusal.NO_COORDINATOR.value
+
+
+def test_the_only_node_of_a_job_decides_alone() -> None:
+    for nodes in (None, 1):
+        agent = agent_of(nodes)
+        point = ControlPoint(agent, 0.0)
+        answer = point.request(Request(id="r", action=Action.STOP.value))
+        for event in point.take_requests():
+            agent.machine.handle(1.0, event)
+        assert answer.result(0).refusal == ""
+
+
+def test_a_node_without_coordinator_knows_how_many_there_are() -> None:
+    report = NodeReport(run_id="job", node="b", state="running", generation=0)
+    job = own_summary(agent_of(3, rank=1), report)
+    assert (job.members, job.present, job.min_nodes) == (3, 3, 3)
+    assert [(one.node, one.rank, one.first_rank) for one in job.nodes] == [("b", 1, 2)]

@@ -1,0 +1,152 @@
+"""The door of a machine without data, and what others see of a machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from holdfast.core.etcd.cluster import Empty, Founding, Serving
+from holdfast.etcd.cluster_list import RECORD, ClusterRecord
+from holdfast.etcd.probe import KNOCK_BYTES_MAX, Answer, Door, Knock, View, look_at
+from holdfast.net import listening
+from real_etcd import running_cluster, running_etcd
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+MACHINES = ("node0:1", "node1:1")
+KNOCK = Knock("job", MACHINES)
+FOUNDING = Founding("f", 1, (("node0:1", 7),))
+LOCAL = "127.0.0.1"
+
+
+@contextlib.asynccontextmanager
+async def open_door(*, accepts: bool = False) -> AsyncIterator[int]:
+    def answer(founding: Founding | None) -> Answer:
+        return Answer("job", MACHINES, 7, accepts and founding is not None)
+
+    door = Door(answer, lambda: "it waits for node1")
+    listener = listening.listen([(socket.AF_INET, (LOCAL, 0))])
+    port = listener.getsockname()[1]
+    await door.open(listener, None)
+    try:
+        yield port
+    finally:
+        await door.close()
+
+
+def seen(port: int, knock: Knock = KNOCK, limit_s: float = 10) -> View:
+    return asyncio.run(look_at(LOCAL, port, knock, tls=None, limit_s=limit_s))
+
+
+def through_door(knock: Knock, *, accepts: bool = False) -> View:
+    async def visit() -> View:
+        async with open_door(accepts=accepts) as port:
+            return await look_at(LOCAL, port, knock, tls=None, limit_s=10)
+
+    return asyncio.run(visit())
+
+
+def test_a_machine_without_data_is_seen_with_its_incarnation() -> None:
+    assert through_door(KNOCK) == View(Empty(7))
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_a_proposal_is_answered(accepts: bool) -> None:
+    knock = Knock("job", MACHINES, FOUNDING)
+    assert through_door(knock, accepts=accepts).accepted is accepts
+
+
+@pytest.mark.parametrize(
+    "knock", [Knock("other", MACHINES, FOUNDING), Knock("job", MACHINES[:1], FOUNDING)]
+)
+def test_a_machine_of_another_job_or_list_is_not_seen_and_proposes_in_vain(knock: Knock) -> None:
+    view = through_door(knock, accepts=True)
+    assert view.sighting is None
+    assert not view.accepted
+    assert view.other is not None
+    assert view.other.machines == MACHINES
+
+
+@pytest.mark.parametrize("run_id", ["job", "other", None])
+def test_a_member_is_seen_with_its_cluster_if_it_is_one_of_the_job(
+    tmp_path: Path, run_id: str | None
+) -> None:
+    with running_etcd(tmp_path) as etcd:
+        if run_id is not None:
+            etcd.put(RECORD, msgspec.json.encode(ClusterRecord(run_id, "f", 1)))
+        cluster = int(etcd.status()["header"]["cluster_id"])
+        view = seen(etcd.port)
+    if run_id == "job":
+        assert view == View(Serving(f"{cluster:x}", has_leader=True))
+    else:
+        assert view.sighting is None
+        assert (view.other is None) == (run_id is None)
+
+
+def test_a_member_without_a_leader_is_seen_too(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
+        cluster.members[0].put(RECORD, msgspec.json.encode(ClusterRecord("job", "f", 1)))
+        last = cluster.members[2]
+        while last.get(RECORD) is None:
+            pass
+        for one in cluster.members[:2]:
+            one.kill()
+        while isinstance(sighting := seen(last.port).sighting, Serving) and sighting.has_leader:
+            pass
+        assert isinstance(sighting, Serving)
+
+
+def test_nothing_is_seen_of_a_machine_that_is_not_there_or_silent() -> None:
+    with socket.create_server((LOCAL, 0)) as silent:  # As an etcd that is not a member yet.
+        assert seen(silent.getsockname()[1], limit_s=0.2).sighting is None
+        port = silent.getsockname()[1]
+    assert seen(port).sighting is None
+
+
+def test_clients_of_etcd_are_told_what_is_waited_for() -> None:
+    def ask(port: int) -> dict[str, object]:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"http://{LOCAL}:{port}/v3/kv/range", b"{}", timeout=10)
+        with refused.value as answer:
+            return dict(json.loads(answer.read()))
+
+    async def visit() -> dict[str, object]:
+        async with open_door() as port:
+            return await asyncio.to_thread(ask, port)
+
+    assert asyncio.run(visit())["message"] == "it waits for node1"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\0" * 100,
+        b"POST /holdfast/door HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n{{{",
+        b"POST /holdfast/door HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999\r\n\r\n"
+        + b" " * (KNOCK_BYTES_MAX + 1),
+    ],
+)
+def test_whatever_comes_to_the_door_it_stays_open(sent: bytes) -> None:
+    def knock(port: int) -> None:
+        with socket.create_connection((LOCAL, port), 10) as visitor:
+            visitor.sendall(sent)
+            with contextlib.suppress(ConnectionResetError):
+                while visitor.recv(4096):
+                    pass
+
+    async def visit() -> View:
+        async with open_door() as port:
+            await asyncio.to_thread(knock, port)
+            return await look_at(LOCAL, port, KNOCK, tls=None, limit_s=10)
+
+    assert asyncio.run(visit()).sighting == Empty(7)

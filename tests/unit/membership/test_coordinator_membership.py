@@ -1,0 +1,353 @@
+"""What tests/integration/test_coordinator.py does not show of an agent's connection."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import select
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from certificates import make_ca, make_certificate
+from holdfast import console
+from holdfast.coordinator import connect
+from holdfast.coordinator.connect import CoordinatorConnector
+from holdfast.core.coordinated_supervision import CoordinatorLost
+from holdfast.core.job_settings import JobSettings
+from holdfast.core.limits import REPORT_BYTES_MAX, SUMMARY_CHARS_MAX
+from holdfast.core.protocol import Failure, NodeInfo, NodePhase, NodeRole, View
+from holdfast.core.session import ConnectionState, Session, SessionTimeouts, StatusChanged
+from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.membership import coordinator, threaded
+from holdfast.membership.coordinator import CoordinatorMembership
+from holdfast.membership.interface import JoinRefused, News
+from holdfast.membership.mailbox import LOSSES_MAX, Mailbox
+from holdfast.membership.session_driver import SessionDriver, status_change
+from holdfast.net.tls import TlsFiles
+from in_loop import in_loop
+from real_coordinators import eventually, fault, member, node, started, until
+from serving import LIMIT_S, Served, serving, soon
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+# The driver of a session, in the test's loop.
+
+
+class Node:
+    """A driver, and all that it delivered."""
+
+    def __init__(self, connector: CoordinatorConnector, name: str = "a", **timeouts: Any) -> None:
+        self.delivered: list[News] = []
+        self.driver = SessionDriver(
+            Session(
+                asyncio.get_running_loop().time(),
+                run_id="job",
+                info=NodeInfo(node=name, incarnation=random.getrandbits(63)),
+                settings=JobSettings(min_nodes=1, max_nodes=1, max_restarts=3),
+                timeouts=SessionTimeouts(**timeouts),
+                draw=random.random,
+            ),
+            connector,
+            self.delivered.append,
+        )
+        self.driver.start()
+
+    async def until(self, wanted: Callable[[Any], bool]) -> Any:
+        await soon(lambda: bool(self.delivered) and wanted(self.delivered[-1]))
+        return self.delivered[-1]
+
+
+def is_member(news: object) -> bool:
+    return isinstance(news, View) and news.role is NodeRole.MEMBER
+
+
+@in_loop
+async def test_a_refusal_is_final_for_a_newcomer_only() -> None:
+    """A node that was in touch goes on trying: the wrong one may be there for a moment."""
+    first = Served()
+    node = Node(first.connector())
+    await node.until(is_member)
+    await first.server.stop()
+    other = Served(first.port, token=b"another job's")
+    newcomer = Node(first.connector(), "b")
+    await newcomer.until(lambda news: isinstance(news, JoinRefused))
+    assert newcomer.driver.refused
+    await soon(lambda: "token" in node.driver.session.last_problem)
+    await other.server.stop()
+    again = Served(first.port)
+    await node.until(lambda news: is_member(news) and news.term == 2)
+    for one in (node, newcomer):
+        await one.driver.close()
+    await again.server.stop()
+
+
+@in_loop
+async def test_a_silent_coordinator_is_dropped_and_given_up() -> None:
+    async with serving() as served:
+        node = Node(served.connector(), heartbeat_s=0.01, silence_s=0.05, away_s=0.1)
+        await node.until(is_member)
+        served.server.received = lambda peer, message: None  # type: ignore[method-assign]
+        served.server._acceptor.close()
+        lost = await node.until(lambda news: isinstance(news, CoordinatorLost))
+        assert lost.away_s >= 0.1
+        await soon(lambda: served.server.connections == 0)
+        await node.driver.close()
+
+
+@in_loop
+async def test_whoever_gives_up_while_connecting_says_what_seems_wrong() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        connector = CoordinatorConnector("127.0.0.1", silent.getsockname()[1], run_id="job")
+        node = Node(connector, first_contact_s=0.02)
+        connector.suspicion = "it is mute"
+        lost = await node.until(lambda news: isinstance(news, CoordinatorLost))
+        assert lost.why == node.driver.last_problem == "it is mute"
+        node.delivered.clear()
+        assert node.driver.session.connection is ConnectionState.CONNECTING
+        await node.driver.close()
+        node.driver.handle(StatusChanged(NodePhase.READY, -1))
+        assert node.delivered == []
+
+
+@in_loop
+async def test_a_failure_of_any_length_can_be_reported() -> None:
+    async with serving() as served:
+        node = Node(served.connector())
+        await node.until(is_member)
+        failure = Failure(node="a", host="h\n" * 1000, summary="s" * 10_000, retryable=False)
+        report = b"r" * (REPORT_BYTES_MAX + 1)
+        node.driver.handle(status_change(NodePhase.FAILED, 0, failure, report))
+        view = await node.until(lambda view: view.role is NodeRole.CLOSED and view.final)
+        assert len(view.failure.summary) == SUMMARY_CHARS_MAX
+        assert len(view.report) == REPORT_BYTES_MAX
+        assert node.driver.is_over
+        await node.driver.close()
+
+
+@in_loop
+async def test_leaving_waits_until_the_coordinator_has_it() -> None:
+    async with serving() as served:
+        node = Node(served.connector(), heartbeat_s=0.01)
+        await node.until(is_member)
+        session = node.driver.session
+        await soon(lambda: session.acked_seq == session.status.seq)
+        received, served.server.received = served.server.received, lambda *_: None  # type: ignore[method-assign]
+        assert not await node.driver.leave(0.05)
+        served.server.received = received  # type: ignore[method-assign]
+        assert await node.driver.leave(LIMIT_S)
+        assert served.server.machine.jobs["job"].job.nodes == {}
+        await node.driver.close()
+
+
+# The mailbox.
+
+
+def test_the_mailbox_keeps_the_newest_view_and_the_first_losses() -> None:
+    box = Mailbox()
+
+    def is_readable() -> bool:
+        return bool(select.select([box], [], [], 0)[0])
+
+    def view(revision: int) -> View:
+        role = NodeRole.WAITING
+        return View(run_id="job", node="a", incarnation=1, term=1, revision=revision, role=role)
+
+    box.put(view(1))  # What comes while it is not open is kept.
+    assert (box.fileno(), box.take()) == (-1, [view(1)])
+    box.open()
+    assert not is_readable()
+    for number in range(100):
+        box.put(view(number))
+        box.put(CoordinatorLost(str(number)))
+    assert is_readable()
+    losses = [CoordinatorLost(str(number)) for number in range(LOSSES_MAX)]
+    assert box.take() == [view(99), *losses]
+    assert not is_readable()
+    box.put(view(1))
+    box.put(JoinRefused("no"))
+    box.discard_view()
+    box.close()
+    box.close()
+    assert box.take() == [JoinRefused("no")]
+
+
+# The connection with a thread.
+
+
+def our_threads() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name.startswith("holdfast")]
+
+
+def one_node(**options: Any) -> CoordinatorMembership:
+    return node(0, "a", nodes=1, is_host=True, **options)
+
+
+def test_closing_leaves_no_thread_and_calls_after_it_do_no_harm() -> None:
+    one = one_node()
+    assert one.problem()
+    one.start()
+    until(one, member)
+    assert our_threads() == ["holdfast-membership"]
+    one.take()
+    one.close()
+    one.close()
+    assert our_threads() == []
+    assert one.take() == []
+    one.report(NodePhase.READY, 0)
+    assert not one.leave(1)
+    one_node().close()  # One that never started.
+
+
+def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(CoordinatorMembership, "_serve", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            one_node().start()
+    with pytest.raises(EnvironmentProblem, match="/nowhere"):
+        node(1, "a", tls=TlsFiles(ca="/nowhere")).start()
+    with pytest.raises(UsageError, match="tls_cert"):
+        one_node(tls=TlsFiles(ca=make_ca(tmp_path).cert)).start()
+    assert our_threads() == []
+
+
+def test_a_bug_in_the_thread_is_delivered_and_it_goes_on() -> None:
+    with started(one := one_node()):
+        until(one, member)
+        assert one._thread is not None
+        one._thread.post(lambda: 1 / 0)
+        news = fault(one)
+        assert isinstance(news, CoordinatorLost)
+        assert "ZeroDivisionError" in news.why
+        one.report(NodePhase.FAILED, 0)
+        until(one, lambda view: view.generation == 1)
+
+
+def test_a_view_for_the_incarnation_before_is_not_shown() -> None:
+    with started(one := one_node()):
+        old = until(one, member)
+        new = one.rejoin()
+        one._deliver(old)
+        assert one.view is not old
+        until(one, lambda view: view.incarnation == new)
+
+
+def test_who_coordinates(port: int, tmp_path: Path) -> None:
+    first, second = (node(port, name, is_host=None, host="localhost") for name in "ab")
+    with started(first, second):
+        assert (first.hosting, second.hosting) == (True, False)
+        assert first.endpoint == second.endpoint == ("localhost", port)
+        until(second, member)
+    without_certificate = TlsFiles(ca=make_ca(tmp_path).cert)
+    for options in ({"is_host": False}, {"is_host": None, "tls": without_certificate}):
+        with started(one := node(port, "a", **options)):
+            eventually(lambda one=one: "refused" in one.problem())  # type: ignore[misc]
+            assert not one.hosting
+
+
+def test_a_node_whose_job_is_over_does_not_take_over(port: int) -> None:
+    first, second = (node(port, name, is_host=None) for name in "ab")
+    with started(first, second):
+        for one in (first, second):
+            until(one, member)
+            one.report(NodePhase.SUCCEEDED, 0)
+        for one in (first, second):
+            until(one, lambda view: view.final)
+        first.close(drain_s=0)
+        eventually(lambda: "refused" in second.problem())
+        assert not second.hosting
+
+
+def test_only_a_coordinator_that_asks_nobody_for_anything_is_warned_of_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr("holdfast.console.warning", warnings.append)
+    monkeypatch.setattr(coordinator, "_warned", threading.Event())
+    ca = make_ca(tmp_path)
+    pair = make_certificate(ca, "head")
+    certified = TlsFiles(cert=pair.cert, key=pair.key, ca=ca.cert)
+    with (
+        started(one_node()),
+        started(one_node(host="0.0.0.0", token=b"x")),
+        started(one_node(host="0.0.0.0", tls=certified)),
+    ):
+        assert warnings == []
+    for _ in range(2):
+        with started(one_node(host="0.0.0.0")):
+            (line,) = warnings
+    assert "0.0.0.0:" in line
+
+
+def test_a_mute_program_at_the_port_is_reported_until_a_coordinator_is_there(
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stopped coordinator looks like that, and a server that waits for the end of a line."""
+    caplog.set_level(console.NOTICE, "holdfast")
+    monkeypatch.setattr(connect, "MUTE_S", 0.0)
+    monkeypatch.setattr(connect, "HANDSHAKE_S", 3600.0)
+    monkeypatch.setattr(threaded, "REMIND_S", 0.01)
+    silent = socket.create_server(("127.0.0.1", port))
+    with started(one := node(port, "a", nodes=1)):
+        eventually(lambda: connect.MUTE in one.problem())
+        eventually(lambda: caplog.text.count(f"127.0.0.1:{port}") > 1)
+        silent.close()
+        with started(node(port, "b", nodes=1, is_host=True, run_id="other")):
+            until(one, member)
+
+
+def test_nodes_of_other_jobs_that_lose_the_coordinator_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    notices: list[str] = []
+    monkeypatch.setattr("holdfast.console.notice", notices.append)
+    with started(host := one_node()):
+        until(host, member)
+    assert notices == []
+    with started(host := one_node()):
+        until(host, member)  # Before another of its job can take the only rank.
+        others = [node(host.endpoint[1], name, run_id="other") for name in "bc"]
+        with started(same := node(host.endpoint[1], "d", nodes=1), *others):
+            for one in others:
+                until(one, member)
+            eventually(lambda: same.view is not None)
+            host.close(drain_s=0)
+            assert any("2 nodes" in line and host.where in line for line in notices)
+
+
+IMPORTS_AHEAD = """
+import socket, sys, time
+from holdfast.membership.coordinator import CoordinatorMembership
+from holdfast.core.job_settings import (JobSettings)
+from holdfast.core.protocol import (NodeInfo)
+from holdfast.core.session import SessionTimeouts
+
+with socket.create_server(("127.0.0.1", 0)) as taken:
+    connection = CoordinatorMembership(
+        *taken.getsockname(),
+        run_id="job",
+        info=NodeInfo(node="one", incarnation=1),
+        settings=JobSettings(min_nodes=1, max_nodes=1),
+        timeouts=SessionTimeouts(),
+        is_host=None,
+        token=None,
+        tls=None,
+    )
+    connection.start()
+    assert "holdfast.coordinator.server" not in sys.modules
+    deadline = time.monotonic() + 20
+    while "holdfast.coordinator.server" not in sys.modules and time.monotonic() < deadline:
+        time.sleep(0.05)
+    connection.close()
+assert "holdfast.coordinator.server" in sys.modules
+"""
+
+
+def test_a_node_that_may_take_over_imports_what_that_needs_before() -> None:
+    subprocess.run([sys.executable, "-c", IMPORTS_AHEAD], check=True, timeout=60)

@@ -1,0 +1,253 @@
+"""A node's connection to a job on etcd: its sessions, its stores, and how others see the job."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fake_node import RUN, a_job_of
+from holdfast.coordinator.connect import ConnectFailed
+from holdfast.core.coordinated_supervision import CoordinatorLost
+from holdfast.core.etcd.calls import Problem, ProblemKind, Put, Txn
+from holdfast.core.etcd.keys import pack
+from holdfast.core.etcd.session import EtcdSession
+from holdfast.core.protocol import NodeInfo, NodePhase, NodeRole, View
+from holdfast.core.session import Session, SessionTimeouts, StatusChanged
+from holdfast.etcd.etcd_settings import EtcdSettings
+from holdfast.etcd.generation_stores import GenerationStores
+from holdfast.etcd.job_records import read_job, read_run_ids
+from holdfast.etcd.sync_client import EtcdClient
+from holdfast.membership.etcd_connection import EtcdConnector
+from holdfast.membership.interface import JoinRefused
+from holdfast.membership.session_driver import SessionDriver
+from holdfast.rendezvous.config import RendezvousParameters
+from holdfast.rendezvous.registry import get_rendezvous_handler
+from holdfast.store import DistStoreError
+from in_loop import in_loop
+from real_etcd import PATIENCE_S, Etcd
+from simulator.etcd import SimEtcd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from holdfast.core.etcd.calls import Answer, Change, Request
+
+LIMIT_S = 20.0
+LEASE_S = 5.0
+
+
+class EtcdHere:
+    """The simulation's etcd in place of a client of a real one."""
+
+    def __init__(self) -> None:
+        self.etcd = SimEtcd()
+        self.local_address = "127.0.0.1"
+        self.calls = 0
+        self.refused = b""
+        """A put of this key is refused."""
+        self.watches_end = False
+
+    async def call(self, request: Request, *, limit_s: float | None = None) -> Answer:
+        del limit_s
+        self.calls += 1
+        if isinstance(request, Txn) and self.refused in {
+            one.key for one in request.success if isinstance(one, Put)
+        }:
+            return Problem(ProblemKind.REFUSED, "the request is too large")
+        return self.etcd.perform(asyncio.get_running_loop().time(), request)
+
+    def watch(
+        self,
+        key: bytes,
+        end: bytes,
+        start_revision: int,
+        on_changes: Callable[[int, tuple[Change, ...]], None],
+        on_ended: Callable[[Problem], None],
+    ) -> Watch:
+        loop = asyncio.get_running_loop()
+        if self.watches_end:
+            loop.call_soon(on_ended, Problem(ProblemKind.UNREACHABLE, "the watch ended"))
+
+        def sink(revision: int, changes: tuple[Change, ...]) -> None:
+            loop.call_soon(on_changes, revision, changes)
+
+        number = self.etcd.subscribe(key, end, start_revision, sink)
+        assert isinstance(number, int)
+        return Watch(self.etcd, number)
+
+    def describe(self, why: str) -> str:
+        return why
+
+
+class Watch:
+    def __init__(self, etcd: SimEtcd, number: int) -> None:
+        self._etcd, self._number = etcd, number
+
+    def cancel(self) -> None:
+        self._etcd.unsubscribe(self._number)
+
+
+class Node:
+    """A node on that etcd, and what it received."""
+
+    def __init__(self, etcd: EtcdHere) -> None:
+        info = NodeInfo(node="a", incarnation=1)
+        self.session = EtcdSession(run_id=RUN, info=info, prefix="/jobs", lease_s=LEASE_S)
+        self.connector = EtcdConnector(etcd, self.session, LEASE_S)  # type: ignore[arg-type]
+        self.received: asyncio.Queue[Any] = asyncio.Queue()
+        self.driver = SessionDriver(
+            Session(
+                asyncio.get_running_loop().time(),
+                run_id=RUN,
+                info=info,
+                settings=a_job_of(1, 1, max_restarts=3),
+                timeouts=SessionTimeouts(heartbeat_s=0.05, silence_s=0.25, away_s=0.5),
+                draw=lambda: 0.5,
+            ),
+            self.connector,
+            self.received.put_nowait,
+        )
+
+    async def next(self, kind: type[View | CoordinatorLost | JoinRefused]) -> Any:
+        async with asyncio.timeout(LIMIT_S):
+            while not isinstance(received := await self.received.get(), kind):
+                pass
+        return received
+
+    async def end(self) -> None:
+        await self.driver.close()
+        await self.connector.close()
+
+
+@in_loop
+async def test_a_node_that_is_refused_before_its_first_view_is_turned_away() -> None:
+    etcd = EtcdHere()
+    node = Node(etcd)
+    etcd.etcd.perform(0.0, Txn((), (Put(node.session.keys.job, b"another program's"),)))
+    node.driver.start()
+    refused = await node.next(JoinRefused)
+    assert "/jobs/run/job" in refused.why
+    assert node.driver.refused == refused.why
+    await node.end()
+
+
+@in_loop
+async def test_a_leader_that_is_refused_again_and_again_gives_up() -> None:
+    etcd = EtcdHere()
+    node = Node(etcd)
+    node.driver.start()
+    while (await node.next(View)).role is not NodeRole.MEMBER:
+        pass
+    etcd.refused = node.session.keys.job
+    before = etcd.calls
+    node.driver.handle(StatusChanged(NodePhase.FAILED, 0))
+    assert (await node.next(CoordinatorLost)).why == "the request is too large"
+    assert etcd.calls - before < 200, "it would be thousands without a pause"
+    await node.end()
+
+
+@in_loop
+async def test_a_view_that_is_there_when_the_session_opens_is_delivered() -> None:
+    etcd = EtcdHere()
+    node = Node(etcd)
+    view = View(run_id=RUN, node="a", incarnation=1, term=1, revision=1, role=NodeRole.WAITING)
+    etcd.etcd.perform(0.0, Txn((), (Put(node.session.keys.view("a", 1), pack(view)),)))
+    transport = await node.connector.connect()
+    delivered: asyncio.Queue[Any] = asyncio.Queue()
+    transport.on_message = delivered.put_nowait
+    async with asyncio.timeout(LIMIT_S):
+        assert await delivered.get() == view
+    transport.abort()
+    await node.end()
+
+
+@in_loop
+async def test_a_session_that_ends_before_it_could_be_returned_is_a_failure() -> None:
+    etcd = EtcdHere()
+    etcd.watches_end = True
+    node = Node(etcd)
+    with pytest.raises(ConnectFailed, match="the watch ended"):
+        await node.connector.connect()
+    etcd.watches_end = False
+    transport = await node.connector.connect()
+    assert transport.problem is None
+    transport.abort()
+    await node.end()
+
+
+# On a real etcd.
+
+
+@pytest.fixture
+def client(etcd: Etcd) -> Iterator[EtcdClient]:
+    with EtcdClient(EtcdSettings(endpoints=(("127.0.0.1", etcd.port),))) as made:
+        yield made
+
+
+@pytest.fixture
+def stores(client: EtcdClient, request: pytest.FixtureRequest) -> Iterator[GenerationStores]:
+    made = GenerationStores(client, f"/{request.node.name}/".encode())
+    yield made
+    made.close()
+
+
+def lease_threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "holdfast-etcd-lease"]
+
+
+def test_only_the_stores_of_the_newest_generation_are_kept(stores: GenerationStores) -> None:
+    part = stores.store("1/0/0", "part")
+    assert part is stores.store("1/0/0", "part")
+    part.set("key", "of the part")
+    assert not stores.store("1/0/0").check(["key"])
+    assert not stores.store("1/0/1", "part").check(["key"])
+    del part
+    for generation in range(2, 4):
+        before = lease_threads()
+        stores.store(f"1/0/{generation}").set("key", "value")
+        for one in before:
+            one.join(PATIENCE_S)
+        assert len(lease_threads()) == 1
+
+
+def test_an_older_store_stays_for_its_user_until_all_are_closed(stores: GenerationStores) -> None:
+    older, newest = stores.store("1/0/0"), stores.store("1/0/1")
+    older.set("key", "value")
+    newest.set("key", "value")
+    stores.close()
+    assert lease_threads() == []
+    for one in (older, newest):
+        with pytest.raises(DistStoreError):
+            one.set("key", "other")
+
+
+def test_the_summary_of_a_job(etcd: Etcd, client: EtcdClient) -> None:
+    assert read_job(client, "no such job") == (None, "")
+    first, second = (
+        get_rendezvous_handler(
+            RendezvousParameters("etcd", etcd.endpoint, "job/1", 2, 2, node_id=name)
+        )
+        for name in "ab"
+    )
+    meeting = threading.Thread(target=second.next_rendezvous)
+    meeting.start()
+    round_ = first.next_rendezvous()
+    meeting.join()
+    summary, leader = read_job(client, "job/1")
+    assert summary is not None
+    assert (summary.phase, summary.round, summary.generation) == ("active", 0, 0)
+    assert leader in ("a", "b")
+    ranks = {one.node: one.rank for one in summary.nodes}
+    assert sorted(ranks.values()) == [0, 1]
+    assert ranks["a"] == round_.rank
+    assert read_run_ids(client, running=True) == ["job/1"]
+    second.shutdown()
+    first.set_closed()
+    first.shutdown()
+    ended, _ = read_job(client, "job/1")
+    assert ended is not None
+    assert ended.phase == "closed"
+    assert (read_run_ids(client), read_run_ids(client, running=True)) == (["job/1"], [])
