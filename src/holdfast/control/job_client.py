@@ -39,6 +39,7 @@ from holdfast.control.connection import (
     unpacked,
 )
 from holdfast.control.discovery import Directory
+from holdfast.control.history import NodeHistory
 from holdfast.control.runtime_dir import pid_of, sockets_here
 from holdfast.core.limits import ASKED_WHY_CHARS_MAX, NAME_CHARS_MAX
 from holdfast.core.protocol import Action, Request
@@ -256,25 +257,19 @@ class JobClient:
             return NodeStacks(node=node, workers=workers, problem=f"no answer in {ANSWER_S:g} s")
         return NodeStacks(node=node, workers=workers)
 
-    async def stages(self, node: str) -> list[control.GenerationStages]:
-        """Return where the time of the newest generations went, as a node saw it."""
-        found: list[control.GenerationStages] = []
+    async def history(self, node: str) -> list[NodeHistory]:
+        """Return the newest generations as a node saw them."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 line = await self.agents.at(node)
-                async for reply in line.many(control.STAGES, node=node):
-                    found += unpacked(control.Stages, reply.body).generations
+                replies = line.many(control.HISTORY, node=node)
+                found = [unpacked(NodeHistory, reply.body) async for reply in replies]
         except TimeoutError:
             raise JobUnreachable(f"{node} did not respond within {ANSWER_S:g} s") from None
-        return [
-            msgspec.structs.replace(
-                one,
-                why=one_line(one.why),
-                reason=one_line(one.reason),
-                detail=one_line(one.detail),
-            )
-            for one in found
-        ]
+        for one in (one for part in found for one in part.generations):
+            one.why, one.reason = one_line(one.why), one_line(one.reason)
+            one.detail, one.cause = one_line(one.detail), one_line(one.cause)
+        return found
 
 
 async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from holdfast.control.control_point import ControlledAgent
+    from holdfast.control.history import History
     from holdfast.control.port_server import PortServer
     from holdfast.coordinator.connect import ClientConnection
     from holdfast.core.protocol import RequestAnswer
@@ -100,14 +101,12 @@ class AgentDoor(Protocol):
         """The newest events; any thread may look."""
 
     @property
-    def milestones(self) -> tuple[float, list[lifecycle.LifecycleEvent]]:
-        """When the run began, and the events that tell where its time went; any thread may look."""
+    def history(self) -> History:
+        """The history of the run; for the agent's loop."""
 
     def call(self, function: Callable[[], T]) -> Future[T]: ...
 
     def request(self, request: Request) -> Future[RequestAnswer]: ...
-
-    def running_s(self) -> tuple[float, float]: ...
 
 
 class Asker:
@@ -483,8 +482,8 @@ class NodeServer:
             self._spawn(self._logs(asker, query), asker)
         elif what == control.STACKS and is_for_here:
             self._spawn(self._stacks(asker, query), asker)
-        elif what == control.STAGES and is_for_here:
-            self._spawn(self._stages(asker, query), asker)
+        elif what == control.HISTORY and is_for_here:
+            self._spawn(self._history(asker, query), asker)
         elif (
             what == control.EVENTS
             and (isinstance(asker, Passed) or query.node or not self._has_coordinator)
@@ -667,13 +666,17 @@ class NodeServer:
             return 0
         return stream.add(generation, files)
 
-    async def _stages(self, asker: Asker, query: Query) -> None:
-        from holdfast.observe.stages import stages_of
-
-        began_at, milestones = self._door.milestones
-        found = stages_of(time.monotonic(), began_at, milestones)
-        body = control.pack(control.Stages(generations=found[-EVENTS_MAX:]))
-        asker.send(Reply(id=query.id, body=body))
+    async def _history(self, asker: Asker, query: Query) -> None:
+        try:
+            bodies = await self._in_agent(
+                lambda: [control.pack(one) for one in self._door.history.parts(time.monotonic())]
+            )
+        except (TimeoutError, RuntimeError):
+            why = f"the agent's loop did not respond within {LOOP_S:g} s"
+            self._refuse(asker, query, RequestRefusal.NO_ANSWER, why)
+            return
+        for at, body in enumerate(bodies, 1):
+            asker.send(Reply(id=query.id, body=body, last=at == len(bodies)))
 
     async def _stacks(self, asker: Asker, query: Query) -> None:
         try:
@@ -716,12 +719,11 @@ def report_of(door: AgentDoor, agent: ControlledAgent, *, workers: bool = True) 
 
     machine = agent.machine
     handler: Any = agent.group.spec.rdzv_handler
-    running_s, elapsed_s = door.running_s()
+    history, now = door.history, time.monotonic()
     reports: list[WorkerReport] = []
     if workers:
         live = agent.live_workers
         pages = agent.pages()
-        now = time.monotonic()
         for worker in agent.group.workers[:WORKERS_REPORTED_MAX]:
             pid = live.get(worker.local_rank, 0)
             page = pages.get(worker.local_rank)
@@ -746,9 +748,10 @@ def report_of(door: AgentDoor, agent: ControlledAgent, *, workers: bool = True) 
         node=node_name(agent),
         state=machine.state.value,
         generation=machine.generation,
-        running_s=max(0.0, running_s),
-        elapsed_s=max(0.0, elapsed_s),
+        elapsed_s=history.elapsed_s(now),
         standby_s=max(0.0, agent.standby_s),
+        useful_s=history.useful_s(now),
+        counts_steps=history.counts_steps,
         workers=reports,
     )
 
