@@ -471,11 +471,8 @@ class NodeServer:
             self._spawn(self._here(asker, query), asker)
         elif what == control.CONTACTS and isinstance(asker, AtSocket):
             self._spawn(self._contacts(asker, query), asker)
-        elif what == control.STATUS and not isinstance(asker, Passed):
-            if isinstance(asker, AtSocket) and self._has_coordinator:
-                asker.pass_up(query)
-            else:
-                self._spawn(self._status(asker, query), asker)
+        elif what == control.STATUS and not self._has_coordinator:
+            self._spawn(self._status(asker, query), asker)
         elif what == control.REPORT and is_for_here:
             self._spawn(self._tell_report(asker, query), asker)
         elif what == control.LOGS and is_for_here:
@@ -567,7 +564,7 @@ class NodeServer:
         asker.send(Reply(id=query.id, body=control.pack(report)))
 
     async def _status(self, asker: Asker, query: Query) -> None:
-        """Return the state of a job that no coordinator has."""
+        """Reply with the state of a job that has no coordinator."""
         try:
             report = await self._own_report()
             if self._connection is None:
@@ -579,14 +576,16 @@ class NodeServer:
                 summary = with_report(found, report)
         except (TimeoutError, RuntimeError, OSError) as problem:
             why = quoted(str(problem)) or f"the agent's loop did not answer within {LOOP_S:g} s"
-            self._refuse(asker, query, RequestRefusal.NO_ANSWER, why)
+            refusal = RequestRefusal.NO_ANSWER.value
+            asker.send(Reply(id=query.id, refusal=refusal, why=why))
             return
         except Exception as problem:  # noqa: BLE001 (what etcd says of it, for a person)
-            self._refuse(asker, query, RequestRefusal.NO_ANSWER, quoted(str(problem)))
+            refusal = RequestRefusal.NO_ANSWER.value
+            asker.send(Reply(id=query.id, refusal=refusal, why=quoted(str(problem))))
             return
-        wanted = query.run_id in ("", summary.run_id)
-        found_jobs = control.JobSummaries(jobs=[summary] if wanted else [])
-        asker.send(Reply(id=query.id, body=control.pack(found_jobs)))
+        is_wanted = query.run_id in ("", summary.run_id)
+        body = control.pack(control.JobSummaries(jobs=[summary] if is_wanted else []))
+        asker.send(Reply(id=query.id, body=body))
 
     async def _act(self, asker: Asker, query: Query) -> None:
         try:
