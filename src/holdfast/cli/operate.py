@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.cli.flags import parse_rdzv_conf
 from holdfast.cli.parser import CommandParser, Help
 from holdfast.control import job_client
 from holdfast.control.connection import JobUnreachable
@@ -22,6 +21,7 @@ from holdfast.control.job_logs import follow_logs
 from holdfast.core.limits import ASKED_WHY_CHARS_MAX, GRACE_S_MAX
 from holdfast.core.protocol import Action
 from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.launcher.flag_values import parse_rdzv_conf
 from holdfast.views import tables
 from holdfast.wire.control import LogsQuery
 
@@ -130,7 +130,7 @@ examples:
 ACTIONS = ("restart", "drain", "undrain", "stop")
 
 
-def build_parser(name: str) -> argparse.ArgumentParser:
+def build_parser(name: str) -> CommandParser:
     """Return the parser of one of the commands."""
     description, examples = TEXTS[name]
     operand = {"drain": " NODE [JOB]", "undrain": " NODE [JOB]", "ps": ""}.get(name, " [JOB]")
@@ -179,6 +179,7 @@ def build_parser(name: str) -> argparse.ArgumentParser:
             help="how long workers may take to exit (as set by holdfast run)",
         )
     add_place(parser, operand="JOB" in operand)
+    parser.set_defaults(command=name)
     return parser
 
 
@@ -224,19 +225,6 @@ def add_place(parser: argparse.ArgumentParser, *, operand: bool) -> None:
     )
 
 
-def parse_args(name: str, args: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; an invalid one ends the process with one line and exit code 2."""
-    parsed = build_parser(name).parse_args(args)
-    parsed.command = name
-    if name != "ps":
-        choose_job(parsed)
-    if name == "logs":
-        parsed.ranks = parse_ranks(parsed.rank)
-        if parsed.tail < -1:
-            raise UsageError(f"--tail: {parsed.tail} is not a number of lines; accepted: 0 or more")
-    return parsed
-
-
 def choose_job(parsed: argparse.Namespace) -> None:
     """Take JOB for --rdzv-id."""
     if parsed.job and parsed.rdzv_id not in ("", parsed.job):
@@ -265,8 +253,19 @@ def parse_ranks(text: str) -> list[int]:
     return ranks
 
 
+def check(args: argparse.Namespace) -> None:
+    """Raise `UsageError` for arguments that are not valid together, and parse the others."""
+    if args.command != "ps":
+        choose_job(args)
+    if args.command == "logs":
+        args.ranks = parse_ranks(args.rank)
+        if args.tail < -1:
+            raise UsageError(f"--tail: {args.tail} is not a number of lines; accepted: 0 or more")
+
+
 def execute(args: argparse.Namespace) -> None:
     """Run one of the commands."""
+    check(args)
     commands: dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, None]]] = {
         "ps": _ps,
         "status": _status,
@@ -274,10 +273,7 @@ def execute(args: argparse.Namespace) -> None:
         "logs": _logs,
         "events": _events,
     }
-    try:
-        asyncio.run(commands.get(args.command, _act)(args))
-    except BrokenPipeError:
-        pass  # The reader of standard output has exited.
+    asyncio.run(commands.get(args.command, _act)(args))
 
 
 def choice_of(args: argparse.Namespace) -> JobChoice:
@@ -358,12 +354,8 @@ def _show_status(args: argparse.Namespace, job: JobSummary, unreached: Sequence[
 
 
 async def _top(args: argparse.Namespace) -> None:
-    try:
-        from holdfast.views.top.run import run  # An optional extra.
-    except ModuleNotFoundError as problem:
-        if (problem.name or "").partition(".")[0] not in ("textual", "rich"):
-            raise
-        raise EnvironmentProblem("textual is missing: pip install 'holdfast[top]'") from None
+    from holdfast.views.top.run import run  # It needs textual.
+
     # textual reads from the first and writes to the last of these.
     if not all(one and one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr)):
         raise EnvironmentProblem(

@@ -61,8 +61,9 @@ if TYPE_CHECKING:
         def log_files(self) -> list[tuple[int, str, str]]:
             """Rank, stream and path of each file that the workers write."""
 
-        def get_worker_group(self) -> Any:
-            """Return the `agent.spec.WorkerGroup`."""
+        @property
+        def group(self) -> Any:
+            """The `agent.spec.WorkerGroup`."""
 
         def pages(self) -> dict[int, Progress]:
             """Return the progress that workers report, by local rank."""
@@ -188,7 +189,7 @@ class ControlPoint:
                 if view is not None and view.answered is not None:
                     self.answered(view.answered)  # The same may have been asked before.
                 continue
-            nodes = agent.get_worker_group().group_world_size or 1
+            nodes = agent.group.group_world_size or 1
             if nodes > 1:
                 from holdfast.core.protocol import RequestRefusal  # Imports msgspec.
 

@@ -267,7 +267,7 @@ class NodeServer:
         self._report_every_s = 0.0
         self._unreported: list[EventRecord] = []
         self._connection = agent.connection
-        handler: Any = agent.get_worker_group().spec.rdzv_handler
+        handler: Any = agent.group.spec.rdzv_handler
         self._run_id: str = handler.get_run_id()
         self._node: str = getattr(handler, "node_id", "")
         self._endpoint: str = getattr(handler, "endpoint", "")
@@ -521,7 +521,7 @@ class NodeServer:
             report = await self._own_report()
         except (TimeoutError, RuntimeError):
             report = NodeReport(run_id=self._run_id, node=node_name(self._agent), state="stuck")
-        spec = self._agent.get_worker_group().spec
+        spec = self._agent.group.spec
         here = control.Here(
             run_id=self._run_id,
             node=self._node,
@@ -708,7 +708,7 @@ class NodeServer:
 
 def live_workers(agent: ControlledAgent) -> list[tuple[int, int]]:
     """Return rank and process of the workers that have not exited."""
-    workers = agent.get_worker_group().workers
+    workers = agent.group.workers
     return [(workers[rank].global_rank, pid) for rank, pid in sorted(agent.live_workers.items())]
 
 
@@ -717,13 +717,13 @@ def report_of(door: AgentDoor, agent: ControlledAgent, *, workers: bool = True) 
     from holdfast.processes.procfs import usage_of
 
     machine = agent.machine
-    handler: Any = agent.get_worker_group().spec.rdzv_handler
+    handler: Any = agent.group.spec.rdzv_handler
     history, now = door.history, time.monotonic()
     reports: list[WorkerReport] = []
     if workers:
         live = agent.live_workers
         pages = agent.pages()
-        for worker in agent.get_worker_group().workers[:WORKERS_REPORTED_MAX]:
+        for worker in agent.group.workers[:WORKERS_REPORTED_MAX]:
             pid = live.get(worker.local_rank, 0)
             page = pages.get(worker.local_rank)
             cpu_s, rss_bytes = usage_of(pid) if pid else (-1.0, 0)
@@ -757,7 +757,7 @@ def report_of(door: AgentDoor, agent: ControlledAgent, *, workers: bool = True) 
 
 def node_name(agent: ControlledAgent) -> str:
     """Return the name of this node in its job."""
-    handler: object = agent.get_worker_group().spec.rdzv_handler
+    handler: object = agent.group.spec.rdzv_handler
     return getattr(handler, "node_id", "") or os.uname().nodename
 
 
@@ -767,7 +767,7 @@ def own_summary(agent: ControlledAgent, report: NodeReport) -> JobSummary:
     The rendezvous handler may be the user's own: there are other nodes then, which the agent can
     count but not reach.
     """
-    machine, group = agent.machine, agent.get_worker_group()
+    machine, group = agent.machine, agent.group
     spec, nodes = group.spec, group.group_world_size or 1
     node = NodeSummary(
         node=report.node,
