@@ -12,6 +12,8 @@ from holdfast.coordinator.server import CoordinatorServer
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.protocol import NodeInfo, Status
 from holdfast.net.listening import try_bind
+from holdfast.wire import control
+from holdfast.wire.messages import JobSummary, Reply
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
     from holdfast.wire.messages import Message
 
 LIMIT_S = 20.0
+
+
+def jobs_in(reply: object) -> list[JobSummary]:
+    """Return the jobs in the reply to a status query."""
+    assert isinstance(reply, Reply)
+    return control.unpack(control.JobSummaries, reply.body).jobs
 
 
 class Served:

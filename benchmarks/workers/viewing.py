@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING
 
 from holdfast.control.job_client import _printable
 from holdfast.views.top.app import Top
+from holdfast.wire import control
 from holdfast.wire.messages import (
     JobSummary,
     NodeReport,
     NodeSummary,
-    StatusReply,
+    Reply,
     WorkerReport,
     decode,
     encode,
@@ -80,7 +81,7 @@ def message(at_s: float, nodes: int, size: int, speeds: list[float]) -> bytes:
         run_id="bench", phase="active", round=0, generation=0, present=nodes, members=nodes,
         min_nodes=nodes, max_nodes=nodes, nodes=summaries,
     )  # fmt: skip
-    return encode(StatusReply(id=1, jobs=[job]))
+    return encode(Reply(id=1, body=control.pack(control.JobSummaries(jobs=[job]))))
 
 
 class Messages:
@@ -102,9 +103,12 @@ class Messages:
             if at == UNMEASURED:
                 began, cpu_began = time.monotonic(), time.process_time()
             reply = decode(body)
-            assert isinstance(reply, StatusReply)
+            assert isinstance(reply, Reply)
             self._job.connected()
-            self._job.add_summary(time.monotonic(), _printable(reply.jobs[0]))
+            self._job.add_summary(
+                time.monotonic(),
+                _printable(control.unpack(control.JobSummaries, reply.body).jobs[0]),
+            )
             self._changed()
             await asyncio.sleep(self._every_s)
         self.core = (time.process_time() - cpu_began) / (time.monotonic() - began)

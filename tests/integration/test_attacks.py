@@ -31,12 +31,13 @@ from holdfast.wire.errors import HandshakeRefused, WireError
 from holdfast.wire.frames import HEADER_BYTES, FrameReader, encode_frame
 from holdfast.wire.handshake import job_token
 from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
-from holdfast.wire.messages import Message, StatusReply, StatusRequest, StoreCall, decode, encode
+from holdfast.wire.messages import Message, Query, Reply, StoreCall, decode, encode
 from holdfast.wire.sealing import TAG_BYTES
 from other_users import STRANGER, listening_as
 from real_coordinators import Coordinator, RawClient, fault, member, node, started, until
 from real_jobs import PATIENCE_S
 from real_teams import OBEY, Cluster
+from serving import jobs_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -258,7 +259,7 @@ SPOKEN_FOR_ANOTHER: list[Message] = [
     Heartbeat(run_id="B", node="b", incarnation=1, seq=1, term=1, revision=1),
     StoreCall(id=1, run_id="B", op="set", keys=("plan",), value=b"poison"),
     StoreCall(id=1, run_id="B", op="get", keys=("plan",), timeout_s=0.0),
-    StatusRequest(id=1, run_id="B"),
+    Query(id=1, what="status", run_id="B"),
 ]
 
 
@@ -300,10 +301,9 @@ def test_one_connection_is_one_node() -> None:
             while attacker.hear() is not None:
                 pass
         with RawClient(coordinator.port, run_id="").shake_hands() as asking:
-            asking.say(StatusRequest(id=1))
+            asking.say(Query(id=1, what="status"))
             reply = asking.hear()
-        assert isinstance(reply, StatusReply)
-        assert [job.present for job in reply.jobs] in ([0], [1])  # Its connection is gone.
+        assert [job.present for job in jobs_in(reply)] in ([0], [1])  # Its connection is gone.
 
 
 def test_one_address_does_not_get_all_jobs() -> None:
@@ -349,18 +349,18 @@ def test_questions_do_not_fill_the_memory_with_answers() -> None:
         for number in range(12):  # Jobs with long histories.
             tell_tales(opened, coordinator.port, f"job{number}")
         with RawClient(coordinator.port, token=TOKEN, run_id="").shake_hands() as honest:
-            honest.say(StatusRequest(id=1))
+            honest.say(Query(id=1, what="status"))
             reply = honest.hear()
-            assert isinstance(reply, StatusReply)
+            assert isinstance(reply, Reply)
             reply_bytes = len(encode(reply))
             assert reply_bytes > STATUS_FRAME_BYTES_MAX // 3
         before = resident_bytes(coordinator.process.pid)
         for _ in range(30):
             client = RawClient(coordinator.port, token=TOKEN, run_id="")
-            opened.enter_context(client.shake_hands()).say(StatusRequest(id=1))
+            opened.enter_context(client.shake_hands()).say(Query(id=1, what="status"))
         with RawClient(coordinator.port, token=TOKEN, run_id="").shake_hands() as honest:
-            honest.say(StatusRequest(id=1))
-            assert isinstance(honest.hear(), StatusReply)  # All others were answered before.
+            honest.say(Query(id=1, what="status"))
+            assert isinstance(honest.hear(), Reply)  # All others were answered before.
             grown = resident_bytes(coordinator.process.pid) - before
         # Besides what is held: one being made, as objects, as a frame and as a sealed one.
         assert grown < UNREAD_ANSWERS_BYTES_MAX + 6 * reply_bytes < 30 * reply_bytes / 2

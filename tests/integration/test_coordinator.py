@@ -15,7 +15,7 @@ from holdfast.core.protocol import Failure, JobOutcome, NodeInfo, NodePhase, Nod
 from holdfast.errors import UsageError
 from holdfast.membership.interface import JoinRefused
 from holdfast.net.tls import TlsFiles
-from holdfast.wire.messages import StatusReply, StatusRequest
+from holdfast.wire.messages import Query
 from real_coordinators import (
     LOCAL,
     Coordinator,
@@ -28,6 +28,7 @@ from real_coordinators import (
     until,
 )
 from real_teams import free_port
+from serving import jobs_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,11 +110,11 @@ def test_two_jobs_on_one_endpoint_know_nothing_of_each_other() -> None:
             jobs[0][0].report(NodePhase.FAILED, 0)
             until(jobs[0][1], lambda view: view.generation == 1)
             with RawClient(coordinator.port, run_id="").shake_hands() as asking:
-                asking.say(StatusRequest(id=7))
+                asking.say(Query(id=7, what="status"))
                 answer = asking.hear()
-            assert isinstance(answer, StatusReply)
-            assert {job.run_id: job.generation for job in answer.jobs} == {"x": 1, "y": 0}
-            assert {one.node for one in answer.jobs[0].nodes} == {"a", "b"}
+            jobs = jobs_in(answer)
+            assert {job.run_id: job.generation for job in jobs} == {"x": 1, "y": 0}
+            assert {one.node for one in jobs[0].nodes} == {"a", "b"}
 
 
 def test_a_fenced_node_comes_back_as_another_incarnation() -> None:

@@ -25,8 +25,6 @@ from holdfast.wire.messages import (
     Goodbye,
     Query,
     Reply,
-    StatusReply,
-    StatusRequest,
     decode,
 )
 
@@ -98,9 +96,9 @@ class Line:
         """The node whose agent is at the other end; empty at a coordinator."""
         self.problem = ""
         """Why it has ended, if it has."""
-        self.send: Callable[[Query | StatusRequest], None]
+        self.send: Callable[[Query], None]
         self.close: Callable[[], object]
-        self._replies: dict[int, asyncio.Queue[Reply | StatusReply]] = {}
+        self._replies: dict[int, asyncio.Queue[Reply]] = {}
         self._ids = 0
 
     def use(self, connection: ClientConnection) -> None:
@@ -110,16 +108,9 @@ class Line:
         self.send, self.close = connection.send_whole, connection.abort
 
     async def ask(self, what: str, *, body: bytes = b"") -> Reply:
-        reply = await self.one(
-            lambda number: Query(id=number, what=what, run_id=self.run_id, body=body)
-        )
-        assert isinstance(reply, Reply)
-        return reply
-
-    async def one(self, make: Callable[[int], Query | StatusRequest]) -> Reply | StatusReply:
         number, replies = self._begin()
         try:
-            self.send(make(number))
+            self.send(Query(id=number, what=what, run_id=self.run_id, body=body))
             async with asyncio.timeout(ANSWER_S):
                 return self._checked(await replies.get())
         except TimeoutError:
@@ -142,26 +133,24 @@ class Line:
                     body = control.pack(control.More(size=0))
                     self.send(Query(id=number, what=control.MORE, run_id=self.run_id, body=body))
                     continue
-                is_over = isinstance(reply, StatusReply) or reply.last or bool(reply.refusal)
-                checked = self._checked(reply)
-                assert isinstance(checked, Reply)
-                if checked.body:
-                    yield checked
+                is_over = reply.last or bool(reply.refusal)
+                if self._checked(reply).body:
+                    yield reply
         finally:
             del self._replies[number]
             if not is_over and not self.problem:
                 self.send(Query(id=number, what=control.CANCEL, run_id=self.run_id))
 
-    def _begin(self) -> tuple[int, asyncio.Queue[Reply | StatusReply]]:
+    def _begin(self) -> tuple[int, asyncio.Queue[Reply]]:
         if self.problem:
             raise JobUnreachable(self.problem)
         self._ids += 1
-        queue: asyncio.Queue[Reply | StatusReply] = asyncio.Queue()
+        queue: asyncio.Queue[Reply] = asyncio.Queue()
         self._replies[self._ids] = queue
         return self._ids, queue
 
-    def _checked(self, reply: Reply | StatusReply) -> Reply | StatusReply:
-        if isinstance(reply, StatusReply) or not reply.refusal:
+    def _checked(self, reply: Reply) -> Reply:
+        if not reply.refusal:
             return reply
         why = one_line(reply.why) or reply.refusal
         if reply.refusal == RequestRefusal.NO_ANSWER.value:
@@ -173,7 +162,7 @@ class Line:
     def received(self, message: Message) -> None:
         if isinstance(message, Goodbye):
             self.ended(quoted(message.why) or "the connection was closed")
-        elif isinstance(message, (Reply, StatusReply)):
+        elif isinstance(message, Reply):
             queue = self._replies.get(message.id)
             if queue is not None and queue.qsize() < REPLIES_MAX:
                 queue.put_nowait(message)
@@ -213,7 +202,7 @@ class _AtSocket(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed(str(exc) if exc else "the agent has ended")
 
-    def send(self, message: Query | StatusRequest) -> None:
+    def send(self, message: Query) -> None:
         if self._transport is not None:
             self._transport.write(encode_frame(message))
 

@@ -46,7 +46,7 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.printable import one_line, quoted, visible
 from holdfast.wire import control
 from holdfast.wire.handshake import READ_ONLY_PREFIX
-from holdfast.wire.messages import JobSummary, Query, StatusReply, StatusRequest
+from holdfast.wire.messages import JobSummary, Query
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -142,20 +142,16 @@ class JobClient:
         return [_printable(one) for one in await self._summaries(watch=False)]
 
     async def _summaries(self, *, watch: bool) -> list[JobSummary]:
-        run_id = self.run_id
-
-        def question(number: int) -> StatusRequest:
-            return StatusRequest(id=number, run_id=run_id, watch=watch)
-
+        body = control.pack(control.StatusQuery(watch=watch))
         line = await self.agents.anyone()
         try:
-            reply = await line.one(question)
+            reply = await line.ask(control.STATUS, body=body)
         except ControlProblem:
             if not self.agents.is_lost:
                 raise
-            reply = await (await self.agents.anyone()).one(question)  # It ended meanwhile.
-        assert isinstance(reply, StatusReply)
-        return reply.jobs
+            line = await self.agents.anyone()  # The first agent exited meanwhile.
+            reply = await line.ask(control.STATUS, body=body)
+        return unpacked(control.JobSummaries, reply.body).jobs
 
     async def status(self, *, watch: bool = False, wait_s: float = WATCH_S) -> JobSummary:
         """Return the state of the job; with `watch` the nodes report about their workers.

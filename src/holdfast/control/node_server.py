@@ -50,8 +50,6 @@ from holdfast.wire.messages import (
     NodeSummary,
     Query,
     Reply,
-    StatusReply,
-    StatusRequest,
     Watch,
     WorkerReport,
     decode,
@@ -157,7 +155,7 @@ class AtSocket(Asker, asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._upstream: ClientConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._unsent: list[Query | StatusRequest] = []
+        self._unsent: list[Query] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -196,7 +194,7 @@ class AtSocket(Asker, asyncio.Protocol):
 
     # What the coordinator is to answer.
 
-    def pass_up(self, message: Query | StatusRequest) -> None:
+    def pass_up(self, message: Query) -> None:
         if self._upstream is not None and self._upstream.is_open:
             self._upstream.send_whole(message)
             return
@@ -448,12 +446,7 @@ class NodeServer:
         """Answer or pass on; raise `WireError` for what nobody should send."""
         if asker.under_way >= QUESTIONS_MAX and not isinstance(asker, Passed):
             raise BadMessage(f"more than {QUESTIONS_MAX} questions at once")
-        if isinstance(message, StatusRequest) and not isinstance(asker, Passed):
-            if isinstance(asker, AtSocket) and self._has_coordinator:
-                asker.pass_up(message)
-            else:
-                self._spawn(self._status(asker, message), asker)
-        elif isinstance(message, Query):
+        if isinstance(message, Query):
             self._query(asker, message)
         elif isinstance(message, Goodbye):
             asker.drop("")
@@ -479,6 +472,11 @@ class NodeServer:
             self._spawn(self._here(asker, query), asker)
         elif what == control.CONTACTS and isinstance(asker, AtSocket):
             self._spawn(self._contacts(asker, query), asker)
+        elif what == control.STATUS and not isinstance(asker, Passed):
+            if isinstance(asker, AtSocket) and self._has_coordinator:
+                asker.pass_up(query)
+            else:
+                self._spawn(self._status(asker, query), asker)
         elif what == control.REPORT and is_for_here:
             self._spawn(self._tell_report(asker, query), asker)
         elif what == control.LOGS and is_for_here:
@@ -569,7 +567,7 @@ class NodeServer:
             return
         asker.send(Reply(id=query.id, body=control.pack(report)))
 
-    async def _status(self, asker: Asker, request: StatusRequest) -> None:
+    async def _status(self, asker: Asker, query: Query) -> None:
         """Return the state of a job that no coordinator has."""
         try:
             report = await self._own_report()
@@ -582,15 +580,14 @@ class NodeServer:
                 summary = with_report(found, report)
         except (TimeoutError, RuntimeError, OSError) as problem:
             why = quoted(str(problem)) or f"the agent's loop did not answer within {LOOP_S:g} s"
-            refusal = RequestRefusal.NO_ANSWER.value
-            asker.send(Reply(id=request.id, refusal=refusal, why=why))
+            self._refuse(asker, query, RequestRefusal.NO_ANSWER, why)
             return
         except Exception as problem:  # noqa: BLE001 (what etcd says of it, for a person)
-            refusal = RequestRefusal.NO_ANSWER.value
-            asker.send(Reply(id=request.id, refusal=refusal, why=quoted(str(problem))))
+            self._refuse(asker, query, RequestRefusal.NO_ANSWER, quoted(str(problem)))
             return
-        wanted = request.run_id in ("", summary.run_id)
-        asker.send(StatusReply(id=request.id, jobs=[summary] if wanted else []))
+        wanted = query.run_id in ("", summary.run_id)
+        found_jobs = control.JobSummaries(jobs=[summary] if wanted else [])
+        asker.send(Reply(id=query.id, body=control.pack(found_jobs)))
 
     async def _act(self, asker: Asker, query: Query) -> None:
         try:

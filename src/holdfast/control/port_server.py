@@ -20,8 +20,8 @@ from holdfast.net.peer_user import is_own_user
 from holdfast.printable import one_line, quoted
 from holdfast.wire.errors import HandshakeRefused
 from holdfast.wire.frames import encode_frame
-from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
-from holdfast.wire.messages import Goodbye, StatusReply
+from holdfast.wire.limits import FRAME_BYTES_MAX, STATUS_FRAME_BYTES_MAX
+from holdfast.wire.messages import Goodbye
 
 if TYPE_CHECKING:
     from holdfast.control.node_server import NodeServer
@@ -46,7 +46,7 @@ class AtPort(Asker):
 
     def send(self, message: Message) -> None:
         frame = encode_frame(message, STATUS_FRAME_BYTES_MAX)
-        if isinstance(message, StatusReply):
+        if len(frame) > FRAME_BYTES_MAX:
             self.peer.post_reply(frame)
         else:
             self.peer.post_whole(frame)

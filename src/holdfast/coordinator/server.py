@@ -42,6 +42,7 @@ from holdfast.net import addresses
 from holdfast.net.listening import descriptor_limit
 from holdfast.net.peer_user import is_local_user, is_own_user
 from holdfast.printable import one_line, quoted
+from holdfast.wire import control
 from holdfast.wire.errors import BadMessage, HandshakeRefused
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.handshake import is_job_token
@@ -53,7 +54,6 @@ from holdfast.wire.messages import (
     NodeReport,
     Query,
     Reply,
-    StatusRequest,
     StoreCall,
     StoreResult,
 )
@@ -74,7 +74,7 @@ STOP_S = 1.0  # For what is still to be sent when the server stops.
 WARNINGS_S = 10.0  # No more than one line about faulty peers in this time.
 GOING = "the coordinator is going away"
 NOT_MEANT = "it is not the one that took over at this place of a list of endpoints"
-READ_ONLY_MESSAGES = (Query, StatusRequest, Goodbye)
+READ_ONLY_MESSAGES = (Query, Goodbye)
 
 
 class CoordinatorServer:
@@ -250,8 +250,8 @@ class CoordinatorServer:
             self._received_from_node(now, peer, message)  # type: ignore[arg-type]
         elif kind is StoreCall:
             self._store_call(now, peer, message)  # type: ignore[arg-type]
-        elif kind is StatusRequest:
-            self._status_request(peer, message)  # type: ignore[arg-type]
+        elif isinstance(message, Query) and message.what == control.STATUS:
+            self._status(peer, message)
         elif kind is Query:
             self._operators.query(peer, message)  # type: ignore[arg-type]
             self._batch_soon()
@@ -381,18 +381,19 @@ class CoordinatorServer:
             assert isinstance(peer, ServerConnection)
             self._answer(peer, encode_frame(result))
 
-    def _status_request(self, peer: ServerConnection, request: StatusRequest) -> None:
+    def _status(self, peer: ServerConnection, query: Query) -> None:
         if peer.owes_reply:  # A short request can bring a long reply.
-            raise BadMessage("it asks again before it has read the reply")
-        run_id = request.run_id or peer.run_id
+            raise BadMessage("it sent another query before it read the reply")
+        run_id = query.run_id or peer.run_id
         if peer.run_id and run_id != peer.run_id:
-            raise BadMessage(f"a request for the state of {quoted(repr(run_id))}, another's job")
+            raise BadMessage(f"a query about {quoted(repr(run_id))}, another's job")
         may_know = self.may_know(peer)
-        if request.watch and run_id and may_know:
+        watch = control.unpack(control.StatusQuery, query.body).watch
+        if watch and run_id and may_know:
             self._operators.watch(run_id)
             self._batch_soon()
         report_of = self._operators.report_of
-        frame = reply_frame(self.machine, request.id, run_id, report_of, brief=not may_know)
+        frame = reply_frame(self.machine, query.id, run_id, report_of, brief=not may_know)
         self._answer(peer, frame, is_reply=True)
 
     # For operators.

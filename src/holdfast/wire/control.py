@@ -5,6 +5,7 @@ what         body                  replies
 ===========  ====================  ============================================================
 `here`       nothing               one `Here`; of an agent's own socket alone
 `act`        `Request`             one, refused or not
+`status`     `StatusQuery`         one `JobSummaries`: of one job, or of all that the connection may see
 `events`     `EventsQuery`         `Events`, the kept ones first; then each as it comes
 `logs`       `LogsQuery`           `LogLines`, until all is sent that was asked for
 `stacks`     nothing               one `Stacks`
@@ -32,12 +33,13 @@ from holdfast.core.protocol import Request, sound_request
 from holdfast.printable import quoted
 from holdfast.wire import limits
 from holdfast.wire.errors import BadMessage
-from holdfast.wire.messages import Age, EventRecord, NodeReport, sound_report
+from holdfast.wire.messages import Age, EventRecord, JobSummary, NodeReport, sound_report
 
-HERE, ACT, EVENTS, LOGS, STACKS, STAGES = "here", "act", "events", "logs", "stacks", "stages"
+HERE, ACT, STATUS, EVENTS = "here", "act", "status", "events"
+LOGS, STACKS, STAGES = "logs", "stacks", "stages"
 REPORT, CONTACTS = "report", "contacts"
 MORE, CANCEL = "more", "cancel"
-READS = (EVENTS, LOGS, STACKS, STAGES, REPORT, MORE, CANCEL)
+READS = (STATUS, EVENTS, LOGS, STACKS, STAGES, REPORT, MORE, CANCEL)
 """What somebody may ask for who may change nothing."""
 WINDOW_BYTES = 2 * 1024 * 1024
 """What all streams of an operator may send before he says that there is room for more. It must stay
@@ -99,6 +101,19 @@ class Contacts(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"Contacts({self.contacts!r})"
+
+
+class StatusQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests the state of a job; with an empty `run_id` of all that the connection may see."""
+
+    watch: bool = False
+    """Have the nodes report about their workers for a while; the next reply contains the reports."""
+
+
+class JobSummaries(msgspec.Struct, frozen=True, kw_only=True):
+    """The jobs that a `StatusQuery` requested."""
+
+    jobs: Annotated[list[JobSummary], Meta(max_length=limits.JOBS_MAX)] = []
 
 
 class EventsQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,6 +213,8 @@ _decoders: dict[type, msgspec.msgpack.Decoder[msgspec.Struct]] = {
     for kind in (
         Request,
         Here,
+        StatusQuery,
+        JobSummaries,
         EventsQuery,
         Events,
         LogsQuery,

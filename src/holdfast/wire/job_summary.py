@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.core.rounds import JobPhase
 from holdfast.printable import one_line
+from holdfast.wire import control
 from holdfast.wire.errors import FrameTooLarge
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
-from holdfast.wire.messages import JobSummary, NodeSummary, StatusReply
+from holdfast.wire.messages import JobSummary, NodeSummary, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def reply_frame(
     machine: CoordinatorMachine,
-    request_id: int,
+    query_id: int,
     run_id: str,
     report_of: ReportOf = lambda _run_id, _node: None,
     *,
@@ -39,12 +40,16 @@ def reply_frame(
     if not brief:
         try:
             jobs = [summary_of(rounds, report_of) for rounds in chosen]
-            reply = StatusReply(id=request_id, jobs=jobs)
-            return encode_frame(reply, STATUS_FRAME_BYTES_MAX)
+            return _reply_frame(query_id, jobs)
         except FrameTooLarge:
             pass
     jobs = [summary_of(rounds, brief=True) for rounds in chosen]
-    return encode_frame(StatusReply(id=request_id, jobs=jobs), STATUS_FRAME_BYTES_MAX)
+    return _reply_frame(query_id, jobs)
+
+
+def _reply_frame(query_id: int, jobs: list[JobSummary]) -> bytes:
+    body = control.pack(control.JobSummaries(jobs=jobs))
+    return encode_frame(Reply(id=query_id, body=body), STATUS_FRAME_BYTES_MAX)
 
 
 def summary_of(

@@ -21,7 +21,8 @@ HANDSHAKE_FRAME_BYTES_MAX = 8 * KIB
 """The same for a peer that has not yet proven who it is: a hello with the longest run id."""
 
 STATUS_FRAME_BYTES_MAX = 16 * KIB * KIB
-"""The same for a client that asked for the state of the jobs: about 200 bytes per node."""
+"""The same for a client that requested the state of the jobs: about 200 bytes per node. Only such a
+client's reader accepts a frame above `FRAME_BYTES_MAX`."""
 
 STORE_VALUE_BYTES_MAX = 480 * KIB
 """A value in the store: two of them (`compare_set`) and their key fit into one frame."""

@@ -185,7 +185,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
     refusal: Name = ""
     """A `core.protocol.RequestRefusal`, or nothing."""
     why: Why = ""
-    body: Annotated[bytes, Meta(max_length=limits.REPLY_BYTES_MAX)] = b""
+    body: Annotated[bytes, Meta(max_length=limits.STATUS_FRAME_BYTES_MAX)] = b""
     last: bool = True
 
 
@@ -283,15 +283,6 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
 # The state of jobs, for a person.
 
 
-class StatusRequest(msgspec.Struct, frozen=True, kw_only=True, tag="query"):
-    """Asks for the state of a job; with an empty `run_id` of all that the connection is for."""
-
-    id: Count
-    run_id: Annotated[str, Meta(max_length=RUN_ID_CHARS_MAX)] = ""
-    watch: bool = False
-    """Have the nodes report about their workers for a while; the next reply has it."""
-
-
 class NodeSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a node."""
 
@@ -335,17 +326,10 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What the last change was."""
 
 
-class StatusReply(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """The jobs that the request with the same `id` asked for."""
-
-    id: Count
-    jobs: Annotated[list[JobSummary], Meta(max_length=limits.JOBS_MAX)] = []
-
-
 Message = (
     Status | Heartbeat | Ack | View
     | Hello | Challenge | Proof | Welcome | Refusal | Goodbye
-    | StoreCall | StoreResult | StatusRequest | StatusReply | Part | PartTaken
+    | StoreCall | StoreResult | Part | PartTaken
     | Query | Reply | Watch | Attach | NodeReport
 )  # fmt: skip
 

@@ -30,8 +30,6 @@ from holdfast.wire.messages import (
     JobSummary,
     Query,
     Reply,
-    StatusReply,
-    StatusRequest,
 )
 from in_loop import in_loop
 from other_users import STRANGER, as_user
@@ -64,13 +62,14 @@ class Node:
     def received(self, asker: Asker, message: Message) -> None:
         if isinstance(message, Goodbye):
             return
-        if isinstance(message, StatusRequest) and self.is_blind:
+        assert isinstance(message, Query)
+        if message.what == control.STATUS and self.is_blind:
             asker.send(Reply(id=message.id, refusal=RequestRefusal.NO_ANSWER.value, why="no etcd"))
             return
-        if isinstance(message, StatusRequest):
-            asker.send(StatusReply(id=message.id, jobs=[JobSummary(run_id=RUN_ID)]))
+        if message.what == control.STATUS:
+            body = control.pack(control.JobSummaries(jobs=[JobSummary(run_id=RUN_ID)]))
+            asker.send(Reply(id=message.id, body=body))
             return
-        assert isinstance(message, Query)
         if message.what == control.EVENTS:
             now = time.time() + self.ahead_s
             body = control.pack(control.Events(events=self.happened, now=now))

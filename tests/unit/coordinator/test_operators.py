@@ -18,12 +18,11 @@ from holdfast.wire.messages import (
     NodeReport,
     Query,
     Reply,
-    StatusRequest,
     StoreCall,
     Watch,
 )
 from in_loop import in_loop
-from serving import Client, Served, serving, status
+from serving import Client, Served, jobs_in, serving, status
 
 if TYPE_CHECKING:
     from holdfast.wire.messages import Message
@@ -109,8 +108,8 @@ async def test_who_may_only_read_cannot_be_a_node(message: Message) -> None:
         await a_job(served)
         looking = read_only_token(TOKEN, "job")
         reader = await served.client("job", token=looking)
-        reader.send(StatusRequest(id=1))
-        assert (await reader.next()).jobs[0].nodes
+        reader.send(Query(id=1, what="status"))
+        assert jobs_in(await reader.next())[0].nodes
         refused = await reply_to(reader, act(2, "r"))
         assert refused.refusal == RequestRefusal.READ_ONLY.value
         reader.send(message)

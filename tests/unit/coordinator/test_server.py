@@ -22,9 +22,9 @@ from holdfast.wire import job_summary
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake, job_token
 from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
-from holdfast.wire.messages import Goodbye, StatusRequest, StoreCall, StoreResult, Welcome, decode
+from holdfast.wire.messages import Goodbye, Query, StoreCall, StoreResult, Welcome, decode
 from in_loop import in_loop
-from serving import LIMIT_S, Client, Served, flood, serving, soon, status
+from serving import LIMIT_S, Client, Served, flood, jobs_in, serving, soon, status
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -175,19 +175,19 @@ async def test_the_state_of_jobs_can_be_asked_for(monkeypatch: pytest.MonkeyPatc
         for name, one, run_id in (("a", client, "job"), ("b", other, "other")):
             one.send(status(name, run_id=run_id))
             await one.next()
-        operator.send(StatusRequest(id=1))
-        job, another = (await operator.next()).jobs
+        operator.send(Query(id=1, what="status"))
+        job, another = jobs_in(await operator.next())
         assert (job.run_id, another.run_id) == ("job", "other")
         assert (job.nodes[0].node, job.nodes[0].rank, len(job.history)) == ("a", 0, 1)
-        operator.send(StatusRequest(id=2, run_id="other"))
-        assert [one.run_id for one in (await operator.next()).jobs] == ["other"]
-        client.send(StatusRequest(id=3))
-        assert [one.run_id for one in (await client.next()).jobs] == ["job"]
-        monkeypatch.setattr(job_summary, "STATUS_FRAME_BYTES_MAX", 200)
-        client.send(StatusRequest(id=3, run_id="job"))
-        (brief,) = (await client.next()).jobs
+        operator.send(Query(id=2, what="status", run_id="other"))
+        assert [one.run_id for one in jobs_in(await operator.next())] == ["other"]
+        client.send(Query(id=3, what="status"))
+        assert [one.run_id for one in jobs_in(await client.next())] == ["job"]
+        monkeypatch.setattr(job_summary, "STATUS_FRAME_BYTES_MAX", 250)
+        client.send(Query(id=3, what="status", run_id="job"))
+        (brief,) = jobs_in(await client.next())
         assert (brief.run_id, brief.present, brief.nodes) == ("job", 1, [])
-        write(client, *[StatusRequest(id=4, run_id="job")] * 2)  # Before the reply was read.
+        write(client, *[Query(id=4, what="status", run_id="job")] * 2)  # Before the reply was read.
         assert isinstance(await client.next(), str)
 
 
@@ -199,11 +199,11 @@ async def test_strangers_are_told_numbers_alone() -> None:
         await client.next()
         for peer in served.server._peers:
             peer.user = None  # As if from another host.
-        client.send(StatusRequest(id=1))  # Its node is in the job.
-        assert (await client.next()).jobs[0].nodes
+        client.send(Query(id=1, what="status"))  # Its node is in the job.
+        assert jobs_in(await client.next())[0].nodes
         for one in (late, stranger):
-            one.send(StatusRequest(id=1))
-            (job,) = (await one.next()).jobs
+            one.send(Query(id=1, what="status"))
+            (job,) = jobs_in(await one.next())
             assert (job.run_id, job.present) == ("job", 1)
             assert (job.nodes, job.history) == ([], [])
 
@@ -218,7 +218,7 @@ async def test_strangers_are_told_numbers_alone() -> None:
         status("b"),
         Heartbeat(run_id="job", node="b", incarnation=98, seq=1, term=0, revision=0),
         StoreCall(id=1, run_id="other", op="num_keys"),
-        StatusRequest(id=1, run_id="other"),
+        Query(id=1, what="status", run_id="other"),
     ],
 )
 @in_loop
@@ -256,8 +256,8 @@ async def test_a_token_of_one_job_is_good_for_that_job_alone() -> None:
             with pytest.raises(ConnectFailed, match="token"):
                 await served.client(run_id, token=job_token(b"master", "job"))
         operator = await served.client("")
-        operator.send(StatusRequest(id=1))
-        assert (await operator.next()).jobs[0].nodes
+        operator.send(Query(id=1, what="status"))
+        assert jobs_in(await operator.next())[0].nodes
 
 
 @pytest.mark.parametrize("named", ["job", ""])
@@ -439,12 +439,12 @@ async def test_answers_that_nobody_reads_are_limited_over_all_connections(
             patch.setattr(server, "reply_frame", lambda *_, **__: large)
             for one in slow:
                 one.stop_reading()
-                one.send(StatusRequest(id=1))
+                one.send(Query(id=1, what="status"))
             await soon(lambda: served.server.connections < len(slow))
         held = sum(peer.unread_answers_bytes for peer in served.server._peers)
         assert held <= limit + len(large)
         honest = await served.client()
-        honest.send(StatusRequest(id=1))
+        honest.send(Query(id=1, what="status"))
         assert (await honest.next()).id == 1
         for one in slow:
             one.connection.abort()
@@ -683,7 +683,7 @@ async def test_tls_connections_that_end_in_the_handshake_are_forgotten(tmp_path:
         trusting = TlsFiles(ca=ca.cert).for_client()
         client = await served.client(tls=trusting, server_name="localhost")
         for number in range(3):
-            client.send(StatusRequest(id=number))
+            client.send(Query(id=number, what="status"))
             assert (await client.next()).id == number
         with served.stranger():
             await soon(lambda: served.server.connections == 2)
