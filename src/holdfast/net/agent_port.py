@@ -193,9 +193,6 @@ class AgentPort:
 
     def _wait(self, connection: socket.socket, address: str) -> None:
         assert self._loop is not None
-        if self._undecided.turns_away(address):
-            connection.close()
-            return
         if self._undecided.is_full:
             self._drop(self._undecided.next_to_go()[0])
         self._undecided.add(connection, address, self._loop.time())
