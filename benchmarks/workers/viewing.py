@@ -104,11 +104,9 @@ class Messages:
                 began, cpu_began = time.monotonic(), time.process_time()
             reply = decode(body)
             assert isinstance(reply, Reply)
+            [job] = control.unpack(control.JobSummaries, reply.body).jobs
             self._job.connected()
-            self._job.add_summary(
-                time.monotonic(),
-                _printable(control.unpack(control.JobSummaries, reply.body).jobs[0]),
-            )
+            self._job.add_summary(time.monotonic(), _printable(job))
             self._changed()
             await asyncio.sleep(self._every_s)
         self.core = (time.process_time() - cpu_began) / (time.monotonic() - began)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from typing import Any, Protocol, TypeVar
 
+    from holdfast.control.history import History
     from holdfast.control.node_server import NodeServer
     from holdfast.core.machine import Event
     from holdfast.core.protocol import Request, RequestAnswer
@@ -59,8 +60,9 @@ if TYPE_CHECKING:
         def log_files(self) -> list[tuple[int, str, str]]:
             """Rank, stream and path of each file that the workers write."""
 
-        def get_worker_group(self) -> Any:
-            """Return the `agent.spec.WorkerGroup`."""
+        @property
+        def group(self) -> Any:
+            """The `agent.spec.WorkerGroup`."""
 
         def pages(self) -> dict[int, Progress]:
             """Return the progress that workers report, by local rank."""
@@ -75,8 +77,8 @@ else:
 
 BACKLOG = 16
 EVENTS_KEPT_MAX = 256
-MILESTONES_KEPT_MAX = 1_024
-"""Events that tell where the time of generations went: some ten of each, and two of each worker."""
+EARLY_EVENTS_MAX = 512
+"""Events that are buffered until the history is imported: of a start, some three of each worker."""
 CALLS_MAX = 256
 """What the thread may ask of the loop and has no answer to yet."""
 
@@ -90,9 +92,9 @@ class ControlPoint:
         self.agent = agent
         self.path = ""
         self._events: deque[tuple[float, LifecycleEvent]] = deque(maxlen=EVENTS_KEPT_MAX)
-        self._milestones: deque[LifecycleEvent] = deque(maxlen=MILESTONES_KEPT_MAX)
-        self._stepped: set[int] = set()
-        """Ranks of this generation whose first step is among the milestones."""
+        self._early: list[LifecycleEvent] = []
+        """Events that are not in the history yet."""
+        self._history: History | None = None
         self._listener: _socket.socket | None = None
         self._server: NodeServer | None = None
         self._lock = allocate_lock()  # For the server, which several threads may need first.
@@ -101,11 +103,9 @@ class ControlPoint:
         self._requests: deque[tuple[Request, Future[RequestAnswer]]] = deque()
         self._asking: dict[str, Future[RequestAnswer]] = {}
         self._begun_at = run_started_at
-        self._running_since: float | None = None
-        self._running_s = 0.0
         self._is_closed = False
-        if agent.machine.state is State.RUNNING:
-            self._running_since = run_started_at
+        is_running = agent.machine.state is State.RUNNING
+        self._running = agent.machine.generation if is_running else None
 
     def open(self) -> None:
         """Listen; where that is impossible the job goes on, and cannot be found by `holdfast ps`."""
@@ -187,7 +187,7 @@ class ControlPoint:
                 if view is not None and view.answered is not None:
                     self.answered(view.answered)  # The same may have been asked before.
                 continue
-            nodes = agent.get_worker_group().group_world_size or 1
+            nodes = agent.group.group_world_size or 1
             if nodes > 1:
                 from holdfast.core.protocol import RequestRefusal  # Imports msgspec.
 
@@ -226,23 +226,15 @@ class ControlPoint:
 
     def __call__(self, event: LifecycleEvent) -> None:
         """Keep an event, and tell those who watch."""
-        if isinstance(event, lifecycle.WorkersObserved):
-            return
-        if isinstance(event, lifecycle.ProgressSampled):
-            ranks = {rank for rank, _, _ in event.steps}
-            # The last of a generation is taken when it is being stopped.
-            if self._running_since is None or not ranks <= self._stepped:
-                self._stepped |= ranks
-                self._milestones.append(event)
-            return
-        self._milestones.append(event)
+        if self._history is None and len(self._early) < EARLY_EVENTS_MAX:
+            self._early.append(event)
+        else:
+            self.history.add(event)
         match event:
-            case lifecycle.GenerationStarted(at=at):
-                self._running_since = at
-                self._stepped.clear()
-            case lifecycle.GenerationStopping(at=at) if self._running_since is not None:
-                self._running_s += at - self._running_since
-                self._running_since = None
+            case lifecycle.WorkersObserved() | lifecycle.ProgressSampled():
+                return
+            case lifecycle.StandbyChanged():
+                return
             case lifecycle.WorkersFailed(failures=failures):
                 if all(one.consequence for one in failures):
                     return  # They were stopped, as was said before.
@@ -251,13 +243,17 @@ class ControlPoint:
         if self._server is not None:
             self._server.happened(one)
 
-    def running_s(self) -> tuple[float, float]:
-        """Return for how long the workers ran, of how long in all."""
-        now = time.monotonic()
-        running_s = self._running_s
-        if self._running_since is not None:
-            running_s += now - self._running_since
-        return running_s, now - self._begun_at
+    @property
+    def history(self) -> History:
+        """The history of this run. Most runs end before anybody wants it."""
+        if self._history is None:
+            from holdfast.control.history import History
+
+            self._history = History(self._begun_at, running=self._running)
+            for event in self._early:
+                self._history.add(event)
+            self._early.clear()
+        return self._history
 
     # For any thread.
 
@@ -265,11 +261,6 @@ class ControlPoint:
     def kept(self) -> list[tuple[float, LifecycleEvent]]:
         """The newest events, each with the time of day."""
         return [*self._events]
-
-    @property
-    def milestones(self) -> tuple[float, list[LifecycleEvent]]:
-        """When the run began, and the events that tell where its time went."""
-        return self._begun_at, [*self._milestones]
 
     def watched(self, watch: Watch) -> None:
         """Do what the coordinator asks for on behalf of those who watch."""

@@ -45,7 +45,7 @@ class AtPort(Asker):
 
     def send(self, message: Message) -> None:
         frame = encode_frame(message, STATUS_FRAME_BYTES_MAX)
-        if len(frame) > FRAME_BYTES_MAX:
+        if len(frame) > FRAME_BYTES_MAX:  # The state of a large job.
             self.peer.post_reply(frame)
         else:
             self.peer.post_whole(frame)

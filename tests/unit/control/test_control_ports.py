@@ -37,7 +37,7 @@ from other_users import STRANGER, as_user
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from holdfast.control.connection import Line
+    from holdfast.control.connection import ControlConnection
     from holdfast.control.node_server import Asker
     from holdfast.wire.messages import Message
 
@@ -113,18 +113,18 @@ class Port:
         self.own.serve(self.server.adopt)
         self.own.open()
 
-    async def asker(self, access: ControlCredentials, **changes: Any) -> Line:
+    async def asker(self, access: ControlCredentials, **changes: Any) -> ControlConnection:
         """Return a connection of somebody who has read this port's record."""
         port = changes.get("port", self.own.control)
         found = access.contacts([("a", "127.0.0.1", port)])
         return await open_contact(found.contacts[0], RUN_ID, found, tls_of(found))
 
     async def asked_by(self, access: ControlCredentials) -> str:
-        line = await self.asker(access)
+        connection = await self.asker(access)
         try:
-            return unpacked(control.Here, (await line.ask(control.HERE)).body).state
+            return unpacked(control.Here, (await connection.ask(control.HERE)).body).state
         finally:
-            line.close()
+            connection.close()
 
 
 @asynccontextmanager
