@@ -19,8 +19,9 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.cli.completion import flags_of_commands
-from holdfast.cli.flags import FLAGS, build_parser
 from holdfast.cli.operate import TEXTS
+from holdfast.cli.run import build_parser
+from holdfast.launcher.config import FLAGS
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.config import KEYS, Key
 from holdfast.views.report import model, records

@@ -17,7 +17,6 @@ from holdfast.printable import visible
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
     from holdfast.control.job_client import NodeStacks
     from holdfast.processes.local_workers import LocalWorker
@@ -51,10 +50,10 @@ control socket. If neither is available, the state from the kernel is shown.
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(name: str) -> CommandParser:
     """Return the parser of `holdfast dump`."""
     parser = CommandParser(
-        prog="holdfast dump",
+        prog=f"holdfast {name}",
         usage="holdfast dump [flags] [PID ...]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
@@ -85,11 +84,6 @@ def _pid(text: str) -> int:
             f"{text!r} is not a process id; accepted: digits (a job is named by --rdzv-id)"
         )
     return int(text[:9])
-
-
-def parse_args(args: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; an invalid one ends the process with one line and exit code 2."""
-    return build_parser().parse_args(args)
 
 
 def execute(args: argparse.Namespace) -> None:

@@ -123,7 +123,7 @@ examples:
 ACTIONS = ("restart", "drain", "undrain", "stop")
 
 
-def build_parser(name: str) -> argparse.ArgumentParser:
+def build_parser(name: str) -> CommandParser:
     """Return the parser of one of the commands."""
     description, examples = TEXTS[name]
     operand = {"drain": " NODE [JOB]", "undrain": " NODE [JOB]", "ps": ""}.get(name, " [JOB]")
@@ -170,6 +170,7 @@ def build_parser(name: str) -> argparse.ArgumentParser:
             help="how long workers have to end by themselves (as the job was started)",
         )
     add_place(parser, operand="JOB" in operand)
+    parser.set_defaults(command=name)
     return parser
 
 
@@ -215,19 +216,6 @@ def add_place(parser: argparse.ArgumentParser, *, operand: bool) -> None:
     )
 
 
-def parse_args(name: str, args: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; an invalid one ends the process with one line and exit code 2."""
-    parsed = build_parser(name).parse_args(args)
-    parsed.command = name
-    if name != "ps":
-        choose_job(parsed)
-    if name == "logs":
-        parsed.ranks = parse_ranks(parsed.rank)
-        if parsed.tail < -1:
-            raise UsageError(f"--tail: {parsed.tail} is not a number of lines; accepted: 0 or more")
-    return parsed
-
-
 def choose_job(parsed: argparse.Namespace) -> None:
     """Take JOB for --rdzv-id."""
     if parsed.job and parsed.rdzv_id not in ("", parsed.job):
@@ -256,10 +244,21 @@ def parse_ranks(text: str) -> list[int]:
     return ranks
 
 
+def check(args: argparse.Namespace) -> None:
+    """Raise `UsageError` for arguments that are not valid together, and parse the others."""
+    if args.command != "ps":
+        choose_job(args)
+    if args.command == "logs":
+        args.ranks = parse_ranks(args.rank)
+        if args.tail < -1:
+            raise UsageError(f"--tail: {args.tail} is not a number of lines; accepted: 0 or more")
+
+
 def execute(args: argparse.Namespace) -> None:
     """Run one of the commands."""
     import asyncio
 
+    check(args)
     commands: dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, None]]] = {
         "ps": _ps,
         "status": _status,
@@ -267,10 +266,7 @@ def execute(args: argparse.Namespace) -> None:
         "logs": _logs,
         "events": _events,
     }
-    try:
-        asyncio.run(commands.get(args.command, _act)(args))
-    except BrokenPipeError:
-        pass  # The reader has seen enough.
+    asyncio.run(commands.get(args.command, _act)(args))
 
 
 # Which job.
@@ -344,8 +340,8 @@ def _unclear(names: list[str], where: str) -> UsageError:
 
 def place_of(args: argparse.Namespace) -> Place:
     """Return where the flags say that the job is."""
-    from holdfast.cli.flags import parse_rdzv_conf
     from holdfast.control.discovery import directory_of
+    from holdfast.launcher.flag_values import parse_rdzv_conf
     from holdfast.rendezvous.config import RendezvousParameters
 
     backend, endpoint = args.rdzv_backend or "c10d", args.rdzv_endpoint
@@ -463,12 +459,8 @@ def _show_status(args: argparse.Namespace, job: JobSummary, unreached: Sequence[
 
 
 async def _top(args: argparse.Namespace) -> None:
-    try:
-        from holdfast.views.top.run import run
-    except ModuleNotFoundError as problem:
-        if (problem.name or "").partition(".")[0] not in ("textual", "rich"):
-            raise
-        raise EnvironmentProblem("textual is missing: pip install 'holdfast[top]'") from None
+    from holdfast.views.top.run import run  # It needs textual.
+
     # textual reads from the first and writes to the last of these.
     if not all(one and one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr)):
         raise EnvironmentProblem(
