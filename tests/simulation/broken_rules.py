@@ -80,12 +80,12 @@ class DrainsInName(Rounds):
     """A drained node is taken into the next generation all the same."""
 
     def _begin_generation(self, why: str) -> None:
-        drained, self.job.drained = self.job.drained, {}
+        drained, self.job.exclusions = self.job.exclusions, {}
         missing = [n.info for name, n in self.job.nodes.items() if name in drained]
         room = self._settings.max_nodes - len(self.job.members)
         known = {info.node for info in self.job.members}
         self.job.members += [info for info in missing if info.node not in known][:room]
-        self.job.drained = drained
+        self.job.exclusions = drained
         super()._begin_generation(why)
 
 
