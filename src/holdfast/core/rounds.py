@@ -363,8 +363,7 @@ def sound_job(job: Job) -> Job:
 
 
 def contradiction(job: Job) -> str:
-    """Return what cannot be in a job beside the rest of it, or nothing."""
-    settings, is_active = job.settings, job.phase is JobPhase.ACTIVE
+    """Return what in a stored job contradicts the rest of it, or nothing."""
     if any(name != node.info.node for name, node in job.nodes.items()):
         return "a node under another name than its own"
     if any(number != node.info.incarnation for number, node in job.departed.items()):
@@ -373,6 +372,17 @@ def contradiction(job: Job) -> str:
         return "a wait for a node that is not connected"
     if len({info.node for info in job.members}) != len(job.members):
         return "a node of two ranks"
+    if job.settings is None:
+        if job.nodes or job.waiting or job.phase is JobPhase.ACTIVE:
+            return "nodes and no settings"
+    else:
+        check_settings(job.settings)
+    return broken_invariant(job)
+
+
+def broken_invariant(job: Job) -> str:
+    """Return which invariant of a job does not hold, or nothing. The cost does not grow with its nodes."""
+    settings = job.settings
     if len(job.succeeded) > len(job.members):
         return "more members done than there are"
     if job.released > job.generation:
@@ -380,11 +390,11 @@ def contradiction(job: Job) -> str:
     if (job.outcome is not None) != (job.phase is JobPhase.CLOSED):
         return "an outcome that goes on, or an end without one"
     if settings is None:
-        return "nodes and no settings" if is_active or job.nodes or job.waiting else ""
-    check_settings(settings)
+        return ""
     if budget_of(job).is_exceeded:
         return "more restarts than it may have"
-    if is_active and not settings.min_nodes <= len(job.members) <= settings.max_nodes:
+    size_ok = settings.min_nodes <= len(job.members) <= settings.max_nodes
+    if job.phase is JobPhase.ACTIVE and not size_ok:
         return "a round of too few or too many members"
     is_forming = job.phase is JobPhase.FORMING and job.waiting
     if is_forming and eligible_count(job) < settings.min_nodes:
@@ -598,16 +608,10 @@ class Rounds:
 
     def check(self) -> None:
         """Assert what must hold after every step, at a cost that does not grow with the job."""
-        job = self.job
-        settings = job.settings
-        assert len(job.succeeded) <= len(job.members)
-        assert job.released <= job.generation
-        if settings is not None:
-            assert not budget_of(job).is_exceeded, "the budget is exceeded"
-            if job.phase is JobPhase.ACTIVE:
-                assert settings.min_nodes <= len(job.members) <= settings.max_nodes
-                assert len(self.rank_table.rank_of) == len(job.members), "a node has two ranks"
-        assert (job.outcome is not None) == (job.phase is JobPhase.CLOSED)
+        wrong = broken_invariant(self.job)
+        assert not wrong, f"a job with {wrong}"
+        if self.job.phase is JobPhase.ACTIVE:
+            assert len(self.rank_table.rank_of) == len(self.job.members), "a node has two ranks"
 
     # Statuses.
 
