@@ -595,7 +595,10 @@ class CoordinatedPlayer:
         if first == "new":
             given = fields(words)
             self.machine = CoordinatedSupervision(
-                local_world_size=int(given["workers"]), max_restarts=int(given["restarts"])
+                local_world_size=int(given["workers"]),
+                max_restarts=int(given["restarts"]),
+                join_timeout_s=float(given["join_timeout"]) if "join_timeout" in given else None,
+                exit_barrier_s=float(given["exit_barrier"]) if "exit_barrier" in given else None,
             )
             self.clock = Clock()
             self.revision = 0
@@ -629,6 +632,8 @@ class CoordinatedPlayer:
                     **{key: int(text) for key, text in given.items()},  # type: ignore[arg-type]
                 )
             )
+        if name == "Tick":
+            return TICK
         kind: type[Event] = getattr(coordinated_supervision, name)
         return read_fact(kind, words)
 

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from holdfast import console
@@ -19,12 +20,14 @@ from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.poll import min_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
     from typing import Protocol
 
+    from holdfast.agent.blocked_workers import BlockedWorkers
     from holdfast.agent.lifecycle_reporter import LifecycleReporter
     from holdfast.control.control_point import ControlPoint
+    from holdfast.core.machine import Event
     from holdfast.observe.health.health_server import Readiness
     from holdfast.observe.health.loop_probe import LoopProbe
     from holdfast.wire.messages import Watch
@@ -85,35 +88,22 @@ PREIMPORTED_WITH = {
 }
 
 
-class NullContext:
-    """`contextlib.nullcontext`, without the import."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_error: object) -> None:
-        pass
-
-
 class SideServices:
-    """Begins and ends with a run. `look` when a descriptor is readable or the deadline has come.
-
-    `settle` is called after the first second, to begin what a shorter run may never need.
-    """
+    """Begins and ends with a run. `look` when a descriptor is readable or the deadline has come."""
 
     def __init__(
         self,
         run_id: str,
         reporter: LifecycleReporter,
-        health_server: HealthServer | None,
-        settle: Callable[[], None],
+        health_server: HealthServer | None = None,
+        blocked: BlockedWorkers | None = None,
     ) -> None:
-        self.watchdogs = Watchdogs(run_id, reporter.report, self._heard)
+        self.watchdogs = Watchdogs(run_id, reporter.report, self._first_heartbeat, blocked)
         self._reporter = reporter
         self._sampled_since = 0.0
         self._sample_at: float | None = None
         self._sampled: dict[int, tuple[int, float]] = {}
-        self._settle = settle
+        self._settle: Callable[[], None] = lambda: None
         self._preimport_at: float | None = None
         self._observers = reporter.observers
         self._given_server = health_server
@@ -125,7 +115,9 @@ class SideServices:
         self._lock = threading.Lock()  # `watched` is called from the connection's thread.
         self._early_watches: list[Watch] = []
 
-    def begin(self) -> None:
+    def begin(self, settle: Callable[[], None]) -> None:
+        """Begin with a run. `settle` is called after the first second."""
+        self._settle = settle
         self._preimport_at = time.monotonic() + PREIMPORT_AFTER_S
         self._health = self._given_server
         if self._health is None and os.environ.get(HEALTH_PORT_ENV):
@@ -180,14 +172,15 @@ class SideServices:
             deadline = min_of(deadline, at)
         return deadline
 
-    def look(self, now: float) -> None:
+    def look(self, now: float) -> list[Event]:
+        """Serve what has arrived or is due; return what the supervision must know."""
         if self._probe is not None:
             try:
                 self._probe.answer()
             except OSError as problem:
                 console.warning(f"health probe disabled: {problem}")
                 self._close_probe()
-        self.watchdogs.look(now)
+        events = self.watchdogs.look(now)
         if self._sample_at is not None and now >= self._sample_at:
             self._sample()
             pause_s = (now - self._sampled_since) * SAMPLE_PART
@@ -200,6 +193,20 @@ class SideServices:
             self._preimport_at = None
             preimport()
             self._settle()
+        return events
+
+    def take_requests(self) -> Iterable[Event]:
+        """Return what operators requested."""
+        return self.control.take_requests() if self.control is not None else ()
+
+    def worker_ended(self, rank: int) -> None:
+        """Forget a worker that has exited."""
+        self.watchdogs.ended(rank)
+
+    def workers_stopped(self) -> None:
+        """Take note that all workers of a generation are gone."""
+        self.watchdogs.stopped()
+        self.end_samples()
 
     def end_samples(self) -> None:
         """Take the last sample of a generation, which is taken even if no other was."""
@@ -207,7 +214,7 @@ class SideServices:
         self._sampled.clear()
         self._sample_at = None
 
-    def _heard(self, local_rank: int) -> None:
+    def _first_heartbeat(self, local_rank: int) -> None:
         """Note the first call of a worker that reports its progress."""
         self._reporter.first_heartbeat(local_rank)
         if self._observers.sampled and self._sample_at is None:
@@ -242,7 +249,7 @@ class SideServices:
 
     def away(self, what: str) -> AbstractContextManager[None]:
         """Return a context in which the agent waits for something else than its loop."""
-        return self._probe.busy(what) if self._probe is not None else NullContext()
+        return self._probe.busy(what) if self._probe is not None else nullcontext()
 
     def _close_probe(self) -> None:
         probe, self._probe = self._probe, None

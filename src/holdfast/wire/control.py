@@ -3,21 +3,22 @@
 ===========  ====================  ============================================================
 what         body                  replies
 ===========  ====================  ============================================================
-`here`       nothing               one `Here`; of an agent's own socket alone
+`here`       nothing               one `Here`; only at an agent's own socket
+`status`     `StatusQuery`         one `JobSummaries`, once the nodes have reported
 `act`        `Request`             one, refused or not
-`status`     `StatusQuery`         one `JobSummaries`: of one job, or of all that the connection may see
 `events`     `EventsQuery`         `Events`, the kept ones first; then each as it comes
 `logs`       `LogsQuery`           `LogLines`, until all is sent that was asked for
 `stacks`     nothing               one `Stacks`
 `history`    nothing               `control.history.NodeHistory`, some generations in each
 `report`     nothing               one `NodeReport`
-`contacts`   nothing               `Contacts`; of an agent's own socket alone
+`contacts`   nothing               `Contacts`; only at an agent's own socket
 `more`       `More`                none: the query of that id may send so much more; an empty one to a
                                    stream of a node is answered by an empty reply, to show that it is there
 `cancel`     nothing               none: the query of that id is over
 ===========  ====================  ============================================================
 
-`logs`, `stacks`, `history` and `report` are for one node, `act` for whoever decides, `events` for either.
+`logs`, `stacks`, `history` and `report` are for one node, `status` and `act` for the coordinator, `events` for
+either. Without a coordinator an agent answers all of them.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from holdfast.wire import limits
 from holdfast.wire.errors import BadMessage
 from holdfast.wire.messages import EventRecord, JobSummary, NodeReport, sound_report
 
-HERE, ACT, STATUS, EVENTS = "here", "act", "status", "events"
+HERE, STATUS, ACT, EVENTS = "here", "status", "act", "events"
 LOGS, STACKS, HISTORY = "logs", "stacks", "history"
 REPORT, CONTACTS = "report", "contacts"
 MORE, CANCEL = "more", "cancel"
 READS = (STATUS, EVENTS, LOGS, STACKS, HISTORY, REPORT, MORE, CANCEL)
-"""What somebody may ask for who may change nothing."""
+"""What a read-only client may ask for."""
 WINDOW_BYTES = 2 * 1024 * 1024
 """What all streams of an operator may send before he says that there is room for more. It must stay
 below `quotas.UNREAD_BYTES_MAX`, at which a coordinator drops whoever does not read."""
@@ -53,6 +54,7 @@ GREP_CHARS_MAX = 1_000
 TAIL_LINES_MAX = 1_000_000
 SECRET_BYTES_MAX = 64
 PEM_BYTES_MAX = 64 * 1024
+STATUS_WAIT_S_MAX = 60.0
 CONTACTS_AT_ONCE = 512
 """In one message: with the longest names there are, they fit into a frame."""
 
@@ -105,14 +107,16 @@ class Contacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests the state of a job; with an empty `run_id` of all that the connection may see."""
+    """Asks for the state of a job; with an empty run id, of all jobs of the connection."""
 
     watch: bool = False
-    """Have the nodes report about their workers for a while; the next reply contains the reports."""
+    """Have the nodes report about their workers, for a while."""
+    wait_s: Annotated[float, Meta(ge=0.0, le=STATUS_WAIT_S_MAX)] = 0.0
+    """Reply once all nodes have reported, and after this time at the latest."""
 
 
 class JobSummaries(msgspec.Struct, frozen=True, kw_only=True):
-    """The jobs that a `StatusQuery` requested."""
+    """The state of one job, or of several."""
 
     jobs: Annotated[list[JobSummary], Meta(max_length=limits.JOBS_MAX)] = []
 

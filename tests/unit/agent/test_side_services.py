@@ -24,14 +24,12 @@ from observed_jobs import fetch
 from real_jobs import News, children
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from holdfast.agent.agent import SimpleElasticAgent
+    from holdfast.agent.spec import WorkerGroup
 
 
-def services(settle: Callable[[], None] = lambda: None) -> SideServices:
-    agent: SimpleElasticAgent = None  # type: ignore[assignment] # Nothing is reported here.
-    return SideServices("job", LifecycleReporter(agent), None, settle)
+def services() -> SideServices:
+    group: WorkerGroup = None  # type: ignore[assignment] # Nothing is reported here.
+    return SideServices("job", LifecycleReporter(group))
 
 
 def test_a_probe_that_fails_is_named_once_and_dropped(
@@ -39,7 +37,7 @@ def test_a_probe_that_fails_is_named_once_and_dropped(
 ) -> None:
     monkeypatch.setenv(HEALTH_PORT_ENV, "0")
     made = services()
-    made.begin()
+    made.begin(lambda: None)
     try:
         [descriptor] = made.descriptors()
         made.look(time.monotonic())
@@ -64,7 +62,7 @@ def test_what_a_failure_needs_is_imported_once_after_a_while(
 ) -> None:
     monkeypatch.setattr(side_services, "PREIMPORTED", ("holdfast", "holdfast.no_such_module"))
     made = services()
-    made.begin()
+    made.begin(lambda: None)
     due = made.next_deadline(None)
     assert due is not None
     made.look(due - PREIMPORT_AFTER_S / 2)
@@ -79,7 +77,7 @@ def test_what_a_failure_needs_is_imported_once_after_a_while(
 NOT_FOR_FAILURES = {
     "holdfast.agent.coordinated_job",
     "holdfast.control.node_server",  # For people who watch.
-    "holdfast.agent.stuck_workers",
+    "holdfast.agent.blocked_workers",
     "holdfast.coordinator",  # Is in use with the rendezvous that needs it.
     "holdfast.core",
     "holdfast.launcher",
@@ -188,11 +186,11 @@ def test_steps_are_sampled_ever_less_often_and_only_where_some_are_reported(
     monkeypatch.setattr(reporter, "progress_sampled", samples.append)
     steps: list[tuple[int, int, float]] = []
     monkeypatch.setattr(made.watchdogs, "steps", lambda: [*steps])
-    made._heard(0)
+    made._first_heartbeat(0)
     assert made.next_deadline(None) is None, "nobody wants samples"
     reporter.observers.sampled = True
     assert made.next_deadline(None) is None, "no worker has reported anything"
-    made._heard(0)
+    made._first_heartbeat(0)
     begun = now = time.monotonic()
     pauses = []
     while now < begun + 3600.0:

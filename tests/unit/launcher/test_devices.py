@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cli import devices
+from holdfast.launcher import devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable

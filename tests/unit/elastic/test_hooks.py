@@ -3,30 +3,22 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rendezvous_fakes import ScriptedRendezvous
 
-from holdfast.agent import side_services
-from holdfast.agent.local_agent import LocalElasticAgent
 from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec
 from holdfast.agent.worker_state import WorkerState
+from holdfast.elastic._impl.agents import LocalElasticAgent
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
 from holdfast.processes.signals import SignalException
-from holdfast.rendezvous.single_node import SingleNodeHandler
-from holdfast.store.memory_store import MemoryStore
-from holdfast.store.tcp.store_server import ServingLoop
+from rendezvous_fakes import ScriptedRendezvous
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from holdfast.rendezvous.handler import RendezvousHandler
 
 FOREVER_S = 3600.0
@@ -85,74 +77,11 @@ def lines(name: str) -> list[str]:
     return sorted(Path(name).read_text().splitlines())
 
 
-def place_and(*args: Any) -> tuple[str, str, tuple[Any, ...]]:
-    return os.environ["LOCAL_RANK"], os.environ["RANK"], args
-
-
-def second_of_two_nodes() -> ScriptedRendezvous:
-    """Return a rendezvous whose other node has ranks 0 to 2, and is done already."""
-    store = MemoryStore()
-    store.set("torchelastic/assigned_ranks/1", "[3, 5, 3, 5]")
-    store.add("torchelastic/agent/terminal_state/num_members", 1)
-    return Quiet(1, 2, lambda: store)
-
-
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_functions_return_their_values_by_global_rank(start_method: str) -> None:
-    agent = local(
-        entrypoint=place_and,
-        args=("to $local_rank", 7),
-        local_world_size=2,
-        handler=second_of_two_nodes(),
-        how={"start_method": start_method},
-    )
-    result = agent.run()
-    assert result.state is WorkerState.SUCCEEDED
-    assert result.return_values == {3: ("0", "3", ("to 0", 7)), 4: ("1", "4", ("to 1", 7))}
-    assert result.failures == {}
-
-
-def test_one_failure_stops_the_others_and_comes_first() -> None:
-    os.mkfifo("ready")
-    script = (
-        'if [ $RANK = 1 ]; then read go < ready; echo "the reason" >&2; exit 7; fi;'
-        "echo go > ready; sleep 1000"
-    )
-    agent = local(script, local_world_size=2)
-    result = agent.run()
-    assert result.is_failed()
-    assert agent.get_worker_group().state is WorkerState.FAILED
-    first, other = result.failures[1], result.failures[0]
-    assert (first.exitcode, first.consequence, first.order) == (7, False, 0)
-    assert first.stderr_tail == "the reason\n"
-    assert (other.exitcode, other.consequence) == (-signal.SIGTERM, True)
-    assert result.return_values == {}
-
-
-def test_a_program_that_cannot_be_started_is_not_tried_again(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    agent = local(entrypoint="/no/such/program", args=(), max_restarts=3)
-    result = agent.run()
-    assert result.failures[0].exitcode == 127
-    assert "No such file or directory" in result.failures[0].detail
-    assert agent.restart_count == 0
-    assert "restart" not in caplog.text
-
-
-def test_one_keeper_serves_all_restarts() -> None:
-    agent = local("echo $PPID >> keepers; exit 1", max_restarts=2)
-    assert agent.run().is_failed()
-    keepers = lines("keepers")
-    assert len(keepers) == 3
-    assert len(set(keepers)) == 1
-
-
 def test_a_keeper_killed_between_two_starts_is_replaced() -> None:
     class Unlucky(LocalElasticAgent):
         def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
-            if self._keeper is not None and self.restart_count == 1:
-                kill_and_wait(self._keeper.pid)
+            if self._processes._keeper is not None and self.restart_count == 1:
+                kill_and_wait(self._processes._keeper.pid)
             return super()._start_workers(worker_group)
 
     agent = local("[ $TORCHELASTIC_RESTART_COUNT -ge 1 ]", kind=Unlucky, max_restarts=2)
@@ -228,11 +157,9 @@ def test_a_second_interrupt_kills_also_while_a_hook_waits(
 
 def test_a_signal_at_the_end_of_a_stop_by_a_hook_comes_before_the_next_round() -> None:
     class Signalled(Hooked):
-        def _group_events(self, group: Any) -> list[Any]:
-            events = super()._group_events(group)
-            if group.stop_ended:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return events
+        def _stop_workers(self, worker_group: WorkerGroup) -> None:
+            super()._stop_workers(worker_group)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     agent = local("exit 1", kind=Signalled, max_restarts=1)
     with pytest.raises(SignalException):
@@ -297,93 +224,3 @@ def test_a_hook_may_close_the_context_itself(stops_before: bool) -> None:
     result = agent.run()
     assert (agent.restart_count, result.failures[0].exitcode) == (1, 3)
     assert len(list(Path("logs").glob("*/attempt_*"))) == 2
-
-
-# Events rather than polling.
-
-
-def test_a_workers_store_that_fails_is_the_reason_of_a_new_generation(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    serve = ServingLoop.run
-
-    def fail(_loop: ServingLoop) -> None:
-        monkeypatch.setattr(ServingLoop, "run", serve)  # The next one is whole.
-        raise RuntimeError("the tape is torn")
-
-    monkeypatch.setattr(ServingLoop, "run", fail)
-    connect = "exec 3<>/dev/tcp/$MASTER_ADDR/$MASTER_PORT; sleep 3600"
-    script = f"if [ $HOLDFAST_GENERATION = 0 ]; then {connect}; fi"
-    handler = SingleNodeHandler("job")
-    agent = local(script, handler=handler, entrypoint="/bin/bash", max_restarts=1)
-    try:
-        assert agent.run().state is WorkerState.SUCCEEDED
-    finally:
-        handler.shutdown()
-    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-    assert any("the tape is torn" in one for one in warnings), warnings
-
-
-# What a job of a moment never needs is begun on demand, or after a while.
-
-
-class Settling(LocalElasticAgent):
-    """Notes whether anything serves the store and follows the output, before and after."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.seen: list[tuple[bool, bool]] = []
-
-    def _settle(self) -> None:
-        self.seen.append(self._look())
-        super()._settle()
-        self.seen.append(self._look())
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    def _look(self) -> tuple[bool, bool]:
-        handler = self._worker_group.spec.rdzv_handler
-        assert isinstance(handler, SingleNodeHandler)
-        assert handler._store is not None
-        follows = any(thread.name == "holdfast-logs" for thread in threading.enumerate())
-        return bool(handler._store._servers), follows
-
-
-@pytest.fixture
-def alone() -> Iterator[SingleNodeHandler]:
-    handler = SingleNodeHandler("job")
-    yield handler
-    handler.shutdown()
-
-
-def test_a_job_that_lasts_is_followed_and_served_without_being_asked(
-    monkeypatch: pytest.MonkeyPatch, alone: SingleNodeHandler
-) -> None:
-    monkeypatch.setattr(side_services, "PREIMPORT_AFTER_S", 0.01)
-    agent = local("exec sleep 1000", kind=Settling, handler=alone, logs=DefaultLogsSpecs())
-    with pytest.raises(SignalException):
-        agent.run()
-    assert agent.seen == [(False, False), (True, True)]
-
-
-@pytest.mark.parametrize("when", ["at once", "later"])
-def test_the_store_answers_whenever_its_first_client_comes(
-    when: str, monkeypatch: pytest.MonkeyPatch, alone: SingleNodeHandler
-) -> None:
-    monkeypatch.setattr(side_services, "PREIMPORT_AFTER_S", FOREVER_S if when == "at once" else 0)
-    script = (
-        "import os; from holdfast.store.tcp.store_client import TCPStore\n"
-        "with TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])) as store:\n"
-        "    store.set('key', 'value'); assert store.get('key') == b'value'"
-    )
-    agent = local(entrypoint=sys.executable, args=("-c", script), handler=alone)
-    assert agent.run().state is WorkerState.SUCCEEDED
-
-
-def test_a_keeper_may_be_awaited_later() -> None:
-    agent = local("exit 0", how={"closes_later": True})
-    for _ in range(2):
-        assert agent.run().state is WorkerState.SUCCEEDED
-    keeper = agent._keeper.pid
-    agent.close()
-    with pytest.raises(ChildProcessError):
-        os.waitpid(keeper, 0)

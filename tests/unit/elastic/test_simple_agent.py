@@ -4,13 +4,13 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rendezvous_fakes import ScriptedRendezvous
 
-from holdfast.agent.agent import SimpleElasticAgent
 from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec
 from holdfast.agent.worker_state import WorkerState
+from holdfast.elastic._impl.agents import SimpleElasticAgent
 from holdfast.processes.failures.failure import ProcessFailure
 from holdfast.processes.signals import SignalException, SignalWatch
+from rendezvous_fakes import ScriptedRendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -156,6 +156,9 @@ def test_a_handler_of_another_project_is_asked_after_each_healthy_look() -> None
         def num_nodes_waiting(self) -> int:
             self.asked += 1
             return 0
+
+        def get_run_id(self) -> str:
+            return "job"
 
     handler = Foreign()
     assert scripted(HEALTHY, HEALTHY, SUCCEEDED, rdzv_handler=handler).run().state is SUCCEEDED
