@@ -19,9 +19,9 @@ from holdfast.control.runtime_dir import socket_of
 from holdfast.core import supervision
 from holdfast.core.supervision import State
 from holdfast.observe import lifecycle
-from holdfast.processes.poll import is_readable
 
 if TYPE_CHECKING:
+    import socket
     from collections import deque
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from holdfast.core.protocol import Request, RequestAnswer
     from holdfast.core.supervision import Supervision
     from holdfast.membership.interface import Membership
-    from holdfast.net.agent_port import ControlListener
     from holdfast.observe.lifecycle import LifecycleEvent
     from holdfast.processes.workers.pages import Progress
     from holdfast.wire.messages import Watch
@@ -97,8 +96,6 @@ class ControlPoint:
         """Events that are not in the history yet."""
         self._history: History | None = None
         self._listener: _socket.socket | None = None
-        self._port: ControlListener | None = None
-        """Until it is served."""
         self._server: NodeServer | None = None
         self._lock = allocate_lock()  # For the server, which several threads may need first.
         self._wakeup = -1
@@ -113,7 +110,10 @@ class ControlPoint:
     def open(self) -> None:
         """Listen; where that is impossible the job goes on, and cannot be found by `holdfast ps`."""
         connection = self.agent.connection
-        self._port = connection.control.port if connection is not None else None
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        port = connection.control.port if connection is not None else None
+        if port is not None:
+            port.serve(self._adopt_client)
         try:
             self.path = socket_of(os.getpid())
             self._listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -127,7 +127,7 @@ class ControlPoint:
     def close(self) -> None:
         """End it all; may be called more than once."""
         with self._lock:
-            self._is_closed, self._port = True, None
+            self._is_closed = True
             server, self._server = self._server, None
         self._close_listener()
         if server is not None:
@@ -151,7 +151,7 @@ class ControlPoint:
     # For the loop.
 
     def descriptors(self) -> list[int]:
-        listening = [one.fileno() for one in (self._listener, self._port) if one is not None]
+        listening = [self._listener.fileno()] if self._listener is not None else []
         return [*listening, self._wakeup] if self._wakeup >= 0 else listening
 
     def look(self) -> None:
@@ -167,8 +167,6 @@ class ControlPoint:
                     os.close(descriptor)
                 else:
                     server.adopt(descriptor)
-        if self._port is not None and is_readable(self._port.fileno()):
-            self._obtain_server()  # It serves the port as well.
         if self._wakeup >= 0:
             try:
                 os.eventfd_read(self._wakeup)
@@ -270,6 +268,14 @@ class ControlPoint:
         if server is not None:
             server.watch(watch)
 
+    def _adopt_client(self, connection: socket.socket, address: str) -> None:
+        """Serve a client that connected to the agent's port; from any thread."""
+        server = self._obtain_server()
+        if server is None:
+            connection.close()
+        else:
+            server.adopt_client(connection, address)
+
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Have something called in the agent's loop, in its next turn."""
         from concurrent.futures import Future
@@ -310,13 +316,8 @@ class ControlPoint:
                 try:
                     from holdfast.control.node_server import NodeServer
 
-                    wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                     self._server = NodeServer(self, self.agent)
-                    self._wakeup = wakeup
-                    port, self._port = self._port, None
-                    if port is not None:
-                        self._server.serve(port)
                 except Exception as problem:  # noqa: BLE001 (the job goes on)
                     console.warning(f"this job cannot be watched: {console.describe(problem)}")
-                    self._is_closed, self._port = True, None
+                    self._is_closed = True
             return self._server

@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from holdfast.control.port_server import PortServer
     from holdfast.coordinator.connect import ClientConnection
     from holdfast.core.protocol import RequestAnswer
-    from holdfast.net.agent_port import ControlListener
     from holdfast.wire.messages import Message
 
     T = TypeVar("T")
@@ -303,9 +302,10 @@ class NodeServer:
         """Serve one who has come to the socket."""
         self._thread.post(self._begin, descriptor)
 
-    def serve(self, port: ControlListener) -> None:
-        """Serve those who come to the control port, from now on."""
-        self._thread.post(self._open_port, port)
+    def adopt_client(self, connection: socket.socket, address: str) -> None:
+        """Serve a client that connected to the agent's port."""
+        if not self._thread.post(self._begin_client, connection, address):
+            connection.close()
 
     def watch(self, watch: Watch) -> None:
         self._thread.post(self._watch, watch)
@@ -315,13 +315,16 @@ class NodeServer:
 
     # Connections.
 
-    def _open_port(self, port: ControlListener) -> None:
-        from holdfast.control.port_server import PortServer
+    def _begin_client(self, connection: socket.socket, address: str) -> None:
+        port = self._connection.control.port if self._connection is not None else None
+        if port is None:
+            connection.close()
+            return
+        if self._port is None:
+            from holdfast.control.port_server import PortServer  # It imports this module.
 
-        try:
             self._port = PortServer(self, port)
-        except OSError as problem:
-            console.debug(f"the control port cannot be served: {problem}")
+        self._port.adopt(connection, address)
 
     def _begin(self, descriptor: int) -> None:
         connection = socket.socket(fileno=descriptor)
