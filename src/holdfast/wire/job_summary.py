@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.core.limits import WHY_CHARS_MAX
-from holdfast.core.rounds import JobPhase
+from holdfast.core.rounds import JobPhase, is_drained
 from holdfast.printable import one_line, quoted
 from holdfast.wire.control import JobSummaries, pack
 from holdfast.wire.errors import FrameTooLarge
@@ -101,7 +101,7 @@ def _nodes_of(rounds: Rounds, report_of: ReportOf) -> list[NodeSummary]:
                 generation=node.generation,
                 first_rank=table.ranks[rank].first_rank if rank >= 0 else -1,
                 size=info.local_world_size,
-                drained=name in job.drained,
+                drained=is_drained(job, name),
                 report=report_of(job.run_id, name),
             )
         )
