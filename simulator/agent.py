@@ -17,7 +17,6 @@ from holdfast.core.coordinated_supervision import (
     Rejoin,
     ReportStatus,
     ViewReceived,
-    WorkersExpired,
 )
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import Ack, Failure, NodeInfo, NodePhase
@@ -43,6 +42,7 @@ from holdfast.core.supervision import (
     StartWorkers,
     StopWorkers,
     WorkerExited,
+    WorkersExpired,
     WorkersStarted,
     WorkersStopped,
     WorkersUnhealthy,

@@ -1,4 +1,4 @@
-"""The presences of simulated agents on etcd (`net.presence`), and the connections to them.
+"""The presences of simulated agents on etcd (`net.agent_port`), and the connections to them.
 
 A host closes the connections of a process that is gone at once, and refuses others when its keeper
 has killed the workers, too. One that is down, cut off, or behind something that swallows packets says

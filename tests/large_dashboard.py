@@ -63,7 +63,7 @@ class LargeJob:
             for at in range(size)
         ]  # fmt: skip
         report = NodeReport(
-            run_id="large", node=name, state="running", generation=0, running_s=elapsed_s,
+            run_id="large", node=name, state="running", generation=0, useful_s=elapsed_s,
             elapsed_s=elapsed_s, workers=workers,
         )  # fmt: skip
         return NodeSummary(
@@ -75,7 +75,11 @@ class LargeJob:
         await asyncio.Event().wait()
         yield
 
-    async def stages(self, node: str) -> list[Any]:
+    async def logs(self, node: str, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        raise ControlProblem(f"{node} is not there")
+        yield
+
+    async def history(self, node: str) -> list[Any]:
         raise ControlProblem(f"{node} is not there")
 
 

@@ -56,7 +56,7 @@ def summary(
                     incarnation=1,
                     state="running",
                     generation=generation,
-                    running_s=at_s * 0.9,
+                    useful_s=at_s * 0.9,
                     elapsed_s=at_s,
                     workers=[
                         worker(at * size + local, local, at_s, step_of, pid)

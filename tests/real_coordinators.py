@@ -34,8 +34,8 @@ LOCAL = "127.0.0.1"
 
 VERB = """
 import sys
-from holdfast.cli.coordinator import execute, parse_args
-execute(parse_args(sys.argv[1:]))
+from holdfast.cli.coordinator import build_parser, execute
+execute(build_parser("coordinator").parse_args(sys.argv[1:]))
 """
 
 

@@ -82,6 +82,6 @@ def success(at: float, remaining: int) -> list[lifecycle.LifecycleEvent]:
     ]
 
 
-def spoke(at: float) -> lifecycle.FirstHeartbeat:
-    """A worker made its first call."""
-    return lifecycle.FirstHeartbeat(at, 1, lifecycle.WorkerInfo(0, 0, 0, 1, 4711))
+def spoke(at: float, local_rank: int = 0) -> lifecycle.FirstHeartbeat:
+    """A worker sends its first heartbeat."""
+    return lifecycle.FirstHeartbeat(at, 1, WORKERS[local_rank])

@@ -19,9 +19,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from holdfast.control.job_client import _printable
 from holdfast.views.top.app import Top
 from holdfast.wire import control
+from holdfast.wire.job_summary import printable_summary
 from holdfast.wire.messages import (
     JobSummary,
     NodeReport,
@@ -104,11 +104,9 @@ class Messages:
                 began, cpu_began = time.monotonic(), time.process_time()
             reply = decode(body)
             assert isinstance(reply, Reply)
+            [job] = control.unpack(control.JobSummaries, reply.body).jobs
             self._job.connected()
-            self._job.add_summary(
-                time.monotonic(),
-                _printable(control.unpack(control.JobSummaries, reply.body).jobs[0]),
-            )
+            self._job.add_summary(time.monotonic(), printable_summary(job))
             self._changed()
             await asyncio.sleep(self._every_s)
         self.core = (time.process_time() - cpu_began) / (time.monotonic() - began)

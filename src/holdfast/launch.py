@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
 
-    from holdfast.cli.flags import Arguments
 
 __all__ = ["launch", "main", "parse_args"]
 
@@ -33,7 +32,7 @@ def parse_args(args: Sequence[str] | None) -> Namespace:
     return parser.parse_args(args)
 
 
-def launch(args: Arguments) -> None:
+def launch(args: Namespace) -> None:
     """Run the job of a parsed command line until it ends; raise if it cannot start or fails."""
     run(_checked(args))
 
@@ -43,7 +42,7 @@ def main(args: Sequence[str] | None = None) -> None:
     launch(parse_args(args))
 
 
-def _checked(args: Arguments) -> Arguments:
+def _checked(args: Namespace) -> Namespace:
     if args.no_python and not args.use_env:
         raise UsageError("--no-python: requires --use-env, for a program may not know --local-rank")
     return args

@@ -3,7 +3,7 @@
 `@lazy_dataclass` makes what `@dataclass` makes of a class: constructor, comparison, text. For
 everything in `dataclasses` (`fields`, `replace`, `asdict`, deriving from it) the class *is* a data
 class, but that module is imported only when it asks. Importing it would take a tenth of an agent's
-start (docs/internals/decisions/0006-light-values.md has the figures).
+start (docs/internals/decisions/0029-start-up-time.md has the figures).
 
 Supported is what the public classes need: defaults, default factories, keyword-only fields, fields that
 the constructor does not take or the text leaves out, class variables, `__post_init__` and

@@ -138,15 +138,15 @@ async def ask_without_end(team: EtcdTeam) -> None:
     """Ask an agent for stacks, and do not wait for them, until it has had enough."""
     access = ControlCredentials(run_id=team.run_id, token=TOKEN.encode())
     found = access.contacts(("", "127.0.0.1", one) for one in control_ports(team).values())
-    line = await open_contact(found.contacts[0], team.run_id, found, None)
+    connection = await open_contact(found.contacts[0], team.run_id, found, None)
     try:
         for number in range(2 * QUESTIONS_MAX):
-            line.send(Query(id=number, what=control.STACKS, run_id=team.run_id))
+            connection.send(Query(id=number, what=control.STACKS, run_id=team.run_id))
         async with asyncio.timeout(PATIENCE_S):
-            while not line.problem:  # noqa: ASYNC110 (no event tells of it)
+            while not connection.problem:  # noqa: ASYNC110 (no event tells of it)
                 await asyncio.sleep(LOOK_AGAIN_S)
     finally:
-        line.close()
+        connection.close()
 
 
 @contextmanager

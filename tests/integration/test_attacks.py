@@ -27,6 +27,7 @@ from holdfast.core.protocol import (
 from holdfast.core.quotas import ADDRESS_SHARE_MAX, JOBS_MAX, NEARLY_FULL, UNREAD_ANSWERS_BYTES_MAX
 from holdfast.core.session import SessionTimeouts
 from holdfast.membership.interface import JoinRefused
+from holdfast.wire import control
 from holdfast.wire.errors import HandshakeRefused, WireError
 from holdfast.wire.frames import HEADER_BYTES, FrameReader, encode_frame
 from holdfast.wire.handshake import job_token
@@ -259,7 +260,7 @@ SPOKEN_FOR_ANOTHER: list[Message] = [
     Heartbeat(run_id="B", node="b", incarnation=1, seq=1, term=1, revision=1),
     StoreCall(id=1, run_id="B", op="set", keys=("plan",), value=b"poison"),
     StoreCall(id=1, run_id="B", op="get", keys=("plan",), timeout_s=0.0),
-    Query(id=1, what="status", run_id="B"),
+    Query(id=1, what=control.STATUS, run_id="B"),
 ]
 
 
@@ -301,8 +302,9 @@ def test_one_connection_is_one_node() -> None:
             while attacker.hear() is not None:
                 pass
         with RawClient(coordinator.port, run_id="").shake_hands() as asking:
-            asking.say(Query(id=1, what="status"))
+            asking.say(Query(id=1, what=control.STATUS))
             reply = asking.hear()
+        assert isinstance(reply, Reply)
         assert [job.present for job in jobs_in(reply)] in ([0], [1])  # Its connection is gone.
 
 
@@ -349,7 +351,7 @@ def test_questions_do_not_fill_the_memory_with_answers() -> None:
         for number in range(12):  # Jobs with long histories.
             tell_tales(opened, coordinator.port, f"job{number}")
         with RawClient(coordinator.port, token=TOKEN, run_id="").shake_hands() as honest:
-            honest.say(Query(id=1, what="status"))
+            honest.say(Query(id=1, what=control.STATUS))
             reply = honest.hear()
             assert isinstance(reply, Reply)
             reply_bytes = len(encode(reply))
@@ -357,9 +359,9 @@ def test_questions_do_not_fill_the_memory_with_answers() -> None:
         before = resident_bytes(coordinator.process.pid)
         for _ in range(30):
             client = RawClient(coordinator.port, token=TOKEN, run_id="")
-            opened.enter_context(client.shake_hands()).say(Query(id=1, what="status"))
+            opened.enter_context(client.shake_hands()).say(Query(id=1, what=control.STATUS))
         with RawClient(coordinator.port, token=TOKEN, run_id="").shake_hands() as honest:
-            honest.say(Query(id=1, what="status"))
+            honest.say(Query(id=1, what=control.STATUS))
             assert isinstance(honest.hear(), Reply)  # All others were answered before.
             grown = resident_bytes(coordinator.process.pid) - before
         # Besides what is held: one being made, as objects, as a frame and as a sealed one.

@@ -15,7 +15,8 @@ from holdfast.core.protocol import Failure, JobOutcome, NodeInfo, NodePhase, Nod
 from holdfast.errors import UsageError
 from holdfast.membership.interface import JoinRefused
 from holdfast.net.tls import TlsFiles
-from holdfast.wire.messages import Query
+from holdfast.wire import control
+from holdfast.wire.messages import Query, Reply
 from real_coordinators import (
     LOCAL,
     Coordinator,
@@ -110,11 +111,11 @@ def test_two_jobs_on_one_endpoint_know_nothing_of_each_other() -> None:
             jobs[0][0].report(NodePhase.FAILED, 0)
             until(jobs[0][1], lambda view: view.generation == 1)
             with RawClient(coordinator.port, run_id="").shake_hands() as asking:
-                asking.say(Query(id=7, what="status"))
+                asking.say(Query(id=7, what=control.STATUS))
                 answer = asking.hear()
-            jobs = jobs_in(answer)
-            assert {job.run_id: job.generation for job in jobs} == {"x": 1, "y": 0}
-            assert {one.node for one in jobs[0].nodes} == {"a", "b"}
+            assert isinstance(answer, Reply)
+            assert {job.run_id: job.generation for job in jobs_in(answer)} == {"x": 1, "y": 0}
+            assert {one.node for one in jobs_in(answer)[0].nodes} == {"a", "b"}
 
 
 def test_a_fenced_node_comes_back_as_another_incarnation() -> None:

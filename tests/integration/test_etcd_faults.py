@@ -45,7 +45,7 @@ def test_etcd_that_is_killed_and_started_again_costs_nothing(tmp_path: Path) -> 
         etcd.compact()
         etcd.kill()
         for agent in cluster.agents.values():
-            assert "run on" in agent.says("lost etcd")
+            assert "keep running" in agent.says("lost the connection to etcd")
         etcd.start()
         agents = cluster.agents.values()
         cluster.await_unharmed(lambda: all("reconnected to" in agent.said() for agent in agents))
@@ -163,7 +163,7 @@ def test_an_etcd_without_space_stops_no_workers_and_is_reported(tmp_path: Path) 
         starts = cluster.generation(2)
         etcd.fill_up()
         starts["b"].fail()
-        said = cluster.agents["b"].says("lost etcd")
+        said = cluster.agents["b"].says("lost the connection to etcd")
         assert "database space exceeded" in said
         assert cluster.is_quiet()
         etcd.make_room()

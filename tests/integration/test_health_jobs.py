@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast import console
-from holdfast.agent.local_agent import LocalElasticAgent
 from holdfast.agent.spec import WorkerSpec
+from holdfast.elastic._impl.agents import LocalElasticAgent
 from holdfast.launcher.config import LaunchConfig
 from holdfast.launcher.launch import elastic_launch
 from holdfast.observe.lifecycle import GenerationStarted, LifecycleEvent

@@ -93,7 +93,7 @@ def test_nodes_meet_at_a_name(tmp_path: Path) -> None:
 # A handler as a user would write it: two nodes that count each other in a shared store.
 OWN_HANDLER = """
 import sys, time
-from holdfast.agent.local_agent import LocalElasticAgent
+from holdfast.elastic._impl.agents import LocalElasticAgent
 from holdfast.agent.spec import WorkerSpec
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo

@@ -169,7 +169,7 @@ def test_a_job_that_ends_while_the_coordinator_is_away_ends_well_when_it_is_back
         for start in starts.values():
             start.finish()
         ended.all_gone()
-        cluster.agents["a"].says(f"lost the coordinator at {cluster.endpoint},")
+        cluster.agents["a"].says(f"lost the connection to the coordinator at {cluster.endpoint},")
         second = cluster.start_coordinator("second")
         cluster.agents["a"].says(f"reconnected to the coordinator at {cluster.endpoint}")
         assert cluster.agents["a"].end()[0] == cluster.agents["b"].end()[0] == 0

@@ -67,7 +67,7 @@ def test_a_job_that_restarted(tmp_path: Path) -> None:
     assert "no data for <this> rank" in first["end_reason"]
     assert (second["first_step"], second["last_step"]) == (5, 19)
     assert first["repeated_s"] > 0
-    assert all(second[stage] > 0 for stage in ("regroup_s", "start_s", "first_step_s"))
+    assert all(second[stage] > 0 for stage in ("regroup_s", "start_s", "warmup_s"))
     assert first["stop_s"] > 0
     assert sum(cost["seconds"] for cost in report["costs"]) == pytest.approx(
         report["duration_s"], abs=0.01

@@ -73,7 +73,7 @@ def test_a_coordinator_that_was_only_cut_off_ends_when_it_finds_that_it_was_repl
         cluster.start_nodes("abc")
         meeting(cluster, *"abc")
         network.cut(0)
-        cluster.agents["b"].says("lost the coordinator")
+        cluster.agents["b"].says("lost the connection to the coordinator")
         cluster.coordinate("second", 1, "--take-over")
         meeting(cluster, *"bc")
         network.heal(0)

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.control.connection import Endpoint
-from holdfast.control.job_client import local_jobs, open_job
+from holdfast.control.discovery import local_jobs
+from holdfast.control.history import RESTART_STAGES
+from holdfast.control.job_client import open_job
 from holdfast.control.job_feed import Feed
 from holdfast.control.live_job import LiveJob
 from holdfast.views.top.app import Top
@@ -64,8 +66,7 @@ async def test_a_job_of_three_nodes_that_loses_a_worker_is_watched_and_steered(
             starts["b"].fail()
             starts = await asyncio.to_thread(team.generation, 3)
             # Where the time went, of the restart and of the generation that it ended.
-            whole = {"detect", "stop", "regroup", "start", "first step"}
-            await until(pilot, lambda: set(job.generations[0].stages) == whole)
+            await until(pilot, lambda: [*job.generations[0].stages] == [*RESTART_STAGES])
             await until(pilot, lambda: {row.step for row in job.ranks} == {1})
             assert (job.header.generation, job.header.restarts) == (1, 1)
             assert "b was told to fail" in job.generations[1].ended_by

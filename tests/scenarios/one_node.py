@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     from holdfast.core.supervision import State
 
 EVENTS: dict[str, type[Event]] = {
-    kind.__name__: kind for _, kind in supervision.Supervision._handlers
+    kind.__name__: kind
+    for kind in (
+        *(kind for _, kind in supervision.Supervision._handlers),
+        supervision.WorkerBlocked,
+        supervision.WorkerUnblocked,
+        Tick,
+    )
 }
 
 
@@ -34,6 +40,7 @@ class SupervisionSettings(Value):
     local_world_size: int
     max_restarts: int
     started: bool = False
+    stuck_limit_s: float = 0.0
 
 
 class SupervisionPlayer:
@@ -60,7 +67,9 @@ class SupervisionPlayer:
 
     def _make(self, settings: SupervisionSettings) -> None:
         self.machine = supervision.Supervision(
-            local_world_size=settings.local_world_size, max_restarts=settings.max_restarts
+            local_world_size=settings.local_world_size,
+            max_restarts=settings.max_restarts,
+            stuck_limit_s=settings.stuck_limit_s or None,
         )
         self.clock = Clock()
         if settings.started:

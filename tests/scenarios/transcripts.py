@@ -12,6 +12,7 @@ import shlex
 import signal
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from holdfast.core.supervision import ExpiredTimer
 from holdfast.core.values import Value
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "int": int,
     "float": float,
     "str": str,
+    "tuple[ExpiredTimer, ...]": lambda text: tuple(map(read_timer, text.split(","))),
 }
 FactT = TypeVar("FactT", bound=Value)
 
@@ -88,10 +90,18 @@ def write_fact(fact: Value) -> str:
             continue
         if name in SIGNAL_FIELDS:
             text = signal.Signals(value).name
+        elif isinstance(value, tuple):
+            text = ",".join(f"{one.pid}:{one.scope}:{one.signum}" for one in value)
         else:
             text = str(value.value if hasattr(type(value), "__members__") else value)
         words.append(f"{name}={shlex.quote(text)}")
     return " ".join(words)
+
+
+def read_timer(text: str) -> ExpiredTimer:
+    """Read `pid:scope:signum`."""
+    pid, scope, signum = text.split(":")
+    return ExpiredTimer(int(pid), scope, int(signum))
 
 
 def read_keys(text: str) -> list[int]:

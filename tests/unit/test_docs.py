@@ -19,8 +19,9 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.cli.completion import flags_of_commands
-from holdfast.cli.flags import FLAGS, build_parser
 from holdfast.cli.operate import TEXTS
+from holdfast.cli.run import build_parser
+from holdfast.launcher.config import FLAGS
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.config import KEYS, Key
 from holdfast.views.report import model, records
@@ -185,7 +186,7 @@ def test_every_variable_of_a_worker_is_documented() -> None:
     assert done.returncode == 0, done.stderr
     given = {line.partition("=")[0] for line in done.stdout.splitlines()} - set(bare)
     page = DOCS / "reference" / "environment-variables.md"
-    assert given == table_keys(page, "## What a worker is given", "\n## ")
+    assert given == table_keys(page, "## What a worker gets", "\n## ")
 
 
 def test_every_key_of_the_report_is_documented(tmp_path: Path) -> None:

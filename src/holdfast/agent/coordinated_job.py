@@ -1,8 +1,7 @@
 """This node's part in a job that a coordinator (or an etcd leader) decides about.
 
-`CoordinatedJob` stands between an agent and its connection: what arrives there becomes events of
-the machine, what the machine reports is sent there, and the console says how the job goes on. It
-decides nothing itself.
+`CoordinatedJob` stands between the agent's loop and the connection. It turns messages into events
+of the machine, sends the machine's reports, and prints how the job goes on. It decides nothing.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from holdfast.core.protocol import (
 from holdfast.core.supervision import State
 from holdfast.errors import JobStopped
 from holdfast.membership.interface import JoinRefused
+from holdfast.net.listening import require_descriptors
 from holdfast.processes.failures import report as remote_failures
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 from holdfast.processes.keeper.deadline import WorkersDeadline
-from holdfast.processes.poll import min_of
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -36,81 +35,111 @@ from holdfast.rendezvous.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
+    from holdfast.agent.lifecycle_reporter import LifecycleReporter
     from holdfast.agent.spec import WorkerGroup
     from holdfast.core.coordinated_supervision import CoordinatedSupervision
     from holdfast.core.machine import Effect, Event
     from holdfast.core.protocol import RequestAnswer
     from holdfast.membership.interface import Membership
-    from holdfast.membership.loop_heartbeat import LoopHeartbeat
     from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
 
 
 SUMMARY_CHARS_MAX = 500
-WAIT_NOTICE_AFTER_S = 2.0  # A longer wait is worth a line on the console.
+# What an agent of several may need at once: for its connections, the coordinator that it may be and
+# the store of its workers; and for each of them.
+JOB_DESCRIPTORS = 20
+WORKER_DESCRIPTORS = 3
 
 
 class CoordinatedJob:
-    """Entered by the agent for one run; the machine belongs to the agent, and is only read here."""
+    """For one run. The machine belongs to the agent's loop, and is only read here."""
 
     def __init__(
         self,
         handler: CoordinatedRendezvousHandler,
         group: WorkerGroup,
         machine: CoordinatedSupervision,
-        *,
-        exit_barrier_s: float,
+        reporter: LifecycleReporter,
         failures: Callable[[], dict[int, ProcessFailure]],
-        requested: Callable[[str, str], None] = lambda _request, _what: None,
     ) -> None:
-        spec = group.spec
-        self._requested = requested
+        """`failures` returns what is known of this node's failed workers."""
+        self.group = group
+        self.fence = 0
+        self.connection: Membership | None = None
+        self.workers_deadline: WorkersDeadline | None = None
+        """When the workers must be gone, as the connection renews it."""
+        self.on_answer: Callable[[RequestAnswer], None] | None = None
+        """Gets the answer to a request that came through this node."""
         self._handler = handler
-        self._group = group
         self._machine = machine
+        self._reporter = reporter
         self._failures = failures
-        self._connection = handler.enter(
+        self._is_needed = False
+        self._loss = ""
+        self._first_view: View | None = None
+        self._wait_notice = ""
+        self._repeats_notice = False
+        """Whether the user is told of each change in what is missing."""
+        self._shown: View | None = None
+        self._standby_since: float | None = None
+        self._standby_s = 0.0
+
+    @property
+    def _connected(self) -> Membership:
+        assert self.connection is not None, "the job was not joined"
+        return self.connection
+
+    # The job.
+
+    def join(self) -> None:
+        """Enter the job as a node of this shape."""
+        spec = self.group.spec
+        require_descriptors(JOB_DESCRIPTORS + WORKER_DESCRIPTORS * spec.local_world_size)
+        connection = self.connection = self._handler.enter(
             role=spec.role,
             local_world_size=spec.local_world_size,
             max_restarts=spec.max_restarts,
         )
-        self._exit_barrier_s = exit_barrier_s
-        self.workers_deadline = WorkersDeadline(self._connection.presence_fd)
-        """When the workers must be gone, as the connection renews it."""
-        self._connection.guard(self.workers_deadline.renew)
-        self._loss = ""
-        self._first_view = self._connection.view  # Of an agent that is run again.
-        self._state, self._since = State.IDLE, time.monotonic()
-        self._wait_notice = ""
-        self._shown: View | None = None
-        self._standby_since: float | None = None
-        self._standby_s = 0.0
-        self.on_answer: Callable[[RequestAnswer], None] | None = None
-        """Gets what became of a request that came through this node."""
+        self.workers_deadline = WorkersDeadline(connection.presence_fd)
+        connection.guard(self.workers_deadline.renew)
+        self._first_view = connection.view  # Of an agent that is run again.
 
-    @property
-    def connection(self) -> Membership:
-        """That to whoever decides."""
-        return self._connection
+    def start_heartbeat(self) -> None:
+        """Let this node's heartbeats mean that the agent's loop turns, too."""
+        self._connected.heartbeat.start()
 
-    def fileno(self) -> int:
-        """Return a descriptor that is readable while `events` has something."""
-        return self._connection.fileno()
+    def stop_heartbeat(self) -> None:
+        if self.connection is not None:
+            self.connection.heartbeat.stop()
 
-    @property
-    def heartbeat(self) -> LoopHeartbeat:
-        """The heartbeat of the agent's loop: this node's heartbeats mean that the loop runs."""
-        return self._connection.heartbeat
+    def paused_heartbeat(self) -> AbstractContextManager[None]:
+        """Return a context in which the loop need not turn."""
+        return self._connected.heartbeat
 
     # Events.
 
+    def descriptors(self) -> list[int]:
+        """Return what is readable while `events` has something."""
+        return [self._connected.fileno()]
+
+    def next_deadline(self, now: float) -> float | None:
+        del now
+        return None  # The machine has the limits of all waits.
+
     def events(self, now: float) -> list[Event]:
-        """Take what has arrived, or what waiting has led to."""
+        """Return what has arrived."""
         events: list[Event] = []
+        # The others need the node that coordinates, and their workers the one with their store.
+        is_needed = self._connected.hosting or self._handler.serves_workers
+        if is_needed is not self._is_needed:
+            self._is_needed = is_needed
+            events.append(coordinated_supervision.NeededByOthers(is_needed))
         if self._first_view is not None:
             events.append(coordinated_supervision.ViewReceived(self._first_view))
             self._first_view = None
-        for message in self._connection.take():
+        for message in self._connected.take():
             match message:
                 case View():
                     if message.role is NodeRole.MEMBER:
@@ -125,59 +154,13 @@ class CoordinatedJob:
                     events.append(message)
                 case JoinRefused(why):
                     raise RendezvousConnectionError(self._handler.describe_refusal(why))
-        # A view may be what was waited for; the machine has yet to take it in.
-        return events or self._waited(now)
+        self._repeats_notice = self._repeats_notice and self._machine.state is State.JOINING
+        if self._repeats_notice and not events:
+            self._notice_missing()
+        return events
 
-    def _waited(self, now: float) -> list[Event]:
-        state = self._machine.state
-        if state is not self._state:
-            self._state, self._since = state, now
-            self._wait_notice = ""
-        waited = now - self._since
-        if state is State.LEAVING:
-            limit = self._barrier_limit()
-            if limit is not None and waited >= limit:
-                console.error(f"stopped waiting for the other nodes to be done (limit {limit:g} s)")
-                return [supervision.BarrierEnded()]
-            if waited >= WAIT_NOTICE_AFTER_S:
-                self._notice_once(
-                    "this node's workers are done; waiting for those of the other nodes "
-                    + ("(which need this node)" if limit is None else f"(limit {limit:g} s)")
-                )
-        if state is State.JOINING and not self._is_standby():
-            if waited >= self._handler.join_timeout_s:
-                raise RendezvousTimeoutError(self._handler.describe_timeout(self._connection))
-            if waited >= WAIT_NOTICE_AFTER_S:
-                self._notice_wait()
-        return []
-
-    def deadline(self) -> float | None:
-        """Return when `events` is due at the latest."""
-        state = self._machine.state
-        if state is not self._state:
-            return 0.0
-        limit: float | None
-        if state is State.LEAVING:
-            limit = self._barrier_limit()
-            limit = None if limit is None else self._since + limit
-        elif state is State.JOINING and not self._is_standby():
-            limit = self._since + self._handler.join_timeout_s
-        else:
-            return None
-        return limit if self._wait_notice else min_of(limit, self._since + WAIT_NOTICE_AFTER_S)
-
-    def _barrier_limit(self) -> float | None:
-        """Return how long to wait for the others once done.
-
-        They all need the node that coordinates, and their workers the one that serves their store.
-        """
-        is_needed = self._connection.hosting or self._handler.serves_workers
-        return None if is_needed else self._exit_barrier_s
-
-    def _is_standby(self) -> bool:
-        """Whether it waits for no nodes: there is a round, or was."""
-        view = self._machine.view
-        return view is not None and view.role is not NodeRole.WAITING
+    def waiting_nodes(self) -> list[Event]:
+        return []  # The coordinator counts them.
 
     def cause_of(self, event: Event) -> str:
         """Return the id of the message that an event came with."""
@@ -188,27 +171,36 @@ class CoordinatedJob:
     # Effects.
 
     def perform(self, effect: Effect, cause: str) -> None:
-        """Report to the coordinator what the machine wants reported."""
+        """Send a report to the coordinator, or a notice to the user."""
+        connection = self._connected
         match effect:
             case coordinated_supervision.ReportStatus(NodePhase.FAILED, generation, clear):
                 failure, report = self._describe_failure()
-                problem = self._connection.problem()
+                problem = connection.problem()
                 if problem:
                     console.error(
                         f"{failure.summary}; cannot report it: {problem} "
                         "(the job may or may not restart)"
                     )
-                self._connection.report(
+                connection.report(
                     NodePhase.FAILED, generation, failure, report, clear=clear, cause=cause
                 )
             case coordinated_supervision.ReportStatus(phase, generation, clear):
-                self._connection.report(phase, generation, clear=clear, cause=cause)
+                connection.report(phase, generation, clear=clear, cause=cause)
             case coordinated_supervision.Rejoin():
-                self._connection.rejoin(cause=cause)
+                connection.rejoin(cause=cause)
+            case coordinated_supervision.NoticeWait(limit_s, has_ended):
+                self._notice_wait(limit_s, has_ended=has_ended)
 
-    def take_ranks(self) -> int:
-        """Give the workers the ranks of the newest view, and return its fence."""
-        view, group = self._machine.view, self._group
+    def join_round(self, *, is_attended: bool) -> Event:
+        raise NotImplementedError(f"the coordinator forms the rounds (attended: {is_attended})")
+
+    def exit_barrier(self) -> None:
+        raise NotImplementedError("the coordinator knows when all nodes are done")
+
+    def assign_ranks(self) -> None:
+        """Give the workers the ranks of the newest view."""
+        view, group = self._machine.view, self.group
         assert view is not None
         info = self._handler.info_of(view)
         spec = group.spec
@@ -224,7 +216,17 @@ class CoordinatedJob:
             view.world_size,
             view.role_world_size,
         )
-        return view.fence
+        self.fence = view.fence
+        self._reporter.rendezvous_ended()
+        self._reporter.ranks_assigned()
+
+    def workers_stopped(self) -> None:
+        """Stop the timer that limits how long workers may run without a connection."""
+        if self.workers_deadline is not None:
+            self.workers_deadline.end()
+
+    def settle(self) -> None:
+        self._handler.serve_now()
 
     def _describe_failure(self) -> tuple[Failure, bytes]:
         """Return this node's first failure in short, and in full if it may be the job's last."""
@@ -296,6 +298,8 @@ class CoordinatedJob:
         """Return the error of a node that could not be in the job to its end, if it is one."""
         if outcome is supervision.Outcome.COORDINATOR_LOST:
             return RendezvousConnectionError(self._loss)
+        if outcome is supervision.Outcome.JOIN_TIMED_OUT:
+            return RendezvousTimeoutError(self._handler.describe_timeout(self._connected))
         view = self._machine.view
         over = view is not None and view.role is NodeRole.CLOSED
         if outcome is supervision.Outcome.SUCCEEDED and self._loss and not over:
@@ -319,13 +323,12 @@ class CoordinatedJob:
         assert view is not None
         return RendezvousConnectionError(self._handler.describe_refusal(view.why, view.refusal))
 
-    def note_expiry(self, generation: int) -> Event:
-        """Tell why the workers are gone, and return that as an event."""
-        why = self._connection.problem() or "this agent was not running"
+    def explain_expiry(self) -> None:
+        """Report why the keeper kills the workers."""
+        why = self._connected.problem() or "this agent was not running"
         console.error(
             f"{why}: the workers were killed, before others may take their place (on_lost)"
         )
-        return coordinated_supervision.WorkersExpired(generation)
 
     def standby_s(self, now: float) -> float:
         """Return for how long this node was a standby, drained or not."""
@@ -346,7 +349,7 @@ class CoordinatedJob:
             self._standby_s = self.standby_s(now)
             self._standby_since = now if view.role is NodeRole.STANDBY else None
         if last is not None and view.request and view.request != last.request:
-            self._requested(view.request, view.asked)
+            self._reporter.requested(view.request, view.asked)
         if view.slow and (last is None or last.slow != view.slow):
             console.notice(f"generation {view.generation} cannot start yet: {view.slow}")
         if view.held_back and (last is None or last.held_back != view.held_back):
@@ -356,15 +359,13 @@ class CoordinatedJob:
                 console.notice(view.asked)
             return
         self._wait_notice = ""
-        if last is not None and last.role is NodeRole.STANDBY:
-            self._since = now  # Until now there was a round: it only begins to wait for one.
         was_member = last is not None and last.role is NodeRole.MEMBER
         leaves = self._machine.signum != 0
         match view.role:
             case NodeRole.MEMBER if not leaves:
                 restart = ""
                 if last is not None and was_member and view.restarts > last.restarts:
-                    restart = f"; restart {view.restarts} of {self._group.spec.max_restarts}"
+                    restart = f"; restart {view.restarts} of {self.group.spec.max_restarts}"
                 console.notice(
                     f"generation {view.generation}: node {view.rank} of {view.size}, "
                     f"round {view.round} ({view.why}{restart})"
@@ -385,15 +386,32 @@ class CoordinatedJob:
             case NodeRole.CLOSED if view.outcome is JobOutcome.STOPPED and last is not None:
                 console.notice(view.why)
 
-    def _notice_wait(self) -> None:
-        view = self._connection.view
-        if view is None or self._connection.problem():
-            problem = self._connection.problem() or f"no word from {self._handler.endpoint} yet"
+    def _notice_wait(self, limit_s: float | None, *, has_ended: bool) -> None:
+        """Tell the user what this node waits for."""
+        if has_ended:
+            console.error(f"stopped waiting for the other nodes to be done (limit {limit_s:g} s)")
+        elif self._machine.state is State.LEAVING:
+            self._notice_once(
+                "this node's workers are done; waiting for those of the other nodes "
+                + ("(which need this node)" if limit_s is None else f"(limit {limit_s:g} s)")
+            )
+        else:
+            self._repeats_notice = True
+            self._notice_missing()
+
+    def _notice_missing(self) -> None:
+        """Tell the user why no round forms; a node that stands by waits for none."""
+        connection, view = self._connected, self._machine.view
+        if view is not None and view.role is not NodeRole.WAITING:
+            return
+        view = connection.view
+        if view is None or connection.problem():
+            problem = connection.problem() or f"no response from {self._handler.endpoint} yet"
             if not self._wait_notice:  # It contains the time, so it is new every time.
                 self._notice_once(f"waiting: {problem}")
             return
         if view.held_back:
-            self._wait_notice = view.held_back  # It was said when it came.
+            self._wait_notice = view.held_back  # The user was told when the view arrived.
             return
         here = f"{view.present} of {view.needed} are here"
         more = f" ({view.why})" if view.present >= view.needed and view.why else ""

@@ -26,9 +26,8 @@ from holdfast.observe.lifecycle import (
 from holdfast.processes.signals import SignalException
 
 if TYPE_CHECKING:
-    from holdfast.agent.agent import SimpleElasticAgent
-    from holdfast.agent.spec import RunResult, Worker, WorkerSpec
-    from holdfast.core.supervision import StopReason
+    from holdfast.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec
+    from holdfast.core.supervision import StopReason, Supervision
     from holdfast.observe.standalone import StandaloneRecords
     from holdfast.processes.failures.failure import ProcessFailure
 
@@ -44,14 +43,18 @@ class LifecycleReporter:
     that time, if any handler is configured; entering it again inside adds nothing.
     """
 
-    def __init__(self, agent: SimpleElasticAgent) -> None:
+    def __init__(self, group: WorkerGroup, logs_specs: object = None) -> None:
         self.observers = Observers()
-        self._agent = agent
+        self.group = group
+        self.machine: Supervision
+        """Of the run that is reported."""
+        self._logs_specs = logs_specs
         self._own: StandaloneRecords | None = None
         self.run_started_at = 0.0
         self._rendezvous_since = 0.0
         self._rendezvous_is_over = False
         self._entered = 0
+        self._ended: set[int] = set()  # Local ranks of this generation.
         self._stopping = -1  # The generation that is being stopped, or was last.
         self._failed: tuple[int, dict[int, ProcessFailure]] | None = None
         self.failures_due: float | None = None
@@ -72,12 +75,13 @@ class LifecycleReporter:
     def _begin_own_records(self) -> None:
         from holdfast.observe.standalone import StandaloneRecords, records_wanted
 
-        destination = self._agent.get_worker_group().spec.event_log_handler
+        destination = self.group.spec.event_log_handler
         if self._own is None:
             if not records_wanted(destination):
                 return
-            logs_specs = getattr(self._agent, "_logs_specs", None)
-            self._own = StandaloneRecords(destination, lambda: getattr(logs_specs, "run_dir", None))
+            self._own = StandaloneRecords(
+                destination, lambda: getattr(self._logs_specs, "run_dir", None)
+            )
             self.observers.add(self._own)
         self._own.begin()
 
@@ -93,7 +97,7 @@ class LifecycleReporter:
             self.report(self.describe_run(at, wall))
 
     def describe_run(self, at: float = 0.0, wall: float = 0.0) -> lifecycle.RunStarted:
-        spec = self._agent.get_worker_group().spec
+        spec = self.group.spec
         handler = spec.rdzv_handler
         return lifecycle.RunStarted(
             at,
@@ -105,13 +109,13 @@ class LifecycleReporter:
             spec.local_world_size,
             spec.max_restarts,
             _program_name(spec),
-            self._agent.machine.story.node,
+            self.machine.story.node,
         )
 
     def describe_rendezvous(self, error: BaseException | None = None) -> lifecycle.RendezvousEnded:
         at, wall = now()
         took_s = at - self._rendezvous_since
-        restarts = self._agent.machine.restart_count
+        restarts = self.machine.restart_count
         return lifecycle.RendezvousEnded(
             at, wall, took_s, *self._node_rank(), _traceback(error), restarts
         )
@@ -123,15 +127,15 @@ class LifecycleReporter:
 
     def ranks_assigned(self, took_s: float = 0.0) -> None:
         if self.observers:
-            restarts = self._agent.machine.restart_count
+            restarts = self.machine.restart_count
             self.report(lifecycle.RanksAssigned(*now(), took_s, *self._node_rank(), restarts))
 
-    def generation_started(self, since: float) -> None:
+    def generation_started(self, since: float, fence: int, why: str) -> None:
         if not self.observers:
             return
+        self._ended.clear()
         at, wall = now()
-        agent, machine = self._agent, self._agent.machine
-        members = agent.get_worker_group().workers
+        machine, members = self.machine, self.group.workers
         workers = tuple(_worker_info(one) for one in members)
         self.report(
             lifecycle.GenerationStarted(
@@ -143,9 +147,9 @@ class LifecycleReporter:
                 *self._node_rank(),
                 workers,
                 members[0].world_size if members else 0,
-                agent.fence,
-                agent.last_reason,
-                getattr(getattr(agent, "_logs_specs", None), "attempt_dir", None) or "",
+                fence,
+                why,
+                getattr(self._logs_specs, "attempt_dir", None) or "",
             )
         )
         self.workers_observed("healthy")
@@ -153,26 +157,28 @@ class LifecycleReporter:
 
     def workers_observed(self, state: str) -> None:
         if self.observers:
-            left = self._agent.machine.budget.left
+            left = self.machine.budget.left
             self.report(lifecycle.WorkersObserved(now()[0], state, left))
 
     def worker_ended(self, local_rank: int, *, failed: bool) -> None:
-        if self.observers:
-            generation = self._agent.machine.generation
+        """Report the exit of a worker, the first time."""
+        if self.observers and local_rank not in self._ended:
+            self._ended.add(local_rank)
+            generation = self.machine.generation
             worker, stopped = self._worker(local_rank), generation == self._stopping
             self.report(lifecycle.WorkerEnded(*now(), generation, worker, failed, stopped))
 
     def first_heartbeat(self, local_rank: int) -> None:
         if self.observers:
-            generation = self._agent.machine.generation
+            generation = self.machine.generation
             self.report(lifecycle.FirstHeartbeat(now()[0], generation, self._worker(local_rank)))
 
     def progress_sampled(self, steps: tuple[tuple[int, int, float], ...]) -> None:
         """Report steps by local rank."""
         if self.observers:
-            workers = self._agent.get_worker_group().workers
+            workers = self.group.workers
             known = tuple((workers[rank].global_rank, step, at) for rank, step, at in steps)
-            generation = self._agent.machine.generation
+            generation = self.machine.generation
             self.report(lifecycle.ProgressSampled(now()[0], generation, known))
 
     def requested(self, request: str, what: str) -> None:
@@ -182,7 +188,7 @@ class LifecycleReporter:
     def generation_stopping(self, generation: int, reason: StopReason) -> None:
         self._stopping = generation
         if self.observers:
-            detail = self._agent.machine.unhealthy[:TEXT_CHARS_MAX]
+            detail = self.machine.unhealthy[:TEXT_CHARS_MAX]
             self.report(lifecycle.GenerationStopping(now()[0], generation, reason, detail))
 
     def generation_stopped(
@@ -227,7 +233,7 @@ class LifecycleReporter:
     ) -> None:
         self.report_failures()
         at, wall = now()
-        machine = self._agent.machine
+        machine = self.machine
         self.report(
             lifecycle.RunEnded(
                 at,
@@ -236,7 +242,7 @@ class LifecycleReporter:
                 result.state_text.lower() if result is not None else "",
                 machine.restart_count,
                 machine.budget.left,
-                self._agent.get_worker_group().spec.max_restarts,
+                self.group.spec.max_restarts,
                 *self._node_rank(),
                 self._outcomes(result) if result is not None else (),
                 _traceback(error),
@@ -246,15 +252,15 @@ class LifecycleReporter:
         )
 
     def _node_rank(self) -> tuple[int | None, int | None]:
-        group = self._agent.get_worker_group()
+        group = self.group
         return group.group_rank, group.group_world_size
 
     def _worker(self, local_rank: int) -> WorkerInfo:
-        return _worker_info(self._agent.get_worker_group().workers[local_rank])
+        return _worker_info(self.group.workers[local_rank])
 
     def _outcomes(self, result: RunResult) -> tuple[WorkerOutcome, ...]:
         outcomes = []
-        for worker in self._agent.get_worker_group().workers:
+        for worker in self.group.workers:
             info, failure = _worker_info(worker), result.failures.get(worker.global_rank)
             if failure is not None and not failure.consequence:
                 error = _json(failure.error_file_data)

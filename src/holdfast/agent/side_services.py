@@ -9,8 +9,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import threading
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from holdfast import console
@@ -19,15 +19,16 @@ from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.poll import min_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
     from typing import Protocol
 
+    from holdfast.agent.blocked_workers import BlockedWorkers
     from holdfast.agent.lifecycle_reporter import LifecycleReporter
     from holdfast.control.control_point import ControlPoint
+    from holdfast.core.machine import Event
     from holdfast.observe.health.health_server import Readiness
     from holdfast.observe.health.loop_probe import LoopProbe
-    from holdfast.wire.messages import Watch
 
     class HealthServer(Protocol):
         """A health check server, ours or TorchElastic's."""
@@ -44,7 +45,6 @@ HEALTH_PORT_ENV = "TORCHELASTIC_HEALTH_CHECK_PORT"
 # system may be gone. A job that ends sooner than this imports nothing of it. Workers that are
 # functions in interpreters of their own do need the files (`spawn`, `forkserver`).
 PREIMPORT_AFTER_S = 1.0
-EARLY_WATCHES_MAX = 8
 # Progress is sampled for the record in the log directory: often at first, and ever less often, so that the
 # time between two samples is a twentieth of the time covered. Only where workers report any.
 SAMPLE_PART = 0.05
@@ -52,7 +52,6 @@ SAMPLE_S_MIN, SAMPLE_S_MAX = 0.1, 30.0
 PREIMPORTED = (
     "signal",
     "traceback",
-    "holdfast.control.control_point",
     "holdfast.agent.worker_state",
     "holdfast.processes.stacks",
     "holdfast.numa.visible_devices",
@@ -85,35 +84,22 @@ PREIMPORTED_WITH = {
 }
 
 
-class NullContext:
-    """`contextlib.nullcontext`, without the import."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_error: object) -> None:
-        pass
-
-
 class SideServices:
-    """Begins and ends with a run. `look` when a descriptor is readable or the deadline has come.
-
-    `settle` is called after the first second, to begin what a shorter run may never need.
-    """
+    """Begins and ends with a run. `look` when a descriptor is readable or the deadline has come."""
 
     def __init__(
         self,
         run_id: str,
         reporter: LifecycleReporter,
-        health_server: HealthServer | None,
-        settle: Callable[[], None],
+        health_server: HealthServer | None = None,
+        blocked: BlockedWorkers | None = None,
     ) -> None:
-        self.watchdogs = Watchdogs(run_id, reporter.report, self._heard)
+        self.watchdogs = Watchdogs(run_id, reporter.report, self._first_heartbeat, blocked)
         self._reporter = reporter
         self._sampled_since = 0.0
         self._sample_at: float | None = None
         self._sampled: dict[int, tuple[int, float]] = {}
-        self._settle = settle
+        self._settle: Callable[[], None] = lambda: None
         self._preimport_at: float | None = None
         self._observers = reporter.observers
         self._given_server = health_server
@@ -121,11 +107,11 @@ class SideServices:
         self._probe: LoopProbe | None = None
         self._readiness: Readiness | None = None
         self.control: ControlPoint | None = None
-        """Where people reach this agent, once the run has lasted for a while."""
-        self._lock = threading.Lock()  # `watched` is called from the connection's thread.
-        self._early_watches: list[Watch] = []
+        """Where clients connect to this agent; `AgentLoop` opens it."""
 
-    def begin(self) -> None:
+    def begin(self, settle: Callable[[], None]) -> None:
+        """Begin with a run. `settle` is called after the first second."""
+        self._settle = settle
         self._preimport_at = time.monotonic() + PREIMPORT_AFTER_S
         self._health = self._given_server
         if self._health is None and os.environ.get(HEALTH_PORT_ENV):
@@ -150,8 +136,7 @@ class SideServices:
 
     def end(self) -> None:
         self.watchdogs.close()
-        with self._lock:
-            control, self.control = self.control, None
+        control, self.control = self.control, None
         if control is not None:
             self._observers.remove(control)
             control.close()
@@ -180,14 +165,15 @@ class SideServices:
             deadline = min_of(deadline, at)
         return deadline
 
-    def look(self, now: float) -> None:
+    def look(self, now: float) -> list[Event]:
+        """Serve what has arrived or is due; return what the supervision must know."""
         if self._probe is not None:
             try:
                 self._probe.answer()
             except OSError as problem:
                 console.warning(f"health probe disabled: {problem}")
                 self._close_probe()
-        self.watchdogs.look(now)
+        events = self.watchdogs.look(now)
         if self._sample_at is not None and now >= self._sample_at:
             self._sample()
             pause_s = (now - self._sampled_since) * SAMPLE_PART
@@ -200,6 +186,20 @@ class SideServices:
             self._preimport_at = None
             preimport()
             self._settle()
+        return events
+
+    def take_requests(self) -> Iterable[Event]:
+        """Return what operators requested."""
+        return self.control.take_requests() if self.control is not None else ()
+
+    def worker_ended(self, rank: int) -> None:
+        """Forget a worker that has exited."""
+        self.watchdogs.ended(rank)
+
+    def workers_stopped(self) -> None:
+        """Take note that all workers of a generation are gone."""
+        self.watchdogs.stopped()
+        self.end_samples()
 
     def end_samples(self) -> None:
         """Take the last sample of a generation, which is taken even if no other was."""
@@ -207,7 +207,7 @@ class SideServices:
         self._sampled.clear()
         self._sample_at = None
 
-    def _heard(self, local_rank: int) -> None:
+    def _first_heartbeat(self, local_rank: int) -> None:
         """Note the first call of a worker that reports its progress."""
         self._reporter.first_heartbeat(local_rank)
         if self._observers.sampled and self._sample_at is None:
@@ -224,25 +224,9 @@ class SideServices:
             self._sampled.update({rank: (step, at) for rank, step, at in changed})
             self._reporter.progress_sampled(tuple(changed))
 
-    def watched(self, watch: Watch) -> None:
-        """Pass a watch to the control point, or keep it until there is one; from any thread."""
-        with self._lock:
-            if self.control is not None:
-                self.control.watched(watch)
-            elif len(self._early_watches) < EARLY_WATCHES_MAX:
-                self._early_watches.append(watch)
-
-    def open_control(self, control: ControlPoint) -> None:
-        """Use this control point from now on, and pass it the watches that arrived before."""
-        with self._lock:
-            self.control = control
-            for watch in self._early_watches:
-                control.watched(watch)
-            self._early_watches.clear()
-
     def away(self, what: str) -> AbstractContextManager[None]:
         """Return a context in which the agent waits for something else than its loop."""
-        return self._probe.busy(what) if self._probe is not None else NullContext()
+        return self._probe.busy(what) if self._probe is not None else nullcontext()
 
     def _close_probe(self) -> None:
         probe, self._probe = self._probe, None

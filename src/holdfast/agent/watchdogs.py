@@ -1,9 +1,10 @@
-"""What ends workers that take too long: expired timers, and sections they did not leave in time.
+"""Detects workers that take too long: expired timers, sections, uninterruptible sleep.
 
 Workers set timers through a named pipe (`holdfast.timers`), if the environment of the agent asks
 for one, and report sections through a page of memory each (`holdfast.worker`). Both expire in the
-same way: the worker's stacks are written into its log, it is killed, and its exit is seen like any
-other's. What it was killed for is kept for the report.
+same way, as `TimersExpired`. The supervision decides what follows: the worker's stacks are written
+to its log, and it gets the timer's signal. Its exit is an event like any other, and the report
+names the timer. Workers in uninterruptible sleep are `blocked_workers`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import time
 from typing import TYPE_CHECKING
 
 from holdfast import console
+from holdfast.core.supervision import ExpiredTimer, TimersExpired
 from holdfast.errors import UsageError
 from holdfast.observe.lifecycle import WatchdogEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from holdfast.agent.blocked_workers import BlockedWorkers
+    from holdfast.core.machine import Event
     from holdfast.observe.lifecycle import LifecycleEvent
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.processes.workers.pages import Progress, WorkerPages
@@ -68,10 +72,14 @@ class Watchdogs:
         run_id: str,
         report: Callable[[LifecycleEvent], object],
         first_heartbeat: Callable[[int], object],
+        blocked: BlockedWorkers | None = None,
     ) -> None:
         self._run_id = run_id
         self._report = report
         self._first_heartbeat = first_heartbeat
+        self._blocked = blocked
+        self._late_timers: dict[int, list[FileTimerRequest]] = {}
+        self._late_sections: dict[int, list[FileTimerRequest]] = {}
         self._silent: set[int] = set()  # Local ranks without a heartbeat so far.
         self._timers: FileTimerServer | None = None
         self._timers_path = ""
@@ -90,6 +98,7 @@ class Watchdogs:
     def begin(self, ranks: Iterable[int], environ: Mapping[str, str]) -> None:
         """Make what the workers of a generation need."""
         self._workers, self._roots, self._kills, self._stacks = {}, {}, {}, {}
+        self._late_timers, self._late_sections = {}, {}
         if self._pages is None and not self._pages_failed:
             from holdfast.processes.workers.pages import WorkerPages
 
@@ -126,19 +135,29 @@ class Watchdogs:
             found[FILE_ENV] = ""  # What they inherit names a pipe that nobody reads.
         return found
 
-    def started(self, pids: Mapping[int, int], logs: Mapping[int, str]) -> None:
+    def started(self, generation: int, pids: Mapping[int, int], logs: Mapping[int, str]) -> None:
         """Take note of the workers' processes and of the logs of their standard error."""
+        if self._blocked is not None:
+            self._blocked.started(generation, pids, time.monotonic())
         self._workers = {pid: rank for rank, pid in pids.items()}
         self._logs = logs
 
     def ended(self, rank: int) -> None:
         """Forget a worker that has exited: its pid may soon be another process's."""
+        if self._blocked is not None:
+            self._blocked.ended(rank)
         for pid in [pid for pid, one in self._workers.items() if one == rank]:
             del self._workers[pid]
             if self._timers is not None:
                 self._timers.clear_timers((pid,))
 
+    def stopped(self) -> None:
+        """Take note that all workers are gone."""
+        if self._blocked is not None:
+            self._blocked.stopped()
+
     def close(self) -> None:
+        self.stopped()
         self._stop_timers()
         if self._pages is not None:
             _close_quietly(self._pages)
@@ -158,42 +177,72 @@ class Watchdogs:
         return [one.fileno() for one in (self._timers, self._pages) if one is not None]
 
     def next_deadline(self) -> float | None:
-        times = [one.next_deadline() for one in (self._timers, self._pages) if one is not None]
+        watched = (self._timers, self._pages, self._blocked)
+        times = [one.next_deadline() for one in watched if one is not None]
         return min((at for at in times if at is not None), default=None)
 
-    def look(self, now: float) -> None:
-        """Take in what has arrived, and kill whoever is late."""
-        self._dump_until = 0.0
+    def look(self, now: float) -> list[Event]:
+        """Take in what has arrived; return what the supervision must know."""
+        events = self._blocked.look(now) if self._blocked is not None else []
+        late: dict[int, list[FileTimerRequest]] = {}
         if self._timers is not None:
             try:
-                self._timers.take(now)
+                late = self._timers.look(now)
+                self._late_timers.update(late)
             except OSError as problem:
                 console.warning(f"timers disabled: {problem}")
                 timers, self._timers, self._timers_failed = self._timers, None, True
                 _close_quietly(timers)
         if self._pages is not None:
             try:
-                self._look_at_pages(self._pages, now)
+                sections = self._find_late(self._pages, now)
+                self._late_sections.update(sections)
+                late = late or sections
             except OSError as problem:
                 self._give_up_pages(problem)
+        if late:
+            events.append(TimersExpired(self._expired()))
+        return events
+
+    def _expired(self) -> tuple[ExpiredTimer, ...]:
+        """Return the late timers, of each process the one that its signal comes from."""
+        from holdfast.timers.reaper import fatal_of
+
+        expired = []
+        for late in (self._late_timers, self._late_sections):
+            for pid, requests in late.items():
+                one = fatal_of(requests) or requests[0]
+                expired.append(ExpiredTimer(pid, one.scope_id, one.signal))
+        return tuple(expired)
+
+    def dump(self, _timers: tuple[ExpiredTimer, ...]) -> tuple[ExpiredTimer, ...]:
+        """Dump the stacks of late workers; return their timers and those that expired meanwhile."""
+        self._dump_until = 0.0
+        if self._timers is not None:
+            self._timers.dump(self._late_timers)
+        pages = self._pages
+        if self._late_sections and pages is not None:
+            self._late_sections = self._obtain_reaper().report_and_dump(
+                self._late_sections, more=lambda: self._find_late(pages, time.monotonic())
+            )
+        expired = self._expired()
+        for one in expired:
+            if one.signum <= 0:
+                self.signal(one.pid, 0)  # It is not signalled, and its timer is dropped.
+        return expired
+
+    def signal(self, pid: int, _signum: int) -> None:
+        """Send the signal of its timer to a late process, if it is still a worker's."""
+        if pid in self._late_timers and self._timers is not None:
+            self._timers.kill(pid, self._late_timers.pop(pid), time.monotonic())
+        elif pid in self._late_sections:
+            self._obtain_reaper().kill_late(pid, self._late_sections.pop(pid))
 
     def _give_up_pages(self, problem: OSError) -> None:
         console.warning(f"sections and progress disabled: {problem}")
         pages, self._pages, self._pages_failed = self._pages, None, True
         if pages is not None:
             _close_quietly(pages)
-
-    def _look_at_pages(self, pages: WorkerPages, now: float) -> None:
-        late = self._find_late(pages, now)
-        asked = pages.was_requested
-        if late:
-            self._obtain_reaper().expire(
-                late, more=lambda: self._find_late(pages, max(now, time.monotonic()))
-            )
-        if (asked or pages.was_requested) and self._silent:
-            for rank in [rank for rank in self._silent if pages.progress(rank).pid]:
-                self._silent.discard(rank)
-                self._first_heartbeat(rank)
 
     def _find_late(self, pages: WorkerPages, now: float) -> dict[int, list[FileTimerRequest]]:
         """Return the sections that were not left in time, by process."""
@@ -208,6 +257,10 @@ class Watchdogs:
                 pid = next((pid for pid, one in self._workers.items() if one == rank), 0)
             if pid:
                 late.setdefault(pid, []).append(section_timer(section, pid, now, time.time()))
+        if pages.was_requested and self._silent:
+            for rank in [rank for rank in self._silent if pages.progress(rank).pid]:
+                self._silent.discard(rank)
+                self._first_heartbeat(rank)
         return late
 
     # Reports.

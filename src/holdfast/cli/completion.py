@@ -1,27 +1,31 @@
-"""The command `completion`: what a shell needs to complete commands and flags of ours.
+"""The command `completion`: shell code that completes the commands and flags of `holdfast`.
 
-It is made of the parsers themselves, so it cannot lag behind them.
+It is made from the table of commands and their parsers.
 """
 
 from __future__ import annotations
 
 import sys
+from argparse import SUPPRESS
+from importlib import import_module
 from typing import TYPE_CHECKING
 
+from holdfast.cli.commands import TABLE
 from holdfast.cli.parser import CommandParser, Help
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
+    from argparse import ArgumentParser, Namespace
+
+    from holdfast.cli.commands import Command
 
 SHELLS = ("bash", "zsh", "fish")
 DESCRIPTION = """\
-Print what a shell needs to complete the commands and flags of holdfast.
+Print shell code that completes the commands and flags of holdfast.
 """
 EXAMPLES = """\
 examples:
   source <(holdfast completion bash)
-      for this shell; in ~/.bashrc for all
+      for this shell; put it into ~/.bashrc for all shells
   holdfast completion zsh > "${fpath[1]}/_holdfast"
   holdfast completion fish > ~/.config/fish/completions/holdfast.fish
 """
@@ -65,10 +69,10 @@ if [ "$funcstack[1]" = _holdfast ]; then _holdfast "$@"; else compdef _holdfast 
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(name: str) -> CommandParser:
     """Return the parser of `holdfast completion`."""
     parser = CommandParser(
-        prog="holdfast completion",
+        prog=f"holdfast {name}",
         usage="holdfast completion SHELL",
         description=DESCRIPTION,
         epilog=EXAMPLES,
@@ -78,12 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_args(args: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; an invalid one ends the process with one line and exit code 2."""
-    return build_parser().parse_args(args)
-
-
-def execute(args: argparse.Namespace) -> None:
+def execute(args: Namespace) -> None:
     """Print the completion for a shell."""
     sys.stdout.write(script_for(args.shell))
     sys.stdout.flush()
@@ -113,28 +112,14 @@ def script_for(shell: str) -> str:
 
 def flags_of_commands() -> dict[str, list[str]]:
     """Return the flags of each command, in one spelling."""
-    from argparse import SUPPRESS
+    return {command.name: _flags_of(command) for command in TABLE}
 
-    from holdfast.cli import coordinator, dashboard, dump, operate, report, story, token
-    from holdfast.cli.flags import build_parser as parser_of_run
 
-    parsers: dict[str, argparse.ArgumentParser] = {
-        "run": parser_of_run(),
-        "coordinator": coordinator.build_parser(),
-        "token": token.build_parser(),
-        **{name: operate.build_parser(name) for name in operate.TEXTS},
-        "dump": dump.build_parser(),
-        "dashboard": dashboard.build_parser(),
-        "report": report.build_parser(),
-        "story": story.build_parser(),
-        "completion": build_parser(),
-    }
-    return {
-        name: [
-            flag
-            for action in parser._actions
-            for flag in action.option_strings
-            if "_" not in flag and action.help != SUPPRESS
-        ]
-        for name, parser in parsers.items()
-    }
+def _flags_of(command: Command) -> list[str]:
+    parser: ArgumentParser = import_module(command.module).build_parser(command.name)
+    return [
+        flag
+        for action in parser._actions
+        for flag in action.option_strings
+        if "_" not in flag and action.help != SUPPRESS
+    ]

@@ -14,9 +14,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from holdfast.cli.flags import parse_rdzv_conf
 from holdfast.cli.parser import CommandParser, Help
 from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.launcher.flag_values import parse_rdzv_conf
 
 if TYPE_CHECKING:
     import argparse
@@ -68,10 +68,10 @@ coordinator to be back at the endpoint.
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(name: str) -> CommandParser:
     """Return the parser of `holdfast coordinator`."""
     parser = CommandParser(
-        prog="holdfast coordinator",
+        prog=f"holdfast {name}",
         usage="holdfast coordinator [flags]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
@@ -139,11 +139,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="append every step of the coordinator to FILE, each with its cause: see holdfast story",
     )
     return parser
-
-
-def parse_args(args: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; one that is wrong ends the process with one line and exit code 2."""
-    return build_parser().parse_args(args)
 
 
 def execute(args: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ from holdfast.cli.parser import CommandParser, Help
 from holdfast.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
     from holdfast.control.job_client import JobClient
     from holdfast.wire.control import LogLines, LogsQuery
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 29480
 LOOPBACK = "127.0.0.1"
 PORT_MAX = 65_535
-INSTALL = "pip install 'holdfast[dashboard]'"
 
 DESCRIPTION = """\
 Serve a web page of a running job: its state, timeline, ranks, logs, stacks and
@@ -43,14 +42,14 @@ examples:
   ssh -L {DEFAULT_PORT}:localhost:{DEFAULT_PORT} head
       on your own machine, for a dashboard on another one
 
-It needs starlette and uvicorn: {INSTALL}
+It needs starlette and uvicorn: pip install 'holdfast[dashboard]'
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(name: str) -> CommandParser:
     """Return the parser of the command."""
     parser = CommandParser(
-        prog="holdfast dashboard",
+        prog=f"holdfast {name}",
         usage="holdfast dashboard [flags] [JOB]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
@@ -92,34 +91,18 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def parse_args(args: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; an invalid one ends the process with one line and exit code 2."""
-    parsed = build_parser().parse_args(args)
-    choose_job(parsed)
-    for folder in parsed.log_dir:
-        if not os.path.isdir(folder):
-            raise UsageError(f"--log-dir: {folder!r} is not a folder; accepted: a log directory")
-    return parsed
-
-
 def execute(args: argparse.Namespace) -> None:
     """Serve until a signal ends it."""
     import asyncio
 
-    require_extra()
+    import starlette  # noqa: F401
+    import uvicorn  # noqa: F401 (what is missing is reported first)
+
+    choose_job(args)
+    for folder in args.log_dir:
+        if not os.path.isdir(folder):
+            raise UsageError(f"--log-dir: {folder!r} is not a folder; accepted: a log directory")
     asyncio.run(_serve(args))
-
-
-def require_extra() -> None:
-    """Raise `EnvironmentProblem` unless what serves is installed."""
-    try:
-        import starlette
-        import uvicorn  # noqa: F401
-    except ImportError as problem:
-        raise EnvironmentProblem(
-            f"the dashboard needs {problem.name}, which is not installed", hint=INSTALL
-        ) from None
-    del starlette
 
 
 async def _serve(args: argparse.Namespace) -> None:
@@ -189,21 +172,22 @@ class Commands:
         """Whether it is clear which job is meant."""
 
     async def connect(self) -> JobClient:
-        from holdfast.cli.operate import connect, is_elsewhere
+        from holdfast.cli.operate import choice_of, connect
         from holdfast.control.connection import (
             ControlProblem,
             JobNotFound,
             JobUnreachable,
             RequestRefused,
         )
-        from holdfast.control.job_client import local_jobs, open_job
+        from holdfast.control.discovery import local_jobs
+        from holdfast.control.job_client import open_job
 
         if not self._args.agent_pid:
             try:
                 return await connect(self._args)
             except ControlProblem as problem:
                 is_refused = isinstance(problem, RequestRefused)
-                if not self.was_found or is_elsewhere(self._args) or is_refused:
+                if not self.was_found or choice_of(self._args).is_elsewhere or is_refused:
                     raise
                 name = self._args.rdzv_id
                 raise JobNotFound(f"job {name!r} has no agent on this machine any more") from None

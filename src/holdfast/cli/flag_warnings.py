@@ -11,22 +11,25 @@ import sys
 from typing import TYPE_CHECKING
 
 from holdfast import console
+from holdfast.launcher.flag_values import parse_local_ranks, source_of
+from holdfast.launcher.launch import needs_no_others
 from holdfast.rendezvous.backends import Backend
+from holdfast.rendezvous.config import RendezvousParameters, parse
+from holdfast.rendezvous.coordinator import DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from holdfast.cli.flags import Arguments
+    from argparse import Namespace
+
     from holdfast.launcher.config import LaunchConfig
 
 STATIC_HOST = "127.0.0.1"
 
 
-def warn(args: Arguments, config: LaunchConfig) -> None:
+def warn(args: Namespace, config: LaunchConfig) -> None:
     """Warn about a command line, given as written and as parsed.
 
     Raises `UsageError` for an invalid setting of `--rdzv-conf`.
     """
-    from holdfast.launcher.launch import needs_no_others
-
     if needs_no_others(config):
         _warn_one_node(args, config)
     elif config.max_nodes > 1:
@@ -34,7 +37,7 @@ def warn(args: Arguments, config: LaunchConfig) -> None:
     _warn_filter(args, config)
 
 
-def _warn_one_node(args: Arguments, config: LaunchConfig) -> None:
+def _warn_one_node(args: Namespace, config: LaunchConfig) -> None:
     # Other backends warn whatever the number of nodes.
     if args.node_rank and (args.standalone or str(args.rdzv_backend) == "static"):
         console.warning(
@@ -42,8 +45,6 @@ def _warn_one_node(args: Arguments, config: LaunchConfig) -> None:
         )
     if not args.rdzv_conf and not getattr(args, "spares", 0):
         return
-    from holdfast.rendezvous.config import RendezvousParameters, parse
-
     conf = parse(
         RendezvousParameters(
             backend=config.rdzv_backend,
@@ -58,7 +59,7 @@ def _warn_one_node(args: Arguments, config: LaunchConfig) -> None:
         console.warning("--spares is ignored: the job has one node")
 
 
-def _warn_loopback(args: Arguments, config: LaunchConfig) -> None:
+def _warn_loopback(args: Namespace, config: LaunchConfig) -> None:
     """Warn about a default endpoint that other machines cannot reach."""
     if Backend.named(config.rdzv_backend) is Backend.HA or args.rdzv_endpoint:
         return
@@ -67,8 +68,6 @@ def _warn_loopback(args: Arguments, config: LaunchConfig) -> None:
         _, _, port = config.rdzv_endpoint.rpartition(":")
         missing, place, wanted = "--master-addr", f"{STATIC_HOST}:{port}", "the address of node 0"
     elif backend is Backend.C10D and config.rdzv_configs.get("store_type") != "file":
-        from holdfast.rendezvous.coordinator import DEFAULT_PORT
-
         missing, place = "--rdzv-endpoint", f"localhost:{DEFAULT_PORT}"
         wanted = f"HOST:{DEFAULT_PORT} of the node that runs the coordinator"
     else:
@@ -79,9 +78,7 @@ def _warn_loopback(args: Arguments, config: LaunchConfig) -> None:
     )
 
 
-def _warn_filter(args: Arguments, config: LaunchConfig) -> None:
-    from holdfast.cli.flags import parse_local_ranks, source_of
-
+def _warn_filter(args: Namespace, config: LaunchConfig) -> None:
     wanted = parse_local_ranks(args.local_ranks_filter) or set()
     unknown = sorted(rank for rank in wanted if rank >= config.nproc_per_node)
     if not unknown:

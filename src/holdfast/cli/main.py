@@ -1,7 +1,8 @@
-"""The command `holdfast`: dispatches to a subcommand and turns its end into an exit code.
+"""The command `holdfast`: runs the command that is named, and turns how it ends into an exit code.
 
-Exit codes are decided here and nowhere else: subcommands raise, this module prints the one line and
-picks the code. The module of a subcommand is imported only when it is used.
+Exit codes are decided here and nowhere else: commands raise, this module prints one line and chooses the
+code. Starting is cheap by design, so this module imports the rest when it needs it
+(docs/internals/decisions/0042-one-argument-parser.md).
 
 ===========================================  ==============================================
 how it ended                                 exit code
@@ -10,7 +11,7 @@ every worker succeeded                       0
 a worker failed                              the code of the first that failed
 a signal ended that worker                   128 + the signal's number
 a signal stopped this command                128 + the signal's number (130 for Ctrl-C)
-somebody stopped the job, `holdfast stop`    143, as by SIGTERM
+a person stopped the job, `holdfast stop`    143, as by SIGTERM
 the command line is invalid                  2
 the script is missing, or cannot be started  127, or 126
 this machine lacks or refuses something      78
@@ -27,53 +28,22 @@ import gc
 import os
 import sys
 
-from holdfast.errors import HoldfastError, UsageError, shortage_behind
+from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError, shortage_behind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Callable, Sequence
     from typing import NoReturn, TextIO
 
-    from holdfast.cli.flags import Arguments
+    from holdfast.cli.commands import Command
 
 COMPAT_FAILURE = 1
 USAGE = 2
 BUG = 70
 INTERRUPTED = 130
-# How many objects must have come for the garbage collector to look for cycles among them: a start makes
-# some thousand, and they stay.
+# The garbage collector looks for cycles after this many new objects. A start makes some thousand, which stay.
 GARBAGE_MIN = 10_000
-
-OVERVIEW = """\
-usage: holdfast COMMAND ...
-
-An elastic, fault-tolerant launcher and supervisor for distributed jobs.
-
-Commands:
-  run          start workers on this machine and supervise them
-  coordinator  run the coordinator of jobs, apart from their agents
-  token        make the token of this user's jobs, or one for a single job
-  ps           list the jobs on this machine, or of a coordinator
-  status       show the state of a job
-  top          watch a job in the terminal, and steer it
-  logs         show what workers write, of any rank of any node
-  events       show what happened in a job
-  restart      start all workers of a job anew
-  drain        take a node out of a job, until it is undrained
-  undrain      let a drained node take part again
-  stop         end a job on all nodes
-  dump         show the Python stacks of workers, here or on all nodes
-  dashboard    serve a web page of a job, to watch and steer it
-  report       make a page of what happened in a job, from its log directories
-  story        show what happened in a job, step by step, from files of --story
-  completion   print what a shell needs to complete commands and flags
-
-Flags:
-  --version    show the version and exit
-  -h, --help   show this help and exit
-
-See holdfast COMMAND --help for the flags of a command.
-"""
 
 
 class Stopped(KeyboardInterrupt):
@@ -155,32 +125,52 @@ def be_command(command: Callable[[], int]) -> NoReturn:
 
 
 def dispatch(argv: list[str]) -> int:
-    """Run the subcommand that the first argument names."""
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        _write(sys.stdout, OVERVIEW)
-        return 0
-    if argv[0] in ("-V", "--version"):
+    """Run the command that the first argument names, and return its exit code; never raises."""
+    if argv and argv[0] in ("-V", "--version"):
         from holdfast import __version__
 
         _write(sys.stdout, f"holdfast {__version__}\n")
         return 0
-    name, rest = argv[0], argv[1:]
-    if name not in COMMANDS:
-        from holdfast.cli.parser import suggestion
+    from holdfast.cli.commands import COMMANDS, overview
 
-        hint = suggestion(name, ["--version"] if name.startswith("-") else [*COMMANDS])
-        if name.endswith(".py") or (name.startswith("-") and not hint):
-            hint = f"did you mean holdfast run {name}?"
-        hint = hint or f"commands: {', '.join(COMMANDS)}"
-        _write(sys.stderr, f"holdfast: error: {name!r} is not a command; {hint}\n")
-        return USAGE
-    return COMMANDS[name](rest)
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        _write(sys.stdout, overview())
+        return 0
+    name, *words = argv
+    if name == "run":
+        return run_command(words)
+    if name in COMMANDS:
+        return _exit_code(name, lambda: _execute(COMMANDS[name], words))
+    from holdfast.cli.parser import suggestion
+
+    hint = suggestion(name, ["--version"] if name.startswith("-") else [*COMMANDS])
+    if name.endswith(".py") or (name.startswith("-") and not hint):
+        hint = f"did you mean holdfast run {name}?"
+    hint = hint or f"commands: {', '.join(COMMANDS)}"
+    _write(sys.stderr, f"holdfast: error: {name!r} is not a command; {hint}\n")
+    return USAGE
 
 
-def run_command(argv: list[str], parse: Callable[[Sequence[str]], Arguments] | None = None) -> int:
+def _execute(command: Command, words: list[str]) -> None:
+    from importlib import import_module
+
+    module = import_module(command.module)
+    try:
+        module.execute(module.build_parser(command.name).parse_args(words))
+    except BrokenPipeError:
+        pass  # The reader has seen enough.
+    except ModuleNotFoundError as missing:
+        package = (missing.name or "").partition(".")[0]
+        if not command.extra or package in ("", "holdfast"):
+            raise
+        hint = f"pip install 'holdfast[{command.extra}]'"
+        raise EnvironmentProblem(f"{package} is not installed", hint=hint) from None
+
+
+def run_command(argv: list[str], parse: Callable[[Sequence[str]], Namespace] | None = None) -> int:
     """Run `holdfast run` with these arguments and return its exit code; never raises.
 
-    `parse` may know more flags than `holdfast run` has.
+    `parse` may accept more flags than `holdfast run` has.
     """
     from holdfast.processes.keeper import client
 
@@ -192,11 +182,10 @@ def run_command(argv: list[str], parse: Callable[[Sequence[str]], Arguments] | N
             client.Keeper.prestart()  # It gets ready while the rest is imported and checked.
         gc.disable()  # Modules are no garbage: looking for some among them costs a start 3 %,
         try:
-            from holdfast.cli.run import execute, parse_command
+            from holdfast.cli.run import execute, parse_args
 
-            args = (parse or parse_command)(argv)
+            args = (parse or parse_args)(argv)
             is_compat = args.exit_code_compat
-            import holdfast.launcher.launch  # noqa: F401
         finally:
             gc.freeze()  # and looking through them again and again an agent's whole life.
             gc.enable()
@@ -206,116 +195,6 @@ def run_command(argv: list[str], parse: Callable[[Sequence[str]], Arguments] | N
         return _exit_code("run", run, lambda: is_compat)
     finally:
         client.Keeper.discard_prestarted()
-
-
-def coordinator_command(argv: list[str]) -> int:
-    """Run `holdfast coordinator` with these arguments and return its exit code; never raises."""
-
-    def run() -> None:
-        from holdfast.cli.coordinator import execute, parse_args
-
-        execute(parse_args(argv))
-
-    return _exit_code("coordinator", run)
-
-
-def token_command(argv: list[str]) -> int:
-    """Run `holdfast token` with these arguments and return its exit code; never raises."""
-
-    def run() -> None:
-        from holdfast.cli.token import execute, parse_args
-
-        execute(parse_args(argv))
-
-    return _exit_code("token", run)
-
-
-def operating_command(name: str) -> Callable[[list[str]], int]:
-    """Return the command of this name for running jobs: `ps`, `status`, `logs`, ..."""
-
-    def command(argv: list[str]) -> int:
-        def run() -> None:
-            from holdfast.cli.operate import execute, parse_args
-
-            execute(parse_args(name, argv))
-
-        return _exit_code(name, run)
-
-    return command
-
-
-def dump_command(argv: list[str]) -> int:
-    """Run `holdfast dump` with these arguments and return its exit code; never raises."""
-
-    def run() -> None:
-        from holdfast.cli.dump import execute, parse_args
-
-        execute(parse_args(argv))
-
-    return _exit_code("dump", run)
-
-
-def dashboard_command(argv: list[str]) -> int:
-    """Run `holdfast dashboard` with these arguments and return its exit code; never raises."""
-
-    def run() -> None:
-        from holdfast.cli.dashboard import execute, parse_args
-
-        execute(parse_args(argv))
-
-    return _exit_code("dashboard", run)
-
-
-def report_command(argv: list[str]) -> int:
-    """Run `holdfast report` with these arguments and return its exit code; never raises."""
-
-    def run() -> None:
-        from holdfast.cli.report import execute, parse_args
-
-        execute(parse_args(argv))
-
-    return _exit_code("report", run)
-
-
-def story_command(argv: list[str]) -> int:
-    """Run `holdfast story` with these arguments and return its exit code; never raises."""
-
-    def run() -> None:
-        from holdfast.cli.story import execute, parse_args
-
-        try:
-            execute(parse_args(argv))
-        except BrokenPipeError:
-            pass  # The reader has seen enough.
-
-    return _exit_code("story", run)
-
-
-def completion_command(argv: list[str]) -> int:
-    """Run `holdfast completion` with these arguments and return its exit code; never raises."""
-
-    def run() -> None:
-        from holdfast.cli.completion import execute, parse_args
-
-        execute(parse_args(argv))
-
-    return _exit_code("completion", run)
-
-
-COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "run": run_command,
-    "coordinator": coordinator_command,
-    "token": token_command,
-    **{
-        name: operating_command(name)
-        for name in ("ps", "status", "top", "logs", "events", "restart", "drain", "undrain", "stop")
-    },
-    "dump": dump_command,
-    "dashboard": dashboard_command,
-    "report": report_command,
-    "story": story_command,
-    "completion": completion_command,
-}
 
 
 def _exit_code(

@@ -3,7 +3,7 @@
 `ScriptParser` splits the command line at the script before argparse sees it. What follows the script
 belongs to the script alone, even if it looks like an abbreviation of a flag of ours, and a prefix
 that fits only the two spellings of one flag is that flag. Errors are one line with exit code 2, never
-a usage dump. The flags themselves are in `cli/flags.py`.
+a usage dump. The flags of `holdfast run` are in `launcher.config`.
 """
 
 from __future__ import annotations

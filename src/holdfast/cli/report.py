@@ -46,10 +46,10 @@ TELL_AFTER_S, TELL_EVERY_S = 2.0, 1.0
 """When to say how far it is, on standard error."""
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(name: str) -> CommandParser:
     """Return the parser of `holdfast report`."""
     parser = CommandParser(
-        prog="holdfast report",
+        prog=f"holdfast {name}",
         usage="holdfast report [--output FILE] [--json] FOLDER ...",
         description=DESCRIPTION,
         epilog=EXAMPLES,
@@ -72,11 +72,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="log directories of the job's nodes, or of all runs: the newest job is taken",
     )
     return parser
-
-
-def parse_args(args: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; an invalid one ends the process with one line and exit code 2."""
-    return build_parser().parse_args(args)
 
 
 def execute(args: argparse.Namespace) -> None:

@@ -1,39 +1,33 @@
-"""The command `run`: from a parsed command line to a launched job.
+"""The command `run`: from a command line to a launched job.
 
-`config_from_args` only translates, for any number of nodes and without looking at the script; `run`
+`config_from_args` only translates, for any number of nodes and without looking at the script. `run`
 decides which rendezvous the job gets, rejects what cannot work, and launches. Neither changes the
 environment or the namespace it is given.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent.spec import run_script_path
-from holdfast.cli import flags
-from holdfast.cli.flags import (
-    DEFAULT_MASTER_PORT,
-    build_parser,
-    determine_local_world_size,
-    parse_min_max_nnodes,
-)
-from holdfast.cli.script import (
-    check_can_start,
-    get_use_env,
-    parse_preload,
-    worker_command,
-)
-from holdfast.defaults import EXIT_BARRIER_S
-from holdfast.launcher.config import LaunchConfig
+from holdfast.cli.parser import Help, InvalidFlag, ScriptParser
+from holdfast.cli.script import check_can_start, get_use_env, parse_preload, worker_command
+from holdfast.errors import UsageError
+from holdfast.launcher import flag_values as values
+from holdfast.launcher.config import DEFAULT_MASTER_PORT, FLAGS, LaunchConfig
+from holdfast.launcher.flag_values import determine_local_world_size, parse_min_max_nnodes
+from holdfast.launcher.launch import elastic_launch
+from holdfast.processes.failures.error_file import Recording, get_error_handler
+from holdfast.processes.logs.std import as_std
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from holdfast.cli.flags import Arguments
+    from holdfast.launcher.config import Flag
     from holdfast.numa import NumaOptions
     from holdfast.processes.logs.specs import LogsSpecs
 
@@ -52,23 +46,105 @@ __all__ = [
 
 LOG_LINE_PREFIX_ENV = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 
+USAGE = "holdfast run [flags] SCRIPT [arguments of the script]"
 
-def get_args_parser() -> ArgumentParser:
+DESCRIPTION = """\
+Start a script several times, as the workers of one job, and supervise them. If
+one fails, all are stopped. They are restarted if restarts are left; otherwise
+the failure is reported. Everything after SCRIPT is passed to it unchanged."""
+
+EPILOG = """\
+Flags can be written with - or _ (--max-restarts, --max_restarts), and abbreviated
+as long as they stay unambiguous. The variable PET_<FLAG>, such as
+PET_MAX_RESTARTS, sets a default (except for --logs-specs and --numa-binding).
+
+Exit codes: 0 if every worker succeeded; otherwise the code of the worker that
+failed first on any node, or 128+N if signal N ended it or this command; 2 for an
+invalid command line; 78 if the rendezvous fails; 126 or 127 if SCRIPT cannot start.
+
+Examples:
+  One worker:
+    holdfast run train.py --epochs 3
+  One worker per GPU, restarted up to three times:
+    holdfast run --nproc-per-node gpu --max-restarts 3 -m my.training
+  PyTorch imported once on the node, for all workers and all restarts:
+    holdfast run --nproc-per-node 8 --preload torch --max-restarts 3 train.py
+  Output on the console, prefixed with the rank, and in files:
+    holdfast run --nproc-per-node 4 --tee 3 --log-dir logs train.py
+  Two to four nodes, which can join and leave; the same command on each of them:
+    holdfast run --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint node0:29400 \\
+        --rdzv-id my-job --max-restarts 3 train.py
+  The same on etcd, so that the job survives the loss of any of its machines:
+    holdfast run --nnodes 2:4 --rdzv-backend etcd --rdzv-endpoint db0,db1,db2 \\
+        --rdzv-id my-job --max-restarts 3 train.py
+  A program that is not Python:
+    holdfast run --nproc-per-node 2 --no-python ./simulate --steps 10
+"""
+
+
+def build_parser(name: str = "run") -> ScriptParser:
     """Return the parser of `holdfast run`, with the `PET_` defaults of the environment."""
+    parser = ScriptParser(
+        prog=f"holdfast {name}",
+        usage=USAGE,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=Help,
+        add_help=False,
+    )
+    names = dict.fromkeys(flag.group for flag in FLAGS)
+    groups = {name: parser.add_argument_group(name) for name in names}
+    for flag in FLAGS:
+        _add(groups[flag.group], flag)
+    other = parser.add_argument_group("Other")
+    other.add_argument("-h", "--help", action="help", help="show this and exit")
+    parser.add_argument("training_script", help=argparse.SUPPRESS)
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
+    # argparse converts a default that is text, but only if the command line has no value. So an invalid
+    # variable is no obstacle to `--help`, nor to a command line that has the flag.
+    default = flag.default_now()
+    if flag.metavar:
+        group.add_argument(
+            *flag.spellings,
+            dest=flag.dest,
+            default=default,
+            metavar=flag.metavar,
+            choices=flag.choices,
+            type=_converter(flag, flag.convert),
+            help=flag.meaning,
+        )
+    else:
+        switch = group.add_argument(
+            *flag.spellings, dest=flag.dest, action="store_true", default=default, help=flag.meaning
+        )
+        switch.type = _converter(flag, values.on_or_off)
+
+
+def _converter(flag: Flag, convert: Callable[[str, str], object]) -> Callable[[str], object]:
+    def converted(text: str) -> object:
+        try:
+            return convert(text, flag.name)
+        except UsageError as error:
+            raise InvalidFlag(str(error)) from None
+
+    return converted
+
+
+def get_args_parser() -> ScriptParser:
+    """Return the parser of `holdfast run`; a program can add flags to it."""
     return build_parser()
 
 
-def parse_args(args: Sequence[str] | None) -> Namespace:
+def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
     """Parse a command line; an invalid one ends the process with one line and exit code 2."""
     return get_args_parser().parse_args(args)
 
 
-def parse_command(words: Sequence[str]) -> Arguments:
-    """Like `parse_args`, but faster for most command lines."""
-    return flags.parse_plain(words) or parse_args(words)
-
-
-def get_rdzv_endpoint(args: Arguments) -> str:
+def get_rdzv_endpoint(args: argparse.Namespace) -> str:
     """Return the endpoint as given, or that of node 0 for the static backend."""
     endpoint = str(args.rdzv_endpoint)
     if args.rdzv_backend != "static":
@@ -78,70 +154,60 @@ def get_rdzv_endpoint(args: Arguments) -> str:
         return f"{args.master_addr}:{port}"
     port_text = endpoint.rpartition(":")[2] if ":" in endpoint else ""
     if not port_text.isdecimal():
-        flags.reject(
+        values.reject(
             args.rdzv_endpoint, "--rdzv-endpoint", "has no port", "HOST:PORT for the static backend"
         )
     return endpoint
 
 
-def config_from_args(args: Arguments) -> tuple[LaunchConfig, Callable[..., None] | str, list[str]]:
+def config_from_args(
+    args: argparse.Namespace,
+) -> tuple[LaunchConfig, Callable[..., None] | str, list[str]]:
     """Translate a command line into a config, the program of the workers, and its arguments."""
     min_nodes, max_nodes = parse_min_max_nnodes(args.nnodes)
     nproc_per_node = determine_local_world_size(args.nproc_per_node)
     program, program_args = worker_command(args)
+    # The parser of another program may lack some of these flags.
+    given: dict[str, Any] = {
+        flag.field: _plain(getattr(args, flag.dest, flag.default)) for flag in FLAGS if flag.field
+    }
     config = LaunchConfig(
+        **given,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         nproc_per_node=nproc_per_node,
         logs_specs=_logs_specs(args),
-        run_id=str(args.rdzv_id),
-        role=str(args.role),
         rdzv_endpoint=get_rdzv_endpoint(args),
-        rdzv_backend=str(args.rdzv_backend),
         rdzv_configs=_rdzv_configs(args),
-        max_restarts=args.max_restarts,
-        monitor_interval=args.monitor_interval,
-        start_method=args.start_method,
         log_line_prefix_template=os.environ.get(LOG_LINE_PREFIX_ENV),
-        local_addr=None if args.local_addr is None else str(args.local_addr),
-        event_log_handler=str(args.event_log_handler),
         numa_options=_numa_options(args),
-        signals_to_handle=flags.parse_signal_names(args.signals_to_handle),
-        duplicate_stdout_filters=args.duplicate_stdout_filters,
-        duplicate_stderr_filters=args.duplicate_stderr_filters,
-        virtual_local_rank=args.virtual_local_rank,
-        shutdown_timeout=args.shutdown_timeout,
-        # A namespace made by another parser of these flags may lack Holdfast's own.
-        stop_signal=flags.parse_stop_signal(getattr(args, "stop_signal", "SIGTERM")),
         capture_stderr=not getattr(args, "no_capture_stderr", False),
         omp_num_threads=_omp_num_threads(nproc_per_node),
-        exit_barrier_timeout=getattr(args, "exit_barrier_timeout", EXIT_BARRIER_S),
         preload=parse_preload(args),
-        worker_store=getattr(args, "worker_store", False),
-        standalone=args.standalone,
-        story=getattr(args, "story", ""),
-        metrics_port=getattr(args, "metrics_port", None),
-        metrics_addr=getattr(args, "metrics_addr", ""),
-        dashboard_port=getattr(args, "dashboard", None),
     )
     return config, program, program_args
 
 
-def _numa_options(args: Arguments) -> NumaOptions | None:
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, values.FromEnvironment) else value
+
+
+def _numa_options(args: argparse.Namespace) -> NumaOptions | None:
     if args.numa_binding is None:
         return None
-    from holdfast.numa import AffinityMode, NumaOptions
+    from holdfast.numa import AffinityMode, NumaOptions  # Most jobs bind nothing.
 
     return NumaOptions(AffinityMode(args.numa_binding))
 
 
-def run(args: Arguments) -> None:
+def run(args: argparse.Namespace) -> None:
     """Run the job of a parsed command line until it ends; raise if it cannot start or fails."""
     console.check_level()
     given, args = args, _with_rendezvous(args)
     config, program, program_args = config_from_args(args)
     check_can_start(args)
     if config.max_nodes > 1 or _has_multi_node_flags(given):
+        # A plain job of one node needs none of what the checks import.
         from holdfast.cli import flag_warnings
 
         flag_warnings.warn(given, config)
@@ -150,30 +216,26 @@ def run(args: Arguments) -> None:
             f"OMP_NUM_THREADS is not set; using {config.omp_num_threads} for each of the "
             f"{config.nproc_per_node} workers, so that they do not overload the CPUs"
         )
-    from holdfast.launcher.launch import elastic_launch
-
     elastic_launch(config=config, entrypoint=program)(*program_args)
 
 
-def execute(args: Arguments) -> None:
+def execute(args: argparse.Namespace) -> None:
     """Run the job, and write a failure to the error file that this process was given, if any."""
     if not os.environ.get("TORCHELASTIC_ERROR_FILE"):
         run(args)
         return
-    from holdfast.processes.failures.error_file import Recording, get_error_handler
-
     with Recording(get_error_handler()):
         run(args)
 
 
-def _with_rendezvous(args: Arguments) -> Arguments:
-    """Return the arguments with the rendezvous of a single node that asks for none."""
+def _with_rendezvous(args: argparse.Namespace) -> argparse.Namespace:
+    """Return the arguments with the rendezvous of a single node, if no other is requested."""
     max_nodes = parse_min_max_nnodes(args.nnodes)[1]
     if getattr(args, "ha", None) is not None:
         args = _with_ha(args)
     backend = str(args.rdzv_backend)
     if args.standalone and max_nodes > 1:
-        flags.reject(
+        values.reject(
             args.nnodes, "--nnodes", "conflicts with --standalone, which is for one node", "1"
         )
     alone = (
@@ -199,18 +261,20 @@ def _with_rendezvous(args: Arguments) -> Arguments:
     return args
 
 
-def _with_ha(args: Arguments) -> Arguments:
+def _with_ha(args: argparse.Namespace) -> argparse.Namespace:
     """Return the arguments with the rendezvous of `--ha`."""
-    from holdfast.etcd.cluster_list import advice, parse_machines
+    from holdfast.etcd.cluster_list import advice, parse_machines  # Only for --ha.
 
     ha = str(args.ha)
     backend = str(args.rdzv_backend)
     if args.standalone or backend not in ("static", "ha"):
         other = "--standalone" if args.standalone else f"--rdzv-backend {backend}"
-        flags.reject(args.ha, "--ha", f"conflicts with {other}", "one of the two")
+        values.reject(args.ha, "--ha", f"conflicts with {other}", "one of the two")
     if args.rdzv_endpoint:
-        flags.reject(args.rdzv_endpoint, "--rdzv-endpoint", "conflicts with --ha", "one of the two")
-    warning = advice(len(parse_machines(ha, source=flags.source_of(args.ha, "--ha"))))
+        values.reject(
+            args.rdzv_endpoint, "--rdzv-endpoint", "conflicts with --ha", "one of the two"
+        )
+    warning = advice(len(parse_machines(ha, source=values.source_of(args.ha, "--ha"))))
     if warning:
         console.warning(f"--ha: {warning}")
     args = type(args)(**vars(args))
@@ -218,35 +282,36 @@ def _with_ha(args: Arguments) -> Arguments:
     return args
 
 
-def _has_multi_node_flags(args: Arguments) -> bool:
-    """Whether there are flags that a single node may have no use for."""
-    spares = getattr(args, "spares", 0)
-    return bool(args.rdzv_conf or args.node_rank or args.local_ranks_filter or spares)
+def _has_multi_node_flags(args: argparse.Namespace) -> bool:
+    """Whether there are flags that may have no effect on a single node."""
+    return bool(args.rdzv_conf or args.node_rank or args.local_ranks_filter or _job_wide(args))
 
 
-def _rdzv_configs(args: Arguments) -> dict[str, Any]:
-    configs: dict[str, Any] = dict(flags.parse_rdzv_conf(args.rdzv_conf))
+def _job_wide(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of the job that were given by flags of their own."""
+    given = [(flag, getattr(args, flag.dest, flag.default)) for flag in FLAGS if flag.key]
+    return {flag.key: value for flag, value in given if value != flag.default}
+
+
+def _rdzv_configs(args: argparse.Namespace) -> dict[str, Any]:
+    configs: dict[str, Any] = dict(values.parse_rdzv_conf(args.rdzv_conf))
     if args.rdzv_backend == "static":
         configs["rank"] = args.node_rank
-    if getattr(args, "spares", 0):
-        configs["spares"] = args.spares
-    return configs
+    return configs | _job_wide(args)
 
 
-def _logs_specs(args: Arguments) -> LogsSpecs:
+def _logs_specs(args: argparse.Namespace) -> LogsSpecs:
     name = "default" if args.logs_specs is None else args.logs_specs
-    kind = flags.load_logs_specs(name)
-    redirects: Any = flags.parse_streams(args.redirects, "--redirects")
-    tee: Any = flags.parse_streams(args.tee, "--tee")
+    kind = values.load_logs_specs(name)
+    redirects: Any = values.parse_streams(args.redirects, "--redirects")
+    tee: Any = values.parse_streams(args.tee, "--tee")
     if name != "default":
-        from holdfast.processes.logs.std import as_std
-
-        redirects, tee = as_std(redirects), as_std(tee)  # A plug-in knows them as such.
+        redirects, tee = as_std(redirects), as_std(tee)  # TorchElastic's type.
     return kind(
-        log_dir=flags.parse_log_dir(args.log_dir),
+        log_dir=values.parse_log_dir(args.log_dir),
         redirects=redirects,
         tee=tee,
-        local_ranks_filter=flags.parse_local_ranks(args.local_ranks_filter),
+        local_ranks_filter=values.parse_local_ranks(args.local_ranks_filter),
     )
 
 
@@ -255,7 +320,7 @@ def _omp_num_threads(nproc_per_node: int) -> int | None:
 
 
 def _fresh_run_id() -> str:
-    """Return a random id in the form of a version 4 UUID, without importing `uuid`."""
+    """Return a random id in the form of a version 4 UUID."""
     raw = bytearray(os.urandom(16))
     raw[6] = raw[6] & 0x0F | 0x40
     raw[8] = raw[8] & 0x3F | 0x80

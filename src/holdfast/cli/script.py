@@ -12,20 +12,20 @@ import sys
 from typing import TYPE_CHECKING
 
 from holdfast.agent.spec import run_script_path
-from holdfast.cli import flags
 from holdfast.errors import CannotStart, UsageError
+from holdfast.launcher.flag_values import parse_modules, reject, source_of
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Callable
     from typing import NoReturn
 
-    from holdfast.cli.flags import Arguments
 
 PYTHON_ENV = "PYTHON_EXEC"
 MISSING, UNUSABLE = 127, 126
 
 
-def get_use_env(args: Arguments) -> bool:
+def get_use_env(args: Namespace) -> bool:
     """Return whether workers get their local rank through the environment alone.
 
     Only programs that extend the parser with the old `--use-env` can say no; their scripts then
@@ -34,7 +34,7 @@ def get_use_env(args: Arguments) -> bool:
     return bool(getattr(args, "use_env", True))
 
 
-def worker_command(args: Arguments) -> tuple[Callable[..., None] | str, list[str]]:
+def worker_command(args: Namespace) -> tuple[Callable[..., None] | str, list[str]]:
     """Return what each worker runs: a function or a program, and its arguments."""
     script: str = args.training_script
     if args.run_path:
@@ -52,21 +52,21 @@ def worker_command(args: Arguments) -> tuple[Callable[..., None] | str, list[str
     return program, [*argv, *args.training_script_args]
 
 
-def parse_preload(args: Arguments) -> tuple[str, ...]:
+def parse_preload(args: Namespace) -> tuple[str, ...]:
     """Return the modules of `--preload`; reject workers that cannot be forked.
 
     What `auto` stands for is resolved at the launch.
     """
     flag = "--preload"
     text = getattr(args, "preload", "")
-    modules = flags.parse_module_names(text, flag)
+    modules = parse_modules(text, source=source_of(text, flag))
     if modules and args.run_path:
         if args.start_method != "spawn":
             how = f"conflicts with --start-method {args.start_method}"
-            flags.reject(text, flag, how, "--start-method spawn, which --preload makes as fast")
+            reject(text, flag, how, "--start-method spawn, which --preload makes as fast")
     elif modules and args.no_python:
         raise UsageError(
-            f"{flags.source_of(text, flag)}: conflicts with --no-python: "
+            f"{source_of(text, flag)}: conflicts with --no-python: "
             "only Python workers can be forked from a process that has imported modules"
         )
     return modules
@@ -77,7 +77,7 @@ def interpreter() -> str:
     return os.environ.get(PYTHON_ENV) or sys.executable
 
 
-def check_can_start(args: Arguments) -> None:
+def check_can_start(args: Namespace) -> None:
     """Raise `CannotStart` if the workers of this command line cannot start."""
     script: str = args.training_script
     if args.run_path:

@@ -164,10 +164,10 @@ def read(paths: Iterable[str]) -> list[Line]:
     return lines
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(name: str) -> CommandParser:
     """Return the parser of `holdfast story`."""
     parser = CommandParser(
-        prog="holdfast story",
+        prog=f"holdfast {name}",
         usage="holdfast story [--from STEP | --why STEP] FILE ...",
         description=DESCRIPTION,
         epilog=EXAMPLES,
@@ -182,11 +182,6 @@ def build_parser() -> argparse.ArgumentParser:
         "files", nargs="+", metavar="FILE", help="files written by --story, of any nodes"
     )
     return parser
-
-
-def parse_args(args: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; an invalid one ends the process with one line and exit code 2."""
-    return build_parser().parse_args(args)
 
 
 def execute(args: argparse.Namespace) -> None:

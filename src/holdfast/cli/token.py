@@ -11,11 +11,19 @@ import sys
 from typing import TYPE_CHECKING
 
 from holdfast.cli.parser import CommandParser, Help
+from holdfast.core.limits import RUN_ID_CHARS_MAX
 from holdfast.errors import UsageError
+from holdfast.net.token import load_token, make_token, own_path, read_token
+from holdfast.wire.handshake import (
+    FILE_VARIABLE,
+    VARIABLE,
+    is_job_token,
+    job_token,
+    read_only_token,
+)
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
 DESCRIPTION = """\
 Make the token by which the agents and coordinators of a user know each other,
@@ -37,10 +45,10 @@ examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(name: str) -> CommandParser:
     """Return the parser of `holdfast token`."""
     parser = CommandParser(
-        prog="holdfast token",
+        prog=f"holdfast {name}",
         usage="holdfast token [--path | --job ID | --show | --new] [--read-only]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
@@ -71,16 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_args(args: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; an invalid one ends the process with one line and exit code 2."""
-    return build_parser().parse_args(args)
-
-
 def execute(args: argparse.Namespace) -> None:
     """Do what is asked, and print what is asked for and nothing else."""
-    from holdfast.net.token import load_token, make_token, read_token
-    from holdfast.wire.handshake import VARIABLE
-
     path = _file()
     if path is None:
         if args.path or args.new:
@@ -93,8 +93,6 @@ def execute(args: argparse.Namespace) -> None:
         made = (args.new or not os.path.lexists(path)) and make_token(path, anew=args.new)
         token, what = read_token(path, path), f"{path}: {'made' if made else 'is there'}"
     if args.read_only:
-        from holdfast.wire.handshake import read_only_token
-
         if args.path or args.show or args.new:
             raise UsageError("--read-only: accepted alone, or with --job")
         of_job = _of_job(token, args.job) if args.job is not None else token
@@ -109,9 +107,6 @@ def execute(args: argparse.Namespace) -> None:
 
 def _file() -> str | None:
     """Return the file that the token is in; None if it is in the environment itself."""
-    from holdfast.net.token import own_path
-    from holdfast.wire.handshake import FILE_VARIABLE, VARIABLE
-
     if FILE_VARIABLE in os.environ:
         path = os.environ[FILE_VARIABLE]
         if not path:
@@ -121,9 +116,6 @@ def _file() -> str | None:
 
 
 def _of_job(token: bytes, run_id: str) -> bytes:
-    from holdfast.core.limits import RUN_ID_CHARS_MAX
-    from holdfast.wire.handshake import is_job_token, job_token
-
     if not 0 < len(run_id) <= RUN_ID_CHARS_MAX:
         raise UsageError(
             f"--job: accepted: the run id of a job, 1 to {RUN_ID_CHARS_MAX} characters"

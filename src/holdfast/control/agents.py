@@ -16,10 +16,10 @@ import msgspec
 from holdfast.control.connection import (
     AGENT,
     REPLIES_MAX,
+    ControlConnection,
     ControlProblem,
     JobNotFound,
     JobUnreachable,
-    Line,
     named,
     open_contact,
     open_socket,
@@ -64,12 +64,12 @@ class Agents:
 
     def __init__(
         self,
-        own: Line,
+        own: ControlConnection,
         *,
         passes_on: bool,
         beside: Mapping[str, str] | None = None,
         look: Callable[[], Awaitable[control.Contacts]] | None = None,
-        reopen: Callable[[], Awaitable[Line]] | None = None,
+        reopen: Callable[[], Awaitable[ControlConnection]] | None = None,
         found: control.Contacts | None = None,
     ) -> None:
         self.passes_on = passes_on
@@ -85,8 +85,8 @@ class Agents:
         self._found = control.Contacts()
         self._contacts: dict[str, control.Contact] = {}
         self._tls: ssl.SSLContext | None = None
-        self._opened: dict[str, Line] = {}
-        self._opening: dict[str, asyncio.Task[Line | ControlProblem]] = {}
+        self._opened: dict[str, ControlConnection] = {}
+        self._opening: dict[str, asyncio.Task[ControlConnection | ControlProblem]] = {}
         self._turns = asyncio.Semaphore(CONNECTING_MAX)
         self._unreached: dict[str, tuple[float, ControlProblem]] = {}
         self._reporting: dict[str, asyncio.Task[None]] = {}
@@ -110,14 +110,14 @@ class Agents:
         """Whether the agent at `own` is gone, and another can be asked in its place."""
         return bool(self.own.problem) and self._reopen is not None
 
-    async def anyone(self) -> Line:
+    async def anyone(self) -> ControlConnection:
         """Return where to ask about the whole job: an agent that has ended is not the end of it."""
         async with self._reopening:
             if self._reopen is not None and self.is_lost:
                 self.own = await self._reopen()
             return self.own
 
-    async def at(self, node: str) -> Line:
+    async def at(self, node: str) -> ControlConnection:
         """Return where to ask about a node; raise `ControlProblem` if its agent cannot be reached."""
         is_own = node == self.own.node and not self.is_lost
         if not node or is_own or (self.passes_on and node not in self._beside):
@@ -146,7 +146,7 @@ class Agents:
         own = () if self.is_lost else (self.own.node,)
         return [*dict.fromkeys((*own, *self._contacts))]
 
-    async def _open(self, node: str) -> Line | ControlProblem:
+    async def _open(self, node: str) -> ControlConnection | ControlProblem:
         try:
             async with self._turns:
                 path = self._beside.get(node)
@@ -200,7 +200,7 @@ class Agents:
 
     async def _ask_own(self) -> control.Contacts:
         found = control.Contacts()
-        async for reply in self.own.many(control.CONTACTS):
+        async for reply in self.own.stream(control.CONTACTS):
             part = unpacked(control.Contacts, reply.body)
             contacts = found.contacts + part.contacts
             found = msgspec.structs.replace(part, contacts=contacts, pem=part.pem or found.pem)
@@ -232,8 +232,8 @@ class Agents:
 
     async def _report_of(self, node: str) -> None:
         try:
-            line = await self.at(node)
-            reply = await line.ask(control.REPORT)
+            connection = await self.at(node)
+            reply = await connection.ask(control.REPORT)
             report = unpacked(NodeReport, reply.body)
         except ControlProblem as problem:
             again_at = asyncio.get_running_loop().time() + AGAIN_S
@@ -249,10 +249,12 @@ def _about(node: str, problem: ControlProblem) -> str:
     return f"{quoted(node)}: {problem.message}"
 
 
-async def events_at(line: Line, *, follow: bool, node: str = "") -> AsyncIterator[control.Events]:
+async def events_at(
+    connection: ControlConnection, *, follow: bool, node: str = ""
+) -> AsyncIterator[control.Events]:
     """Yield the events that are kept somewhere, and with `follow` each as it comes."""
     body = control.pack(control.EventsQuery(follow=follow))
-    async for reply in line.many(control.EVENTS, node=node, body=body):
+    async for reply in connection.stream(control.EVENTS, node=node, body=body):
         yield unpacked(control.Events, reply.body)
 
 
@@ -322,8 +324,8 @@ class MergedEvents:
             await asyncio.sleep(LOOK_S)
 
     async def _kept_of(self, node: str) -> list[EventRecord]:
-        line = await self._agents.at(node)
-        async for found in events_at(line, follow=False):
+        connection = await self._agents.at(node)
+        async for found in events_at(connection, follow=False):
             self._note(node, found)
         return [self._placed(node, event) for event in self._told.get(node, ())]
 
@@ -352,10 +354,10 @@ class MergedEvents:
 
     async def _listen(self, node: str) -> None:
         try:
-            line = await self._agents.at(node)
+            connection = await self._agents.at(node)
             self._heard.add(node)
             self._again_at.pop(node, None)
-            async for found in events_at(line, follow=True):
+            async for found in events_at(connection, follow=True):
                 for event in self._note(node, found):
                     await self._fresh.put(self._placed(node, event))
                 self._news.set()

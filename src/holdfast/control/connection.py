@@ -1,7 +1,7 @@
-"""One connection to a coordinator or an agent, over which questions are asked and answered.
+"""One connection to a coordinator or an agent: queries and their replies.
 
-Whatever goes wrong is a `ControlProblem`, with one line for a person; a refusal has its reason
-besides. Any number of questions may be under way at once.
+Any number of queries may be pending at once. Every failure is a `ControlProblem` with one line for
+the user.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0
-"""How long a question may take; more than any part of it may where it is answered."""
+"""How long a reply may take; more than any limit of the side that answers."""
 ALIVE_S = 60.0
-"""One who only listens says so often that it is there; connections that are silent for long are closed."""
+"""A client that only receives sends something this often: servers close silent connections."""
 REPLIES_MAX = 4_096
-"""Of one question, that wait to be taken; streams are limited by the room they are given."""
+"""Replies to one query that the reader has not taken yet; log streams have their own limit."""
 AGENT = "the agent"
 
 
@@ -87,15 +87,18 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         return f"Endpoint({self.host}:{self.port}, run_id={self.run_id!r})"
 
 
-class Line:
-    """A connection, with the questions that have no answer yet; `send` and `close` are its own."""
+class ControlConnection:
+    """A connection to a coordinator or an agent, with the queries that have no reply yet.
+
+    A subclass, or an opener below, provides `send` and `close`.
+    """
 
     def __init__(self, run_id: str, node: str = "") -> None:
         self.run_id = run_id
         self.node = node
-        """The node whose agent is at the other end; empty at a coordinator."""
+        """The node whose agent is the peer; empty for a coordinator."""
         self.problem = ""
-        """Why it has ended, if it has."""
+        """Why the connection has ended, if it has."""
         self.send: Callable[[Query], None]
         self.close: Callable[[], object]
         self._replies: dict[int, asyncio.Queue[Reply]] = {}
@@ -107,20 +110,22 @@ class Line:
         connection.on_closed = self.ended
         self.send, self.close = connection.send_whole, connection.abort
 
-    async def ask(self, what: str, *, body: bytes = b"") -> Reply:
+    async def ask(self, what: str, *, body: bytes = b"", limit_s: float = ANSWER_S) -> Reply:
+        """Send a query and return its only reply."""
         number, replies = self._begin()
         try:
             self.send(Query(id=number, what=what, run_id=self.run_id, body=body))
-            async with asyncio.timeout(ANSWER_S):
-                return self._checked(await replies.get())
+            async with asyncio.timeout(limit_s):
+                return _checked(await replies.get())
         except TimeoutError:
-            self.ended(f"no answer within {ANSWER_S:g} s")  # It is stopped, or cut off.
+            self.ended(f"no response within {limit_s:g} s")
             self.close()
             raise JobUnreachable(self.problem) from None
         finally:
             del self._replies[number]
 
-    async def many(self, what: str, *, node: str = "", body: bytes = b"") -> AsyncIterator[Reply]:
+    async def stream(self, what: str, *, node: str = "", body: bytes = b"") -> AsyncIterator[Reply]:
+        """Send a query and yield its replies; the last may be empty, and is left out then."""
         number, replies = self._begin()
         is_over = False
         try:
@@ -134,7 +139,7 @@ class Line:
                     self.send(Query(id=number, what=control.MORE, run_id=self.run_id, body=body))
                     continue
                 is_over = reply.last or bool(reply.refusal)
-                if self._checked(reply).body:
+                if _checked(reply).body:
                     yield reply
         finally:
             del self._replies[number]
@@ -148,16 +153,6 @@ class Line:
         queue: asyncio.Queue[Reply] = asyncio.Queue()
         self._replies[self._ids] = queue
         return self._ids, queue
-
-    def _checked(self, reply: Reply) -> Reply:
-        if not reply.refusal:
-            return reply
-        why = one_line(reply.why) or reply.refusal
-        if reply.refusal == RequestRefusal.NO_ANSWER.value:
-            raise JobUnreachable(why)
-        if reply.refusal == RequestRefusal.NO_SUCH_JOB.value:
-            raise JobNotFound(why)
-        raise RequestRefused(why, reply.refusal)
 
     def received(self, message: Message) -> None:
         if isinstance(message, Goodbye):
@@ -179,6 +174,18 @@ class Line:
             queue.put_nowait(Reply(id=number, refusal=lost, why=why))
 
 
+def _checked(reply: Reply) -> Reply:
+    """Return a reply that is no refusal; raise what a refusal means."""
+    if not reply.refusal:
+        return reply
+    why = one_line(reply.why) or reply.refusal
+    if reply.refusal == RequestRefusal.NO_ANSWER.value:
+        raise JobUnreachable(why)
+    if reply.refusal == RequestRefusal.NO_SUCH_JOB.value:
+        raise JobNotFound(why)
+    raise RequestRefused(why, reply.refusal)
+
+
 class _AtSocket(asyncio.Protocol):
     """A connection to an agent's socket."""
 
@@ -196,7 +203,7 @@ class _AtSocket(asyncio.Protocol):
             for body in self._reader.feed(data):
                 self._receive(decode(body))
         except WireError as problem:
-            self._closed(f"it sent something else than messages: {problem}")
+            self._closed(f"the agent sent an invalid message: {problem}")
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -211,7 +218,7 @@ class _AtSocket(asyncio.Protocol):
             self._transport.abort()
 
 
-async def open_endpoint(place: Endpoint) -> Line:
+async def open_endpoint(place: Endpoint) -> ControlConnection:
     """Return a connection to a coordinator."""
     is_for_all = place.token is not None and place.token.startswith(READ_ONLY_ALL_PREFIX)
     connector = CoordinatorConnector(
@@ -228,30 +235,30 @@ async def open_endpoint(place: Endpoint) -> Line:
         connection = await connector.connect()
     except ConnectFailed as problem:
         raise JobUnreachable(f"cannot connect to {where}: {problem.why}") from None
-    line = Line(place.run_id)
-    line.use(connection)
-    return line
+    opened = ControlConnection(place.run_id)
+    opened.use(connection)
+    return opened
 
 
-async def open_socket(path: str, run_id: str, node: str = "") -> Line:
+async def open_socket(path: str, run_id: str, node: str = "") -> ControlConnection:
     """Return a connection to an agent at its own socket."""
-    line = Line(run_id, node)
+    opened = ControlConnection(run_id, node)
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(CONNECT_S):
-            _, opened = await loop.create_unix_connection(
-                lambda: _AtSocket(line.received, line.ended), path
+            _, protocol = await loop.create_unix_connection(
+                lambda: _AtSocket(opened.received, opened.ended), path
             )
     except (OSError, TimeoutError) as problem:
         why = getattr(problem, "strerror", "") or "no response"
         raise JobUnreachable(f"cannot connect to {path}: {why}") from None
-    line.send, line.close = opened.send, opened.close
-    return line
+    opened.send, opened.close = protocol.send, protocol.close
+    return opened
 
 
 async def open_contact(
     contact: control.Contact, run_id: str, found: control.Contacts, tls: ssl.SSLContext | None
-) -> Line:
+) -> ControlConnection:
     """Return a connection to an agent at its control port; `tls` is that of `tls_of`."""
     connector = CoordinatorConnector(
         contact.address,
@@ -262,12 +269,12 @@ async def open_contact(
         read_only=found.read_only,
         server=AGENT,
     )
-    line = Line(run_id, contact.node)
+    opened = ControlConnection(run_id, contact.node)
     try:
-        line.use(await connector.connect())
+        opened.use(await connector.connect())
     except ConnectFailed as problem:
         raise JobUnreachable(f"cannot connect to {named(contact)}: {problem.why}") from None
-    return line
+    return opened
 
 
 def tls_of(found: control.Contacts) -> ssl.SSLContext | None:
@@ -284,7 +291,7 @@ def tls_of(found: control.Contacts) -> ssl.SSLContext | None:
 
 
 def named(contact: control.Contact) -> str:
-    """Return an agent as a person is told of it."""
+    """Return how a message names the agent."""
     return f"{AGENT} at {format_endpoint(quoted(contact.address), contact.port)}"
 
 
@@ -293,4 +300,4 @@ def unpacked(kind: type[T], body: bytes) -> T:
     try:
         return control.unpack(kind, body)
     except WireError as problem:
-        raise JobUnreachable(f"it sent something else than was asked for: {problem}") from None
+        raise JobUnreachable(f"the reply is not valid: {problem}") from None

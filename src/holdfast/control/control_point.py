@@ -19,20 +19,20 @@ from holdfast.control.runtime_dir import socket_of
 from holdfast.core import supervision
 from holdfast.core.supervision import State
 from holdfast.observe import lifecycle
-from holdfast.processes.poll import is_readable
 
 if TYPE_CHECKING:
+    import socket
     from collections import deque
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
     from typing import Any, Protocol, TypeVar
 
+    from holdfast.control.history import History
     from holdfast.control.node_server import NodeServer
     from holdfast.core.machine import Event
     from holdfast.core.protocol import Request, RequestAnswer
     from holdfast.core.supervision import Supervision
     from holdfast.membership.interface import Membership
-    from holdfast.net.agent_port import ControlListener
     from holdfast.observe.lifecycle import LifecycleEvent
     from holdfast.processes.workers.pages import Progress
     from holdfast.wire.messages import Watch
@@ -60,8 +60,9 @@ if TYPE_CHECKING:
         def log_files(self) -> list[tuple[int, str, str]]:
             """Rank, stream and path of each file that the workers write."""
 
-        def get_worker_group(self) -> Any:
-            """Return the `agent.spec.WorkerGroup`."""
+        @property
+        def group(self) -> Any:
+            """The `agent.spec.WorkerGroup`."""
 
         def pages(self) -> dict[int, Progress]:
             """Return the progress that workers report, by local rank."""
@@ -76,8 +77,8 @@ else:
 
 BACKLOG = 16
 EVENTS_KEPT_MAX = 256
-MILESTONES_KEPT_MAX = 1_024
-"""Events that tell where the time of generations went: some ten of each, and two of each worker."""
+EARLY_EVENTS_MAX = 512
+"""Events that are buffered until the history is imported: of a start, some three of each worker."""
 CALLS_MAX = 256
 """What the thread may ask of the loop and has no answer to yet."""
 
@@ -91,12 +92,10 @@ class ControlPoint:
         self.agent = agent
         self.path = ""
         self._events: deque[tuple[float, LifecycleEvent]] = deque(maxlen=EVENTS_KEPT_MAX)
-        self._milestones: deque[LifecycleEvent] = deque(maxlen=MILESTONES_KEPT_MAX)
-        self._stepped: set[int] = set()
-        """Ranks of this generation whose first step is among the milestones."""
+        self._early: list[LifecycleEvent] = []
+        """Events that are not in the history yet."""
+        self._history: History | None = None
         self._listener: _socket.socket | None = None
-        self._port: ControlListener | None = None
-        """Until it is served."""
         self._server: NodeServer | None = None
         self._lock = allocate_lock()  # For the server, which several threads may need first.
         self._wakeup = -1
@@ -104,16 +103,17 @@ class ControlPoint:
         self._requests: deque[tuple[Request, Future[RequestAnswer]]] = deque()
         self._asking: dict[str, Future[RequestAnswer]] = {}
         self._begun_at = run_started_at
-        self._running_since: float | None = None
-        self._running_s = 0.0
         self._is_closed = False
-        if agent.machine.state is State.RUNNING:
-            self._running_since = run_started_at
+        is_running = agent.machine.state is State.RUNNING
+        self._running = agent.machine.generation if is_running else None
 
     def open(self) -> None:
         """Listen; where that is impossible the job goes on, and cannot be found by `holdfast ps`."""
         connection = self.agent.connection
-        self._port = connection.control.port if connection is not None else None
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        port = connection.control.port if connection is not None else None
+        if port is not None:
+            port.serve(self._adopt_client)
         try:
             self.path = socket_of(os.getpid())
             self._listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -127,7 +127,7 @@ class ControlPoint:
     def close(self) -> None:
         """End it all; may be called more than once."""
         with self._lock:
-            self._is_closed, self._port = True, None
+            self._is_closed = True
             server, self._server = self._server, None
         self._close_listener()
         if server is not None:
@@ -151,7 +151,7 @@ class ControlPoint:
     # For the loop.
 
     def descriptors(self) -> list[int]:
-        listening = [one.fileno() for one in (self._listener, self._port) if one is not None]
+        listening = [self._listener.fileno()] if self._listener is not None else []
         return [*listening, self._wakeup] if self._wakeup >= 0 else listening
 
     def look(self) -> None:
@@ -167,8 +167,6 @@ class ControlPoint:
                     os.close(descriptor)
                 else:
                     server.adopt(descriptor)
-        if self._port is not None and is_readable(self._port.fileno()):
-            self._obtain_server()  # It serves the port as well.
         if self._wakeup >= 0:
             try:
                 os.eventfd_read(self._wakeup)
@@ -189,7 +187,7 @@ class ControlPoint:
                 if view is not None and view.answered is not None:
                     self.answered(view.answered)  # The same may have been asked before.
                 continue
-            nodes = agent.get_worker_group().group_world_size or 1
+            nodes = agent.group.group_world_size or 1
             if nodes > 1:
                 from holdfast.core.protocol import RequestRefusal  # Imports msgspec.
 
@@ -228,23 +226,15 @@ class ControlPoint:
 
     def __call__(self, event: LifecycleEvent) -> None:
         """Keep an event, and tell those who watch."""
-        if isinstance(event, lifecycle.WorkersObserved):
-            return
-        if isinstance(event, lifecycle.ProgressSampled):
-            ranks = {rank for rank, _, _ in event.steps}
-            # The last of a generation is taken when it is being stopped.
-            if self._running_since is None or not ranks <= self._stepped:
-                self._stepped |= ranks
-                self._milestones.append(event)
-            return
-        self._milestones.append(event)
+        if self._history is None and len(self._early) < EARLY_EVENTS_MAX:
+            self._early.append(event)
+        else:
+            self.history.add(event)
         match event:
-            case lifecycle.GenerationStarted(at=at):
-                self._running_since = at
-                self._stepped.clear()
-            case lifecycle.GenerationStopping(at=at) if self._running_since is not None:
-                self._running_s += at - self._running_since
-                self._running_since = None
+            case lifecycle.WorkersObserved() | lifecycle.ProgressSampled():
+                return
+            case lifecycle.StandbyChanged():
+                return
             case lifecycle.WorkersFailed(failures=failures):
                 if all(one.consequence for one in failures):
                     return  # They were stopped, as was said before.
@@ -253,13 +243,17 @@ class ControlPoint:
         if self._server is not None:
             self._server.happened(one)
 
-    def running_s(self) -> tuple[float, float]:
-        """Return for how long the workers ran, of how long in all."""
-        now = time.monotonic()
-        running_s = self._running_s
-        if self._running_since is not None:
-            running_s += now - self._running_since
-        return running_s, now - self._begun_at
+    @property
+    def history(self) -> History:
+        """The history of this run. Most runs end before anybody wants it."""
+        if self._history is None:
+            from holdfast.control.history import History
+
+            self._history = History(self._begun_at, running=self._running)
+            for event in self._early:
+                self._history.add(event)
+            self._early.clear()
+        return self._history
 
     # For any thread.
 
@@ -268,16 +262,19 @@ class ControlPoint:
         """The newest events, each with the time of day."""
         return [*self._events]
 
-    @property
-    def milestones(self) -> tuple[float, list[LifecycleEvent]]:
-        """When the run began, and the events that tell where its time went."""
-        return self._begun_at, [*self._milestones]
-
     def watched(self, watch: Watch) -> None:
         """Do what the coordinator asks for on behalf of those who watch."""
         server = self._obtain_server()
         if server is not None:
             server.watch(watch)
+
+    def _adopt_client(self, connection: socket.socket, address: str) -> None:
+        """Serve a client that connected to the agent's port; from any thread."""
+        server = self._obtain_server()
+        if server is None:
+            connection.close()
+        else:
+            server.adopt_client(connection, address)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Have something called in the agent's loop, in its next turn."""
@@ -319,13 +316,8 @@ class ControlPoint:
                 try:
                     from holdfast.control.node_server import NodeServer
 
-                    wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                     self._server = NodeServer(self, self.agent)
-                    self._wakeup = wakeup
-                    port, self._port = self._port, None
-                    if port is not None:
-                        self._server.serve(port)
                 except Exception as problem:  # noqa: BLE001 (the job goes on)
                     console.warning(f"this job cannot be watched: {console.describe(problem)}")
-                    self._is_closed, self._port = True, None
+                    self._is_closed = True
             return self._server

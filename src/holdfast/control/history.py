@@ -1,7 +1,682 @@
-"""The history of a job: its lifecycle events, folded into what people see."""
+"""The history of a job: its lifecycle events, folded into what people see.
+
+::
+
+    lifecycle events ──┐
+                       ├─► History.add ─► Generation ─► merge ─► spans_of ─► goodput
+    recorded timeline ─┘    (one node)     (marks)    (all nodes)
+
+`History` folds the events of one node; a recorded timeline holds the same events and gives the same
+history. `merge` combines what several nodes saw of one generation. Metrics, `status`, `top`, the
+dashboard and the report render these values and compute none of them.
+
+The fold is pure: no I/O and no clock. All times are seconds on one clock, that of the node; a caller
+that combines nodes shifts them onto one axis first. Memory is bounded for jobs of any length.
+
+**Stages.** A restart has five, in this order; the first two end a generation, the others lead to the
+next one.
+
+==========  ======================================================================================
+`detect`    from the failure until the agent began to stop the workers. A worker that hung failed
+            when it made its last step
+`stop`      until all its workers had exited
+`regroup`   until the nodes had formed a round; before generation 0, since the first agent started
+`start`     until all workers were started
+`warmup`    until the last worker had made its first step, or had sent its first heartbeat if
+            workers report no steps
+==========  ======================================================================================
+
+**Goodput** is the share of a job's time that was useful. Where workers report steps, useful time is
+the time in which they made steps that no later generation repeated. Where they do not, it is the
+time in which all workers of a generation ran, which is an upper bound. The time in which a node was
+a standby does not count.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from enum import StrEnum
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from holdfast.core.bounded import ClockTime, Count, Name, Number, Seconds, Why
+from holdfast.core.limits import WHY_CHARS_MAX
+from holdfast.core.supervision import StopReason
+from holdfast.observe import lifecycle
+from holdfast.printable import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from holdfast.wire.messages import NodeReport, NodeSummary
+
+GENERATIONS_MAX = 512
+"""Generations of a node that are kept; of older ones only their useful time."""
+PROGRESS_MAX = 32
+"""Generations whose steps are kept, to find what a later one repeats."""
+CURVE_POINTS_MAX = 128
+"""Points of a generation's steps over time; of more, every other one is dropped."""
+GENERATIONS_AT_ONCE = 32
+"""Generations in one message: with the longest texts, they fit into a frame."""
 STALL_STEPS, STALL_S = 5.0, 2.0
 """If no step was made for this many times the usual time of one, and for this long, before a failure,
 the failure began with the last step."""
+
+
+class Stage(StrEnum):
+    """What a piece of a job's time was spent on."""
+
+    USEFUL = "useful"
+    REPEATED = "repeated"
+    """Steps that a later generation made again."""
+    WARMUP = "warmup"
+    DETECT = "detect"
+    STOP = "stop"
+    REGROUP = "regroup"
+    START = "start"
+    END = "end"
+    """After the last worker exited."""
+
+
+RESTART_STAGES = (Stage.DETECT, Stage.STOP, Stage.REGROUP, Stage.START, Stage.WARMUP)
+
+
+class NodeState(StrEnum):
+    """What a node is doing."""
+
+    JOINING = "joining"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    LEAVING = "leaving"
+    DONE = "done"
+    STANDBY = "standby"
+    DRAINED = "drained"
+
+
+class JobState(StrEnum):
+    """What a job is doing, as one node knows it."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+class WorkerState(StrEnum):
+    """What a worker is doing, or how it ended."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TERMINATED = "terminated"
+
+
+class Generation(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One start of all workers, as one node or all nodes saw it: when each thing happened."""
+
+    number: Number
+    is_first: bool = False
+    """Whether the node was in no generation before it."""
+    left_at: ClockTime | None = None
+    """When the workers of the generation before had exited, or the run started."""
+    met_at: ClockTime | None = None
+    """When the nodes had formed a round."""
+    started_at: ClockTime | None = None
+    warm_at: ClockTime | None = None
+    """When the last worker had made its first step, or sent its first heartbeat, so far."""
+    has_steps: bool = False
+    """Whether that was a step."""
+    is_warm: bool = False
+    """Whether all workers have."""
+    failed_at: ClockTime | None = None
+    """When a worker failed that was not being stopped."""
+    cause_step_at: ClockTime | None = None
+    """When a worker that failed had made its last step."""
+    last_step_at: ClockTime | None = None
+    step_s: Seconds = 0.0
+    """The usual time of a step."""
+    stopping_at: ClockTime | None = None
+    stopped_at: ClockTime | None = None
+    repeated_at: ClockTime | None = None
+    """From when on its steps were repeated by a later generation."""
+    first_step: int | None = None
+    last_step: int | None = None
+    goes_back: bool = False
+    """Whether a worker reported a lower step after a higher one, so that steps cannot be compared."""
+    is_lost: bool = False
+    """Whether a node of it left no record of its end."""
+    restarts: Count = 0
+    nodes: Count = 0
+    world_size: Count = 0
+    fence: Count = 0
+    why: Why = ""
+    """Why it was started, as the coordinator put it."""
+    reason: Name = ""
+    """Why its workers were stopped: the value of a `StopReason`."""
+    detail: Why = ""
+    """What was wrong with its workers, or what was requested."""
+    cause: Why = ""
+    """The failure that ended it."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.stopping_at is not None
+
+    def good_until(self, end: float) -> float:
+        """Return until when nothing was wrong, at most `end`."""
+        good = end
+        if self.failed_at is not None:
+            good = min(end, max(self.failed_at, self.started_at or 0.0))
+        is_unhealthy = self.reason == StopReason.UNHEALTHY.value
+        if self.last_step_at is None or not (self.failed_at or is_unhealthy or self.is_lost):
+            return good
+        # Nobody knows whom the workers that did not fail waited for.
+        last = self.last_step_at if self.cause_step_at is None else self.cause_step_at
+        return last if good - last > max(STALL_STEPS * self.step_s, STALL_S) else good
+
+    @property
+    def trouble_at(self) -> float | None:
+        """When it began to go wrong, if it is over; None if another node knows."""
+        if self.stopping_at is None:
+            return None
+        good = self.good_until(self.stopping_at)
+        is_elsewhere = self.reason == StopReason.COORDINATOR.value and self.failed_at is None
+        return None if is_elsewhere and good == self.stopping_at else good
+
+    @property
+    def stages(self) -> dict[Stage, float]:
+        """How long the stages took that led to it and that ended it, as far as known."""
+        ready = _latest(self.left_at, self.met_at)
+        return {
+            stage: max(0.0, to - since)
+            for stage, since, to in (
+                (Stage.DETECT, self.trouble_at, self.stopping_at),
+                (Stage.STOP, self.stopping_at, self.stopped_at),
+                (Stage.REGROUP, self.left_at, ready if self.met_at is not None else None),
+                (Stage.START, ready, self.started_at),
+                (Stage.WARMUP, self.started_at, self.warm_at),
+            )
+            if since is not None and to is not None
+        }
+
+    def shifted(self, by: float) -> Generation:
+        """Return it with all its times on another clock."""
+        times = {name: at + by for name in TIMES if (at := getattr(self, name)) is not None}
+        return msgspec.structs.replace(self, **times)
+
+
+TIMES = tuple(name for name in Generation.__struct_fields__ if name.endswith("_at"))
+
+
+class NodeHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest generations of a node, for viewers elsewhere."""
+
+    now: ClockTime
+    """The time of the node's clock when it was sent."""
+    generations: list[Generation] = []
+
+
+def restart_stages(ended: Generation | None, started: Generation) -> dict[Stage, float]:
+    """Return how long each stage of the restart took that led to a generation, as far as known."""
+    before = ended.stages if ended is not None and ended.number == started.number - 1 else {}
+    of = {
+        stage: before if stage in (Stage.DETECT, Stage.STOP) else started.stages
+        for stage in RESTART_STAGES
+    }
+    return {stage: found[stage] for stage, found in of.items() if stage in found}
+
+
+def end_of(one: Generation, following: Generation | None) -> tuple[str, str]:
+    """Return how a generation ended, and why: `succeeded`, `failed`, `lost`, `regrouped`, `stopped` or `unknown`."""
+    why = following.why if following is not None else ""
+    if one.reason == StopReason.SIGNAL.value:
+        return "stopped", one.reason
+    if one.cause:
+        is_charged = following is not None and following.restarts > one.restarts
+        return "failed", why if why and is_charged else one.cause
+    if one.reason == StopReason.ASKED.value and one.detail:
+        return "regrouped" if following is not None else "stopped", one.detail
+    if one.detail:
+        return "failed", one.detail
+    if following is not None:
+        text = why or one.reason or "another generation was started"
+        if one.is_lost:
+            return "lost", text
+        return "failed" if following.restarts > one.restarts else "regrouped", text
+    if one.reason == StopReason.SUCCEEDED.value:
+        return "succeeded", one.reason
+    return ("failed", one.reason) if one.reason else ("unknown", "no end is recorded")
+
+
+def merge(parts: Sequence[Generation]) -> Generation:
+    """Return a generation as all nodes saw it; their times are on one axis."""
+    # Nodes whose workers are done wait for the others. Any other stop concerns all nodes.
+    told = (StopReason.COORDINATOR.value, StopReason.SUCCEEDED.value)
+    done = StopReason.SUCCEEDED.value
+    stops = sorted(
+        (one for one in parts if one.stopping_at is not None),
+        key=lambda one: (one.reason in told, one.stopping_at),
+    )
+    early = [one.stopping_at for one in stops if one.reason != done]
+    left = [one for one in parts if not one.is_first]
+    stepped = [one for one in parts if one.has_steps]
+    usual = sorted(one.step_s for one in parts if one.step_s)
+    causes = sorted((one for one in parts if one.cause), key=lambda one: one.failed_at or 0.0)
+    return Generation(
+        number=parts[0].number,
+        is_first=not left,
+        left_at=_latest(*(one.left_at for one in left))
+        if left
+        else _earliest(*(one.left_at for one in parts)),
+        met_at=_latest(*(one.met_at for one in parts)),
+        started_at=_latest(*(one.started_at for one in parts)),
+        warm_at=_latest(*(one.warm_at for one in stepped or parts)),
+        has_steps=bool(stepped),
+        is_warm=all(one.is_warm for one in parts),
+        failed_at=_earliest(*(one.failed_at for one in parts)),
+        cause_step_at=_earliest(*(one.cause_step_at for one in parts)),
+        last_step_at=_latest(*(one.last_step_at for one in parts)),
+        step_s=usual[len(usual) // 2] if usual else 0.0,
+        stopping_at=_earliest(*early) if early else _latest(*(one.stopping_at for one in stops)),
+        stopped_at=_latest(*(one.stopped_at for one in parts)),
+        repeated_at=_earliest(*(one.repeated_at for one in parts)),
+        first_step=min(
+            (one.first_step for one in parts if one.first_step is not None), default=None
+        ),
+        last_step=max((one.last_step for one in parts if one.last_step is not None), default=None),
+        goes_back=any(one.goes_back for one in parts),
+        is_lost=any(one.is_lost for one in parts),
+        restarts=max(one.restarts for one in parts),
+        nodes=max(one.nodes for one in parts),
+        world_size=max(one.world_size for one in parts),
+        fence=max(one.fence for one in parts),
+        why=next((one.why for one in parts if one.why), ""),
+        reason=stops[0].reason if stops else "",
+        detail=next((one.detail for one in stops if one.detail), ""),
+        cause=causes[0].cause if causes else "",
+    )
+
+
+def _latest(*times: float | None) -> float | None:
+    return max((at for at in times if at is not None), default=None)
+
+
+def _earliest(*times: float | None) -> float | None:
+    return min((at for at in times if at is not None), default=None)
+
+
+class _Progress:
+    """The steps of one generation's workers on a node."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.heartbeats: dict[int, float] = {}
+        self.firsts: dict[int, tuple[float, int]] = {}
+        """By rank, when its first step was made; unless that is known only from the stop."""
+        self.lasts: dict[int, tuple[float, int]] = {}
+        self.curve: list[tuple[float, int]] = []
+        """When the first worker had made a step."""
+
+    def add(self, one: Generation, rank: int, step: int, at: float) -> None:
+        before = self.lasts.get(rank)
+        if before is not None and step < before[1]:
+            one.goes_back = True
+        self.lasts[rank] = at, step
+        if one.stopping_at is None:
+            self.firsts.setdefault(rank, (at, step))
+        one.last_step_at = max(at, one.last_step_at or 0.0)
+        one.last_step = step if one.last_step is None else max(step, one.last_step)
+        if not any(known >= step and since <= at for since, known in self.curve):
+            later = [point for point in self.curve if point[0] < at or point[1] > step]
+            self.curve = sorted([*later, (at, step)])
+        if len(self.curve) > CURVE_POINTS_MAX:
+            del self.curve[1:-1:2]
+
+    def warm(self, one: Generation) -> None:
+        """Note when the workers had made their first steps."""
+        if not self.firsts:
+            one.warm_at = max(self.heartbeats.values(), default=None)
+            one.is_warm = len(self.heartbeats) >= self.workers
+            return
+        one.has_steps = True
+        one.warm_at = max(at for at, _ in self.firsts.values())
+        one.is_warm = len(self.firsts) >= self.workers
+        one.first_step = min(step for _, step in self.firsts.values())
+        times = sorted(
+            (at - self.firsts[rank][0]) / (step - self.firsts[rank][1])
+            for rank, (at, step) in self.lasts.items()
+            if rank in self.firsts and step > self.firsts[rank][1]
+        )
+        one.step_s = max(0.0, times[len(times) // 2]) if times else 0.0
+
+    def time_of(self, step: int) -> float | None:
+        """Return when the first worker had made a step: between samples by their rate."""
+        at = bisect_right(self.curve, step, key=lambda point: point[1])
+        if at == 0:
+            return self.curve[0][0] if self.curve else None
+        if at == len(self.curve):
+            return None
+        (since, low), (to, high) = self.curve[at - 1], self.curve[at]
+        return since + (to - since) * (step - low) / (high - low)
+
+
+class History:
+    """The history of one node, of its newest run. It belongs to one thread.
+
+    `began_at` is when the run began, and `running` the generation that runs, if the first events were
+    not seen.
+    """
+
+    def __init__(
+        self,
+        began_at: float = 0.0,
+        *,
+        running: int | None = None,
+        generations_max: int = GENERATIONS_MAX,
+    ) -> None:
+        self._generations_max = generations_max
+        self._begin(began_at)
+        if running is not None:
+            self._of(running)
+
+    def _begin(self, began_at: float) -> None:
+        self.began_at = began_at
+        self.ended_at: float | None = None
+        self.generations: dict[int, Generation] = {}
+        """By number, in the order in which they were started; of many the newest."""
+        self.node_state = NodeState.JOINING
+        self.job_state = JobState.STARTING
+        self.workers: dict[int, tuple[lifecycle.WorkerInfo, WorkerState]] = {}
+        """By local rank, those of the newest generation."""
+        self.counts_steps = False
+        """Whether workers report steps, so that goodput is not an upper bound."""
+        self._run: lifecycle.RunStarted | None = None
+        self._progress: dict[int, _Progress] = {}
+        self._left_at: float | None = began_at
+        self._met_at: float | None = None
+        self._requested = ""
+        self._dropped_useful_s, self._dropped_until = 0.0, began_at
+        self._standby_s = 0.0
+        self._standby_since: float | None = None
+
+    @property
+    def newest(self) -> Generation | None:
+        return next(reversed(self.generations.values()), None)
+
+    # What happens.
+
+    def add(self, event: lifecycle.LifecycleEvent) -> None:
+        match event:
+            case lifecycle.RunStarted():
+                self._begin(event.at)
+                self._run = event
+            case lifecycle.StandbyChanged():
+                self._standby_s = self.standby_s(event.at)
+                self._standby_since = event.at if event.is_standby else None
+            case lifecycle.RendezvousEnded():
+                if not event.error:
+                    self._met_at, self.node_state = event.at, NodeState.STARTING
+            case lifecycle.GenerationStarted():
+                self._started(event)
+            case lifecycle.FirstHeartbeat():
+                one, progress = self._of(event.generation)
+                progress.heartbeats.setdefault(event.worker.global_rank, event.at)
+                progress.warm(one)
+            case lifecycle.ProgressSampled():
+                self._sampled(event)
+            case lifecycle.WorkerEnded():
+                self._worker_ended(event)
+            case lifecycle.GenerationStopping():
+                self._stopping(event)
+            case lifecycle.GenerationStopped():
+                self._stopped(event)
+            case lifecycle.WorkersFailed():
+                self._failed(event)
+            case lifecycle.Requested():
+                self._requested = one_line(event.what, WHY_CHARS_MAX)
+                newest = self.newest
+                if newest is not None and newest.reason == StopReason.ASKED.value:
+                    newest.detail = self._requested
+            case lifecycle.RunEnded():
+                self._ended(event)
+
+    def _of(self, number: int) -> tuple[Generation, _Progress]:
+        """Return a generation, which began with the run if its start was not seen."""
+        one = self.generations.get(number)
+        if one is None:
+            one = self._add(Generation(number=number, started_at=self.began_at), workers=1)
+        return one, self._progress.setdefault(number, _Progress(1))
+
+    def _add(self, one: Generation, workers: int) -> Generation:
+        self.generations[one.number] = one
+        self._progress[one.number] = _Progress(workers)
+        while len(self._progress) > PROGRESS_MAX:
+            del self._progress[next(iter(self._progress))]
+        while len(self.generations) > self._generations_max:
+            self._drop()
+        return one
+
+    def _drop(self) -> None:
+        """Forget the oldest generation, but for its useful time."""
+        oldest, following, *_ = self.generations.values()
+        end = following.started_at or self._dropped_until
+        spans = spans_of([oldest, following], self._dropped_until, end, by_steps=self.counts_steps)
+        own = [one for one in spans if one.generation == oldest.number]
+        self._dropped_useful_s += useful_s(own)
+        self._dropped_until = own[-1].end if own else self._dropped_until
+        del self.generations[oldest.number]
+
+    def _started(self, event: lifecycle.GenerationStarted) -> None:
+        known = self.generations.pop(event.generation, None)
+        self._add(
+            Generation(
+                number=event.generation,
+                is_first=known is None and not self.generations,
+                left_at=self._left_at,
+                met_at=self._met_at,
+                started_at=event.at,
+                restarts=event.restart_count,
+                nodes=event.group_world_size or 0,
+                world_size=event.world_size,
+                fence=event.fence,
+                why=one_line(event.why, WHY_CHARS_MAX),
+            ),
+            len(event.workers),
+        )
+        self._left_at = self._met_at = None
+        self._requested = ""
+        self.job_state, self.node_state = JobState.RUNNING, NodeState.RUNNING
+        self.workers = {one.local_rank: (one, WorkerState.RUNNING) for one in event.workers}
+
+    def _sampled(self, event: lifecycle.ProgressSampled) -> None:
+        one, progress = self._of(event.generation)
+        first_step = one.first_step
+        for rank, step, at in event.steps:
+            progress.add(one, rank, step, at)
+        progress.warm(one)
+        self.counts_steps |= one.has_steps
+        if one.first_step != first_step and one.first_step is not None:
+            self._repeat(one.number, one.first_step)
+
+    def _repeat(self, number: int, first_step: int) -> None:
+        """Note which steps of the generations before this one are made again."""
+        for before, progress in self._progress.items():
+            one = self.generations.get(before)
+            if before >= number or one is None or one.goes_back or one.last_step is None:
+                continue
+            if first_step <= one.last_step:
+                is_all = one.first_step is not None and first_step <= one.first_step
+                at = one.started_at if is_all else progress.time_of(first_step - 1)
+                one.repeated_at = _earliest(one.repeated_at, at)
+
+    def _worker_ended(self, event: lifecycle.WorkerEnded) -> None:
+        one, _ = self._of(event.generation)
+        state = WorkerState.FAILED if event.failed else WorkerState.SUCCEEDED
+        if one.stopping_at is None and event.failed:
+            one.failed_at = _earliest(one.failed_at, event.at)
+            self.job_state = JobState.RECOVERING
+        elif event.failed:
+            state = WorkerState.TERMINATED  # By the stop.
+        self.workers[event.worker.local_rank] = event.worker, state
+
+    def _stopping(self, event: lifecycle.GenerationStopping) -> None:
+        one, _ = self._of(event.generation)
+        if one.is_over:
+            return
+        one.stopping_at, one.reason = event.at, event.reason.value
+        is_requested = event.reason is StopReason.ASKED
+        one.detail = self._requested if is_requested else one_line(event.detail, WHY_CHARS_MAX)
+        self.node_state = NodeState.STOPPING
+        if event.reason is not StopReason.SUCCEEDED:  # Else workers of other nodes may run.
+            self.job_state = JobState.RECOVERING
+
+    def _stopped(self, event: lifecycle.GenerationStopped) -> None:
+        one, _ = self._of(event.generation)
+        one.stopped_at = self._left_at = event.at
+        is_done = one.reason == StopReason.SUCCEEDED.value
+        self.node_state = NodeState.LEAVING if is_done else NodeState.JOINING
+        for rank, (worker, state) in self.workers.items():
+            if state is WorkerState.RUNNING:
+                self.workers[rank] = worker, WorkerState.TERMINATED
+
+    def _failed(self, event: lifecycle.WorkersFailed) -> None:
+        causes = [failure for failure in event.failures if not failure.consequence]
+        if not causes:
+            return
+        one, progress = self._of(event.generation)
+        first = causes[0]
+        what = first.detail or first.message or first.traceback.strip().rpartition("\n")[2]
+        texts = (f"rank {first.global_rank} failed", first.ending, what.strip().partition("\n")[0])
+        one.cause = one_line(": ".join(text for text in texts if text), WHY_CHARS_MAX)
+        lasts = [progress.lasts.get(failure.global_rank) for failure in causes]
+        one.cause_step_at = min((last[0] for last in lasts if last is not None), default=None)
+        if one.failed_at is None and self._run is not None:
+            wall = min(failure.wall for failure in causes)
+            one.failed_at = max(0.0, self._run.at + wall - self._run.wall)
+
+    def _ended(self, event: lifecycle.RunEnded) -> None:
+        self.ended_at = event.at
+        self._standby_s, self._standby_since = self.standby_s(event.at), None
+        is_good = not event.error and event.state == "succeeded"
+        self.job_state = JobState.SUCCEEDED if is_good else JobState.FAILED
+        self.node_state = NodeState.DONE
+        for end in event.outcomes:
+            self.workers[end.worker.local_rank] = end.worker, WorkerState(end.state)
+
+    # What it amounts to.
+
+    def standby_s(self, now: float) -> float:
+        """Return for how long the node was a standby."""
+        since = self._standby_since
+        return self._standby_s + (max(0.0, now - since) if since is not None else 0.0)
+
+    def parts(self, now: float) -> list[NodeHistory]:
+        """Return the generations in as many messages as they need, the oldest first."""
+        found = [*self.generations.values()]
+        return [
+            NodeHistory(now=now, generations=found[at : at + GENERATIONS_AT_ONCE])
+            for at in range(0, max(1, len(found)), GENERATIONS_AT_ONCE)
+        ]
+
+    def elapsed_s(self, now: float) -> float:
+        """Return for how long the run lasts."""
+        return max(0.0, (now if self.ended_at is None else self.ended_at) - self.began_at)
+
+    def useful_s(self, now: float) -> float:
+        """Return how much of that time was useful."""
+        end = now if self.ended_at is None else self.ended_at
+        generations = [*self.generations.values()]
+        if generations and generations[-1].reason == StopReason.SUCCEEDED.value:
+            # Its workers are done; those of other nodes may run.
+            replace = msgspec.structs.replace
+            generations[-1] = replace(generations[-1], stopping_at=None, stopped_at=None)
+        spans = spans_of(generations, self._dropped_until, end, by_steps=self.counts_steps)
+        return self._dropped_useful_s + useful_s(spans)
+
+
+class Span(NamedTuple):
+    """A piece of a job's time."""
+
+    stage: Stage
+    begin: float
+    end: float
+    generation: int | None
+
+
+def spans_of(
+    generations: Sequence[Generation],
+    begin: float,
+    end: float,
+    *,
+    by_steps: bool,
+    is_over: bool = True,
+) -> list[Span]:
+    """Return what a job's time was spent on, without gaps.
+
+    `by_steps` is whether any worker reported steps, `is_over` whether no generation follows.
+    """
+    spans: list[Span] = []
+
+    def add(stage: Stage, until: float | None, number: int | None) -> None:
+        since = spans[-1].end if spans else begin
+        if until is not None and (until := min(until, end)) > since:
+            spans.append(Span(stage, since, until, number))
+
+    for one, following in pairwise([*generations, None]):
+        assert one is not None
+        over, number = one.stopped_at, one.number
+        if over is None:
+            over = end if following is None else _earliest(following.met_at, following.started_at)
+        over = end if over is None else over
+        stop = min(over, one.stopping_at) if one.stopping_at is not None else over
+        good = one.good_until(stop)
+        add(Stage.REGROUP, one.met_at, number)
+        add(Stage.START, one.started_at, number)
+        if by_steps:
+            add(Stage.WARMUP, one.warm_at if one.has_steps else good, number)
+        add(Stage.USEFUL, _earliest(good, one.repeated_at), number)
+        add(Stage.REPEATED, good, number)
+        add(Stage.DETECT, stop, number)
+        add(Stage.STOP, over, number)
+    add(Stage.END if generations and is_over else Stage.REGROUP, end, None)
+    return spans
+
+
+def useful_s(spans: Iterable[Span]) -> float:
+    """Return for how long a job's time was useful."""
+    return sum(one.end - one.begin for one in spans if one.stage is Stage.USEFUL)
+
+
+class Goodput(NamedTuple):
+    """The share of time that was useful."""
+
+    share: float
+    is_upper_bound: bool
+    """Whether no worker reports steps, so that nobody knows what was repeated."""
+
+    @property
+    def name(self) -> str:
+        return "goodput (upper bound)" if self.is_upper_bound else "goodput"
+
+
+def goodput_of(reports: Iterable[NodeReport]) -> Goodput | None:
+    """Return the goodput of a job by the reports of its nodes; None before there is one."""
+    found = [*reports]
+    wanted_s = sum(max(0.0, one.elapsed_s - one.standby_s) for one in found)
+    if not wanted_s:
+        return None
+    by_steps = any(one.counts_steps for one in found)
+    return Goodput(sum(one.useful_s for one in found) / wanted_s, not by_steps)
+
+
+def state_of(node: NodeSummary) -> str:
+    """Return what a node is doing: a `NodeState`, or its phase as long as it has not reported."""
+    if node.drained:
+        return NodeState.DRAINED
+    if node.rank < 0:
+        return NodeState.STANDBY
+    return node.report.state if node.report is not None else node.phase

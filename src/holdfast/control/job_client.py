@@ -20,16 +20,14 @@ import getpass
 import os
 import random
 import secrets
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
 from holdfast.control.agents import Agents, MergedEvents, events_at, printable_event
 from holdfast.control.connection import (
     ANSWER_S,
-    CONNECT_S,
     ControlProblem,
-    Endpoint,
     JobNotFound,
     JobUnreachable,
     open_contact,
@@ -38,44 +36,31 @@ from holdfast.control.connection import (
     tls_of,
     unpacked,
 )
-from holdfast.control.discovery import Directory
-from holdfast.control.runtime_dir import pid_of, sockets_here
+from holdfast.control.discovery import Directory, LocalJob, find_job, only_one, read
+from holdfast.control.history import NodeHistory
 from holdfast.core.limits import ASKED_WHY_CHARS_MAX, NAME_CHARS_MAX
 from holdfast.core.protocol import Action, Request
-from holdfast.errors import HoldfastError, UsageError
-from holdfast.printable import one_line, quoted, visible
+from holdfast.printable import one_line, visible
 from holdfast.wire import control
 from holdfast.wire.handshake import READ_ONLY_PREFIX
+from holdfast.wire.job_summary import printable_summary
 from holdfast.wire.messages import JobSummary, Query
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
     from types import TracebackType
 
-    from holdfast.control.connection import Line
+    from holdfast.control.connection import ControlConnection
+    from holdfast.control.discovery import JobChoice, Place
     from holdfast.wire.messages import EventRecord
 
-R = TypeVar("R")
-
-LATE_S = 2.0  # Agents that take longer to answer are named.
 WATCH_S = 2.5
-"""How long nodes that are first asked to report have for it; in its first second none does."""
-LOOK_AGAIN_S = 0.1
+"""How long nodes have to report for the first time."""
 NOBODY_S = 10.0
 """After this time without an answer of anybody no others are tried: a firewall may drop it all."""
 STAGGER_S = 0.5
 """After this time without an answer of an agent the next one is tried besides."""
 ROOM_MIN_BYTES = 1_024
-
-
-class LocalJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that an agent on this machine is in."""
-
-    path: str
-    here: control.Here
-
-
-Place = Endpoint | LocalJob | Directory
 
 
 class NodeStacks(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,45 +123,39 @@ class JobClient:
     # What can be asked.
 
     async def jobs(self) -> list[JobSummary]:
-        """Return all jobs that can be seen here, in short."""
-        return [_printable(one) for one in await self._summaries(watch=False)]
+        """Return all jobs that this connection can see, in short."""
+        return [printable_summary(one) for one in await self._jobs(control.StatusQuery())]
 
-    async def _summaries(self, *, watch: bool) -> list[JobSummary]:
-        body = control.pack(control.StatusQuery(watch=watch))
-        line = await self.agents.anyone()
+    async def status(self, *, watch: bool = False, wait_s: float = WATCH_S) -> JobSummary:
+        """Return the state of the job; with `watch`, what the nodes report about their workers.
+
+        If nodes are not watched yet, they have `wait_s` to report for the first time.
+        """
+        jobs = await self._jobs(control.StatusQuery(watch=watch, wait_s=wait_s if watch else 0.0))
+        if not jobs:
+            raise JobNotFound(f"there is no job {self.run_id!r} here")
+        job = jobs[0]
+        missing = [node.node for node in job.nodes if node.report is None]
+        if watch and missing and not self.agents.passes_on:
+            reports = await self.agents.reports(missing, wait_s)
+            nodes = [
+                msgspec.structs.replace(one, report=one.report or reports.get(one.node))
+                for one in job.nodes
+            ]
+            job = msgspec.structs.replace(job, nodes=nodes)
+        return printable_summary(job)
+
+    async def _jobs(self, query: control.StatusQuery) -> list[JobSummary]:
+        body, limit_s = control.pack(query), ANSWER_S + query.wait_s
+        connection = await self.agents.anyone()
         try:
-            reply = await line.ask(control.STATUS, body=body)
+            reply = await connection.ask(control.STATUS, body=body, limit_s=limit_s)
         except ControlProblem:
             if not self.agents.is_lost:
                 raise
-            line = await self.agents.anyone()  # The first agent exited meanwhile.
-            reply = await line.ask(control.STATUS, body=body)
+            connection = await self.agents.anyone()  # The agent ended meanwhile.
+            reply = await connection.ask(control.STATUS, body=body, limit_s=limit_s)
         return unpacked(control.JobSummaries, reply.body).jobs
-
-    async def status(self, *, watch: bool = False, wait_s: float = WATCH_S) -> JobSummary:
-        """Return the state of the job; with `watch` the nodes report about their workers.
-
-        The first time that takes a moment, for which `wait_s` is the limit; from then on what they
-        last reported is there at once.
-        """
-        deadline = asyncio.get_running_loop().time() + wait_s
-        while True:
-            jobs = await self._summaries(watch=watch)
-            if not jobs:
-                raise JobNotFound(f"there is no job {self.run_id!r} here")
-            job = jobs[0]
-            missing = [node.node for node in job.nodes if node.report is None]
-            if watch and missing and not self.agents.passes_on:
-                reports = await self.agents.reports(missing, wait_s)
-                nodes = [
-                    msgspec.structs.replace(one, report=one.report or reports.get(one.node))
-                    for one in job.nodes
-                ]
-                return _printable(msgspec.structs.replace(job, nodes=nodes))
-            is_late = asyncio.get_running_loop().time() >= deadline
-            if not watch or not missing or is_late:
-                return _printable(job)
-            await asyncio.sleep(LOOK_AGAIN_S)
 
     async def request(
         self,
@@ -199,15 +178,15 @@ class JobClient:
             who=who_asks(),
             why=one_line(why, ASKED_WHY_CHARS_MAX),
         )
-        line = await self.agents.anyone()
-        reply = await line.ask(control.ACT, body=control.pack(request))
+        connection = await self.agents.anyone()
+        reply = await connection.ask(control.ACT, body=control.pack(request))
         return one_line(reply.why)
 
     async def events(self, *, follow: bool = False, node: str = "") -> AsyncIterator[EventRecord]:
         """Yield the events that are kept, and with `follow` each as it comes."""
         if self.agents.passes_on or node:
-            line = await self.agents.at(node)
-            async for found in events_at(line, follow=follow, node=node):
+            connection = await self.agents.at(node)
+            async for found in events_at(connection, follow=follow, node=node):
                 for event in found.events:
                     yield printable_event(event)
             return
@@ -227,8 +206,8 @@ class JobClient:
         room = max(ROOM_MIN_BYTES, control.WINDOW_BYTES // max(1, streams))
         query = msgspec.structs.replace(wanted, room=room)
         taken = 0
-        line = await self.agents.at(node)
-        async for reply in line.many(control.LOGS, node=node, body=control.pack(query)):
+        connection = await self.agents.at(node)
+        async for reply in connection.stream(control.LOGS, node=node, body=control.pack(query)):
             if not reply.body:
                 continue
             lines = unpacked(control.LogLines, reply.body)
@@ -236,7 +215,9 @@ class JobClient:
             taken += len(lines.text)
             if taken >= room // 2:
                 more = control.pack(control.More(size=taken))
-                line.send(Query(id=reply.id, what=control.MORE, run_id=self.run_id, body=more))
+                connection.send(
+                    Query(id=reply.id, what=control.MORE, run_id=self.run_id, body=more)
+                )
                 taken = 0
 
     async def stacks(self, node: str) -> NodeStacks:
@@ -244,8 +225,8 @@ class JobClient:
         workers: list[control.WorkerStacks] = []
         try:
             async with asyncio.timeout(ANSWER_S):
-                line = await self.agents.at(node)
-                async for reply in line.many(control.STACKS, node=node):
+                connection = await self.agents.at(node)
+                async for reply in connection.stream(control.STACKS, node=node):
                     found = unpacked(control.Stacks, reply.body).workers
                     workers += [
                         msgspec.structs.replace(one, text=visible(one.text)) for one in found
@@ -256,25 +237,36 @@ class JobClient:
             return NodeStacks(node=node, workers=workers, problem=f"no answer in {ANSWER_S:g} s")
         return NodeStacks(node=node, workers=workers)
 
-    async def stages(self, node: str) -> list[control.GenerationStages]:
-        """Return where the time of the newest generations went, as a node saw it."""
-        found: list[control.GenerationStages] = []
+    async def history(self, node: str) -> list[NodeHistory]:
+        """Return the newest generations as a node saw them."""
         try:
             async with asyncio.timeout(ANSWER_S):
-                line = await self.agents.at(node)
-                async for reply in line.many(control.STAGES, node=node):
-                    found += unpacked(control.Stages, reply.body).generations
+                connection = await self.agents.at(node)
+                replies = connection.stream(control.HISTORY, node=node)
+                found = [unpacked(NodeHistory, reply.body) async for reply in replies]
         except TimeoutError:
             raise JobUnreachable(f"{node} did not respond within {ANSWER_S:g} s") from None
-        return [
-            msgspec.structs.replace(
-                one,
-                why=one_line(one.why),
-                reason=one_line(one.reason),
-                detail=one_line(one.detail),
+        for one in (one for part in found for one in part.generations):
+            one.why, one.reason = one_line(one.why), one_line(one.reason)
+            one.detail, one.cause = one_line(one.detail), one_line(one.cause)
+        return found
+
+
+async def connect(
+    choice: JobChoice, on_late: Callable[[list[str]], None] | None = None
+) -> JobClient:
+    """Return a client of the one chosen job; raise if the choice is not clear."""
+    place, beside = await find_job(choice, on_late)
+    client = await open_job(place, beside)
+    if not client.run_id:
+        try:
+            client.run_id = only_one(
+                [one.run_id for one in await client.jobs()], f"at {choice.endpoint}"
             )
-            for one in found
-        ]
+        except BaseException:
+            client.close()
+            raise
+    return client
 
 
 async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
@@ -284,39 +276,39 @@ async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
     """
     if isinstance(place, LocalJob):
         here = place.here
-        line = await open_socket(place.path, here.run_id, here.node)
+        connection = await open_socket(place.path, here.run_id, here.node)
         sockets = {one.here.node: one.path for one in beside if one.here.node}
-        return JobClient(Agents(line, passes_on=here.coordinated, beside=sockets))
+        return JobClient(Agents(connection, passes_on=here.coordinated, beside=sockets))
     if isinstance(place, Directory):
         try:
             return await _open_listed(place)
         except BaseException:
             place.close()
             raise
-    line = await open_endpoint(place)
+    connection = await open_endpoint(place)
     read_only = (place.token or b"").startswith(READ_ONLY_PREFIX)
-    return JobClient(Agents(line, passes_on=True), read_only=read_only)
+    return JobClient(Agents(connection, passes_on=True), read_only=read_only)
 
 
 async def _open_listed(place: Directory) -> JobClient:
-    line, found = await _open_anyone(place)
+    connection, found = await _open_anyone(place)
 
-    async def reopen() -> Line:
+    async def reopen() -> ControlConnection:
         return (await _open_anyone(place))[0]
 
-    look = lambda: _read(place.contacts)  # noqa: E731
-    agents = Agents(line, passes_on=False, look=look, reopen=reopen, found=found)
+    look = lambda: read(place.contacts)  # noqa: E731
+    agents = Agents(connection, passes_on=False, look=look, reopen=reopen, found=found)
     return JobClient(agents, read_only=found.read_only, closed=place.close)
 
 
-async def _open_anyone(place: Directory) -> tuple[Line, control.Contacts]:
+async def _open_anyone(place: Directory) -> tuple[ControlConnection, control.Contacts]:
     """Return a connection to the leader's agent, or to the first of the others that answers."""
-    found = await _read(place.contacts)
+    found = await read(place.contacts)
     there = [one for one in found.contacts if one.port]
     if not there:
         where = f"of {place.run_id!r} at {place.where}"
         if not found.contacts:
-            job = await _read(lambda: place.summary(place.run_id))
+            job = await read(lambda: place.summary(place.run_id))
             over = f"; it is over: {job.outcome}" if job is not None and job.outcome else ""
             raise JobNotFound(f"there is no agent {where}{over}")
         raise JobUnreachable(
@@ -327,15 +319,15 @@ async def _open_anyone(place: Directory) -> tuple[Line, control.Contacts]:
 
 async def _first_that_answers(
     there: list[control.Contact], place: Directory, found: control.Contacts
-) -> Line:
+) -> ControlConnection:
     tls = tls_of(found)
     now = asyncio.get_running_loop().time
     deadline = now() + NOBODY_S
     others = there[1:]
     random.shuffle(others)  # Neighbours in the list may be neighbours in a rack that is cut off.
     left = [*others, there[0]]
-    trying: set[asyncio.Task[Line]] = set()
-    answered: list[Line] = []
+    trying: set[asyncio.Task[ControlConnection]] = set()
+    answered: list[ControlConnection] = []
     problem: ControlProblem | None = None
     try:
         while not answered and (left or trying):
@@ -356,95 +348,14 @@ async def _first_that_answers(
         for one in trying:
             one.cancel()
     if answered:
-        for line in answered[1:]:
-            line.close()
+        for connection in answered[1:]:
+            connection.close()
         return answered[0]
-    job = await _read(lambda: place.summary(place.run_id))
+    job = await read(lambda: place.summary(place.run_id))
     if job is not None and job.outcome:
         raise JobNotFound(f"job {place.run_id!r} is over: {job.outcome}")
     assert problem is not None
     raise problem
-
-
-async def run_ids_of(place: Directory) -> list[str]:
-    """Return the jobs at a place, but for those that are over where others are not."""
-    return await _read(lambda: place.run_ids(running=True) or place.run_ids())
-
-
-async def stored_jobs(place: Directory) -> list[JobSummary]:
-    """Return these jobs as they are stored, or the one that is meant."""
-
-    def read() -> list[JobSummary]:
-        names = [place.run_id] if place.run_id else place.run_ids()
-        return [one for one in map(place.summary, names) if one is not None]
-
-    try:
-        return [_printable(one) for one in await _read(read)]
-    finally:
-        place.close()
-
-
-async def _read(read: Callable[[], R]) -> R:
-    """Return what is stored somewhere; raise `ControlProblem` if it cannot be read."""
-    try:
-        return await asyncio.to_thread(read)
-    except UsageError:
-        raise
-    except HoldfastError as problem:
-        raise JobUnreachable(problem.message, hint=problem.hint) from None
-
-
-async def local_jobs(on_late: Callable[[list[str]], None] | None = None) -> list[LocalJob]:
-    """Return the jobs of this user's agents on this machine; forget those that were killed.
-
-    `on_late` is called with the processes of agents that have not answered within `LATE_S`; those that
-    never do are left out.
-    """
-    try:
-        paths = sockets_here()
-    except OSError as problem:
-        raise ControlProblem(f"cannot look for jobs: {problem}", exit_code=78) from None
-    looks = {asyncio.ensure_future(_look(path)): path for path in paths}
-    if looks and on_late is not None:
-        _, late = await asyncio.wait(looks, timeout=LATE_S)
-        if late:
-            on_late(sorted(pid_of(looks[one]) for one in late))
-    found = await asyncio.gather(*looks)
-    return sorted(
-        (one for one in found if one is not None), key=lambda job: (job.here.run_id, job.here.pid)
-    )
-
-
-async def _look(path: str) -> LocalJob | None:
-    try:
-        line = await open_socket(path, "")
-    except ControlProblem:
-        _remove_if_dead(path)
-        return None
-    try:
-        async with asyncio.timeout(CONNECT_S):
-            reply = await line.ask(control.HERE)
-        return LocalJob(path=path, here=unpacked(control.Here, reply.body))
-    except (ControlProblem, TimeoutError):
-        return None
-    finally:
-        line.close()
-
-
-def _remove_if_dead(path: str) -> None:
-    import socket
-
-    with socket.socket(socket.AF_UNIX) as trial:
-        trial.settimeout(CONNECT_S)
-        try:
-            trial.connect(path)
-        except ConnectionRefusedError:
-            try:
-                os.unlink(path)
-            except OSError:
-                pass  # Somebody else was quicker.
-        except OSError:
-            pass
 
 
 def who_asks() -> str:
@@ -454,29 +365,3 @@ def who_asks() -> str:
     except (KeyError, OSError):
         user = str(os.getuid())
     return one_line(f"{user}@{os.uname().nodename}", NAME_CHARS_MAX)
-
-
-def _printable(job: JobSummary) -> JobSummary:
-    """Return a job whose texts may be shown."""
-    replace = msgspec.structs.replace
-    nodes = [
-        replace(
-            node,
-            node=quoted(node.node),
-            host=quoted(node.host),
-            address=quoted(node.address),
-            role=quoted(node.role),
-            phase=quoted(node.phase),
-        )
-        for node in job.nodes
-    ]
-    return replace(
-        job,
-        run_id=one_line(job.run_id),
-        phase=quoted(job.phase),
-        outcome=quoted(job.outcome),
-        why=one_line(job.why),
-        history=[one_line(line) for line in job.history],
-        causes=[one_line(line) for line in job.causes],
-        nodes=nodes,
-    )

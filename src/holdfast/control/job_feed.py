@@ -28,11 +28,11 @@ EVERY_S_PER_NODE = 0.002
 SOON_S = 0.2
 """After an event; what else happens at the same time is seen with it."""
 RETRY_S, RETRY_S_MAX = 0.5, 5.0
-STAGES_ASKED_OF = 4
-"""So many nodes are asked where the time went; the others saw about the same."""
-STAGES_S = 5.0
+HISTORY_ASKED_OF = 4
+"""Nodes whose history is requested; the others saw about the same."""
+HISTORY_S = 5.0
 """How long they have to answer."""
-STAGES_EVERY_S = 10.0
+HISTORY_EVERY_S = 10.0
 """Even if nothing is known to have changed."""
 
 
@@ -49,9 +49,9 @@ class Feed:
         self.job = job
         self._connect, self._changed = connect, changed
         self._soon = asyncio.Event()
-        self._stages_wanted = asyncio.Event()
-        self._stages_mark: object = None
-        self._stages_at = 0.0
+        self._history_wanted = asyncio.Event()
+        self._history_mark: object = None
+        self._history_at = 0.0
 
     async def run(self) -> None:
         """Follow the job until cancelled."""
@@ -59,7 +59,7 @@ class Feed:
         while True:
             try:
                 async with await self._connect() as client:
-                    self._stages_mark = None
+                    self._history_mark = None
                     await self._follow(client)
             except* HoldfastError as problems:
                 told = _first(problems)
@@ -76,7 +76,7 @@ class Feed:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_events(client))
             tasks.create_task(self._follow_status(client))
-            tasks.create_task(self._follow_stages(client))
+            tasks.create_task(self._follow_history(client))
 
     async def _follow_events(self, client: JobClient) -> None:
         known = {*self.job.events}
@@ -96,7 +96,7 @@ class Feed:
             self.job.connected()
             self.job.add_summary(now(), summary)
             self._changed()
-            self._look_for_stages(now())
+            self._look_for_history(now())
             pause_s = max(EVERY_S, EVERY_S_PER_NODE * len(summary.nodes))
             try:
                 async with asyncio.timeout(pause_s):
@@ -108,33 +108,33 @@ class Feed:
             # Some may never report: lost ones, older ones, those that cannot be reached from here.
             summary = await client.status(watch=True, wait_s=0.0)
 
-    def _look_for_stages(self, now: float) -> None:
+    def _look_for_history(self, now: float) -> None:
         """Have some nodes asked where the time went, whenever that may have changed."""
         job = self.job
         states = [(one.state, one.step_min >= 0) for one in self._members]
         mark = (job.header.state, job.header.generation, states)
-        if mark != self._stages_mark or now - self._stages_at >= STAGES_EVERY_S:
-            self._stages_mark, self._stages_at = mark, now
-            self._stages_wanted.set()
+        if mark != self._history_mark or now - self._history_at >= HISTORY_EVERY_S:
+            self._history_mark, self._history_at = mark, now
+            self._history_wanted.set()
 
     @property
     def _members(self) -> list[NodeRow]:
-        return [one for one in self.job.nodes if one.node_rank >= 0][:STAGES_ASKED_OF]
+        return [one for one in self.job.nodes if one.node_rank >= 0][:HISTORY_ASKED_OF]
 
-    async def _follow_stages(self, client: JobClient) -> None:
+    async def _follow_history(self, client: JobClient) -> None:
         now = asyncio.get_running_loop().time
 
         async def ask(node: str) -> None:
             try:
-                async with asyncio.timeout(STAGES_S):
-                    found = await client.stages(node)
+                async with asyncio.timeout(HISTORY_S):
+                    found = await client.history(node)
             except (ControlProblem, TimeoutError):
                 return  # The node may be gone; the status shows that.
-            self.job.add_stages(now(), node, found)
+            self.job.add_history(now(), node, found)
 
         while True:
-            await self._stages_wanted.wait()
-            self._stages_wanted.clear()
+            await self._history_wanted.wait()
+            self._history_wanted.clear()
             await asyncio.gather(*(ask(one.node) for one in self._members))
             self._changed()
 

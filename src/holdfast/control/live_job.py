@@ -13,21 +13,31 @@ rate is well below the median of all; `behind` if the furthest is some steps ahe
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.control.history import STALL_S, STALL_STEPS
-from holdfast.core.supervision import StopReason
+from holdfast.control.history import (
+    STALL_S,
+    STALL_STEPS,
+    Generation,
+    end_of,
+    goodput_of,
+    merge,
+    restart_stages,
+    spans_of,
+    state_of,
+)
 from holdfast.numa.affinity import format_ranges
 from holdfast.wire.messages import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from holdfast.wire.control import GenerationStages
+    from holdfast.control.history import NodeHistory, Span, Stage
     from holdfast.wire.messages import EventRecord, JobSummary, NodeSummary
 
 SAMPLES_MAX = 8
@@ -40,13 +50,11 @@ SLOW_RANKS_MIN = 3
 """Of fewer ranks nobody can say which is the slow one."""
 BEHIND_STEPS, BEHIND_S = 3, 2.0
 """Ranks that are so many steps behind, and at least so long at the median rate, are marked."""
+CLOCK_JUMP_S = 1.0
+"""If the clock of a node differs by more than before, the agent runs on another host."""
 GENERATIONS_MAX = 512
 EVENTS_MAX = 1_024
 CAUSES_SHOWN = 64
-STAGES = ("detect", "stop", "regroup", "start", "first step")
-"""Of a restart, in this order: the first two of the generation that ended, the others of the next."""
-TOLD = (StopReason.COORDINATOR.value, StopReason.SUCCEEDED.value)
-"""Reasons of a node that only did as the others."""
 
 
 class Header(msgspec.Struct, kw_only=True):
@@ -73,8 +81,8 @@ class Header(msgspec.Struct, kw_only=True):
     """How many ranks run."""
     elapsed_s: float = 0.0
     goodput: float | None = None
-    """The share of their time, but for that as standbys, in which the nodes' workers ran: an upper bound,
-    see `report.model`."""
+    """See `control.history`."""
+    goodput_is_upper_bound: bool = True
     step_min: int = -1
     step_max: int = -1
     rate: float | None = None
@@ -144,12 +152,12 @@ class GenerationRow(msgspec.Struct, kw_only=True):
     """Why it was started."""
     ended_by: str = ""
     """What ended it."""
-    stages: dict[str, float] = {}
-    """Seconds of what led to it, by name; only those that are known. See `STAGES`."""
+    stages: dict[Stage, float] = {}
+    """Seconds of the restart that led to it, as far as known: see `control.history`."""
 
     @property
     def down_s(self) -> float:
-        """For how long no step was made before it, as far as it is known."""
+        """How long that restart took, as far as known."""
         return sum(self.stages.values())
 
 
@@ -203,7 +211,9 @@ class LiveJob:
         """How the job ended, as whoever decides told it, or the run of its node."""
         self._rank_rows: dict[tuple[str, int], RankRow] = {}
         self._samples: dict[tuple[str, int], _Samples] = {}
-        self._stages: dict[int, dict[str, tuple[float, GenerationStages]]] = {}
+        self._parts: dict[int, dict[str, Generation]] = {}
+        """Generations as nodes saw them, by number and node, on this clock."""
+        self._shifts: dict[str, float] = {}
         self._first_seen: dict[int, float] = {}
         self._generations: list[GenerationRow] | None = None
         self._generation_mark: object = None
@@ -253,14 +263,18 @@ class LiveJob:
         if is_last or (event.kind is EventKind.RUN_ENDED and not self.ended):
             self.ended = event.text
 
-    def add_stages(self, now: float, node: str, stages: Sequence[GenerationStages]) -> None:
-        """Take where the time of generations went, as one node saw it."""
+    def add_history(self, now: float, node: str, parts: Iterable[NodeHistory]) -> None:
+        """Take the generations of a node."""
         self.version += 1
         self._generations = None
-        for one in stages:
-            self._stages.setdefault(one.generation, {})[node] = (now, one)
-        for number in sorted(self._stages)[:-GENERATIONS_MAX]:
-            del self._stages[number]
+        for part in parts:
+            # Messages take a while; the fastest one so far tells best how the clocks differ.
+            by, known = now - part.now, self._shifts.get(node, math.inf)
+            self._shifts[node] = by = min(by, known) if abs(by - known) < CLOCK_JUMP_S else by
+            for one in part.generations:
+                self._parts.setdefault(one.number, {})[node] = one.shifted(by)
+        for number in sorted(self._parts)[:-GENERATIONS_MAX]:
+            del self._parts[number]
 
     # What is shown besides.
 
@@ -268,10 +282,30 @@ class LiveJob:
     def generations(self) -> list[GenerationRow]:
         """The generations that are known, the newest first."""
         if self._generations is None:
-            numbers = {*self._stages, *self._first_seen}
-            newest = sorted(numbers, reverse=True)[:GENERATIONS_MAX]
-            self._generations = [self._generation_row(number) for number in newest]
+            merged = self._merged()
+            self._generations = [
+                self._generation_row(at, merged) for at in reversed(range(len(merged)))
+            ]
         return self._generations
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.header.outcome or self.ended)
+
+    @property
+    def spans(self) -> list[Span]:
+        """What the job's time was spent on, as far as known."""
+        merged = self._merged()
+        starts = [
+            at for one in merged[:1] for at in (one.left_at, one.started_at) if at is not None
+        ]
+        return spans_of(
+            merged,
+            min(starts, default=0.0),
+            self.updated_at or 0.0,
+            by_steps=any(one.has_steps for one in merged),
+            is_over=self.is_over,
+        )
 
     def age_s(self, now: float) -> float | None:
         """How old what is shown is."""
@@ -289,7 +323,7 @@ class LiveJob:
         return bool(known.run_id) and (
             job.run_id != known.run_id
             or job.generation < known.generation
-            or (bool(known.outcome or self.ended) and not job.outcome)
+            or (self.is_over and not job.outcome)
         )
 
     def _drop_nodes(self, present: set[str]) -> None:
@@ -368,7 +402,7 @@ class LiveJob:
 
     def _describe(self, job: JobSummary) -> None:
         reports = [one.report for one in job.nodes if one.report is not None]
-        wanted_s = sum(one.wanted_s for one in reports)
+        goodput = goodput_of(reports)
         steps = [row.step for row in self.ranks if row.step >= 0]
         rates = [row.rate for row in self.ranks if row.rate is not None]
         cpus = [row.cpu for row in self.ranks if row.cpu is not None]
@@ -389,7 +423,8 @@ class LiveJob:
             ranks=len(self.ranks),
             running=sum(node.running for node in self.nodes),
             elapsed_s=max((one.elapsed_s for one in reports), default=0.0),
-            goodput=sum(one.running_s for one in reports) / wanted_s if wanted_s else None,
+            goodput=goodput.share if goodput is not None else None,
+            goodput_is_upper_bound=goodput is None or goodput.is_upper_bound,
             step_min=min(steps, default=-1),
             step_max=max(steps, default=-1),
             rate=statistics.median(rates) if rates else None,
@@ -410,60 +445,40 @@ class LiveJob:
         for number in sorted(self._first_seen)[:-GENERATIONS_MAX]:
             del self._first_seen[number]
 
-    def _generation_row(self, number: int) -> GenerationRow:
-        own = [*self._stages.get(number, {}).values()]
-        last = [one for _, one in self._stages.get(number - 1, {}).values()]
-        later = [one for _, one in self._stages.get(number + 1, {}).values()]
-        found = [one for _, one in own]
-        row = GenerationRow(
-            number=number,
-            started_at=min((seen - one.age_s for seen, one in own), default=None),
-            ran_s=max((one.ran_s for one in found), default=None),
-            is_over=number < self.header.generation or any(one.is_over for one in found),
-            world_size=max((one.world_size for one in found), default=0),
-            why=next((one.why for one in found if one.why), ""),
+    def _merged(self) -> list[Generation]:
+        """Return the generations that are known, the oldest first."""
+        numbers = sorted({*self._parts, *self._first_seen})[-GENERATIONS_MAX:]
+        return [self._merge(number) for number in numbers]
+
+    def _merge(self, number: int) -> Generation:
+        parts = [*self._parts.get(number, {}).values()]
+        if not parts:
+            return Generation(number=number, started_at=self._first_seen[number])
+        # A generation starts on all its nodes within the time of a message.
+        start = parts[0].started_at or 0.0
+        return merge([one.shifted(start - (one.started_at or start)) for one in parts])
+
+    def _generation_row(self, at: int, merged: Sequence[Generation]) -> GenerationRow:
+        one, before = merged[at], merged[at - 1] if at else None
+        following = merged[at + 1] if at + 1 < len(merged) else None
+        is_over = one.is_over or one.number < self.header.generation
+        end = one.stopping_at if is_over else self.updated_at
+        kind, ended_by = end_of(one, following)
+        if following is None and self.header.outcome and not one.cause:
+            ended_by = self.header.why or ended_by
+        elif kind == "unknown":
+            ended_by = ""
+        ran_s = None if end is None or one.started_at is None else max(0.0, end - one.started_at)
+        return GenerationRow(
+            number=one.number,
+            started_at=one.started_at,
+            ran_s=ran_s,
+            is_over=is_over,
+            world_size=one.world_size,
+            why=one.why,
+            ended_by=ended_by if is_over else "",
+            stages=restart_stages(before, one),
         )
-        if row.started_at is None:
-            row.started_at = self._first_seen.get(number)
-        if not row.is_over and row.started_at is not None and self.updated_at is not None:
-            row.ran_s = max(0.0, self.updated_at - row.started_at)
-        # Whoever stopped last has waited least for the others.
-        row.stages = {
-            name: seconds
-            for name, seconds in (
-                ("detect", _longest(one.detect_s for one in last)),
-                ("stop", _longest(one.stop_s for one in last)),
-                (
-                    "regroup",
-                    min((one.regroup_s for one in found if one.regroup_s >= 0), default=None),
-                ),
-                ("start", _longest(one.start_s for one in found)),
-                ("first step", _longest(one.first_step_s for one in found)),
-            )
-            if seconds is not None
-        }
-        if row.is_over:
-            reasons = sorted(
-                (one for one in found if one.reason), key=lambda one: one.reason in TOLD
-            )
-            told = reasons[0].detail or reasons[0].reason if reasons else ""
-            decided = next((one.why for one in later if one.why), "")
-            final = self.header.why if self.header.outcome and not later else ""
-            row.ended_by = decided or final or told
-        return row
-
-
-def state_of(node: NodeSummary) -> str:
-    """Return what a node is doing, in a word."""
-    if node.drained:
-        return "drained"
-    if node.rank < 0:
-        return "standby"
-    return node.report.state if node.report is not None else node.phase
-
-
-def _longest(seconds: Iterable[float]) -> float | None:
-    return max((one for one in seconds if one >= 0), default=None)
 
 
 def _sum_up(node: NodeRow) -> None:

@@ -61,10 +61,10 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from holdfast.control.control_point import ControlledAgent
+    from holdfast.control.history import History
     from holdfast.control.port_server import PortServer
     from holdfast.coordinator.connect import ClientConnection
     from holdfast.core.protocol import RequestAnswer
-    from holdfast.net.agent_port import ControlListener
     from holdfast.wire.messages import Message
 
     T = TypeVar("T")
@@ -100,14 +100,12 @@ class AgentDoor(Protocol):
         """The newest events; any thread may look."""
 
     @property
-    def milestones(self) -> tuple[float, list[lifecycle.LifecycleEvent]]:
-        """When the run began, and the events that tell where its time went; any thread may look."""
+    def history(self) -> History:
+        """The history of the run; for the agent's loop."""
 
     def call(self, function: Callable[[], T]) -> Future[T]: ...
 
     def request(self, request: Request) -> Future[RequestAnswer]: ...
-
-    def running_s(self) -> tuple[float, float]: ...
 
 
 class Asker:
@@ -268,7 +266,7 @@ class NodeServer:
         self._report_every_s = 0.0
         self._unreported: list[EventRecord] = []
         self._connection = agent.connection
-        handler: Any = agent.get_worker_group().spec.rdzv_handler
+        handler: Any = agent.group.spec.rdzv_handler
         self._run_id: str = handler.get_run_id()
         self._node: str = getattr(handler, "node_id", "")
         self._endpoint: str = getattr(handler, "endpoint", "")
@@ -304,9 +302,10 @@ class NodeServer:
         """Serve one who has come to the socket."""
         self._thread.post(self._begin, descriptor)
 
-    def serve(self, port: ControlListener) -> None:
-        """Serve those who come to the control port, from now on."""
-        self._thread.post(self._open_port, port)
+    def adopt_client(self, connection: socket.socket, address: str) -> None:
+        """Serve a client that connected to the agent's port."""
+        if not self._thread.post(self._begin_client, connection, address):
+            connection.close()
 
     def watch(self, watch: Watch) -> None:
         self._thread.post(self._watch, watch)
@@ -316,13 +315,16 @@ class NodeServer:
 
     # Connections.
 
-    def _open_port(self, port: ControlListener) -> None:
-        from holdfast.control.port_server import PortServer
+    def _begin_client(self, connection: socket.socket, address: str) -> None:
+        port = self._connection.control.port if self._connection is not None else None
+        if port is None:
+            connection.close()
+            return
+        if self._port is None:
+            from holdfast.control.port_server import PortServer  # It imports this module.
 
-        try:
             self._port = PortServer(self, port)
-        except OSError as problem:
-            console.debug(f"the control port cannot be served: {problem}")
+        self._port.adopt(connection, address)
 
     def _begin(self, descriptor: int) -> None:
         connection = socket.socket(fileno=descriptor)
@@ -472,19 +474,16 @@ class NodeServer:
             self._spawn(self._here(asker, query), asker)
         elif what == control.CONTACTS and isinstance(asker, AtSocket):
             self._spawn(self._contacts(asker, query), asker)
-        elif what == control.STATUS and not isinstance(asker, Passed):
-            if isinstance(asker, AtSocket) and self._has_coordinator:
-                asker.pass_up(query)
-            else:
-                self._spawn(self._status(asker, query), asker)
+        elif what == control.STATUS and not self._has_coordinator:
+            self._spawn(self._status(asker, query), asker)
         elif what == control.REPORT and is_for_here:
             self._spawn(self._tell_report(asker, query), asker)
         elif what == control.LOGS and is_for_here:
             self._spawn(self._logs(asker, query), asker)
         elif what == control.STACKS and is_for_here:
             self._spawn(self._stacks(asker, query), asker)
-        elif what == control.STAGES and is_for_here:
-            self._spawn(self._stages(asker, query), asker)
+        elif what == control.HISTORY and is_for_here:
+            self._spawn(self._history(asker, query), asker)
         elif (
             what == control.EVENTS
             and (isinstance(asker, Passed) or query.node or not self._has_coordinator)
@@ -525,7 +524,7 @@ class NodeServer:
             report = await self._own_report()
         except (TimeoutError, RuntimeError):
             report = NodeReport(run_id=self._run_id, node=node_name(self._agent), state="stuck")
-        spec = self._agent.get_worker_group().spec
+        spec = self._agent.group.spec
         here = control.Here(
             run_id=self._run_id,
             node=self._node,
@@ -568,7 +567,7 @@ class NodeServer:
         asker.send(Reply(id=query.id, body=control.pack(report)))
 
     async def _status(self, asker: Asker, query: Query) -> None:
-        """Return the state of a job that no coordinator has."""
+        """Reply with the state of a job that has no coordinator."""
         try:
             report = await self._own_report()
             if self._connection is None:
@@ -580,14 +579,16 @@ class NodeServer:
                 summary = with_report(found, report)
         except (TimeoutError, RuntimeError, OSError) as problem:
             why = quoted(str(problem)) or f"the agent's loop did not answer within {LOOP_S:g} s"
-            self._refuse(asker, query, RequestRefusal.NO_ANSWER, why)
+            refusal = RequestRefusal.NO_ANSWER.value
+            asker.send(Reply(id=query.id, refusal=refusal, why=why))
             return
         except Exception as problem:  # noqa: BLE001 (what etcd says of it, for a person)
-            self._refuse(asker, query, RequestRefusal.NO_ANSWER, quoted(str(problem)))
+            refusal = RequestRefusal.NO_ANSWER.value
+            asker.send(Reply(id=query.id, refusal=refusal, why=quoted(str(problem))))
             return
-        wanted = query.run_id in ("", summary.run_id)
-        found_jobs = control.JobSummaries(jobs=[summary] if wanted else [])
-        asker.send(Reply(id=query.id, body=control.pack(found_jobs)))
+        is_wanted = query.run_id in ("", summary.run_id)
+        body = control.pack(control.JobSummaries(jobs=[summary] if is_wanted else []))
+        asker.send(Reply(id=query.id, body=body))
 
     async def _act(self, asker: Asker, query: Query) -> None:
         try:
@@ -667,13 +668,17 @@ class NodeServer:
             return 0
         return stream.add(generation, files)
 
-    async def _stages(self, asker: Asker, query: Query) -> None:
-        from holdfast.observe.stages import stages_of
-
-        began_at, milestones = self._door.milestones
-        found = stages_of(time.monotonic(), began_at, milestones)
-        body = control.pack(control.Stages(generations=found[-EVENTS_MAX:]))
-        asker.send(Reply(id=query.id, body=body))
+    async def _history(self, asker: Asker, query: Query) -> None:
+        try:
+            bodies = await self._in_agent(
+                lambda: [control.pack(one) for one in self._door.history.parts(time.monotonic())]
+            )
+        except (TimeoutError, RuntimeError):
+            why = f"the agent's loop did not respond within {LOOP_S:g} s"
+            self._refuse(asker, query, RequestRefusal.NO_ANSWER, why)
+            return
+        for at, body in enumerate(bodies, 1):
+            asker.send(Reply(id=query.id, body=body, last=at == len(bodies)))
 
     async def _stacks(self, asker: Asker, query: Query) -> None:
         try:
@@ -706,7 +711,7 @@ class NodeServer:
 
 def live_workers(agent: ControlledAgent) -> list[tuple[int, int]]:
     """Return rank and process of the workers that have not exited."""
-    workers = agent.get_worker_group().workers
+    workers = agent.group.workers
     return [(workers[rank].global_rank, pid) for rank, pid in sorted(agent.live_workers.items())]
 
 
@@ -715,14 +720,13 @@ def report_of(door: AgentDoor, agent: ControlledAgent, *, workers: bool = True) 
     from holdfast.processes.procfs import usage_of
 
     machine = agent.machine
-    handler: Any = agent.get_worker_group().spec.rdzv_handler
-    running_s, elapsed_s = door.running_s()
+    handler: Any = agent.group.spec.rdzv_handler
+    history, now = door.history, time.monotonic()
     reports: list[WorkerReport] = []
     if workers:
         live = agent.live_workers
         pages = agent.pages()
-        now = time.monotonic()
-        for worker in agent.get_worker_group().workers[:WORKERS_REPORTED_MAX]:
+        for worker in agent.group.workers[:WORKERS_REPORTED_MAX]:
             pid = live.get(worker.local_rank, 0)
             page = pages.get(worker.local_rank)
             cpu_s, rss_bytes = usage_of(pid) if pid else (-1.0, 0)
@@ -746,16 +750,17 @@ def report_of(door: AgentDoor, agent: ControlledAgent, *, workers: bool = True) 
         node=node_name(agent),
         state=machine.state.value,
         generation=machine.generation,
-        running_s=max(0.0, running_s),
-        elapsed_s=max(0.0, elapsed_s),
+        elapsed_s=history.elapsed_s(now),
         standby_s=max(0.0, agent.standby_s),
+        useful_s=history.useful_s(now),
+        counts_steps=history.counts_steps,
         workers=reports,
     )
 
 
 def node_name(agent: ControlledAgent) -> str:
     """Return the name of this node in its job."""
-    handler: object = agent.get_worker_group().spec.rdzv_handler
+    handler: object = agent.group.spec.rdzv_handler
     return getattr(handler, "node_id", "") or os.uname().nodename
 
 
@@ -765,7 +770,7 @@ def own_summary(agent: ControlledAgent, report: NodeReport) -> JobSummary:
     The rendezvous handler may be the user's own: there are other nodes then, which the agent can
     count but not reach.
     """
-    machine, group = agent.machine, agent.get_worker_group()
+    machine, group = agent.machine, agent.group
     spec, nodes = group.spec, group.group_world_size or 1
     node = NodeSummary(
         node=report.node,

@@ -15,7 +15,6 @@ from holdfast.control.node_server import CONNECTIONS_MAX, Asker
 from holdfast.coordinator.admission import HANDSHAKE_S, Acceptor
 from holdfast.coordinator.server_connection import READ_BYTES, ServerConnection
 from holdfast.core.limits import WHY_CHARS_MAX
-from holdfast.net import addresses
 from holdfast.net.peer_user import is_own_user
 from holdfast.printable import one_line, quoted
 from holdfast.wire.errors import HandshakeRefused
@@ -25,7 +24,7 @@ from holdfast.wire.messages import Goodbye
 
 if TYPE_CHECKING:
     from holdfast.control.node_server import NodeServer
-    from holdfast.net.agent_port import ControlListener
+    from holdfast.net.agent_port import AgentPort
     from holdfast.wire.messages import Hello, Message
 
 AGENT = "the agent"
@@ -46,7 +45,7 @@ class AtPort(Asker):
 
     def send(self, message: Message) -> None:
         frame = encode_frame(message, STATUS_FRAME_BYTES_MAX)
-        if len(frame) > FRAME_BYTES_MAX:
+        if len(frame) > FRAME_BYTES_MAX:  # The state of a large job.
             self.peer.post_reply(frame)
         else:
             self.peer.post_whole(frame)
@@ -62,22 +61,19 @@ class AtPort(Asker):
 class PortServer:
     """Serves one control port in the running loop, until `close`."""
 
-    def __init__(self, server: NodeServer, own: ControlListener) -> None:
+    def __init__(self, server: NodeServer, own: AgentPort) -> None:
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self._server, self._own = server, own
         self._loop = asyncio.get_running_loop()
         self._askers: dict[ServerConnection, AtPort | None] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._tls = None
-        if own.access.pem is not None:
+        if own.credentials.pem is not None:
             from holdfast.net.tls import mutual_context
 
-            self._tls = mutual_context(*own.access.pem, serving=True)
-        listener = own.listener()
-        addresses.use_small_segments(listener)
-        self._acceptor = Acceptor(
-            listener, self._make_peer, self._note, half_open_max=HALF_OPEN_MAX
-        )
+            self._tls = mutual_context(*own.credentials.pem, serving=True)
+        self._acceptor = Acceptor(None, self._make_peer, self._note, half_open_max=HALF_OPEN_MAX)
+        self.adopt = self._acceptor.adopt
 
     def close(self) -> None:
         """Close the port; those who are being answered are the caller's to drop."""
@@ -110,10 +106,10 @@ class PortServer:
     def judge(self, peer: ServerConnection, hello: Hello) -> None:
         """Take in somebody who has proven the key, or refuse."""
         self._acceptor.finished(peer)
-        run_id = self._own.access.run_id
+        run_id = self._own.credentials.run_id
         if hello.run_id != run_id and not (hello.read_only and not hello.run_id):
             raise HandshakeRefused(f"this is an agent of the job {quoted(repr(run_id))}")
-        if self._own.access.token is None and not is_own_user(peer.user):
+        if self._own.credentials.token is None and not is_own_user(peer.user):
             raise HandshakeRefused("without a token an agent serves its own user alone on its host")
         if sum(one is not None for one in self._askers.values()) >= CONNECTIONS_MAX:
             why = f"the agent has {CONNECTIONS_MAX} connections already"

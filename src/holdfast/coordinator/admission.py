@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,17 +34,21 @@ where there are more places, as long as a whole queue of such is through within 
 HANDSHAKE_S = 10.0
 FIRST_BYTES = 8  # The shortest first message, of TLS too, is longer.
 ACCEPTED_AT_ONCE_MAX = 64  # Then it is the turn of those who are connected already.
+ADOPTED_MAX = 64
 NO_DESCRIPTOR_S = 0.2  # The pause when this process has no descriptor left.
 
 _GONE = (errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.EAGAIN, errno.EINTR)
 
 
 class Acceptor:
-    """Accepts connections at a listening socket, under one limit of unfinished handshakes."""
+    """Accepts connections at a listening socket, under one limit of unfinished handshakes.
+
+    Without a `listener` it takes the connections that `adopt` brings.
+    """
 
     def __init__(
         self,
-        listener: socket.socket,
+        listener: socket.socket | None,
         make_peer: Callable[[str, str], ServerConnection],
         on_error: Callable[[str], None],
         *,
@@ -62,8 +67,10 @@ class Acceptor:
         self._resume: asyncio.TimerHandle | None = None
         self._full = False
         self._open = True
-        listening.defer_accept(listener, handshake_s)
-        self._loop.add_reader(listener, self._accept)
+        self._adopted: deque[tuple[socket.socket, str]] = deque()
+        if listener is not None:
+            listening.defer_accept(listener, handshake_s)
+            self._loop.add_reader(listener, self._accept)
 
     def __len__(self) -> int:
         return len(self._half_open.since)
@@ -90,10 +97,13 @@ class Acceptor:
         if not self._open:
             return
         self._open = False
-        self._loop.remove_reader(self._listener)
         if self._resume is not None:
             self._resume.cancel()
-        self._listener.close()
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+        for connection, _ in self._adopted:
+            connection.close()
         for task in self._tasks:
             task.cancel()
 
@@ -104,13 +114,30 @@ class Acceptor:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def adopt(self, connection: socket.socket, address: str) -> None:
+        """Admit a connection that another listener accepted."""
+        if not self._open or len(self._adopted) >= ADOPTED_MAX:
+            connection.close()
+            return
+        self._adopted.append((connection, address))
+        if self._resume is None:
+            self._accept()
+
+    def _next(self) -> tuple[socket.socket, str]:
+        if self._adopted:
+            return self._adopted.popleft()
+        if self._listener is None:
+            raise BlockingIOError
+        connection, where = self._listener.accept()
+        return connection, addresses.unmapped(str(where[0]))
+
     def _accept(self) -> None:
         now = self._loop.time()
         for _ in range(ACCEPTED_AT_ONCE_MAX):
             if not self._may_accept(now):
                 return
             try:
-                connection, where = self._listener.accept()
+                connection, address = self._next()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -119,7 +146,7 @@ class Acceptor:
                 self._on_error(error.strerror or str(error))
                 self._pause(NO_DESCRIPTOR_S)
                 return
-            self._add(connection, addresses.unmapped(str(where[0])), now)
+            self._add(connection, address, now)
 
     def _add(self, connection: socket.socket, address: str, now: float) -> None:
         connection.setblocking(False)  # noqa: FBT003 (the name says it)
@@ -165,7 +192,8 @@ class Acceptor:
         return True
 
     def _pause(self, delay_s: float) -> None:
-        self._loop.remove_reader(self._listener)
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
         self._resume = self._loop.call_later(delay_s, self._resume_now)
 
     def _resume_now(self) -> None:
@@ -173,8 +201,10 @@ class Acceptor:
             self._resume.cancel()
         self._resume = None
         self._full = False
-        if self._open:
+        if self._open and self._listener is not None:
             self._loop.add_reader(self._listener, self._accept)
+        elif self._open:
+            self._accept()
 
 
 def _crowd_min_s(places: int) -> float:

@@ -23,6 +23,7 @@ from holdfast.printable import one_line, quoted
 from holdfast.wire import control
 from holdfast.wire.errors import BadMessage
 from holdfast.wire.frames import encode_frame
+from holdfast.wire.job_summary import status_frame
 from holdfast.wire.messages import (
     Attach,
     EventKind,
@@ -59,6 +60,8 @@ REPORT_S_PER_NODE = 0.002
 """A coordinator's work for one report, some twenty times over."""
 ATTACH_S = 5.0
 """How long a node has to open its connection for queries."""
+STATUS_WAITS_EACH_MAX = 16
+"""Status queries of one connection that wait for reports; others are answered at once."""
 RELAYS_MAX = 1_024
 """Queries to nodes that one operator may have under way."""
 
@@ -73,8 +76,8 @@ class Host(Protocol):
     def connection_of(self, key: NodeKey) -> ServerConnection | None:
         """Return the connection by which a node speaks."""
 
-    def answer(self, peer: ServerConnection, frame: bytes) -> None:
-        """Send what a peer asked for."""
+    def answer(self, peer: ServerConnection, frame: bytes, *, is_large: bool = False) -> None:
+        """Send a reply; a large one may exceed what a peer may leave unread."""
 
     def may_know(self, peer: ServerConnection) -> bool:
         """Whether a peer may learn more of a job than that it is there."""
@@ -88,6 +91,23 @@ class Relay:
     def __init__(self, asked_by: ServerConnection, query: Query, place: Place) -> None:
         self.asked_by, self.query, self.place = asked_by, query, place
         self.id = query.id
+
+
+class StatusWait:
+    """A status query whose reply waits for the reports of nodes."""
+
+    __slots__ = ("id", "missing", "peer", "run_id", "timer")
+
+    def __init__(
+        self,
+        peer: ServerConnection,
+        query_id: int,
+        run_id: str,
+        missing: set[str],
+        timer: asyncio.TimerHandle,
+    ) -> None:
+        self.peer, self.id, self.run_id = peer, query_id, run_id
+        self.missing, self.timer = missing, timer
 
 
 class Operators:
@@ -107,6 +127,7 @@ class Operators:
         self._seen: dict[str, int] = {}  # How many changes of each job are among the events.
         self._watched: dict[str, tuple[float, float, bool]] = {}  # Until when, told when, workers.
         self._reports: dict[Place, NodeReport] = {}
+        self._status_waits: dict[tuple[ServerConnection, int], StatusWait] = {}
 
     # What comes from connections.
 
@@ -118,7 +139,9 @@ class Operators:
         if query.what in (control.MORE, control.CANCEL):
             self._follow_up(peer, query)
             return
-        if peer.read_only and query.what not in control.READS:
+        if query.what == control.STATUS and not query.node:
+            self._status(peer, query, run_id)
+        elif peer.read_only and query.what not in control.READS:
             why = "the token is read-only"
             self._refuse(peer, query.id, RequestRefusal.READ_ONLY, why)
         elif not self._host.may_know(peer):
@@ -174,6 +197,10 @@ class Operators:
         if report.run_id not in self._watched:
             return
         self._reports[report.run_id, report.node] = report
+        for wait in [one for one in self._status_waits.values() if one.run_id == report.run_id]:
+            wait.missing.discard(report.node)
+            if not wait.missing:
+                self._end_status_wait(wait)
         self._note(report.run_id, report.events)
 
     def disconnected(self, peer: ServerConnection) -> None:
@@ -182,10 +209,64 @@ class Operators:
             self._detach(peer, peer.attached)
         for key in [key for key in self._subscribers if key[0] is peer]:
             del self._subscribers[key]
+        for key in [key for key in self._status_waits if key[0] is peer]:
+            self._status_waits.pop(key).timer.cancel()
         for asked_by, number in [key for key in self._by_operator if key[0] is peer]:
             self._cancel(asked_by, number)
 
     # Status.
+
+    def _status(self, peer: ServerConnection, query: Query, run_id: str) -> None:
+        if peer.owes_reply:  # A short query can bring a long reply.
+            raise BadMessage("it asks again before it has read the reply")
+        wanted = control.unpack(control.StatusQuery, query.body)
+        if wanted.watch and run_id and self._host.may_know(peer):
+            self.watch(run_id)
+            missing = self._unreported(run_id) if wanted.wait_s else set()
+            own = sum(one is peer for one, _ in self._status_waits)
+            if missing and own < STATUS_WAITS_EACH_MAX:
+                self._await_reports(peer, query.id, run_id, missing, wanted.wait_s)
+                return
+        self._answer_status(peer, query.id, run_id)
+
+    def _await_reports(
+        self, peer: ServerConnection, query_id: int, run_id: str, missing: set[str], wait_s: float
+    ) -> None:
+        key = (peer, query_id)
+        if key in self._status_waits:
+            raise BadMessage("a query with the id of one that has no reply yet")
+
+        def end() -> None:
+            self._end_status_wait(self._status_waits[key])
+
+        timer = self._loop.call_later(wait_s, end)
+        self._status_waits[key] = StatusWait(peer, query_id, run_id, missing, timer)
+
+    def _end_status_wait(self, wait: StatusWait) -> None:
+        wait.timer.cancel()
+        del self._status_waits[wait.peer, wait.id]
+        self._answer_status(wait.peer, wait.id, wait.run_id)
+
+    def _unreported(self, run_id: str) -> set[str]:
+        """Return the connected nodes of a job that have not reported since it is watched."""
+        rounds = self._host.machine.jobs.get(run_id)
+        nodes = rounds.job.nodes if rounds is not None else {}
+        return {
+            name
+            for name, node in nodes.items()
+            if (run_id, name) not in self._reports
+            and self._host.connection_of((run_id, name, node.info.incarnation)) is not None
+        }
+
+    def _answer_status(self, peer: ServerConnection, query_id: int, run_id: str) -> None:
+        frame = status_frame(
+            self._host.machine,
+            query_id,
+            run_id,
+            lambda run_id, node: self._reports.get((run_id, node)),
+            brief=not self._host.may_know(peer),
+        )
+        self._host.answer(peer, frame, is_large=True)
 
     def watch(self, run_id: str, *, workers: bool = True) -> None:
         """Have the nodes of a job report for a while."""
@@ -204,10 +285,6 @@ class Operators:
                 if peer is not None:
                     peer.post(frame)
         self._watched[run_id] = (now + WATCH_S, told_at, workers)
-
-    def report_of(self, run_id: str, node: str) -> NodeReport | None:
-        """Return what a node last reported, while it is watched."""
-        return self._reports.get((run_id, node))
 
     def sweep(self, now: float) -> None:
         """Forget what nobody watches any more, and what belongs to jobs and nodes that are gone."""

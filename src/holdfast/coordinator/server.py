@@ -42,11 +42,9 @@ from holdfast.net import addresses
 from holdfast.net.listening import descriptor_limit
 from holdfast.net.peer_user import is_local_user, is_own_user
 from holdfast.printable import one_line, quoted
-from holdfast.wire import control
 from holdfast.wire.errors import BadMessage, HandshakeRefused
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.handshake import is_job_token
-from holdfast.wire.job_summary import reply_frame
 from holdfast.wire.messages import (
     Attach,
     Goodbye,
@@ -250,8 +248,6 @@ class CoordinatorServer:
             self._received_from_node(now, peer, message)  # type: ignore[arg-type]
         elif kind is StoreCall:
             self._store_call(now, peer, message)  # type: ignore[arg-type]
-        elif isinstance(message, Query) and message.what == control.STATUS:
-            self._status(peer, message)
         elif kind is Query:
             self._operators.query(peer, message)  # type: ignore[arg-type]
             self._batch_soon()
@@ -381,21 +377,6 @@ class CoordinatorServer:
             assert isinstance(peer, ServerConnection)
             self._answer(peer, encode_frame(result))
 
-    def _status(self, peer: ServerConnection, query: Query) -> None:
-        if peer.owes_reply:  # A short request can bring a long reply.
-            raise BadMessage("it sent another query before it read the reply")
-        run_id = query.run_id or peer.run_id
-        if peer.run_id and run_id != peer.run_id:
-            raise BadMessage(f"a query about {quoted(repr(run_id))}, another's job")
-        may_know = self.may_know(peer)
-        watch = control.unpack(control.StatusQuery, query.body).watch
-        if watch and run_id and may_know:
-            self._operators.watch(run_id)
-            self._batch_soon()
-        report_of = self._operators.report_of
-        frame = reply_frame(self.machine, query.id, run_id, report_of, brief=not may_know)
-        self._answer(peer, frame, is_reply=True)
-
     # For operators.
 
     def may_know(self, peer: ServerConnection) -> bool:
@@ -408,18 +389,20 @@ class CoordinatorServer:
     def connection_of(self, key: NodeKey) -> ServerConnection | None:
         return self._by_key.get(key)
 
-    def answer(self, peer: ServerConnection, frame: bytes) -> None:
-        """Send what a peer asked for, in one piece: it has no heartbeats that must not wait."""
-        peer.post_whole(frame)
-        for one in self._unread.note(peer):
-            one.reject("it does not read the answers that it asked for")
-
-    def _answer(self, peer: ServerConnection, frame: bytes, *, is_reply: bool = False) -> None:
-        """Send what a peer asked for, as long as all of them together read what they get."""
-        if is_reply:
+    def answer(self, peer: ServerConnection, frame: bytes, *, is_large: bool = False) -> None:
+        """Send a reply in one piece: this connection has no heartbeats to delay."""
+        if is_large:
             peer.post_reply(frame)
         else:
-            peer.post(frame)
+            peer.post_whole(frame)
+        self._drop_slow_readers(peer)
+
+    def _answer(self, peer: ServerConnection, frame: bytes) -> None:
+        peer.post(frame)
+        self._drop_slow_readers(peer)
+
+    def _drop_slow_readers(self, peer: ServerConnection) -> None:
+        """Close connections that do not read, once all together leave too much unread."""
         for one in self._unread.note(peer):
             one.reject("it does not read the answers that it asked for")
 

@@ -21,6 +21,9 @@ determines what to do next. The rules:
     not fail: the node is ready for the next generation.
 8.  When the job is closed, the node ends as the job did, once its view is final or no more views
     come. Closed is final: a later coordinator that knows nothing of the end is left.
+9.  If no round with this node forms within the join timeout, the node ends. A node that stands by
+    does not wait. If the others' workers are not done within the exit barrier's limit, the node
+    ends with success; a node that the others need waits without a limit.
 """
 
 from __future__ import annotations
@@ -36,15 +39,21 @@ from holdfast.core.supervision import (
     Begun,
     Outcome,
     SignalReceived,
+    StacksDumped,
     StartWorkers,
     State,
     StopReason,
     Supervision,
+    TimersExpired,
     WorkerExited,
+    WorkersExpired,
     WorkersStarted,
     WorkersStopped,
     WorkersUnhealthy,
 )
+
+WAIT_NOTICE_AFTER_S = 2.0
+"""The user is told of a longer wait."""
 
 
 class ViewReceived(Event):
@@ -61,10 +70,10 @@ class CoordinatorLost(Event):
     away_s: float = 0.0
 
 
-class WorkersExpired(Event):
-    """The workers are being killed: the node was not heard, or not awake, for too long."""
+class NeededByOthers(Event):
+    """Whether other nodes need this process changed: it coordinates, or serves their store."""
 
-    generation: int
+    needed: bool
 
 
 class ReportStatus(Effect):
@@ -80,11 +89,36 @@ class Rejoin(Effect):
     """Become a new incarnation, and report that it is ready."""
 
 
+class NoticeWait(Effect):
+    """Tell the user that this node waits for others, or that it stopped waiting at the limit."""
+
+    limit_s: float | None
+    has_ended: bool = False
+
+
 class CoordinatedSupervision(Supervision):
     """The machine of an agent for which a coordinator decides."""
 
-    def __init__(self, *, local_world_size: int, max_restarts: int) -> None:
-        super().__init__(local_world_size=local_world_size, max_restarts=max_restarts)
+    def __init__(
+        self,
+        *,
+        local_world_size: int,
+        max_restarts: int,
+        stuck_limit_s: float | None = None,
+        join_timeout_s: float | None = None,
+        exit_barrier_s: float | None = None,
+    ) -> None:
+        """The limits of a wait for a round, and of a wait for the others' workers once done."""
+        super().__init__(
+            local_world_size=local_world_size,
+            max_restarts=max_restarts,
+            stuck_limit_s=stuck_limit_s,
+        )
+        self._join_timeout_s = join_timeout_s
+        self._exit_barrier_s = exit_barrier_s
+        self._needed = False
+        self._since = 0.0  # When the wait began, if this node waits.
+        self._is_noticed = False  # Whether the user was told of this wait.
         self.view: View | None = None
         self._was_in = False
         self._done = -1  # The generation in which its workers were done, while that still counts.
@@ -96,6 +130,47 @@ class CoordinatedSupervision(Supervision):
     def grace_s(self) -> float:
         """How long workers have to end: whoever had the job stopped may have said so."""
         return self.view.grace_s if self.view is not None else -1.0
+
+    def handle(self, now: float, event: Event, cause: str = "") -> list[Effect]:
+        if isinstance(event, NeededByOthers):
+            self._needed = event.needed
+            return []
+        before = (self.state, self._stands_by())
+        effects = super().handle(now, event, cause)
+        if (self.state, self._stands_by()) != before:
+            self._since, self._is_noticed = now, False
+        return effects
+
+    def next_deadline(self, now: float) -> float | None:
+        waits, limit_s = self._wait_limit()
+        if not waits:
+            return super().next_deadline(now)
+        limits = [limit_s, None if self._is_noticed else WAIT_NOTICE_AFTER_S]
+        return min((self._since + one for one in limits if one is not None), default=None)
+
+    def _due(self, now: float) -> list[Effect]:
+        waits, limit_s = self._wait_limit()
+        if not waits:
+            return super()._due(now)
+        waited_s = now - self._since
+        if limit_s is not None and waited_s >= limit_s:
+            if self.state is State.LEAVING:
+                return [NoticeWait(limit_s, has_ended=True), *self._barrier_ended(BarrierEnded())]
+            return self._finish(Outcome.JOIN_TIMED_OUT)
+        if self._is_noticed or waited_s < WAIT_NOTICE_AFTER_S:
+            return []
+        self._is_noticed = True
+        return [NoticeWait(limit_s)]
+
+    def _wait_limit(self) -> tuple[bool, float | None]:
+        """Return whether this node waits for others, and for how long at most."""
+        if self.state is State.LEAVING:
+            return True, None if self._needed else self._exit_barrier_s
+        waits = self.view is None or self.view.role is NodeRole.WAITING
+        return self.state is State.JOINING and waits, self._join_timeout_s
+
+    def _stands_by(self) -> bool:
+        return self.view is not None and self.view.role is NodeRole.STANDBY
 
     # Handlers, in the order of a generation's life.
 
@@ -182,9 +257,7 @@ class CoordinatedSupervision(Supervision):
         self._done = -1
         self.state = State.STARTING
         self.running = frozenset(range(self._local_world_size))
-        self.first_failed = None
-        self.unhealthy = ""
-        self.retryable = True
+        self._forget_workers()
         self._has_workers = True
         return [
             self._report(NodePhase.RUNNING),
@@ -304,6 +377,7 @@ class CoordinatedSupervision(Supervision):
 
 
 _S, _T = State, CoordinatedSupervision
+_TIMERS = (TimersExpired, StacksDumped)
 _T._handlers = {
     (_S.IDLE, Begun): _T._begin,
     (_S.IDLE, SignalReceived): _T._signal_idle,
@@ -317,6 +391,8 @@ _T._handlers = {
     (_S.RUNNING, ViewReceived): _T._view_received,
     (_S.RUNNING, CoordinatorLost): _T._lost_running,
     (_S.RUNNING, WorkerExited): _T._exited,
+    (_S.RUNNING, TimersExpired): _T._timers_expired,
+    (_S.RUNNING, StacksDumped): _T._stacks_dumped,
     (_S.RUNNING, WorkersExpired): _T._expired,
     (_S.RUNNING, WorkersUnhealthy): _T._unhealthy,
     (_S.RUNNING, SignalReceived): _T._signal_running,
@@ -324,6 +400,8 @@ _T._handlers = {
     (_S.STOPPING, CoordinatorLost): _T._lost_busy,
     (_S.STOPPING, WorkerExited): _T._exited_while_stopping,
     (_S.STOPPING, SignalReceived): _T._signal_stopping,
+    (_S.STOPPING, TimersExpired): _T._timers_expired,
+    (_S.STOPPING, StacksDumped): _T._stacks_dumped,
     (_S.STOPPING, WorkersStopped): _T._stopped,
     (_S.LEAVING, ViewReceived): _T._view_received,
     (_S.LEAVING, CoordinatorLost): _T._lost_idle,
@@ -331,15 +409,16 @@ _T._handlers = {
     (_S.LEAVING, SignalReceived): _T._signal_idle,
 }
 _T._ignored = {
-    _S.JOINING: (WorkerExited, WorkersUnhealthy, WorkersExpired, BarrierEnded),
+    _S.JOINING: (WorkerExited, WorkersUnhealthy, WorkersExpired, *_TIMERS, BarrierEnded),
     _S.STOPPING: (WorkersUnhealthy, WorkersExpired, BarrierEnded),
     _S.RUNNING: (BarrierEnded,),
-    _S.STARTING: (BarrierEnded,),
-    _S.LEAVING: (WorkerExited, WorkersExpired),
+    _S.STARTING: (*_TIMERS, BarrierEnded),
+    _S.LEAVING: (WorkerExited, WorkersExpired, *_TIMERS),
     _S.DONE: (
         WorkerExited,
         WorkersExpired,
         WorkersUnhealthy,
+        *_TIMERS,
         SignalReceived,
         ViewReceived,
         CoordinatorLost,

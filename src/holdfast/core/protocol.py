@@ -428,6 +428,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="v
         """Names this message in stories."""
         return f"{self.node}/view#{self.term}.{self.revision}"
 
+    def answers(self, request: Request) -> bool:
+        """Whether the view has the answer to a request."""
+        return self.answered is not None and self.answered.id == request.id
+
     def __str__(self) -> str:
         if self.role is NodeRole.MEMBER:
             what = f" of round {self.round_term}.{self.round}, rank {self.rank} of {self.size}"
@@ -443,6 +447,34 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="v
 
 
 Message = Status | Heartbeat | Ack | View
+
+
+def echo(status: Status, view: View) -> Status:
+    """Return a node's status after it received a view: what it must tell the next coordinator.
+
+    A coordinator that knows nothing rebuilds the job from the rounds that its nodes echo. Generation,
+    restarts and fence never decrease. A request is repeated until a view answers it.
+    """
+    member = view.role is NodeRole.MEMBER
+    request = status.request
+    return msgspec.structs.replace(
+        status,
+        term=view.term,
+        away_s=0.0,
+        round_term=view.round_term if member else 0,
+        round=view.round if member else -1,
+        round_key=view.round_key if member else 0,
+        assigned_generation=view.generation if member else -1,
+        rank=view.rank if member else -1,
+        size=view.size if member else 0,
+        master_port=view.master_port if member else 0,
+        request=None if request is not None and view.answers(request) else request,
+        drained=view.drained,
+        heard_generation=max(status.heard_generation, view.generation),
+        restarts=max(status.restarts, view.restarts),
+        fence=max(status.fence, view.fence),
+    )
+
 
 # What a type cannot say, of a message that was decoded. A name that is not printable is refused,
 # since names tell nodes and jobs apart. Text for a person is made printable instead: what a dying

@@ -38,6 +38,7 @@ from holdfast.core.protocol import (
     Request,
     Status,
     View,
+    echo,
 )
 
 if TYPE_CHECKING:
@@ -312,7 +313,7 @@ class Session:
                 self._restate(info=info)
                 effects = []
             case RequestMade(request):
-                if self.view is None or not is_answered(request, self.view):
+                if self.view is None or not self.view.answers(request):
                     self._restate(request=request)
                     effects = self._send(at)
                 else:
@@ -354,21 +355,7 @@ class Session:
         self.had_view = True
         self._heartbeat_s = self._pace(view)
         self._away_since = None
-        member = view.role is NodeRole.MEMBER
-        self._restate(
-            term=view.term,
-            away_s=0.0,
-            round_term=view.round_term if member else 0,
-            round=view.round if member else -1,
-            round_key=view.round_key if member else 0,
-            assigned_generation=view.generation if member else -1,
-            rank=view.rank if member else -1,
-            size=view.size if member else 0,
-            master_port=view.master_port if member else 0,
-            request=unanswered(self._status, view),
-            drained=view.drained,
-            **what_is_heard(self._status, view),
-        )
+        self._status = echo(self._status, view)
         effects: list[SessionEffect] = [DeliverView(view)]
         if view.role is NodeRole.CLOSED and not view.final and self._status.report:
             effects += self._send(at)  # A coordinator that is gone may have got it.
@@ -499,26 +486,6 @@ class Session:
             call=status.call,
             sent_at=self._now,
         )
-
-
-def what_is_heard(status: Status, view: View) -> dict[str, object]:
-    """Return what a node remembers of its job for whoever decides next: none of it goes back."""
-    return {
-        "heard_generation": max(status.heard_generation, view.generation),
-        "restarts": max(status.restarts, view.restarts),
-        "fence": max(status.fence, view.fence),
-    }
-
-
-def unanswered(status: Status, view: View) -> Request | None:
-    """Return what a node still has to ask."""
-    asked = status.request
-    return None if asked is not None and is_answered(asked, view) else asked
-
-
-def is_answered(request: Request, view: View) -> bool:
-    """Return whether a view tells what became of a request."""
-    return view.answered is not None and view.answered.id == request.id
 
 
 def older(failure: Failure, by_s: float) -> Failure:

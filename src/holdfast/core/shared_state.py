@@ -60,6 +60,7 @@ from holdfast.core.protocol import (
     RefusalReason,
     Status,
     View,
+    echo,
 )
 from holdfast.core.rounds import (
     SILENCES_TO_BE_ALIVE,
@@ -88,9 +89,6 @@ from holdfast.core.session import (
     Rejoined,
     RequestMade,
     StatusChanged,
-    is_answered,
-    unanswered,
-    what_is_heard,
 )
 from holdfast.printable import quoted
 
@@ -355,7 +353,7 @@ class SharedStateSession:
                 self._restate(info=msgspec.structs.replace(self.status.info, ports=ports))
                 return []
             case RequestMade(request):
-                if self.view is not None and is_answered(request, self.view):
+                if self.view is not None and self.view.answers(request):
                     return []  # The answer is there already.
                 self._restate(seq=self.status.seq + 1, request=request)
                 if self._joins:
@@ -652,20 +650,7 @@ class SharedStateSession:
         if (view.term, view.revision) < self._seen:
             return []  # A store that many machines keep may show an older state for a while.
         self._seen = (view.term, view.revision)
-        member = view.role is NodeRole.MEMBER
-        self._restate(
-            term=view.term,
-            round_term=view.round_term if member else 0,
-            round=view.round if member else -1,
-            round_key=view.round_key if member else 0,
-            assigned_generation=view.generation if member else -1,
-            rank=view.rank if member else -1,
-            size=view.size if member else 0,
-            master_port=view.master_port if member else 0,
-            request=unanswered(self.status, view),
-            drained=view.drained,
-            **what_is_heard(self.status, view),
-        )
+        self.status = echo(self.status, view)
         if self.view is not None and _content(view) == _content(self.view):
             return []
         self.view = view

@@ -27,11 +27,16 @@ The rules:
 7.  A restart that somebody asks for is not charged. After a stop that somebody asks for nothing
     starts; a failure before it stays the reason if it ended the job anyway. What is asked again
     under the same id is answered as before, and what cannot be now is refused with why.
+8.  If a timer of a worker expires, the stacks of its process are dumped, and the process gets the
+    timer's signal. The stacks of all late processes are dumped before the first is signalled.
+9.  If a worker stays in uninterruptible sleep for the limit, the workers are unhealthy, and a new
+    start would not help: SIGKILL cannot end that worker.
 
 Use, besides the contract of `core.machine`: bring the outcome of each effect back as exactly one
 event (`JoinRound`: `RoundJoined`; `StartWorkers`: `WorkersStarted`; `StopWorkers`:
 `WorkersStopped`; `EnterBarrier`: `BarrierEnded`). `KillWorkers` only shortens a stop, and `Finish`
-is the last effect. A late report of an earlier generation is ignored. `now` is kept for the story.
+is the last effect. `DumpStacks` has the outcome `StacksDumped`. A late report of an earlier
+generation is ignored. The machine has deadlines: send it a `TICK` at `next_deadline`.
 """
 
 from __future__ import annotations
@@ -39,8 +44,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from holdfast.core.machine import Effect, Event, InvalidEvent, Story, TableMachine
+from holdfast.core.machine import TICK, Effect, Event, InvalidEvent, Story, TableMachine, Tick
 from holdfast.core.policy import RestartBudget, Verdict, judge
+from holdfast.core.values import Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,6 +91,7 @@ class Outcome(Enum):
     """Somebody asked for it."""
     REFUSED = "refused"
     COORDINATOR_LOST = "coordinator lost"
+    JOIN_TIMED_OUT = "no round within the join timeout"
 
 
 # Events.
@@ -125,6 +132,45 @@ class WorkersUnhealthy(Event):
     retryable: bool = True
 
 
+class WorkerBlocked(Event):
+    """A worker entered uninterruptible sleep: it waits for a device or a file system."""
+
+    generation: int
+    local_rank: int
+    pid: int = 0
+
+
+class WorkerUnblocked(Event):
+    """A blocked worker left uninterruptible sleep."""
+
+    generation: int
+    local_rank: int
+
+
+class ExpiredTimer(Value):
+    """A timer, or a section with a timeout, that a worker's process did not leave in time."""
+
+    pid: int
+    scope: str
+    signum: int
+    """The signal that the timer names; 0 or less for none."""
+
+
+class TimersExpired(Event):
+    """Timers of workers expired, at most one of each process."""
+
+    timers: tuple[ExpiredTimer, ...]
+
+
+class StacksDumped(Event):
+    """The stacks of processes with expired timers were dumped.
+
+    It names the timers that expired during the dump, too.
+    """
+
+    timers: tuple[ExpiredTimer, ...]
+
+
 class NodesWaiting(Event):
     """Nodes outside the round want in."""
 
@@ -154,6 +200,15 @@ class WorkersStopped(Event):
     unkillable: int = 0
     failed: bool = False
     """Whether a worker had failed before the stop began, though that was seen only later."""
+
+
+class WorkersExpired(Event):
+    """The keeper kills the workers: others may have taken their ranks.
+
+    Only in a job with a coordinator, which this node could not reach for too long.
+    """
+
+    generation: int
 
 
 class BarrierEnded(Event):
@@ -188,6 +243,19 @@ class KillWorkers(Effect):
     generation: int
 
 
+class DumpStacks(Effect):
+    """Write the stacks of these processes, and of those that expire meanwhile, to their logs."""
+
+    timers: tuple[ExpiredTimer, ...]
+
+
+class SignalProcess(Effect):
+    """Send a signal to a process of a worker."""
+
+    pid: int
+    signum: int
+
+
 class EnterBarrier(Effect):
     """Wait for the other nodes to be done."""
 
@@ -207,7 +275,10 @@ class Supervision(TableMachine):
 
     state: State
 
-    def __init__(self, *, local_world_size: int, max_restarts: int) -> None:
+    def __init__(
+        self, *, local_world_size: int, max_restarts: int, stuck_limit_s: float | None = None
+    ) -> None:
+        """`stuck_limit_s` limits how long a worker may stay blocked; None for no limit."""
         if local_world_size < 1:
             raise ValueError(f"{local_world_size} workers would never be done")
         super().__init__(Story("supervision"))
@@ -228,6 +299,11 @@ class Supervision(TableMachine):
         self.answers: Mapping[str, tuple[str, str]] = {}
         """Of requests by their id: a `core.protocol.RequestRefusal` or nothing, and why."""
         self._stop_asked = False
+        self.stuck: dict[int, str] = {}
+        """Workers that stayed blocked for the limit, by local rank, each with a description."""
+        self._stuck_limit_s = stuck_limit_s
+        self._blocked: dict[int, tuple[float, int]] = {}
+        """Since when each blocked worker has been so, and its process, by local rank."""
 
     @property
     def restart_count(self) -> int:
@@ -250,9 +326,21 @@ class Supervision(TableMachine):
         return self.stop_grace_s
 
     def handle(self, now: float, event: Event, cause: str = "") -> list[Effect]:
+        if isinstance(event, Tick):
+            return self._tick(now, cause)
+        if isinstance(event, (WorkerBlocked, WorkerUnblocked)):
+            self._note_blocked(now, event)
+            return []
         if isinstance(event, _REPORTS) and event.generation < self.generation:
             return []  # A late report.
         return super().handle(now, event, cause)
+
+    def next_deadline(self, now: float) -> float | None:
+        """Return when the machine needs a `TICK`."""
+        del now
+        if self.state is not State.RUNNING or self._stuck_limit_s is None or not self._blocked:
+            return None
+        return min(since for since, _ in self._blocked.values()) + self._stuck_limit_s
 
     def check(self) -> None:
         assert not self.budget.is_exceeded
@@ -273,9 +361,7 @@ class Supervision(TableMachine):
         self.generation += 1
         self.state = State.STARTING
         self.running = frozenset(range(self._local_world_size))
-        self.first_failed = None
-        self.unhealthy = ""
-        self.retryable = True
+        self._forget_workers()
         return [StartWorkers(self.generation, self.restart_count)]
 
     def _started(self, event: WorkersStarted) -> list[Effect]:
@@ -289,6 +375,7 @@ class Supervision(TableMachine):
     def _exited(self, event: WorkerExited) -> list[Effect]:
         self._expect_generation(event.generation)
         self.running -= {event.local_rank}
+        self._blocked.pop(event.local_rank, None)
         if event.failed:
             self.first_failed = event.local_rank
             self.retryable = event.retryable
@@ -306,6 +393,12 @@ class Supervision(TableMachine):
         self._expect_generation(event.generation)
         self.retryable, self.unhealthy = event.retryable, event.why
         return self._stop(StopReason.UNHEALTHY)
+
+    def _timers_expired(self, event: TimersExpired) -> list[Effect]:
+        return [DumpStacks(event.timers)]
+
+    def _stacks_dumped(self, event: StacksDumped) -> list[Effect]:
+        return [SignalProcess(one.pid, one.signum) for one in event.timers if one.signum > 0]
 
     def _nodes_wait(self, event: NodesWaiting) -> list[Effect]:
         return self._stop(StopReason.REGROUP) if event.count > 0 else []
@@ -378,7 +471,44 @@ class Supervision(TableMachine):
     def _barrier_ended(self, _event: BarrierEnded) -> list[Effect]:
         return self._finish(Outcome.SUCCEEDED)
 
+    # Time.
+
+    def _tick(self, now: float, cause: str) -> list[Effect]:
+        state = self.state
+        effects = self._due(now)
+        if effects:
+            self.story.record(now, state, TICK, effects, cause)
+        return effects
+
+    def _due(self, now: float) -> list[Effect]:
+        """Decide what follows from the time that has passed."""
+        limit_s = self._stuck_limit_s
+        if self.state is not State.RUNNING or limit_s is None:
+            return []
+        for rank, (since, pid) in sorted(self._blocked.items()):
+            if now - since >= limit_s:
+                self.stuck[rank] = stuck_for(now - since, limit_s)
+                self.unhealthy = self.unhealthy or f"worker {rank} (pid {pid}) {self.stuck[rank]}"
+        if not self.stuck:
+            return []
+        return self._unhealthy(WorkersUnhealthy(self.generation, self.unhealthy, retryable=False))
+
+    def _note_blocked(self, now: float, event: WorkerBlocked | WorkerUnblocked) -> None:
+        if self.state is not State.RUNNING or event.generation != self.generation:
+            return
+        if isinstance(event, WorkerBlocked):
+            self._blocked.setdefault(event.local_rank, (now, event.pid))
+        else:
+            self._blocked.pop(event.local_rank, None)
+
     # Steps that several handlers share.
+
+    def _forget_workers(self) -> None:
+        """Forget what happened to the workers of the generation before."""
+        self.first_failed = None
+        self.unhealthy = ""
+        self.retryable = True
+        self._blocked, self.stuck = {}, {}
 
     def _stop(self, reason: StopReason, signum: int = 0) -> list[Effect]:
         self.state = State.STOPPING
@@ -398,6 +528,14 @@ class Supervision(TableMachine):
             raise InvalidEvent(f"generation {generation} is not the current one, {self.generation}")
 
 
+def stuck_for(seconds: float, limit_s: float) -> str:
+    """Describe a worker that stayed blocked for the limit."""
+    return (
+        f"was stuck in uninterruptible sleep for {seconds:.1f} s (limit {limit_s:g} s): a disk, "
+        "network file system or device does not respond"
+    )
+
+
 _S = State
 Supervision._handlers = {
     (_S.IDLE, Begun): Supervision._begin,
@@ -408,6 +546,10 @@ Supervision._handlers = {
     (_S.STARTING, SignalReceived): Supervision._signal_starting,
     (_S.RUNNING, WorkerExited): Supervision._exited,
     (_S.RUNNING, WorkersUnhealthy): Supervision._unhealthy,
+    (_S.RUNNING, TimersExpired): Supervision._timers_expired,
+    (_S.RUNNING, StacksDumped): Supervision._stacks_dumped,
+    (_S.STOPPING, TimersExpired): Supervision._timers_expired,
+    (_S.STOPPING, StacksDumped): Supervision._stacks_dumped,
     (_S.RUNNING, NodesWaiting): Supervision._nodes_wait,
     (_S.RUNNING, SignalReceived): Supervision._signal_running,
     (_S.STOPPING, WorkerExited): Supervision._exited_while_stopping,
@@ -422,11 +564,12 @@ Supervision._handlers = {
 }
 # What may still arrive when it no longer matters; in DONE also the outcome of a wait broken off.
 _REPORTS = (WorkerExited, WorkersUnhealthy)
-_LATE = (*_REPORTS, NodesWaiting)
+_TIMERS = (TimersExpired, StacksDumped)
+_LATE = (*_REPORTS, *_TIMERS, NodesWaiting)
 Supervision._ignored = {
     _S.JOINING: _LATE,
-    _S.STARTING: (NodesWaiting,),
+    _S.STARTING: (*_TIMERS, NodesWaiting),
     _S.STOPPING: (WorkersUnhealthy, NodesWaiting),
-    _S.LEAVING: (WorkerExited, NodesWaiting),
+    _S.LEAVING: (WorkerExited, *_TIMERS, NodesWaiting),
     _S.DONE: (*_LATE, SignalReceived, RoundJoined, BarrierEnded),
 }

@@ -3,7 +3,7 @@
 `class WorkerExited(Value)` with annotated fields behaves like a frozen dataclass: constructor by position
 or name, equality, hash, repr and pattern matching by its fields. The agent defines some sixty of them
 before it starts a worker, and `dataclasses` would generate and compile code for each
-(docs/internals/decisions/0006-light-values.md has the measurements).
+(docs/internals/decisions/0029-start-up-time.md has the measurements).
 """
 
 from __future__ import annotations

@@ -1,71 +1,74 @@
-"""`LaunchConfig`: everything one agent needs to know to run a job.
+"""`LaunchConfig`, everything one agent needs to run a job, and `FLAGS`, what sets it on the command line.
 
-Making a config has no effects. No folder is created, no variable is set,
-and the mappings of the caller are copied, not changed. It does not check what only the launch can
-know, such as whether the rendezvous can be reached.
+A flag with a field has its row in `FLAGS` and its field in `LaunchConfig`, here, and nothing in between:
+`cli.run` copies the value. A flag of a setting that all nodes must agree on is declared in
+`core.job_settings`, and its row is made from that.
+
+Making a config has no effects: it creates no directory, sets no variable, and copies the mappings of the
+caller. It does not check what only the launch can know, such as whether the coordinator can be reached.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
-from holdfast.errors import UsageError
+from holdfast.core.job_settings import DEFAULTS, SETTINGS, TYPES
+from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S, START_METHODS
+from holdfast.launcher import flag_values as values
 from holdfast.lazy_dataclass import factory_field, keyword_field, lazy_dataclass
+from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.signals import DEFAULT_SIGNALS, parse_signal, signal_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from holdfast.processes.logs.specs import LogsSpecs
 
 RDZV_TIMEOUT_S = 900
 """How long a rendezvous may take when neither `rdzv_timeout` nor `rdzv_configs` gives a time."""
-
-PRELOAD_AUTO = "auto"
-"""Stands in `preload` for the modules that the workers' program imports first."""
-
 STORY_ENV = "HOLDFAST_DEBUG"
 SHUTDOWN_TIMEOUT_ENV = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+DEFAULT_MASTER_PORT = 29500
+NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 
 
 @lazy_dataclass
 class LaunchConfig:
     """How to run a job: its size, its rendezvous, its failures and its output.
 
-    The fields up to `shutdown_timeout` are those of TorchElastic, in the same order. The others
-    are Holdfast's own and are given by keyword:
+    The fields up to `shutdown_timeout` are TorchElastic's, in the same order. The others are Holdfast's own
+    and are given by keyword:
 
     stop_signal
-        What workers are stopped with before they are killed, by name.
+        The signal, by name, that asks workers to stop before they are killed.
     capture_stderr
         Whether the last lines of each worker's stderr are kept for the failure report. Without
-        it workers inherit stderr untouched, and the report has no tail of it.
+        it workers inherit stderr, and the report does not have these lines.
     omp_num_threads
-        The `OMP_NUM_THREADS` that workers get, or `None` to leave their environment alone.
+        The `OMP_NUM_THREADS` of the workers; `None` leaves their environment alone.
     exit_barrier_timeout
-        Seconds to wait at the end for the agents of other nodes.
+        How long a finished node waits for the agents of other nodes.
     preload
-        Modules that each node imports once, in a process that all its workers are then forked
-        from. `"auto"` stands for those that the script, or the function's module, imports at its
-        top level and that are installed. Text is taken as names between commas.
+        Modules that each node imports once, in a process that all its workers are forked from. `"auto"`
+        stands for the installed modules that the script, or the function's module, imports at its top
+        level. Text is split at its commas.
     worker_store
-        Whether the worker of rank 0 hosts the workers' store at `MASTER_PORT`, instead of the
-        agent.
+        Whether the worker of rank 0, not the agent, hosts the workers' store at `MASTER_PORT`.
     metrics_port, metrics_addr
-        Where Prometheus finds the figures of the job on this node; any free port for 0, and
-        loopback unless an address is given. `None` for nowhere.
+        Where this node serves Prometheus metrics: any free port for 0, on loopback by default. `None` serves
+        none.
     dashboard_port
-        Where the agent of the first node serves the dashboard of the job, on loopback; any free
-        port for 0, `None` for nowhere.
+        The port at which the agent of the first node serves the dashboard of the job, on loopback; any free
+        one for 0. `None` serves none.
     standalone
-        Whether no other machine has any business with this job on one node. Otherwise, if a
-        rendezvous endpoint is named, its workers' store is at this host's name, as with torchrun.
+        Whether the job is independent of other machines. A job of one node that names an endpoint and is not
+        standalone has its workers' store at this host's name, as with torchrun.
     story
-        The file that every step of this node's agent is appended to, with its cause; `-` for
-        standard error. Without it the variable `HOLDFAST_DEBUG` may name one.
+        The file to which this node's agent appends every step, with its cause; `-` for standard error.
+        The variable `HOLDFAST_DEBUG` is the default.
 
     Times are in seconds; `shutdown_timeout` may be fractional.
     """
@@ -112,57 +115,275 @@ class LaunchConfig:
         else:
             self.rdzv_configs.setdefault("timeout", RDZV_TIMEOUT_S)
         if self.logs_specs is None:
-            from holdfast.processes.logs.specs import DefaultLogsSpecs
-
             self.logs_specs = DefaultLogsSpecs()
         if self.shutdown_timeout is None:
-            self.shutdown_timeout = _shutdown_timeout_of_environment()
-        check_seconds(self.shutdown_timeout, source="shutdown_timeout")
-        check_seconds(self.exit_barrier_timeout, source="exit_barrier_timeout")
+            text = os.environ.get(SHUTDOWN_TIMEOUT_ENV)
+            if text is None:
+                self.shutdown_timeout = SHUTDOWN_S
+            else:
+                self.shutdown_timeout = values.seconds(text, SHUTDOWN_TIMEOUT_ENV)
+        values.check_seconds(self.shutdown_timeout, source="shutdown_timeout")
+        values.check_seconds(self.exit_barrier_timeout, source="exit_barrier_timeout")
         self.stop_signal = signal_name(parse_signal(self.stop_signal, flag="stop_signal"))
-        self.preload = parse_modules(self.preload, source="preload")
+        self.preload = values.parse_modules(self.preload, source="preload")
 
 
-def check_seconds(value: float, *, source: str, given: object = None) -> None:
-    """Refuse a time that no deadline can be made of; `source` names the setting it came from.
-
-    `given` is the text as it was written, if that differs.
-    """
-    if not 0 <= value < float("inf"):  # What is not a number is not in between either.
-        shown = value if given is None else given
-        raise UsageError(
-            f"{source}: {shown!r} is not a number of seconds; accepted: from 0, e.g. 30 or 2.5"
-        )
+WORKERS = "Workers"
+PROGRAM = "What workers run"
+FAILURES = "Failures and stopping"
+OUTPUT = "Output and logs"
+RENDEZVOUS = "Nodes and rendezvous"
 
 
-def parse_seconds(text: str, *, source: str) -> int | float:
-    """Turn `30` or `2.5` into seconds; `source` names the flag or variable in the message."""
-    try:
-        value: int | float = int(text)
-    except ValueError:
-        try:
-            value = float(text)
-        except ValueError:
-            value = float("nan")
-    check_seconds(value, source=source, given=text)
-    return value
+class Flag(NamedTuple):
+    """One flag of `holdfast run`."""
+
+    group: str
+    name: str
+    default: object
+    metavar: str
+    """Empty for a switch."""
+    meaning: str
+    convert: Callable[[str, str], object] = values.as_is
+    """Turns (text, flag) into the value."""
+    field: str = ""
+    """The field of `LaunchConfig` that has the value. `cli.run` uses a flag without one itself."""
+    key: str = ""
+    """The key of `rdzv_configs` that has the value."""
+    short: str = ""
+    choices: tuple[str, ...] | None = None
+    from_environment: bool = True
+
+    @property
+    def dest(self) -> str:
+        """The attribute of the namespace that holds the value."""
+        return self.name.lstrip("-").replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that holds the default."""
+        return f"PET_{self.dest.upper()}"
+
+    @property
+    def spellings(self) -> list[str]:
+        """Every way to write the flag: short, with dashes, with underscores."""
+        underscored = f"--{self.dest}"
+        return [
+            *([self.short] if self.short else []),
+            self.name,
+            *([underscored] if underscored != self.name else []),
+        ]
+
+    def default_now(self) -> object:
+        """Return the default. It is text still to be converted if a variable holds it."""
+        text = os.environ.get(self.variable) if self.from_environment else None
+        if text is not None:
+            return values.FromEnvironment(text, self.variable)
+        return list(self.default) if isinstance(self.default, list) else self.default
 
 
-def parse_modules(names: Sequence[str], *, source: str) -> tuple[str, ...]:
-    """Return names of modules, each once; text is taken apart at its commas, if it has any."""
-    if isinstance(names, str):
-        names = [name.strip() for name in names.split(",")] if names.strip() else ()
-    for name in names:
-        if not all(part.isidentifier() for part in str(name).split(".")):
-            raise UsageError(
-                f"{source}: {name!r} is not the name of a module; accepted: names as in "
-                f"torch,my.module, and {PRELOAD_AUTO}"
-            )
-    return tuple(dict.fromkeys(names))
+def _switch(group: str, name: str, meaning: str, field: str = "", short: str = "") -> Flag:
+    return Flag(group, name, default=False, metavar="", meaning=meaning, field=field, short=short)
 
 
-def _shutdown_timeout_of_environment() -> int | float:
-    text = os.environ.get(SHUTDOWN_TIMEOUT_ENV)
-    if text is None:
-        return SHUTDOWN_S
-    return parse_seconds(text, source=SHUTDOWN_TIMEOUT_ENV)
+def _job_wide(group: str, name: str) -> Flag:
+    """Return the flag of a setting of `JobSettings`."""
+    setting, kind, default = SETTINGS[name], TYPES[name], DEFAULTS[name]
+    choices = None
+    convert: Callable[[str, str], object] = values.seconds if kind is float else values.count
+    if issubclass(kind, Enum):
+        choices, default = tuple(one.value for one in kind), default.value
+        convert = values.word_of(choices)
+    meaning = f"{setting.meaning} ({default})"
+    return Flag(
+        group,
+        setting.flag,
+        default,
+        setting.metavar,
+        meaning,
+        convert,
+        key=setting.key,
+        choices=choices,
+    )
+
+
+FLAGS = (
+    Flag(
+        WORKERS, "--nproc-per-node", "1", "N",
+        "workers on this node: a number, or cpu, gpu, xpu or auto to count devices (1)",
+    ),
+    _switch(
+        WORKERS, "--virtual-local-rank",
+        "show each worker only its own GPU, as device 0, with LOCAL_RANK=0",
+        field="virtual_local_rank",
+    ),
+    Flag(
+        WORKERS, "--role", "default", "NAME", "role of these workers in logs and ranks (default)",
+        field="role",
+    ),
+    Flag(
+        WORKERS, "--start-method", "spawn", "HOW",
+        "how Python function workers start: spawn, fork or forkserver (spawn)",
+        values.word_of(START_METHODS), field="start_method", choices=START_METHODS,
+    ),
+    Flag(
+        WORKERS, "--preload", "", "MODULES",
+        "import these modules once per node and fork workers from there, e.g. torch,my.module; "
+        "auto: the modules that SCRIPT imports. Makes starts and restarts faster",
+    ),
+    _switch(
+        WORKERS, "--worker-store",
+        "let the rank 0 worker, not the agent, host the workers' store at MASTER_PORT",
+        field="worker_store",
+    ),
+    Flag(
+        WORKERS, "--numa-binding", None, "MODE",
+        "bind workers to CPUs: node, socket, exclusive or core-complex",
+        values.word_of(NUMA_BINDINGS), choices=NUMA_BINDINGS, from_environment=False,
+    ),
+    _switch(PROGRAM, "--module", "SCRIPT is a module name, as for python -m", short="-m"),
+    _switch(PROGRAM, "--no-python", "SCRIPT is a program; run it without Python"),
+    _switch(
+        PROGRAM, "--run-path",
+        "run SCRIPT inside a Python interpreter that Holdfast has started",
+    ),
+    Flag(
+        FAILURES, "--max-restarts", 0, "N",
+        "restart all workers up to N times when one fails (0)", values.count, field="max_restarts",
+    ),
+    Flag(
+        FAILURES, "--monitor-interval", 0.1, "SECONDS",
+        "accepted for compatibility; exits are detected at once, without polling (0.1)",
+        values.interval, field="monitor_interval",
+    ),
+    Flag(
+        FAILURES, "--shutdown-timeout", None, "SECONDS",
+        "time between the stop signal and SIGKILL "
+        f"(${SHUTDOWN_TIMEOUT_ENV} or {SHUTDOWN_S})",
+        values.seconds, field="shutdown_timeout",
+    ),
+    Flag(
+        FAILURES, "--stop-signal", "SIGTERM", "NAME",
+        "signal that asks workers to stop (SIGTERM)", values.stop_signal, field="stop_signal",
+    ),
+    Flag(
+        FAILURES, "--signals-to-handle", DEFAULT_SIGNALS, "NAMES",
+        f"signals to this command that stop the job ({DEFAULT_SIGNALS})",
+        values.signals, field="signals_to_handle",
+    ),
+    Flag(
+        FAILURES, "--exit-barrier-timeout", EXIT_BARRIER_S, "SECONDS",
+        f"how long a finished node waits for the others ({EXIT_BARRIER_S})",
+        values.seconds, field="exit_barrier_timeout",
+    ),
+    _switch(
+        FAILURES, "--exit-code-compat",
+        "exit with 1 on any failure, like torchrun, instead of the worker's exit code",
+    ),
+    Flag(
+        OUTPUT, "--log-dir", None, "DIR",
+        "directory for log files (a temporary one); /dev/null for no files",
+    ),
+    Flag(
+        OUTPUT, "--redirects", "0", "WHICH",
+        "redirect to files: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank: 0:3,1:2 (0)",
+        short="-r",
+    ),
+    Flag(
+        OUTPUT, "--tee", "0", "WHICH",
+        "write to files and to the console; values as for --redirects (0)", short="-t",
+    ),
+    Flag(
+        OUTPUT, "--local-ranks-filter", "", "RANKS",
+        "show the output of these local ranks only, e.g. 0,2 (all)",
+    ),
+    Flag(
+        OUTPUT, "--duplicate-stdout-filters", [], "TEXTS",
+        "also copy stdout lines that contain one of these texts to a shared file",
+        values.filters, field="duplicate_stdout_filters",
+    ),
+    Flag(
+        OUTPUT, "--duplicate-stderr-filters", [], "TEXTS",
+        "the same for stderr; write a comma within a text as two",
+        values.filters, field="duplicate_stderr_filters",
+    ),
+    _switch(
+        OUTPUT, "--no-capture-stderr",
+        "let workers inherit stderr; failure reports then lack its last lines",
+    ),
+    Flag(
+        OUTPUT, "--logs-specs", None, "NAME",
+        "plug-in that decides where output goes (entry point group torchrun.logs_specs)",
+        from_environment=False,
+    ),
+    Flag(
+        OUTPUT, "--event-log-handler", "null", "NAME",
+        "where job events go besides the log directory: console, logging, otel or a plug-in; "
+        "nowhere else for null, jsonl and dynamic_rendezvous (null)", field="event_log_handler",
+    ),
+    Flag(
+        OUTPUT, "--metrics-port", None, "PORT",
+        "serve Prometheus metrics on this port; 0 for any free one (none)",
+        values.port, field="metrics_port",
+    ),
+    Flag(
+        OUTPUT, "--metrics-addr", "", "ADDR",
+        "address for --metrics-port; anyone who can reach it can read them (127.0.0.1)",
+        field="metrics_addr",
+    ),
+    Flag(
+        OUTPUT, "--dashboard", None, "PORT",
+        "serve a web page of the job on this port of the first node, as holdfast dashboard does; "
+        "0 for any free one (none)", values.port, field="dashboard_port",
+    ),
+    Flag(
+        OUTPUT, "--story", "", "FILE",
+        "append every step of this agent to FILE, with its cause, for holdfast story (none)",
+        field="story",
+    ),
+    Flag(
+        RENDEZVOUS, "--nnodes", "1:1", "N|MIN:MAX",
+        "number of nodes; additional ones are standbys, ready to replace a lost one (1)",
+    ),
+    _job_wide(RENDEZVOUS, "spares"),
+    _switch(
+        RENDEZVOUS, "--standalone", "run on one node, independent of other jobs",
+        field="standalone",
+    ),
+    Flag(
+        RENDEZVOUS, "--rdzv-backend", "static", "NAME",
+        "how nodes find each other: c10d, static, file, etcd, or the name of a plug-in (static)",
+        field="rdzv_backend",
+    ),
+    Flag(
+        RENDEZVOUS, "--rdzv-endpoint", "", "HOST[:PORT]",
+        "address of the coordinator, which the agent on that host runs; or several addresses in order, so "
+        "that a later host can take over (holdfast coordinator --take-over); or the etcd endpoints",
+    ),
+    Flag(
+        RENDEZVOUS, "--ha", None, "HOST[:PORT],...",
+        "survive the loss of any machine: these hosts, preferably three, run an etcd for the job; the same "
+        "list on every node (none)",
+    ),
+    Flag(
+        RENDEZVOUS, "--rdzv-id", "none", "ID",
+        "run id of the job, the same on every node (none)", field="run_id",
+    ),
+    Flag(RENDEZVOUS, "--rdzv-conf", "", "K=V,...", "rendezvous settings"),
+    Flag(
+        RENDEZVOUS, "--node-rank", 0, "N", "rank of this node; static only (0)", values.count
+    ),
+    Flag(
+        RENDEZVOUS, "--master-addr", "127.0.0.1", "HOST",
+        "address of node 0; static only (127.0.0.1)",
+    ),
+    Flag(
+        RENDEZVOUS, "--master-port", None, "PORT",
+        f"port of node 0; static only ({DEFAULT_MASTER_PORT})", values.port,
+    ),
+    Flag(
+        RENDEZVOUS, "--local-addr", None, "HOST",
+        "address of this node to announce to the others (as the coordinator sees it)",
+        values.address, field="local_addr",
+    ),
+)  # fmt: skip

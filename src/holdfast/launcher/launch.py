@@ -8,8 +8,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.agent.local_agent import LocalElasticAgent
+from holdfast.agent.assembly import agent_of
 from holdfast.agent.spec import WorkerSpec, run_script_path
+from holdfast.agent.worker_processes import ProcessSettings
 from holdfast.errors import (
     EnvironmentProblem,
     HoldfastError,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from holdfast.agent.loop import AgentLoop
     from holdfast.agent.side_services import HealthServer
     from holdfast.agent.spec import RunResult
     from holdfast.core.supervision import Supervision
@@ -308,7 +310,7 @@ def make_agent(
     args: list[Any],
     handler: RendezvousHandler,
     health_check_server: HealthServer | None,
-) -> LocalElasticAgent:
+) -> AgentLoop:
     """Return the agent that a configuration describes."""
     spec = WorkerSpec(
         role=config.role,
@@ -330,20 +332,22 @@ def make_agent(
     if config.omp_num_threads is not None:
         worker_env["OMP_NUM_THREADS"] = str(config.omp_num_threads)
     assert config.shutdown_timeout is not None
-    return LocalElasticAgent(
-        spec,
+    settings = ProcessSettings(
         logs_specs,
         start_method=config.start_method,
-        exit_barrier_timeout=config.exit_barrier_timeout,
         log_line_prefix_template=config.log_line_prefix_template,
-        shutdown_timeout=config.shutdown_timeout,
-        health_check_server=health_check_server,
         stop_signal=parse_signal(config.stop_signal, flag="--stop-signal"),
         capture_stderr=config.capture_stderr,
         worker_env=worker_env,
-        signals_to_handle=config.signals_to_handle,
         preload=preload_of(config, entrypoint, args),
-        closes_later=True,
+    )
+    return agent_of(
+        spec,
+        settings,
+        exit_barrier_s=config.exit_barrier_timeout,
+        shutdown_s=config.shutdown_timeout,
+        health_server=health_check_server,
+        signals_to_handle=config.signals_to_handle,
     )
 
 

@@ -18,7 +18,7 @@ from holdfast.observe.lifecycle import GenerationStarted, LifecycleEvent, RunEnd
 if TYPE_CHECKING:
     from collections import deque
 
-    from holdfast.agent.local_agent import LocalElasticAgent
+    from holdfast.agent.loop import AgentLoop
     from holdfast.launcher.config import LaunchConfig
     from holdfast.launcher.dashboard_process import DashboardProcess
     from holdfast.observe.events.event_recorder import JobEvents, RendezvousRecorder
@@ -50,7 +50,7 @@ class LaunchObservers:
         self._exporters: MetricExporters | None = None
         self._dashboard: DashboardProcess | None = None
 
-    def begin(self, agent: LocalElasticAgent) -> None:
+    def begin(self, agent: AgentLoop) -> None:
         """Observe from now on; raise `UsageError` for an unknown handler."""
         if self._config.event_log_handler not in DEFAULT_EVENT_HANDLERS:
             self._open_events()
@@ -68,7 +68,7 @@ class LaunchObservers:
         if self._config.dashboard_port is not None:
             from holdfast.launcher.dashboard_process import DashboardProcess
 
-            run_id = agent.get_worker_group().spec.rdzv_handler.get_run_id()
+            run_id = agent.group.spec.rdzv_handler.get_run_id()
             self._dashboard = DashboardProcess(self._config.dashboard_port, run_id, self._logs)
             agent.observers.add(self._dashboard)
         self._is_for_failures_alone = (

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.agent.spec import run_script_path
 from holdfast.core.values import Value
-from holdfast.launcher.config import PRELOAD_AUTO
+from holdfast.launcher.flag_values import PRELOAD_AUTO
 from holdfast.processes.zygote.client import parse_command
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from holdfast.membership.backend_driver import BackendDriver, BackendFailed, Sta
 from holdfast.membership.interface import ControlAccess
 from holdfast.membership.loop_heartbeat import LoopMonitor
 from holdfast.membership.threaded import ThreadedMembership
-from holdfast.net.agent_port import OFF, ControlCredentials, open_control
+from holdfast.net.agent_port import OFF, ControlCredentials, open_agent_port
 from holdfast.store.prefix_store import PrefixStore
 from holdfast.wire.job_summary import summary_of
 
@@ -132,8 +132,11 @@ class BackendMembership(ThreadedMembership):
 
     async def _open(self) -> BackendDriver:
         now = asyncio.get_running_loop().time()
-        port = self.control.port = open_control(
-            self._info.address, self.credentials, self._control_setting
+        port = self.control.port = open_agent_port(
+            self._info.address,
+            self.credentials,
+            control=self._control_setting,
+            shows_presence=False,
         )
         session = SharedStateSession(
             now,
@@ -143,7 +146,7 @@ class BackendMembership(ThreadedMembership):
             timeouts=self._timeouts,
             draw=random.random,
             fence_floor=int(time.time() * 1000),  # If the state is lost and no node remembers it.
-            control=port.port if port is not None else None,
+            control=port.control if port is not None else None,
         )
         monitor = LoopMonitor(now, self._mailbox, self._timeouts.lost_after_s)
         self._session = BackendDriver(session, self.backend, self._deliver, monitor)

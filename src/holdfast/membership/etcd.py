@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast import console
 from holdfast.core.etcd.keys import Presence
 from holdfast.core.etcd.session import EtcdSession
 from holdfast.core.etcd.witness import WATCHED_MAX
@@ -19,9 +18,8 @@ from holdfast.etcd.sync_client import EtcdClient
 from holdfast.membership.etcd_connection import EtcdConnector
 from holdfast.membership.interface import ControlAccess
 from holdfast.membership.threaded import ThreadedMembership
-from holdfast.net import addresses, listening
-from holdfast.net.agent_port import OFF, ControlCredentials, open_control
-from holdfast.net.presence import PresencePort
+from holdfast.net import listening
+from holdfast.net.agent_port import OFF, AgentPort, ControlCredentials, open_agent_port
 
 if TYPE_CHECKING:
     from holdfast.core.job_settings import JobSettings
@@ -87,7 +85,7 @@ class EtcdMembership(ThreadedMembership):
         self.control = EtcdControl(self)
         self._control_setting = control
         self._shows_presence = shows_presence
-        self._presence: PresencePort | None = None
+        self._port: AgentPort | None = None
         self._timeouts, self._lease_s, self._cluster = timeouts, lease_s, cluster
         self._client: AsyncEtcdClient | None = None
         self._connector: EtcdConnector | None = None
@@ -100,7 +98,9 @@ class EtcdMembership(ThreadedMembership):
 
     @property
     def presence_fd(self) -> int:
-        return self._presence.fileno() if self._presence is not None else -1
+        if self._port is None or not self._port.presence_id:
+            return -1
+        return self._port.fileno()
 
     def store(self, scope: str) -> EtcdStore:
         if self._stores is None:
@@ -121,34 +121,28 @@ class EtcdMembership(ThreadedMembership):
     # In the thread.
 
     async def _open(self) -> SessionDriver:
-        port = self.control.port = open_control(
-            self._info.address, self.credentials, self._control_setting
+        port = self._port = open_agent_port(
+            self._info.address,
+            self.credentials,
+            control=self._control_setting,
+            shows_presence=self._shows_presence,
         )
+        self.control.port = port if port is not None and port.control is not None else None
         session = EtcdSession(
             run_id=self.run_id,
             info=self._info,
             prefix=self.prefix,
             lease_s=self._lease_s,
-            presence=self._show_presence() if self._shows_presence else None,
-            control=port.port if port is not None else None,
+            presence=Presence("", port.number, port.presence_id)
+            if port is not None and port.presence_id
+            else None,
+            control=port.control if port is not None else None,
         )
         at_most = listening.descriptor_limit() // WATCHED_SHARE
         session.witness.watched_max = min(WATCHED_MAX, at_most)
         self._client = AsyncEtcdClient(self.etcd)
         self._connector = EtcdConnector(self._client, session, self._lease_s, self._cluster)
         return self._drive(self._connector, self._timeouts)
-
-    def _show_presence(self) -> Presence | None:
-        address = self._info.address
-        is_alone = bool(address) and addresses.names_loopback(address)
-        try:
-            where = listening.candidates_of(address, 0) if is_alone else listening.everywhere(0)
-            self._presence = shown = PresencePort(where)
-        except OSError as problem:
-            console.debug(f"no port for this agent's presence: {problem}")
-            return None
-        shown.open()
-        return Presence("", shown.port, shown.id)
 
     async def _shut(self, drain_s: float) -> None:
         if self._connector is not None:
@@ -159,7 +153,5 @@ class EtcdMembership(ThreadedMembership):
             await self._connector.close()
         if self._client is not None:
             await self._client.close()
-        if self.control.port is not None:
-            self.control.port.close()
-        if self._presence is not None:
-            self._presence.close()  # Last: a node that sees it close finds no keys of this one.
+        if self._port is not None:
+            self._port.close()  # Last: a node that sees it close finds no keys of this one.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.coordinator.connect import CoordinatorConnector
     from holdfast.core.protocol import Failure, NodePhase, Request
     from holdfast.membership.loop_heartbeat import LoopHeartbeat
-    from holdfast.net.agent_port import ControlListener
+    from holdfast.net.agent_port import AgentPort
     from holdfast.store.interface import RoundStore
     from holdfast.wire.messages import JobSummary, NodeReport, Watch
 
@@ -130,8 +130,8 @@ class ControlAccess:
 
     has_coordinator = False
     """Whether `connector` returns the coordinator's; otherwise `summary` and `contacts` apply."""
-    port: ControlListener | None = None
-    """This agent's control port; the membership closes it."""
+    port: AgentPort | None = None
+    """The port for control clients in a job without a coordinator; the membership opens and closes it."""
 
     def request(self, request: Request) -> None:
         """Submit an operator's request; `View.answered` contains the outcome."""

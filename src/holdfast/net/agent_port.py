@@ -1,14 +1,19 @@
-"""An agent's control port: where people reach it if no coordinator passes on what they ask.
+"""An agent's port in a job without a coordinator: other nodes watch its presence, clients control it.
 
-An agent of a job on etcd, or over a shared state, listens at a port from its start; one socket is all
-that this costs until somebody comes. Its number, and a key that the agent draws, are where the nodes of the
-job find each other, so whoever can read that can ask (`wire.handshake.control_key`): with the job's token
-besides, if it has one, and over TLS where the job's nodes have certificates.
+An agent of a job on etcd, or over a shared state, listens at a port from its start. The port's number
+and a key that the agent draws are stored where the nodes of the job find each other. A control client
+must prove the key (`wire.handshake.control_key`), and the job's token if it has one; if the nodes have
+certificates, it connects over TLS. Presence needs no key: it reveals nothing but an id.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import secrets
+import socket
+import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,20 +22,30 @@ from holdfast import console
 from holdfast.core.limits import CONTROL_KEY_BYTES
 from holdfast.core.protocol import ControlPort
 from holdfast.net import addresses, listening
+from holdfast.net.half_open import HalfOpen
+from holdfast.net.presence import PRESENCE_REQUEST, keep_alive
+from holdfast.net.token import choose_token
+from holdfast.wire.control import Contact, Contacts
 from holdfast.wire.handshake import READ_ONLY_ALL_PREFIX, READ_ONLY_PREFIX, control_key
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    from holdfast.wire.control import Contacts
     from holdfast.wire.messages import Hello
 
 ON, READ_ONLY, OFF = "on", "read-only", "off"
+PRESENCE_ID_BYTES = 16
+WATCHERS_MAX = 64
+"""Connections that watch one agent's presence. The other nodes learn of a leader's exit from these."""
+UNDECIDED_MAX = 64
+"""Connections whose first bytes are missing, and control connections before `serve`."""
+FIRST_BYTES_S = 10.0
+ACCEPTED_AT_ONCE_MAX = 64
+AGAIN_S = 1.0  # The pause when this process has no descriptor left.
 
 
 class ControlCredentials(msgspec.Struct, frozen=True, kw_only=True):
-    """What besides the agents' keys it takes to ask the agents of one job."""
+    """What a client needs to control the agents of one job, besides each agent's key."""
 
     run_id: str
     token: bytes | None = None
@@ -38,9 +53,7 @@ class ControlCredentials(msgspec.Struct, frozen=True, kw_only=True):
     """With TLS: an authority, a certificate and its key."""
 
     def contacts(self, found: Iterable[tuple[str, str, ControlPort | None]]) -> Contacts:
-        """Return how to reach agents, of which node, address and port are known."""
-        from holdfast.wire.control import Contact, Contacts
-
+        """Return how to reach agents, given node, address and port of each."""
         token = self.token
         read_only = (token or b"").startswith(READ_ONLY_PREFIX)
         is_for_all = (token or b"").startswith(READ_ONLY_ALL_PREFIX)
@@ -62,55 +75,184 @@ class ControlCredentials(msgspec.Struct, frozen=True, kw_only=True):
         return f"ControlCredentials({self.run_id!r})"
 
 
-class ControlListener:
-    """The control port of this agent, from now until `close`; raises `OSError`.
+class AgentPort:
+    """The one port of an agent, from now until `close`: it shows the agent's presence and accepts clients.
 
-    It listens where other nodes reach this one, at `address` alone if that is loopback.
+    It listens where other nodes reach this one, at `address` alone if that is a loopback address; raises
+    `OSError`. A connection that starts with `PRESENCE_REQUEST` gets `presence_id` and stays open. All
+    others go to the callback of `serve`. The port belongs to one loop, from `open` on.
     """
 
     def __init__(
-        self, address: str, access: ControlCredentials, *, read_only: bool = False
+        self,
+        address: str,
+        credentials: ControlCredentials,
+        *,
+        control: str = ON,
+        shows_presence: bool = True,
     ) -> None:
         is_alone = bool(address) and addresses.names_loopback(address)
         where = listening.candidates_of(address, 0) if is_alone else listening.everywhere(0)
-        self._socket = listening.listen(where)
-        self.port = ControlPort(int(self._socket.getsockname()[1]), os.urandom(CONTROL_KEY_BYTES))
-        self.access = access
-        self.read_only = read_only
-        """Whether people may look and change nothing."""
+        self._listener = listening.listen(where)
+        addresses.use_small_segments(self._listener)
+        listening.defer_accept(self._listener, FIRST_BYTES_S)
+        self.number = int(self._listener.getsockname()[1])
+        self.presence_id = secrets.token_hex(PRESENCE_ID_BYTES) if shows_presence else ""
+        self.control: ControlPort | None = None
+        """What a control client must know of this port; None if it accepts no control clients."""
+        if control != OFF:
+            self.control = ControlPort(self.number, os.urandom(CONTROL_KEY_BYTES))
+        self.credentials = credentials
+        self.read_only = control == READ_ONLY
+        """Whether control clients may change nothing."""
+        self._serve: Callable[[socket.socket, str], None] | None = None
+        self._early: list[tuple[socket.socket, str]] = []  # Until `serve`.
+        self._lock = threading.Lock()  # For these two.
+        self._undecided = HalfOpen(UNDECIDED_MAX)
+        self._watching: set[socket.socket] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable once somebody has come."""
-        return self._socket.fileno()
-
-    def listener(self) -> socket.socket:
-        """Return a socket of its own that listens at this port."""
-        return self._socket.dup()
+        """Return the listening descriptor; while a copy is open the port does not refuse connections."""
+        return self._listener.fileno()
 
     def key_for(self, hello: Hello) -> bytes:
-        """Return the key that a client has to prove."""
-        token, run_id = self.access.token, hello.run_id
-        return control_key(self.port.key, token, run_id, read_only=hello.read_only)
+        """Return the key that a control client has to prove."""
+        assert self.control is not None
+        token = self.credentials.token
+        return control_key(self.control.key, token, hello.run_id, read_only=hello.read_only)
+
+    def open(self) -> None:
+        """Accept connections in the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._listener, self._accept)
+
+    def serve(self, serve: Callable[[socket.socket, str], None]) -> None:
+        """Pass each control connection and its address to `serve`, in the loop's thread or this one."""
+        with self._lock:
+            self._serve, early, self._early = serve, self._early, []
+        for connection, address in early:
+            serve(connection, address)
 
     def close(self) -> None:
-        self._socket.close()
+        """Close the port and the connections that it still owns; may be called more than once."""
+        loop = self._loop
+        if loop is not None and self._listener.fileno() >= 0:
+            loop.remove_reader(self._listener)
+        self._listener.close()
+        with self._lock:
+            self._serve, early, self._early = None, self._early, []
+        for connection, _ in early:
+            connection.close()
+        for connection in (*self._watching, *self._undecided.since):
+            self._drop(connection)
+
+    def _accept(self) -> None:
+        assert self._loop is not None
+        for _ in range(ACCEPTED_AT_ONCE_MAX):
+            try:
+                connection, where = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:
+                continue
+            except OSError:  # No descriptor: without a pause the loop would retry at once.
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(AGAIN_S, self._reopen)
+                return
+            connection.setblocking(False)  # noqa: FBT003 (the name says it)
+            self._decide(connection, addresses.unmapped(str(where[0])))
+
+    def _reopen(self) -> None:
+        if self._listener.fileno() >= 0:
+            self.open()
+
+    def _decide(self, connection: socket.socket, address: str, *, waited: bool = False) -> None:
+        """Decide by its first bytes what a connection is for, and wait for them once."""
+        assert self._loop is not None
+        try:
+            first = connection.recv(len(PRESENCE_REQUEST), socket.MSG_PEEK)
+        except BlockingIOError:
+            first = b""
+        except OSError:
+            self._drop(connection)
+            return
+        if len(first) < len(PRESENCE_REQUEST):
+            if waited:
+                self._drop(connection)
+            else:
+                self._wait(connection, address)
+            return
+        if waited:
+            self._undecided.remove(connection)
+            self._loop.remove_reader(connection)
+        if first == PRESENCE_REQUEST:
+            self._show_presence(connection)
+        else:
+            self._pass_on(connection, address)
+
+    def _wait(self, connection: socket.socket, address: str) -> None:
+        assert self._loop is not None
+        if self._undecided.is_full:
+            self._drop(self._undecided.next_to_go()[0])
+        self._undecided.add(connection, address, self._loop.time())
+        self._loop.add_reader(connection, partial(self._decide, connection, address, waited=True))
+        self._loop.call_later(FIRST_BYTES_S, self._expire, connection)
+
+    def _expire(self, connection: socket.socket) -> None:
+        if connection in self._undecided.since:
+            self._drop(connection)
+
+    def _show_presence(self, connection: socket.socket) -> None:
+        if not self.presence_id or len(self._watching) >= WATCHERS_MAX:
+            connection.close()
+            return
+        assert self._loop is not None
+        self._watching.add(connection)
+        try:
+            connection.recv(len(PRESENCE_REQUEST))
+            keep_alive(connection)
+            # The buffer of a new connection has room for it.
+            connection.send(self.presence_id.encode() + b"\n")
+            self._loop.add_reader(connection, self._drop, connection)
+        except OSError:
+            self._drop(connection)
+
+    def _pass_on(self, connection: socket.socket, address: str) -> None:
+        with self._lock:
+            serve = self._serve
+            if serve is None and self.control is not None and len(self._early) < UNDECIDED_MAX:
+                self._early.append((connection, address))
+                return
+        if serve is not None and self.control is not None:
+            serve(connection, address)
+        else:
+            connection.close()
+
+    def _drop(self, connection: socket.socket) -> None:
+        """Close a connection that has ended, or that sends what it should not."""
+        self._watching.discard(connection)
+        self._undecided.remove(connection)
+        if self._loop is not None and connection.fileno() >= 0:
+            self._loop.remove_reader(connection)
+        connection.close()
 
 
-def open_control(
-    address: str, access: ControlCredentials, setting: str = ON
-) -> ControlListener | None:
-    """Return the control port of this agent, if there can and is to be one."""
-    if setting == OFF:
+def open_agent_port(
+    address: str, credentials: ControlCredentials, *, control: str, shows_presence: bool
+) -> AgentPort | None:
+    """Return the port of this agent, which accepts connections in the running loop; None without a use."""
+    if control == OFF and not shows_presence:
         return None
     try:
-        return ControlListener(address, access, read_only=setting == READ_ONLY)
+        port = AgentPort(address, credentials, control=control, shows_presence=shows_presence)
     except OSError as problem:
-        console.debug(f"this agent can be asked on its own machine alone: {problem}")
+        console.debug(f"this agent is reachable only from its own host: {problem}")
         return None
+    port.open()
+    return port
 
 
 def explicit_token(environ: Mapping[str, str], *, read_only: bool = False) -> bytes | None:
-    """Return the token that is set; where strangers are kept out otherwise none is made."""
-    from holdfast.net.token import choose_token
-
+    """Return the token that is set; none is generated, because the store guards the job already."""
     return choose_token(listening.LOOPBACK, environ, read_only=read_only)

@@ -74,6 +74,13 @@ class RendezvousEnded(LifecycleEvent):
     restart_count: int = 0
 
 
+class StandbyChanged(LifecycleEvent):
+    """The node has become a standby, or is none any more."""
+
+    at: float
+    is_standby: bool
+
+
 class RanksAssigned(LifecycleEvent):
     """The workers have their ranks."""
 

@@ -61,10 +61,14 @@ class TimelineRecorder:
         match event:
             case lifecycle.RunStarted():
                 fields = _run(event)
+            case lifecycle.StandbyChanged():
+                fields = {"is_standby": event.is_standby}
             case lifecycle.RendezvousEnded():
-                fields = {}
+                fields = {"failed": bool(event.error)}
             case lifecycle.GenerationStarted():
                 fields = _generation(event)
+            case lifecycle.FirstHeartbeat():
+                fields = {"generation": event.generation, "rank": event.worker.global_rank}
             case lifecycle.ProgressSampled():
                 steps = [[rank, step, round(at, 6)] for rank, step, at in event.steps]
                 fields = {"generation": event.generation, "steps": steps}
@@ -79,6 +83,8 @@ class TimelineRecorder:
             case lifecycle.WorkersFailed():
                 failures = [_failure(one) for one in event.failures]
                 fields = {"generation": event.generation, "failures": failures}
+            case lifecycle.Requested():
+                fields = {"what": event.what}
             case lifecycle.RunEnded():
                 fields = {"state": event.state or event.cut_short, "error": event.error}
             case _:
@@ -88,13 +94,16 @@ class TimelineRecorder:
 
 KINDS = {
     lifecycle.RunStarted: "run",
+    lifecycle.StandbyChanged: "standby",
     lifecycle.RendezvousEnded: "rendezvous",
     lifecycle.GenerationStarted: "generation",
+    lifecycle.FirstHeartbeat: "heartbeat",
     lifecycle.ProgressSampled: "progress",
     lifecycle.WorkerEnded: "exit",
     lifecycle.GenerationStopping: "stopping",
     lifecycle.GenerationStopped: "stopped",
     lifecycle.WorkersFailed: "failures",
+    lifecycle.Requested: "request",
     lifecycle.RunEnded: "end",
 }
 

@@ -117,7 +117,7 @@ class SignalWatch:
     was_entered = False
 
     def __init__(self, signals: tuple[int, ...]) -> None:
-        self._signals = signals
+        self.signals = signals
         self._pending: list[int] = []
         self._previous: dict[int, object] = {}
         self._previous_wakeup: int | None = None
@@ -129,10 +129,10 @@ class SignalWatch:
         try:
             self._previous_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         except ValueError:
-            if self._signals:
+            if self.signals:
                 console.info("not in the main thread: signals are left to the program around it")
             return self
-        for one in self._signals:
+        for one in self.signals:
             if signal.getsignal(one) is not signal.SIG_IGN:
                 self._previous[one] = signal.signal(one, self._note)
         SignalWatch.entered += 1

@@ -94,14 +94,26 @@ class Reaper:
     ) -> list[int]:
         """Report, dump and kill processes with expired timers, the earliest first.
 
-        All are reported and dumped before the first is killed, since its end makes the agent stop
-        the others: also those that `more()` finds late meanwhile. Returns the processes that could
-        not be killed; those in `again` are only killed.
+        Returns the processes that could not be killed; those in `again` are only killed.
+        """
+        expired = self.report_and_dump(late, more=more, again=again)
+        return [pid for pid, requests in expired.items() if not self.kill_late(pid, requests)]
+
+    def report_and_dump(
+        self,
+        late: Mapping[int, Sequence[FileTimerRequest]],
+        *,
+        more: Callable[[], Mapping[int, Sequence[FileTimerRequest]]] | None = None,
+        again: Container[int] = (),
+    ) -> dict[int, list[FileTimerRequest]]:
+        """Report and dump processes with expired timers; return all, with those `more` found.
+
+        All are dumped before the first is killed, since its end makes the agent stop the others.
         """
         expired: dict[int, list[FileTimerRequest]] = {}
         for round_ in range(REPORT_ROUNDS_MAX):
             # Of a process that will be killed for certain, no more need be reported.
-            new = [pid for pid in late if _fatal(expired.get(pid, ())) is None]
+            new = [pid for pid in late if fatal_of(expired.get(pid, ())) is None]
             for pid, requests in late.items():
                 expired.setdefault(pid, []).extend(requests)
             self._report_and_dump(
@@ -110,7 +122,7 @@ class Reaper:
             if more is None or not new or round_ == REPORT_ROUNDS_MAX - 1:
                 break
             late = more()
-        return [pid for pid, requests in expired.items() if not self._kill_if_fatal(pid, requests)]
+        return expired
 
     def _is_alive(self, pid: int) -> bool:
         """Whether a process is still a worker's; it may have ended by itself, or been stopped."""
@@ -118,7 +130,7 @@ class Reaper:
 
     def _report_and_dump(self, late: Mapping[int, Sequence[FileTimerRequest]]) -> None:
         for pid, requests in late.items():
-            fatal = _fatal(requests)
+            fatal = fatal_of(requests)
             for request in requests:
                 self.report(EXPIRED, request)
                 if request is fatal:
@@ -126,9 +138,9 @@ class Reaper:
             self._log(pid, requests, fatal)
         self._dump_all([*late])
 
-    def _kill_if_fatal(self, pid: int, requests: Sequence[FileTimerRequest]) -> bool:
+    def kill_late(self, pid: int, requests: Sequence[FileTimerRequest]) -> bool:
         """Kill a process if one of its timers has a signal; return False if that failed."""
-        fatal = _fatal(requests)
+        fatal = fatal_of(requests)
         if fatal is None or not self._is_alive(pid):
             return True
         if not self.kill(pid, fatal.signal):
@@ -192,6 +204,6 @@ class Reaper:
             console.warning(f"cannot dump stacks (pid {pid}): {console.describe(problem)}")
 
 
-def _fatal(requests: Sequence[FileTimerRequest]) -> FileTimerRequest | None:
+def fatal_of(requests: Sequence[FileTimerRequest]) -> FileTimerRequest | None:
     """Return the timer that a process is killed for: the first that has a signal."""
     return next((one for one in requests if one.signal > 0), None)

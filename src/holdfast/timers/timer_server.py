@@ -87,10 +87,37 @@ class FileTimerServer:
         """Read the requests and kill the late; return how many workers were late."""
         self._taking = True
         try:
-            return self._take(now)
+            late = self.look(now)
+            self.dump(late)
+            for pid, requests in late.items():
+                self.kill(pid, requests, now)
+            return len(late)
         finally:
             self._taking = False
             self._last_take = time.time()
+
+    def look(self, now: float) -> dict[int, list[FileTimerRequest]]:
+        """Read the requests; return the timers that have expired, by process."""
+        taken = self._read(now)
+        self._full_takes = self._full_takes + 1 if taken >= TAKE_BYTES_MAX else 0
+        if 0 < self._full_takes < FULL_TAKES_MAX:
+            return {}
+        return self._find_late(now)
+
+    def dump(self, late: dict[int, list[FileTimerRequest]]) -> None:
+        """Report and dump these processes; add to them those that became late meanwhile."""
+
+        def find_more() -> dict[int, list[FileTimerRequest]]:
+            now = time.monotonic()
+            self._read(now)  # They may have released their timers meanwhile.
+            return self._find_late(now)
+
+        if late:
+            late.update(self._reaper.report_and_dump(late, more=find_more, again=self._kills))
+
+    def kill(self, pid: int, requests: list[FileTimerRequest], now: float) -> None:
+        """Kill a late process if one of its timers has a signal; else drop these timers."""
+        self._settle(pid, requests, now, killed=self._reaper.kill_late(pid, requests))
 
     def is_reachable(self) -> bool:
         """Whether clients find the pipe where it was made."""
@@ -169,28 +196,6 @@ class FileTimerServer:
         return int(self._last_take if self._is_behind() else time.time())
 
     # How it is done.
-
-    def _take(self, now: float) -> int:
-        taken = self._read(now)
-        self._full_takes = self._full_takes + 1 if taken >= TAKE_BYTES_MAX else 0
-        if 0 < self._full_takes < FULL_TAKES_MAX:
-            return 0
-        late: dict[int, list[FileTimerRequest]] = {}
-
-        def find_late() -> dict[int, list[FileTimerRequest]]:
-            found = self._find_late(max(now, time.monotonic()) if late else now)
-            for pid, requests in found.items():
-                late.setdefault(pid, []).extend(requests)
-            return found
-
-        def find_more() -> dict[int, list[FileTimerRequest]]:
-            self._read(time.monotonic())  # They may have released them meanwhile.
-            return find_late()
-
-        alive = self._reaper.expire(find_late(), more=find_more, again=self._kills)
-        for pid, requests in late.items():
-            self._settle(pid, requests, now, killed=pid not in alive)
-        return len(late)
 
     def _find_late(self, now: float) -> dict[int, list[FileTimerRequest]]:
         late = self._timers.due(now)

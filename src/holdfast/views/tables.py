@@ -6,6 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from holdfast.control.history import goodput_of, state_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -102,10 +104,9 @@ def status_text(job: JobSummary, unreached: Sequence[str] = ()) -> str:
     head = f"job {job.run_id!r}: {state}, generation {job.generation}"
     if job.round >= 0:
         head += f", round {job.round}"
-    reports = [one.report for one in job.nodes if one.report is not None]
-    wanted_s = sum(one.wanted_s for one in reports)
-    if wanted_s:
-        head += f", goodput {100 * sum(one.running_s for one in reports) / wanted_s:.0f} %"
+    goodput = goodput_of(one.report for one in job.nodes if one.report is not None)
+    if goodput is not None:
+        head += f", {goodput.name} {100 * goodput.share:.0f} %"
     lines = [
         head,
         f"nodes {job.members} of {job.min_nodes}:{job.max_nodes}, {job.present} here",
@@ -132,12 +133,6 @@ def _node_order(node: NodeSummary) -> tuple[bool, int, str]:
 
 
 def _node_row(node: NodeSummary) -> list[str]:
-    if node.drained:
-        state = "drained"
-    elif node.rank < 0:
-        state = "standby"
-    else:
-        state = node.report.state if node.report is not None else node.phase
     ranks = "-"
     if node.first_rank >= 0:
         last = node.first_rank + node.size - 1
@@ -150,7 +145,7 @@ def _node_row(node: NodeSummary) -> list[str]:
     return [
         node.node,
         node.host,
-        state,
+        state_of(node),
         ranks,
         f"{running}/{node.size}" if workers else "-",
         (str(min(steps)) if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}")

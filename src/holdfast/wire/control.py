@@ -3,25 +3,27 @@
 ===========  ====================  ============================================================
 what         body                  replies
 ===========  ====================  ============================================================
-`here`       nothing               one `Here`; of an agent's own socket alone
+`here`       nothing               one `Here`; only at an agent's own socket
+`status`     `StatusQuery`         one `JobSummaries`, once the nodes have reported
 `act`        `Request`             one, refused or not
-`status`     `StatusQuery`         one `JobSummaries`: of one job, or of all that the connection may see
 `events`     `EventsQuery`         `Events`, the kept ones first; then each as it comes
 `logs`       `LogsQuery`           `LogLines`, until all is sent that was asked for
 `stacks`     nothing               one `Stacks`
-`stages`     nothing               one `Stages`
+`history`    nothing               `control.history.NodeHistory`, some generations in each
 `report`     nothing               one `NodeReport`
-`contacts`   nothing               `Contacts`; of an agent's own socket alone
+`contacts`   nothing               `Contacts`; only at an agent's own socket
 `more`       `More`                none: the query of that id may send so much more; an empty one to a
                                    stream of a node is answered by an empty reply, to show that it is there
 `cancel`     nothing               none: the query of that id is over
 ===========  ====================  ============================================================
 
-`logs`, `stacks`, `stages` and `report` are for one node, `act` for whoever decides, `events` for either.
+`logs`, `stacks`, `history` and `report` are for one node, `status` and `act` for the coordinator, `events` for
+either. Without a coordinator an agent answers all of them.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -33,14 +35,14 @@ from holdfast.core.protocol import Request, sound_request
 from holdfast.printable import quoted
 from holdfast.wire import limits
 from holdfast.wire.errors import BadMessage
-from holdfast.wire.messages import Age, EventRecord, JobSummary, NodeReport, sound_report
+from holdfast.wire.messages import EventRecord, JobSummary, NodeReport, sound_report
 
-HERE, ACT, STATUS, EVENTS = "here", "act", "status", "events"
-LOGS, STACKS, STAGES = "logs", "stacks", "stages"
+HERE, STATUS, ACT, EVENTS = "here", "status", "act", "events"
+LOGS, STACKS, HISTORY = "logs", "stacks", "history"
 REPORT, CONTACTS = "report", "contacts"
 MORE, CANCEL = "more", "cancel"
-READS = (STATUS, EVENTS, LOGS, STACKS, STAGES, REPORT, MORE, CANCEL)
-"""What somebody may ask for who may change nothing."""
+READS = (STATUS, EVENTS, LOGS, STACKS, HISTORY, REPORT, MORE, CANCEL)
+"""What a read-only client may ask for."""
 WINDOW_BYTES = 2 * 1024 * 1024
 """What all streams of an operator may send before he says that there is room for more. It must stay
 below `quotas.UNREAD_BYTES_MAX`, at which a coordinator drops whoever does not read."""
@@ -52,6 +54,7 @@ GREP_CHARS_MAX = 1_000
 TAIL_LINES_MAX = 1_000_000
 SECRET_BYTES_MAX = 64
 PEM_BYTES_MAX = 64 * 1024
+STATUS_WAIT_S_MAX = 60.0
 CONTACTS_AT_ONCE = 512
 """In one message: with the longest names there are, they fit into a frame."""
 
@@ -104,14 +107,16 @@ class Contacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests the state of a job; with an empty `run_id` of all that the connection may see."""
+    """Asks for the state of a job; with an empty run id, of all jobs of the connection."""
 
     watch: bool = False
-    """Have the nodes report about their workers for a while; the next reply contains the reports."""
+    """Have the nodes report about their workers, for a while."""
+    wait_s: Annotated[float, Meta(ge=0.0, le=STATUS_WAIT_S_MAX)] = 0.0
+    """Reply once all nodes have reported, and after this time at the latest."""
 
 
 class JobSummaries(msgspec.Struct, frozen=True, kw_only=True):
-    """The jobs that a `StatusQuery` requested."""
+    """The state of one job, or of several."""
 
     jobs: Annotated[list[JobSummary], Meta(max_length=limits.JOBS_MAX)] = []
 
@@ -170,37 +175,6 @@ class Stacks(msgspec.Struct, frozen=True, kw_only=True):
     workers: Annotated[list[WorkerStacks], Meta(max_length=limits.WORKERS_REPORTED_MAX)] = []
 
 
-class GenerationStages(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of one generation went on one node; below 0 what is not known or not over."""
-
-    generation: Number
-    age_s: Age = -1.0
-    """Since its workers were started."""
-    ran_s: Age = -1.0
-    """From then until their stop began, or until now."""
-    is_over: bool = False
-    world_size: Count = 0
-    why: Why = ""
-    """Why it was started, as whoever decides for all nodes put it."""
-    regroup_s: Age = -1.0
-    """From the end of the workers before it until the nodes had met."""
-    start_s: Age = -1.0
-    first_step_s: Age = -1.0
-    """From the start of the workers until the last of them had made a step, or given a sign of life."""
-    detect_s: Age = -1.0
-    """Something was wrong already: until the stop began."""
-    stop_s: Age = -1.0
-    reason: Name = ""
-    """Why its workers were stopped: a `core.supervision.StopReason`."""
-    detail: Why = ""
-
-
-class Stages(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest generations of a node, the oldest first."""
-
-    generations: Annotated[list[GenerationStages], Meta(max_length=limits.EVENTS_MAX)] = []
-
-
 class More(msgspec.Struct, frozen=True, kw_only=True):
     """Room for so many more bytes."""
 
@@ -208,24 +182,11 @@ class More(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoders: dict[type, msgspec.msgpack.Decoder[msgspec.Struct]] = {
-    kind: msgspec.msgpack.Decoder(kind)
-    for kind in (
-        Request,
-        Here,
-        StatusQuery,
-        JobSummaries,
-        EventsQuery,
-        Events,
-        LogsQuery,
-        LogLines,
-        Stacks,
-        Stages,
-        More,
-        Contacts,
-        NodeReport,
-    )
-}
+
+
+@cache
+def _decoder(kind: type[msgspec.Struct]) -> msgspec.msgpack.Decoder[msgspec.Struct]:
+    return msgspec.msgpack.Decoder(kind)
 
 
 def pack(body: msgspec.Struct) -> bytes:
@@ -236,7 +197,7 @@ def pack(body: msgspec.Struct) -> bytes:
 def unpack(kind: type[T], body: bytes) -> T:
     """Return what is in a body, or raise `BadMessage`; an empty one has all the defaults."""
     try:
-        found = _decoders[kind].decode(body or b"\x80")
+        found = _decoder(kind).decode(body or b"\x80")
         if isinstance(found, Request):
             found = sound_request(found)
         elif isinstance(found, NodeReport):

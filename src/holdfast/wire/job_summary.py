@@ -1,17 +1,19 @@
-"""The state of a coordinator's jobs, as a client may ask for it."""
+"""The state of jobs as the message that a client gets."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from holdfast.core.limits import WHY_CHARS_MAX
-from holdfast.core.rounds import JobPhase
-from holdfast.printable import one_line
-from holdfast.wire import control
+from holdfast.core.rounds import JobPhase, is_drained
+from holdfast.printable import one_line, quoted
+from holdfast.wire.control import JobSummaries, pack
 from holdfast.wire.errors import FrameTooLarge
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
-from holdfast.wire.messages import JobSummary, NodeSummary, Reply
+from holdfast.wire.messages import JobSummary, NodeSummary, Reply, sound_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,10 +23,10 @@ if TYPE_CHECKING:
     from holdfast.wire.messages import NodeReport
 
     ReportOf = Callable[[str, str], NodeReport | None]
-    """What a node of a job last reported to those who watch."""
+    """What a node of a job last reported."""
 
 
-def reply_frame(
+def status_frame(
     machine: CoordinatorMachine,
     query_id: int,
     run_id: str,
@@ -32,24 +34,22 @@ def reply_frame(
     *,
     brief: bool = False,
 ) -> bytes:
-    """Return the frame of a reply about one job, or with an empty run id about all.
+    """Return the reply about one job, or with an empty run id about all, as a frame.
 
-    It is brief for those who may not know more, and where it would be too large.
+    It is brief if the client may not know more, or if the frame would be too large.
     """
     chosen = [rounds for one, rounds in machine.jobs.items() if run_id in ("", one)]
     if not brief:
         try:
-            jobs = [summary_of(rounds, report_of) for rounds in chosen]
-            return _reply_frame(query_id, jobs)
+            return _frame_of(query_id, [summary_of(rounds, report_of) for rounds in chosen])
         except FrameTooLarge:
             pass
-    jobs = [summary_of(rounds, brief=True) for rounds in chosen]
-    return _reply_frame(query_id, jobs)
+    return _frame_of(query_id, [summary_of(rounds, brief=True) for rounds in chosen])
 
 
-def _reply_frame(query_id: int, jobs: list[JobSummary]) -> bytes:
-    body = control.pack(control.JobSummaries(jobs=jobs))
-    return encode_frame(Reply(id=query_id, body=body), STATUS_FRAME_BYTES_MAX)
+def _frame_of(query_id: int, jobs: list[JobSummary]) -> bytes:
+    reply = Reply(id=query_id, body=pack(JobSummaries(jobs=jobs)))
+    return encode_frame(reply, STATUS_FRAME_BYTES_MAX)
 
 
 def summary_of(
@@ -101,8 +101,35 @@ def _nodes_of(rounds: Rounds, report_of: ReportOf) -> list[NodeSummary]:
                 generation=node.generation,
                 first_rank=table.ranks[rank].first_rank if rank >= 0 else -1,
                 size=info.local_world_size,
-                drained=name in job.drained,
+                drained=is_drained(job, name),
                 report=report_of(job.run_id, name),
             )
         )
     return summaries
+
+
+def printable_summary(job: JobSummary) -> JobSummary:
+    """Return a job whose texts are safe to print."""
+    replace = msgspec.structs.replace
+    nodes = [
+        replace(
+            node,
+            node=quoted(node.node),
+            host=quoted(node.host),
+            address=quoted(node.address),
+            role=quoted(node.role),
+            phase=quoted(node.phase),
+            report=sound_report(node.report) if node.report is not None else None,
+        )
+        for node in job.nodes
+    ]
+    return replace(
+        job,
+        run_id=one_line(job.run_id),
+        phase=quoted(job.phase),
+        outcome=quoted(job.outcome),
+        why=one_line(job.why),
+        history=[one_line(line) for line in job.history],
+        causes=[one_line(line) for line in job.causes],
+        nodes=nodes,
+    )

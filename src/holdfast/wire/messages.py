@@ -265,19 +265,16 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     incarnation: Incarnation = 0
     state: Name = ""
     generation: Number = -1
-    running_s: Seconds = 0.0
-    """For so long its workers ran,"""
     elapsed_s: Seconds = 0.0
-    """of so long in all,"""
+    """How long its run lasts."""
     standby_s: Seconds = 0.0
-    """in which it was a standby for so long, and had none to run."""
+    """How much of that it was a standby."""
+    useful_s: Seconds = 0.0
+    """How much of that was useful: see `control.history`."""
+    counts_steps: bool = False
+    """Whether its workers report steps, so that this is not an upper bound."""
     workers: Annotated[list[WorkerReport], Meta(max_length=limits.WORKERS_REPORTED_MAX)] = []
     events: Annotated[list[EventRecord], Meta(max_length=limits.EVENTS_MAX)] = []
-
-    @property
-    def wanted_s(self) -> float:
-        """For how long its workers would have run if nothing had ever gone wrong."""
-        return max(0.0, self.elapsed_s - self.standby_s)
 
 
 # The state of jobs, for a person.

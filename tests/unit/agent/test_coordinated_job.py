@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast import console
-from holdfast.agent.coordinated_job import WAIT_NOTICE_AFTER_S, CoordinatedJob
+from holdfast.agent.coordinated_job import CoordinatedJob
+from holdfast.agent.lifecycle_reporter import LifecycleReporter
 from holdfast.agent.spec import WorkerGroup, WorkerSpec
 from holdfast.core import coordinated_supervision, supervision
-from holdfast.core.coordinated_supervision import CoordinatedSupervision, CoordinatorLost
+from holdfast.core.coordinated_supervision import (
+    WAIT_NOTICE_AFTER_S,
+    CoordinatedSupervision,
+    CoordinatorLost,
+    NoticeWait,
+    ReportStatus,
+)
+from holdfast.core.machine import TICK
 from holdfast.core.protocol import Failure, JobOutcome, NodePhase, NodeRole, View
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 from holdfast.rendezvous.errors import RendezvousTimeoutError
@@ -18,7 +26,7 @@ from holdfast.rendezvous.errors import RendezvousTimeoutError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.core.machine import Event
+    from holdfast.core.machine import Effect, Event
 
 JOIN_S, BARRIER_S = 600.0, 300.0
 
@@ -77,27 +85,38 @@ class Node:
     def __init__(self) -> None:
         handler: Any = FakeConnection()
         self.connection: FakeConnection = handler
-        self.machine = CoordinatedSupervision(local_world_size=1, max_restarts=0)
-        spec = WorkerSpec("trainer", 1, handler, entrypoint="true")
-        self.job = CoordinatedJob(
-            handler, WorkerGroup(spec), self.machine, exit_barrier_s=BARRIER_S, failures=dict
+        self.machine = CoordinatedSupervision(
+            local_world_size=1, max_restarts=0, join_timeout_s=JOIN_S, exit_barrier_s=BARRIER_S
         )
-        # A whole number: sums with it are exact, however long the machine has been up.
-        self.begun = self.job._since = float(int(self.job._since))
-        self.machine.handle(0.0, supervision.Begun())
+        group = WorkerGroup(WorkerSpec("trainer", 1, handler, entrypoint="true"))
+        reporter = LifecycleReporter(group)
+        reporter.machine = self.machine
+        self.job = CoordinatedJob(handler, group, self.machine, reporter, dict)
+        self.job.join()
+        self.perform(self.machine.handle(0.0, supervision.Begun()))
+
+    def perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, (ReportStatus, NoticeWait)):
+                self.job.perform(effect, "")
 
     def hear(self, at: float, *news: object) -> list[Event]:
-        """Let news come so long after the beginning; return the events that they are."""
+        """Let news arrive so long after the beginning; return the events that they are."""
         self.connection.news += news
-        events = self.job.events(self.begun + at)
+        events = self.job.events(at)
         for event in events:
-            self.machine.handle(self.begun + at, event)
+            self.perform(self.machine.handle(at, event))
+        self.perform(self.machine.handle(at, TICK))
         return events
 
+    def end(self) -> supervision.Outcome | None:
+        """Return how the machine has ended, if it has."""
+        last = [*self.machine.story][-1].effects
+        return next((one.outcome for one in last if isinstance(one, supervision.Finish)), None)
+
     def due(self) -> float | None:
-        """Return how long after the beginning the team wants to be asked again."""
-        deadline = self.job.deadline()
-        return None if deadline is None else max(0.0, deadline - self.begun)
+        """Return when the machine needs a tick."""
+        return self.machine.next_deadline(0.0)
 
 
 def view(role: NodeRole, revision: int = 1, **more: Any) -> View:
@@ -132,8 +151,12 @@ def test_a_wait_for_nodes_has_an_end(node: Node, held_back: str) -> None:
     assert node.due() == WAIT_NOTICE_AFTER_S
     node.hear(WAIT_NOTICE_AFTER_S)
     assert node.due() == JOIN_S
-    with pytest.raises(RendezvousTimeoutError, match="too few"):
-        node.hear(JOIN_S)
+    assert node.end() is None
+    node.hear(JOIN_S)
+    assert node.end() is supervision.Outcome.JOIN_TIMED_OUT
+    error = node.job.error(supervision.Outcome.JOIN_TIMED_OUT)
+    assert isinstance(error, RendezvousTimeoutError)
+    assert str(error) == "too few"
 
 
 def test_what_ends_a_wait_at_its_limit_counts(node: Node) -> None:
@@ -149,11 +172,12 @@ def test_the_time_a_node_stood_by_is_no_time_it_waited(node: Node) -> None:
     assert node.due() is None
     node.hear(2 * JOIN_S, view(NodeRole.WAITING, 2))
     node.hear(2 * JOIN_S)
-    assert node.job.standby_s(node.begun + 3 * JOIN_S) == 2 * JOIN_S
+    assert node.job.standby_s(3 * JOIN_S) == 2 * JOIN_S
     assert node.due() == 2 * JOIN_S + WAIT_NOTICE_AFTER_S
     node.hear(3 * JOIN_S - 1)
-    with pytest.raises(RendezvousTimeoutError):
-        node.hear(3 * JOIN_S)
+    assert node.end() is None
+    node.hear(3 * JOIN_S)
+    assert node.end() is supervision.Outcome.JOIN_TIMED_OUT
 
 
 def test_what_is_waited_for_is_said_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
@@ -173,7 +197,8 @@ def test_a_node_that_is_done_waits_for_the_others_up_to_a_limit(node: Node) -> N
     assert node.due() == 2.0 + WAIT_NOTICE_AFTER_S
     node.hear(2.0 + WAIT_NOTICE_AFTER_S)
     assert node.due() == 2.0 + BARRIER_S
-    assert node.hear(2.0 + BARRIER_S) == [supervision.BarrierEnded()]
+    node.hear(2.0 + BARRIER_S)
+    assert node.end() is supervision.Outcome.SUCCEEDED
 
 
 def test_the_workers_store_is_there_as_soon_as_the_round_is(node: Node) -> None:
@@ -193,8 +218,8 @@ def test_a_node_that_the_others_need_waits_for_them_without_a_limit(
     be_done(node, 2.0)
     node.hear(2.0)
     assert node.due() == 2.0 + WAIT_NOTICE_AFTER_S
-    assert node.hear(2.0 + BARRIER_S) == []
-    assert node.due() is None
+    node.hear(2.0 + BARRIER_S)
+    assert (node.end(), node.due()) == (None, None)
 
 
 def test_a_coordinator_that_stayed_away(node: Node) -> None:
@@ -229,6 +254,6 @@ def test_what_made_workers_unhealthy_is_what_the_others_are_told(node: Node) -> 
     for effect in node.machine.handle(1.0, supervision.WorkersUnhealthy(0, "the store is gone")):
         if isinstance(effect, coordinated_supervision.ReportStatus):
             node.job.perform(effect, "")
-    (phase, failure) = reported[0]
+    (phase, failure) = reported[-1]
     assert phase is NodePhase.FAILED
     assert (failure.summary, failure.sudden, failure.retryable) == ("the store is gone", True, True)

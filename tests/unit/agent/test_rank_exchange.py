@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rendezvous_fakes import ScriptedRendezvous
 
 from holdfast.agent import rank_exchange
 from holdfast.agent.spec import WorkerGroup, WorkerSpec
@@ -14,6 +13,7 @@ from holdfast.core.ranks import NodeRanks
 from holdfast.processes.signals import SignalException
 from holdfast.rendezvous.errors import RendezvousStateError
 from holdfast.store.memory_store import MemoryStore
+from rendezvous_fakes import ScriptedRendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -5,11 +5,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-import types
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,14 +22,12 @@ from observed_jobs import fetch
 from real_jobs import News, children
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from holdfast.agent.agent import SimpleElasticAgent
+    from holdfast.agent.spec import WorkerGroup
 
 
-def services(settle: Callable[[], None] = lambda: None) -> SideServices:
-    agent: SimpleElasticAgent = None  # type: ignore[assignment] # Nothing is reported here.
-    return SideServices("job", LifecycleReporter(agent), None, settle)
+def services() -> SideServices:
+    group: WorkerGroup = None  # type: ignore[assignment] # Nothing is reported here.
+    return SideServices("job", LifecycleReporter(group))
 
 
 def test_a_probe_that_fails_is_named_once_and_dropped(
@@ -39,7 +35,7 @@ def test_a_probe_that_fails_is_named_once_and_dropped(
 ) -> None:
     monkeypatch.setenv(HEALTH_PORT_ENV, "0")
     made = services()
-    made.begin()
+    made.begin(lambda: None)
     try:
         [descriptor] = made.descriptors()
         made.look(time.monotonic())
@@ -64,7 +60,7 @@ def test_what_a_failure_needs_is_imported_once_after_a_while(
 ) -> None:
     monkeypatch.setattr(side_services, "PREIMPORTED", ("holdfast", "holdfast.no_such_module"))
     made = services()
-    made.begin()
+    made.begin(lambda: None)
     due = made.next_deadline(None)
     assert due is not None
     made.look(due - PREIMPORT_AFTER_S / 2)
@@ -79,7 +75,7 @@ def test_what_a_failure_needs_is_imported_once_after_a_while(
 NOT_FOR_FAILURES = {
     "holdfast.agent.coordinated_job",
     "holdfast.control.node_server",  # For people who watch.
-    "holdfast.agent.stuck_workers",
+    "holdfast.agent.blocked_workers",
     "holdfast.coordinator",  # Is in use with the rendezvous that needs it.
     "holdfast.core",
     "holdfast.launcher",
@@ -188,11 +184,11 @@ def test_steps_are_sampled_ever_less_often_and_only_where_some_are_reported(
     monkeypatch.setattr(reporter, "progress_sampled", samples.append)
     steps: list[tuple[int, int, float]] = []
     monkeypatch.setattr(made.watchdogs, "steps", lambda: [*steps])
-    made._heard(0)
+    made._first_heartbeat(0)
     assert made.next_deadline(None) is None, "nobody wants samples"
     reporter.observers.sampled = True
     assert made.next_deadline(None) is None, "no worker has reported anything"
-    made._heard(0)
+    made._first_heartbeat(0)
     begun = now = time.monotonic()
     pauses = []
     while now < begun + 3600.0:
@@ -223,27 +219,3 @@ def test_why_workers_failed_is_reported_in_time_if_no_generation_follows() -> No
     assert isinstance(failed, lifecycle.WorkersFailed)
     assert [(one.global_rank, one.exit_code) for one in failed.failures] == [(7, 9)]
     assert made.next_deadline(None) is None
-
-
-def test_watch_that_arrives_while_control_point_opens_is_delivered() -> None:
-    made = services()
-    delivered: list[object] = []
-    control: Any = types.SimpleNamespace(watched=delivered.append)
-    opened = threading.Event()
-
-    class SlowAppend(list[Any]):
-        def append(self, watch: object) -> None:
-            opener.start()
-            opened.wait(0.2)  # `open_control` must not finish between the check and the append.
-            super().append(watch)
-
-    def open_control() -> None:
-        made.open_control(control)
-        opened.set()
-
-    opener = threading.Thread(target=open_control)
-    made._early_watches = SlowAppend()
-    watch: Any = object()
-    made.watched(watch)
-    opener.join()
-    assert delivered == [watch]

@@ -13,6 +13,7 @@ import pytest
 
 from holdfast import worker
 from holdfast.agent.watchdogs import DUMP_EACH_S_MIN, DUMP_S, ENABLE_ENV, FILE_ENV, Watchdogs
+from holdfast.core.supervision import TimersExpired
 from holdfast.observe.lifecycle import WatchdogEvent
 from holdfast.processes import stacks
 from holdfast.processes.failures.failure import ProcessFailure
@@ -43,7 +44,12 @@ class Watching:
             pipe.write(request.to_json() + "\n")
 
     def look(self) -> None:
-        self.dogs.look(time.monotonic())
+        """Look, and do what the supervision decides."""
+        for event in self.dogs.look(time.monotonic()):
+            assert isinstance(event, TimersExpired)
+            for one in self.dogs.dump(event.timers):
+                if one.signum > 0:
+                    self.dogs.signal(one.pid, one.signum)
 
     def reported(self) -> list[str]:
         events = [one for one in self.events if isinstance(one, WatchdogEvent)]
@@ -117,7 +123,7 @@ def test_what_was_removed_is_made_anew_for_the_next_generation(watching: Watchin
     shutil.rmtree(os.path.dirname(watching.dogs.environment(0)[FILE_ENV]))
     watching.dogs.begin([0], ON)
     with subprocess.Popen(["sleep", "60"]) as child:
-        watching.dogs.started({0: child.pid}, {})
+        watching.dogs.started(0, {0: child.pid}, {})
         watching.expire(child.pid)
         watching.look()
     assert child.returncode == -9
@@ -146,7 +152,7 @@ class Stuck:
 
 
 def look_at(watching: Watching, stuck: list[Stuck]) -> None:
-    watching.dogs.started({rank: one.pid for rank, one in enumerate(stuck)}, {})
+    watching.dogs.started(0, {rank: one.pid for rank, one in enumerate(stuck)}, {})
     page = watching.dogs.environment(0)[PAGE_ENV]
     with open(os.path.join(os.path.dirname(page), worker.NOTICE_NAME), "wb") as notice:
         notice.write(b"\0")
@@ -193,7 +199,7 @@ def test_a_worker_that_survived_its_signal_did_not_fail_by_it(
     watching.dogs.begin([0], ON)
     number = int(signal.SIGWINCH)
     with subprocess.Popen(["sleep", "60"]) as process:
-        watching.dogs.started({0: process.pid}, {})
+        watching.dogs.started(0, {0: process.pid}, {})
         watching.expire(process.pid, number)
         watching.look()
         assert process.poll() is None
@@ -211,7 +217,7 @@ def test_workers_that_are_late_together_share_the_time_for_dumps(
     monkeypatch.setattr(reaper, "DUMPS_AT_ONCE", 1)
     watching.dogs.begin([0, 1, 2], ON)
     workers = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
-    watching.dogs.started({rank: one.pid for rank, one in enumerate(workers)}, {})
+    watching.dogs.started(0, {rank: one.pid for rank, one in enumerate(workers)}, {})
     for one in workers:
         watching.expire(one.pid)
     watching.look()

@@ -30,7 +30,7 @@ SECRET = "a token that is given"
 
 
 def run(*words: str) -> None:
-    verb.execute(verb.parse_args(words))
+    verb.execute(verb.build_parser("coordinator").parse_args(words))
 
 
 def test_it_reports_where_it_is_and_what_becomes_of_jobs() -> None:
@@ -168,7 +168,7 @@ def test_errors_have_their_exit_codes() -> None:
 
 def test_it_takes_over_at_the_place_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = [(f"192.0.2.{number}", 29400) for number in range(4)]
-    args = verb.parse_args(["--take-over", "--endpoint=as given"])
+    args = verb.build_parser("coordinator").parse_args(["--take-over", "--endpoint=as given"])
     for own, place in (((2,), 2), ((0, 1, 3), 1), ((0,), None), ((), None)):
         mine = [ends[one][0] for one in own]
         monkeypatch.setattr(

@@ -85,4 +85,4 @@ def test_what_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(ended.pid) in err
     monkeypatch.setattr("holdfast.processes.local_workers.local_workers", list)
     with pytest.raises(HoldfastError):
-        dump.execute(dump.parse_args([]))
+        dump.execute(dump.build_parser("dump").parse_args([]))

@@ -8,18 +8,22 @@ import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from holdfast.cli import devices, flags
-from holdfast.cli.flags import FLAGS, Flag, FromEnvironment, build_parser, parse_plain
+from holdfast.cli.run import build_parser
 from holdfast.cli.script import check_can_start, worker_command
 from holdfast.errors import CannotStart, UsageError
+from holdfast.launcher import devices
+from holdfast.launcher import flag_values as flags
+from holdfast.launcher.config import FLAGS, LaunchConfig
+from holdfast.launcher.flag_values import FromEnvironment
 from holdfast.processes.logs.std import Std
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable
     from pathlib import Path
+
+    from holdfast.launcher.config import Flag
 
 NO_VARIABLE = {"--logs-specs", "--numa-binding"}
 
@@ -37,7 +41,9 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "--numa-binding": ("core-complex", "core-complex"),
     "--shutdown-timeout": ("7", 7),
     "--spares": ("1", 1),
+    "--signals-to-handle": ("TERM,SIGUSR1", "SIGTERM,SIGUSR1"),
     "--start-method": ("fork", "fork"),
+    "--stop-signal": ("INT", "SIGINT"),
 }
 
 
@@ -98,39 +104,20 @@ def test_a_program_can_add_flags_of_its_own() -> None:
     assert parser.parse_known_args(["--bogus", "train.py"])[1] == ["--bogus"]
 
 
-WORDS = st.sampled_from(
-    [spelling for flag in FLAGS for spelling in flag.spellings]
-    + [f"{flag.name}=3" for flag in FLAGS]
-    + ["-mr", "-r3", "-h", "--nproc", "--no", "--", "-", "-1", "train.py", "3", "fork", "node"]
-    + ["", "a b", "SIGINT", "1:4", "0.5", "--unheard-of", "-x"]
-)
-VARIABLES = st.dictionaries(
-    st.sampled_from([flag.variable for flag in FLAGS]),
-    st.sampled_from(["", "1", "yes", "2", "spawn", "many", "0.5"]),
-    max_size=2,
-)
-
-
-@given(words=st.lists(WORDS, max_size=8), variables=VARIABLES)
-def test_a_plain_command_line_gives_what_argparse_gives(
-    words: list[str], variables: dict[str, str]
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, text in variables.items():
-            patch.setenv(name, text)
-        plain = parse_plain(words)
-        if plain is not None:
-            assert vars(plain) == vars(build_parser().parse_args(words))
-
-
-def test_what_people_write_is_plain() -> None:
-    words = "--nproc-per-node 2 --max_restarts=3 -m --tee 3 my.training --epochs 3"
-    plain = parse_plain(words.split())
-    assert plain is not None
-    assert (plain.max_restarts, plain.training_script_args) == (3, ["--epochs", "3"])
+def test_every_flag_with_a_field_sets_a_field_of_the_config() -> None:
+    fields = {flag.field for flag in FLAGS if flag.field}
+    assert fields <= set(LaunchConfig.__annotations__)
 
 
 # Values
+
+
+def named(convert: Callable[[str, str], object]) -> Callable[[str], object]:
+    return lambda text: convert(text, "--x")
+
+
+def parse_modules(text: str) -> tuple[str, ...]:
+    return flags.parse_modules(text, source=flags.source_of(text, "--preload"))
 
 
 @pytest.mark.parametrize(
@@ -144,8 +131,8 @@ def test_what_people_write_is_plain() -> None:
         (flags.parse_rdzv_conf, "a=1,a=2", {"a": "2"}),
         (flags.parse_local_ranks, "0, 12,0", {0, 12}),
         (flags.parse_local_ranks, "", None),
-        (flags.parse_signal_names, " SIGTERM, SIGUSR1 ,INT", "SIGTERM,SIGUSR1,SIGINT"),
-        (flags.parse_stop_signal, "KILL", "SIGKILL"),
+        (named(flags.signals), " SIGTERM, SIGUSR1 ,INT", "SIGTERM,SIGUSR1,SIGINT"),
+        (named(flags.stop_signal), "KILL", "SIGKILL"),
         (flags.parse_log_dir, "/dev/null", "/dev/null"),
         (flags.parse_log_dir, "", None),
     ],
@@ -161,13 +148,13 @@ def test_values(parser: Any, text: str, expected: object) -> None:
         (flags.determine_local_world_size, ["x", "0", "2.0", "", "GPU", str(1 << 17)]),
         (flags.parse_rdzv_conf, ["a", "a=", "=1", "a=1,", "a=1,,b=2", "endpoint=x"]),
         (flags.parse_local_ranks, [",", "a", "0,", "-1"]),
-        (flags.parse_signal_names, ["SIGKILL", "SIGSTOP", "SIG_IGN", "signal"]),
-        (flags.parse_stop_signal, ["SIGSTOP", "NOPE"]),
+        (named(flags.signals), ["SIGKILL", "SIGSTOP", "SIG_IGN", "signal"]),
+        (named(flags.stop_signal), ["SIGSTOP", "NOPE"]),
         (lambda text: flags.parse_streams(text, "--tee"), ["both", "9"]),
-        (lambda text: flags.parse_module_names(text, "--preload"), ["my-module", "a b"]),
-        (lambda text: flags.interval(text, "--x"), ["0", "-1", "nan", "inf", "often"]),
-        (lambda text: flags.seconds(text, "--x"), ["-1", "soon"]),
-        (lambda text: flags.on_or_off(text, "--x"), ["maybe"]),
+        (parse_modules, ["my-module", "a b"]),
+        (named(flags.interval), ["0", "-1", "nan", "inf", "often"]),
+        (named(flags.seconds), ["-1", "soon"]),
+        (named(flags.on_or_off), ["maybe"]),
     ],
 )
 def test_invalid_values_name_the_variable_they_came_from(parser: Any, texts: list[str]) -> None:
@@ -181,8 +168,8 @@ def test_invalid_values_name_the_variable_they_came_from(parser: Any, texts: lis
 def test_streams_and_modules() -> None:
     assert flags.parse_streams("3", "--tee") == Std.ALL
     assert flags.parse_streams("0:1,12:2", "--tee") == {0: Std.OUT, 12: Std.ERR}
-    named = flags.parse_module_names(FromEnvironment("a, b.c", "PET_PRELOAD"), "--preload")
-    assert (named, {type(name) for name in named}) == (("a", "b.c"), {str})
+    names = parse_modules(FromEnvironment("a, b.c", "PET_PRELOAD"))
+    assert (names, {type(name) for name in names}) == (("a", "b.c"), {str})
 
 
 def test_devices_are_counted_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -39,9 +38,7 @@ def job_ends(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException | None]
 
             return call
 
-        fake = ModuleType("holdfast.launcher.launch")
-        fake.elastic_launch = launch  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, fake.__name__, fake)
+        monkeypatch.setattr("holdfast.cli.run.elastic_launch", launch)
 
     return arrange
 

@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from holdfast.cli import main, operate
+from holdfast.cli import operate
+from holdfast.cli.commands import COMMANDS
 from holdfast.cli.completion import SHELLS, flags_of_commands, script_for
 from holdfast.control.stack_groups import grouped, place_of
 from holdfast.errors import UsageError
@@ -30,7 +31,7 @@ def test_what_is_no_rank(text: str) -> None:
 @pytest.mark.parametrize("grace", ["-1", "nan", "1e9"])
 def test_a_stop_with_a_grace_that_is_none_stops_nothing(grace: str) -> None:
     with pytest.raises(UsageError, match="--grace"):
-        operate.execute(operate.parse_args("stop", ["--grace", grace]))
+        operate.execute(operate.build_parser("stop").parse_args(["--grace", grace]))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_a_stop_with_a_grace_that_is_none_stops_nothing(grace: str) -> None:
 )
 def test_a_place_where_no_job_can_be_is_refused_by_its_flag(flags: list[str], named: str) -> None:
     with pytest.raises(UsageError, match=f"^{named}: "):
-        operate.execute(operate.parse_args("status", flags))
+        operate.execute(operate.build_parser("status").parse_args(flags))
 
 
 PY_SPY = """Process 7: python train.py
@@ -92,10 +93,10 @@ def test_lines_of_ranks_are_not_mixed(capfdbinary: pytest.CaptureFixture[bytes])
 
 def test_completion_knows_every_command_and_flag() -> None:
     flags = flags_of_commands()
-    assert set(flags) == set(main.COMMANDS)
+    assert set(flags) == set(COMMANDS)
     for shell in SHELLS:
         script = script_for(shell)
-        assert all(name in script for name in main.COMMANDS)
+        assert all(name in script for name in COMMANDS)
         assert all(flag.lstrip("-") in script for those in flags.values() for flag in those)
 
 

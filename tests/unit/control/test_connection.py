@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from holdfast.control.connection import REPLIES_MAX, ControlProblem, Line
+from holdfast.control.connection import REPLIES_MAX, ControlConnection, ControlProblem
 from holdfast.wire.messages import Query, Reply
 from in_loop import in_loop
 
@@ -17,10 +17,10 @@ LIMIT_S = 10.0
 async def test_a_reader_with_a_full_queue_learns_that_the_connection_has_ended() -> None:
     sent: list[object] = []
     closed: list[bool] = []
-    connection = Line("job")
+    connection = ControlConnection("job")
     connection.send = sent.append
     connection.close = lambda: closed.append(True)
-    replies = connection.many("events")
+    replies = connection.stream("events")
     first = asyncio.ensure_future(anext(replies))
     await asyncio.sleep(0)
     [query] = sent

@@ -29,7 +29,7 @@ def agent_of(nodes: int | None, rank: int = 0) -> Any:
     return SimpleNamespace(
         machine=machine,
         connection=None,
-        get_worker_group=lambda: group,
+        group=group,
         requested=lambda request, what: None,
     )
 

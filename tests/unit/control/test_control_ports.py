@@ -17,7 +17,7 @@ from holdfast.control.job_client import open_job
 from holdfast.control.job_logs import follow_logs
 from holdfast.control.port_server import HALF_OPEN_MAX, PortServer
 from holdfast.core.protocol import ControlPort, RequestRefusal
-from holdfast.net.agent_port import ControlCredentials, ControlListener
+from holdfast.net.agent_port import ON, READ_ONLY, AgentPort, ControlCredentials
 from holdfast.net.token_certificates import make_certificate
 from holdfast.wire import control
 from holdfast.wire.errors import HandshakeRefused
@@ -37,7 +37,7 @@ from other_users import STRANGER, as_user
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from holdfast.control.connection import Line
+    from holdfast.control.connection import ControlConnection
     from holdfast.control.node_server import Asker
     from holdfast.wire.messages import Message
 
@@ -107,22 +107,24 @@ class Port:
     """A control port on loopback, and those who come to it."""
 
     def __init__(self, access: ControlCredentials, *, read_only: bool = False) -> None:
-        self.own = ControlListener("127.0.0.1", access, read_only=read_only)
+        self.own = AgentPort("127.0.0.1", access, control=READ_ONLY if read_only else ON)
         self.node = Node()
         self.server = PortServer(self.node, self.own)  # type: ignore[arg-type]
+        self.own.serve(self.server.adopt)
+        self.own.open()
 
-    async def asker(self, access: ControlCredentials, **changes: Any) -> Line:
+    async def asker(self, access: ControlCredentials, **changes: Any) -> ControlConnection:
         """Return a connection of somebody who has read this port's record."""
-        port = changes.get("port", self.own.port)
+        port = changes.get("port", self.own.control)
         found = access.contacts([("a", "127.0.0.1", port)])
         return await open_contact(found.contacts[0], RUN_ID, found, tls_of(found))
 
     async def asked_by(self, access: ControlCredentials) -> str:
-        line = await self.asker(access)
+        connection = await self.asker(access)
         try:
-            return unpacked(control.Here, (await line.ask(control.HERE)).body).state
+            return unpacked(control.Here, (await connection.ask(control.HERE)).body).state
         finally:
-            line.close()
+            connection.close()
 
 
 @asynccontextmanager
@@ -159,8 +161,9 @@ async def test_it_takes_what_the_agent_drew_and_the_token_of_the_job() -> None:
         ):
             with pytest.raises(ControlProblem):
                 await port.asker(wrong)
-        drawn_by_another = other.own.port.key
-        forged = type(port.own.port)(port.own.port.port, drawn_by_another)
+        assert other.own.control is not None
+        drawn_by_another = other.own.control.key
+        forged = ControlPort(port.own.number, drawn_by_another)
         with pytest.raises(ControlProblem):
             await port.asker(access_of(TOKEN), port=forged)
 
@@ -189,8 +192,10 @@ def shake_hands(port: ControlPort) -> str:
 @in_loop
 async def test_without_a_token_other_users_of_the_host_are_kept_out_with_the_key() -> None:
     async with served(access_of(None)) as port:
+        own = port.own.control
+        assert own is not None
         said = [
-            await asyncio.to_thread(as_user, user, lambda: shake_hands(port.own.port))
+            await asyncio.to_thread(as_user, user, lambda: shake_hands(own))
             for user in (os.geteuid(), STRANGER)
         ]
         assert said[0] == "let in"
@@ -216,7 +221,7 @@ async def test_a_flood_of_strangers_keeps_nobody_out() -> None:
                 for _ in range(2 * HALF_OPEN_MAX):
                     one = strangers.enter_context(socket.socket())
                     one.settimeout(10)
-                    one.connect(("127.0.0.1", port.own.port.port))
+                    one.connect(("127.0.0.1", port.own.number))
                     one.sendall(said)
                     await asyncio.sleep(0)
             assert await port.asked_by(access_of(None)) == "may act"
@@ -229,7 +234,7 @@ async def test_events_of_all_nodes_are_in_order_whatever_their_clocks_say() -> N
         b.node.ahead_s = 3_600.0
         for node, text, ago_s in ((a, "1", 4), (b, "2", 3), (a, "3", 2), (b, "4", 1)):
             node.node.happen(text, ago_s)
-        async with await open_job(Listed(("a", a.own.port), ("b", b.own.port))) as client:
+        async with await open_job(Listed(("a", a.own.control), ("b", b.own.control))) as client:
             following = client.events(follow=True)
             assert [(await anext(following)).text for _ in range(4)] == ["1", "2", "3", "4"]
             b.node.happen("5", 0)
@@ -242,7 +247,7 @@ async def test_events_of_all_nodes_are_in_order_whatever_their_clocks_say() -> N
 async def test_once_an_agent_has_ended_another_is_asked_about_the_job() -> None:
     async with served(access_of(None)) as b, AsyncExitStack() as first:
         a = await first.enter_async_context(served(access_of(None)))
-        job = Listed(("a", a.own.port), ("b", b.own.port))
+        job = Listed(("a", a.own.control), ("b", b.own.control))
         async with await open_job(job) as client:
             assert (client.node, (await client.status()).run_id) == ("a", RUN_ID)
             await first.aclose()
@@ -260,7 +265,7 @@ async def test_while_etcd_is_away_an_agent_shows_what_its_own_workers_write() ->
     shown: list[control.LogLines] = []
     async with served(access_of(None)) as a:
         a.node.is_blind = True
-        async with await open_job(Listed(("a", a.own.port))) as client:
+        async with await open_job(Listed(("a", a.own.control))) as client:
             for node in ("", "a"):
                 await follow_logs(client, control.LogsQuery(), node, shown.append, print)
             with pytest.raises(ControlProblem, match="no etcd"):
@@ -275,7 +280,7 @@ async def test_following_logs_ends_when_nobody_reads_what_they_are_written_to() 
 
     async with served(access_of(None)) as a:
         a.node.is_blind = True
-        async with await open_job(Listed(("a", a.own.port))) as client:
+        async with await open_job(Listed(("a", a.own.control))) as client:
             with pytest.raises(BrokenPipeError):
                 async with asyncio.timeout(10):
                     await follow_logs(client, control.LogsQuery(follow=True), "", broken, print)
@@ -286,7 +291,7 @@ async def test_whoever_answers_is_asked_and_the_others_are_named_with_the_reason
     with socket.create_server(("127.0.0.1", 0)) as closed:
         refusing = ControlPort(closed.getsockname()[1], b"k" * 16)
     async with served(access_of(None)) as port:
-        job = Listed(("leader", refusing), ("a", port.own.port), ("old", None))
+        job = Listed(("leader", refusing), ("a", port.own.control), ("old", None))
         lines: list[str] = []
         async with await open_job(job) as client:
             assert client.node == "a"

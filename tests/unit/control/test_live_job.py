@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from holdfast.control.history import Generation, NodeHistory
 from holdfast.control.live_job import EVENTS_MAX, GENERATIONS_MAX, SAMPLES_MAX, LiveJob
-from holdfast.wire.control import GenerationStages
 from holdfast.wire.messages import EventRecord
 from live_jobs import STEPS_PER_S, steady, summary
 
@@ -102,28 +102,35 @@ def test_reports_of_an_older_generation_mark_nobody() -> None:
     assert {(row.mark, row.lag) for row in job.ranks} == {("", 0)}
 
 
-def test_a_restart_is_told_by_those_who_saw_it() -> None:
+def test_a_restart_combines_what_several_nodes_saw() -> None:
     job = watched(5)
-    first = GenerationStages(
-        generation=0, age_s=100.0, ran_s=90.0, is_over=True, detect_s=1.0, stop_s=0.5,
-        reason="a worker failed", detail="rank 3 failed: exit code 1",
+    first = Generation(
+        number=0, started_at=900.0, failed_at=989.0, stopping_at=990.0, stopped_at=990.5,
+        reason="a worker failed", cause="rank 3 failed: exit code 1",
     )  # fmt: skip
-    other = replace(first, detect_s=-1.0, stop_s=2.0, reason="the coordinator decided so")
-    second = GenerationStages(
-        generation=1, age_s=5.0, ran_s=5.0, regroup_s=4.0, start_s=0.1, first_step_s=3.0
+    other = replace(
+        first, failed_at=None, stopped_at=992.0, reason="the coordinator decided so", cause=""
     )
-    job.add_stages(2000.0, "node001", [other, replace(second, regroup_s=2.5, start_s=0.2)])
-    job.add_stages(2000.0, "node000", [first, second])
+    second = Generation(number=1, left_at=992.0, met_at=994.5, started_at=994.7, warm_at=997.7)
+    both = [other, replace(second, left_at=992.0)]
+    job.add_history(2000.0, "node001", [NodeHistory(now=1000.0, generations=both)])
+    # The clock of another host, and a message that took a tenth of a second.
+    ahead = [one.shifted(70.0) for one in (first, replace(second, left_at=990.5))]
+    job.add_history(2000.1, "node000", [NodeHistory(now=1070.0, generations=ahead)])
     job.add_summary(2001.0, summary(100.0, generation=1, restarts=1))
     newest, oldest = job.generations
-    assert (newest.number, newest.started_at, newest.is_over) == (1, 1995.0, False)
-    # Whoever stopped last has waited least for the others.
-    assert newest.stages == {
-        "detect": 1.0, "stop": 2.0, "regroup": 2.5, "start": 0.2, "first step": 3.0,
-    }  # fmt: skip
+    assert (newest.number, newest.started_at, newest.is_over) == (1, 1994.7, False)
+    assert newest.stages == pytest.approx(
+        {"detect": 1.0, "stop": 2.0, "regroup": 2.5, "start": 0.2, "warmup": 3.0}
+    )
     assert newest.down_s == pytest.approx(8.7)
     assert (oldest.number, oldest.stages, oldest.ended_by) == (0, {}, "rank 3 failed: exit code 1")
-    job.add_stages(2002.0, "node000", [first, replace(second, why="node2 was lost")])
+    assert [(one.stage, round(one.end - one.begin, 3)) for one in job.spans] == [
+        ("useful", 89.0), ("detect", 1.0), ("stop", 2.0), ("regroup", 2.5), ("start", 0.2),
+        ("useful", 6.3),
+    ]  # fmt: skip
+    because = [replace(one, why="node2 was lost", restarts=one.number) for one in ahead]
+    job.add_history(2002.0, "node000", [NodeHistory(now=1072.0, generations=because)])
     assert job.generations[1].ended_by == "node2 was lost"
 
 
@@ -155,7 +162,8 @@ def test_memory_does_not_grow_with_the_job() -> None:
     job = LiveJob()
     for at in range(3 * GENERATIONS_MAX):
         job.add_summary(at, summary(float(at + 1), generation=at))
-        job.add_stages(at, "node000", [GenerationStages(generation=at, age_s=0.0)])
+        part = NodeHistory(now=at, generations=[Generation(number=at, started_at=at)])
+        job.add_history(at, "node000", [part])
         job.add_event(EventRecord(wall=1.0, text=str(at)))
     assert len(job.generations) == GENERATIONS_MAX
     assert len(job.events) == EVENTS_MAX

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.control.connection import ControlProblem, Endpoint
+from holdfast.control.connection import Endpoint, RequestRefused
 from holdfast.control.job_client import open_job
 from holdfast.coordinator import operators, server_connection
 from holdfast.core.protocol import Action, Heartbeat, Request, RequestRefusal, View
@@ -22,7 +22,7 @@ from holdfast.wire.messages import (
     Watch,
 )
 from in_loop import in_loop
-from serving import Client, Served, jobs_in, serving, status
+from serving import Client, Served, jobs_in, serving, soon, status
 
 if TYPE_CHECKING:
     from holdfast.wire.messages import Message
@@ -108,7 +108,7 @@ async def test_who_may_only_read_cannot_be_a_node(message: Message) -> None:
         await a_job(served)
         looking = read_only_token(TOKEN, "job")
         reader = await served.client("job", token=looking)
-        reader.send(Query(id=1, what="status"))
+        reader.send(Query(id=1, what=control.STATUS))
         assert jobs_in(await reader.next())[0].nodes
         refused = await reply_to(reader, act(2, "r"))
         assert refused.refusal == RequestRefusal.READ_ONLY.value
@@ -245,6 +245,35 @@ async def test_the_client_has_it_all() -> None:
             assert told.why.endswith(": tired")
             assert (await client.status()).generation == 1
             assert [event.text async for event in client.events()][-1].endswith(": tired")
-            with pytest.raises(ControlProblem) as refused:
+            with pytest.raises(RequestRefused) as refused:
                 await client.request(Action.DRAIN, node="a")
             assert refused.value.refusal == RequestRefusal.TOO_FEW_NODES.value
+
+
+@in_loop
+async def test_status_is_one_reply_once_all_connected_nodes_have_reported() -> None:
+    async with serving() as served:
+        node, operator = await a_job(served), await served.client("")
+        for number, wait_s, reports in ((1, 60.0, True), (2, 60.0, False), (3, 0.0, False)):
+            body = control.pack(control.StatusQuery(watch=True, wait_s=wait_s))
+            operator.send(Query(id=number, what=control.STATUS, run_id="job", body=body))
+            if reports:
+                await node.until(lambda one: isinstance(one, Watch))
+                node.send(NodeReport(run_id="job", node="a", incarnation=INCARNATION, state="here"))
+            [job] = jobs_in(await operator.next())
+            assert [one.report.state for one in job.nodes if one.report] == ["here"]
+
+
+@in_loop
+async def test_status_does_not_wait_longer_than_the_client_wants() -> None:
+    async with serving() as served:
+        _, operator = await a_job(served), await served.client("")
+        body = control.pack(control.StatusQuery(watch=True, wait_s=0.01))
+        operator.send(Query(id=1, what=control.STATUS, run_id="job", body=body))
+        [job] = jobs_in(await operator.next())
+        assert [one.report for one in job.nodes] == [None]
+        body = control.pack(control.StatusQuery(watch=True, wait_s=60.0))
+        operator.send(Query(id=2, what=control.STATUS, run_id="job", body=body))
+        await soon(lambda: bool(served.server._operators._status_waits))
+        operator.connection.abort()
+        await soon(lambda: not served.server._operators._status_waits)

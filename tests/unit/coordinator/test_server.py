@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from certificates import make_ca, make_certificate
-from holdfast.coordinator import admission, server, server_connection
+from holdfast.coordinator import admission, operators, server, server_connection
 from holdfast.coordinator.connect import READ_BYTES, ConnectFailed
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.protocol import Ack, Heartbeat, NodeInfo, NodePhase, NodeRole, Status, View
 from holdfast.net import listening
 from holdfast.net.addresses import Address
 from holdfast.net.tls import TlsFiles
-from holdfast.wire import job_summary
+from holdfast.wire import control, job_summary
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake, job_token
 from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
@@ -175,19 +175,21 @@ async def test_the_state_of_jobs_can_be_asked_for(monkeypatch: pytest.MonkeyPatc
         for name, one, run_id in (("a", client, "job"), ("b", other, "other")):
             one.send(status(name, run_id=run_id))
             await one.next()
-        operator.send(Query(id=1, what="status"))
+        operator.send(Query(id=1, what=control.STATUS))
         job, another = jobs_in(await operator.next())
         assert (job.run_id, another.run_id) == ("job", "other")
         assert (job.nodes[0].node, job.nodes[0].rank, len(job.history)) == ("a", 0, 1)
-        operator.send(Query(id=2, what="status", run_id="other"))
+        operator.send(Query(id=2, what=control.STATUS, run_id="other"))
         assert [one.run_id for one in jobs_in(await operator.next())] == ["other"]
-        client.send(Query(id=3, what="status"))
+        client.send(Query(id=3, what=control.STATUS))
         assert [one.run_id for one in jobs_in(await client.next())] == ["job"]
-        monkeypatch.setattr(job_summary, "STATUS_FRAME_BYTES_MAX", 250)
-        client.send(Query(id=3, what="status", run_id="job"))
+        monkeypatch.setattr(job_summary, "STATUS_FRAME_BYTES_MAX", 300)
+        client.send(Query(id=3, what=control.STATUS, run_id="job"))
         (brief,) = jobs_in(await client.next())
         assert (brief.run_id, brief.present, brief.nodes) == ("job", 1, [])
-        write(client, *[Query(id=4, what="status", run_id="job")] * 2)  # Before the reply was read.
+        write(
+            client, *[Query(id=4, what=control.STATUS, run_id="job")] * 2
+        )  # Before the reply was read.
         assert isinstance(await client.next(), str)
 
 
@@ -199,10 +201,10 @@ async def test_strangers_are_told_numbers_alone() -> None:
         await client.next()
         for peer in served.server._peers:
             peer.user = None  # As if from another host.
-        client.send(Query(id=1, what="status"))  # Its node is in the job.
+        client.send(Query(id=1, what=control.STATUS))  # Its node is in the job.
         assert jobs_in(await client.next())[0].nodes
         for one in (late, stranger):
-            one.send(Query(id=1, what="status"))
+            one.send(Query(id=1, what=control.STATUS))
             (job,) = jobs_in(await one.next())
             assert (job.run_id, job.present) == ("job", 1)
             assert (job.nodes, job.history) == ([], [])
@@ -218,7 +220,7 @@ async def test_strangers_are_told_numbers_alone() -> None:
         status("b"),
         Heartbeat(run_id="job", node="b", incarnation=98, seq=1, term=0, revision=0),
         StoreCall(id=1, run_id="other", op="num_keys"),
-        Query(id=1, what="status", run_id="other"),
+        Query(id=1, what=control.STATUS, run_id="other"),
     ],
 )
 @in_loop
@@ -256,7 +258,7 @@ async def test_a_token_of_one_job_is_good_for_that_job_alone() -> None:
             with pytest.raises(ConnectFailed, match="token"):
                 await served.client(run_id, token=job_token(b"master", "job"))
         operator = await served.client("")
-        operator.send(Query(id=1, what="status"))
+        operator.send(Query(id=1, what=control.STATUS))
         assert jobs_in(await operator.next())[0].nodes
 
 
@@ -436,15 +438,15 @@ async def test_answers_that_nobody_reads_are_limited_over_all_connections(
     async with serving() as served:
         slow = [await served.client() for _ in range(8)]
         with monkeypatch.context() as patch:
-            patch.setattr(server, "reply_frame", lambda *_, **__: large)
+            patch.setattr(operators, "status_frame", lambda *_, **__: large)
             for one in slow:
                 one.stop_reading()
-                one.send(Query(id=1, what="status"))
+                one.send(Query(id=1, what=control.STATUS))
             await soon(lambda: served.server.connections < len(slow))
         held = sum(peer.unread_answers_bytes for peer in served.server._peers)
         assert held <= limit + len(large)
         honest = await served.client()
-        honest.send(Query(id=1, what="status"))
+        honest.send(Query(id=1, what=control.STATUS))
         assert (await honest.next()).id == 1
         for one in slow:
             one.connection.abort()
@@ -683,7 +685,7 @@ async def test_tls_connections_that_end_in_the_handshake_are_forgotten(tmp_path:
         trusting = TlsFiles(ca=ca.cert).for_client()
         client = await served.client(tls=trusting, server_name="localhost")
         for number in range(3):
-            client.send(Query(id=number, what="status"))
+            client.send(Query(id=number, what=control.STATUS))
             assert (await client.next()).id == number
         with served.stranger():
             await soon(lambda: served.server.connections == 2)

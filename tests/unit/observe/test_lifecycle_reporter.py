@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.agent.local_agent import LocalElasticAgent
 from holdfast.agent.spec import WorkerSpec
 from holdfast.elastic import events, metrics
+from holdfast.elastic._impl.agents import LocalElasticAgent
 from holdfast.errors import UsageError
 from holdfast.launcher import LaunchConfig, elastic_launch
 from holdfast.observe.lifecycle import (

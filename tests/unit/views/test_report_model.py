@@ -18,20 +18,19 @@ def report_of(*nodes: Timeline) -> Report:
 
 
 def costs_of(report: Report) -> dict[str, float]:
-    return {cost.kind: round(cost.seconds, 3) for cost in report.costs if cost.seconds}
+    return {cost.stage: round(cost.seconds, 3) for cost in report.costs if cost.seconds}
 
 
 def test_where_the_time_of_a_restart_went() -> None:
     report = report_of(one_restart())
     assert costs_of(report) == {
-        "gather": 2.0,
         "start": 1.0 + 1.0,
-        "warm-up": 2.0 + 3.0,
+        "warmup": 2.0 + 3.0,
         "useful": 15.0 + 15.0,  # Steps 1 to 15 of the first generation; all of the second.
         "repeated": 10.0,
         "detect": 1.0,
         "stop": 2.0 + 1.0,
-        "regroup": 1.0,
+        "regroup": 2.0 + 1.0,
         "end": 1.0,
     }
     assert report.measure == "progress"
@@ -39,7 +38,7 @@ def test_where_the_time_of_a_restart_went() -> None:
     first, second = report.generations
     assert (first.end, second.end) == ("failed", "succeeded")
     assert (first.detect_s, first.stop_s, first.repeated_s) == pytest.approx((1.0, 2.0, 10.0))
-    stages = (second.regroup_s, second.start_s, second.first_step_s)
+    stages = (second.regroup_s, second.start_s, second.warmup_s)
     assert stages == pytest.approx((1.0, 1.0, 3.0))
     assert [(one.rank, one.generation, one.at_s) for one in report.failures] == [(1, 0, 30.0)]
     assert report.outcome.state == "succeeded"
@@ -173,7 +172,7 @@ def test_a_job_that_never_met_has_a_report_too() -> None:
     node.end(60.0, "error", "Traceback:\nholdfast.RendezvousTimeoutError: only 1 of 2 nodes came")
     report = report_of(node)
     assert (report.outcome.state, report.goodput) == ("error", 0.0)
-    assert costs_of(report) == {"gather": 60.0}
+    assert costs_of(report) == {"regroup": 60.0}
 
 
 def test_steps_that_go_back_are_not_taken_for_repeated_ones() -> None:

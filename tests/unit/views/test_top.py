@@ -9,14 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.control.connection import RequestRefused
-from holdfast.control.live_job import STAGES
+from holdfast.control.history import RESTART_STAGES, Generation, NodeHistory
 from holdfast.core.protocol import Action
 from holdfast.views.top import app as app_module
 from holdfast.views.top import columns
 from holdfast.views.top.app import Top
 from holdfast.views.top.screens import Question, shown
 from holdfast.views.top.table import Table, TextView
-from holdfast.wire.control import GenerationStages, LogLines
+from holdfast.wire.control import LogLines
 from holdfast.wire.messages import EventKind, EventRecord
 from in_loop import in_loop
 from live_jobs import steady, summary
@@ -262,16 +262,16 @@ async def test_logs_of_a_rank_go_with_it_to_another_node() -> None:
 async def test_a_generation_is_told_in_full() -> None:
     app = made(3, 2, generation=1)
     reason = "rank 3 failed: " + "a long story " * 20
-    first = GenerationStages(generation=0, is_over=True, ran_s=60.0, detect_s=2.0, stop_s=3.0)
-    later = GenerationStages(
-        generation=1, age_s=9.0, regroup_s=4.0, start_s=5.0, first_step_s=6.0, why=reason
+    first = Generation(number=0, started_at=0.0, failed_at=58.0, stopping_at=60.0, stopped_at=63.0)
+    later = Generation(
+        number=1, left_at=63.0, met_at=67.0, started_at=72.0, warm_at=78.0, restarts=1, why=reason
     )
-    app.job.add_stages(5.0, "node000", [first, later])
+    app.job.add_history(5.0, "node000", [NodeHistory(now=80.0, generations=[first, later])])
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("3")
         lines = await settled(pilot)
         assert lines[5].split()[2:] == ["2.0s", "3.0s", "4.0s", "5.0s", "6.0s", "running"]
-        assert all(stage in " ".join(lines[19:23]) for stage in STAGES)
+        assert all(stage in " ".join(lines[19:23]) for stage in RESTART_STAGES)
         await pilot.press("down", "enter")
         await pilot.pause()
         assert " ".join(text_of(app)).split().count("story") == 20

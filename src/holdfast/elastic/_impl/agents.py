@@ -1,37 +1,47 @@
 """The agents that TorchElastic's programs derive from, with the steps of its loop as methods.
 
-Holdfast's own agents need none of these methods: their loop waits for events, and what is recorded
-comes from the lifecycle of a run. But classes in the wild override TorchElastic's steps, or call
-them from a loop of their own. Which loop an agent has is decided when it is made, by what its class
-overrides:
+Holdfast's own loop (`agent.loop`) needs none of these methods. But classes in the wild override
+TorchElastic's hooks and steps, or call them from a loop of their own. What a class overrides decides,
+when an agent is made, how it runs:
 
-- nothing below: the loop of events;
-- a step (`STEPS`): TorchElastic's loop, `_run_by_steps`, out of these methods. It looks at the
+- none of these methods: `AgentLoop` with processes;
+- a hook (`HOOKS`): `AgentLoop` with `HookedWorkers`, which call the hooks;
+- a step (`STEPS`): TorchElastic's loop, `_run_by_steps`, out of these methods. It checks the
   workers every `monitor_interval`, decides for its own node only, and meets the others by
   `next_rendezvous` and `num_nodes_waiting`, whatever the handler;
-- `_invoke_run`: the loop is the subclass's, with these methods to call.
+- `_invoke_run`: the subclass's own loop, with these methods to call;
+- `run`: everything is the subclass's.
 
-- `run`: everything is.
-
-Where the loop is not that of events, a signal raises `SignalException` wherever it is.
+Where the loop is not `AgentLoop`, its machine stays idle, and a signal raises `SignalException`
+wherever the agent is.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 import traceback
+from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.agent import agent, local_agent
-from holdfast.agent.spec import DEFAULT_ROLE, RunResult
+from holdfast.agent.assembly import machine_and_membership, services_of, stuck_limit
+from holdfast.agent.lifecycle_reporter import LifecycleReporter
+from holdfast.agent.loop import AgentLoop, log_restart
+from holdfast.agent.polled_job import PolledJob
+from holdfast.agent.spec import DEFAULT_ROLE, RunResult, StateText, WorkerGroup
+from holdfast.agent.worker_processes import ProcessSettings, WorkerProcesses
 from holdfast.agent.worker_state import WorkerState
+from holdfast.core import supervision
 from holdfast.core.policy import RestartBudget
-from holdfast.core.supervision import State, StopReason
+from holdfast.core.supervision import State, StopReason, Supervision, stuck_for
+from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
+from holdfast.elastic._impl.hooked_workers import HookedWorkers
 from holdfast.errors import InternalError
+from holdfast.events import record
 from holdfast.observe.events.event import EventSource
 from holdfast.observe.events.event_recorder import EventRecorder
 from holdfast.observe.lifecycle import CustomEvent, WorkerInfo
@@ -43,11 +53,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from holdfast.agent.spec import Worker, WorkerGroup
+    from holdfast.agent.coordinated_job import CoordinatedJob
+    from holdfast.agent.loop import Workers
+    from holdfast.agent.side_services import HealthServer
+    from holdfast.agent.spec import Worker, WorkerSpec
+    from holdfast.agent.worker_processes import Environments
     from holdfast.observe.events.event import Event
+    from holdfast.observe.lifecycle import Observers
+    from holdfast.processes.logs.specs import LogsSpecs
     from holdfast.rendezvous.handler import RendezvousHandler
     from holdfast.store.interface import RoundStore
 
+HOOKS = ("_start_workers", "_stop_workers", "_monitor_workers", "_shutdown")
+START_HOOKS = ("_setup_local_watchdog", "_setup_healthcheck")
 STEPS = (
     "_initialize_workers",
     "_restart_workers",
@@ -58,24 +76,172 @@ STEPS = (
 RECORDS = ("_record_worker_events", "_get_worker_state", "_construct_event")
 
 
-class SimpleElasticAgent(agent.SimpleElasticAgent):
-    """An agent of one group of workers; derive from it to say what a worker is."""
+class ElasticAgent(ABC):
+    """Runs the workers of one node to their end."""
 
+    @abstractmethod
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run the workers until they are done; raise if that cannot be."""
+
+    @abstractmethod
+    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
+        """Return the workers. The agent continues to change what is returned."""
+
+
+class SimpleElasticAgent(ElasticAgent):
+    """An agent of one group of workers; a subclass defines what a worker is."""
+
+    _processes: WorkerProcesses | None = None
     _restarts_set: int | None = None  # What a subclass has set, until the loop of events counts.
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self._has_steps = self._overrides(*STEPS)
-        self._has_own_loop = self._has_steps or self._overrides("_invoke_run", "run")
-        self._records_by_hook = self._overrides(*RECORDS)
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        exit_barrier_timeout: float = EXIT_BARRIER_S,
+        shutdown_timeout: float = SHUTDOWN_S,
+    ) -> None:
+        self._make(WorkerGroup(spec), exit_barrier_timeout, shutdown_timeout)
 
-    def _overrides(self, *names: str) -> bool:
-        """Whether a class that is not Holdfast's has one of these methods."""
+    def _make(
+        self,
+        group: WorkerGroup,
+        exit_barrier_timeout: float,
+        shutdown_timeout: float,
+        settings: ProcessSettings | None = None,
+        health_server: HealthServer | None = None,
+        stuck_limit_s: float | None = None,
+    ) -> None:
+        self._exit_barrier_timeout = exit_barrier_timeout
+        self._shutdown_timeout = shutdown_timeout
+        self._stuck_limit_s = stuck_limit_s
+        self._total_execution_time = 0
+        self._reporter = LifecycleReporter(group, settings.logs_specs if settings else None)
+        self._side_services = services_of(group.spec, self._reporter, health_server, stuck_limit_s)
+        if settings is not None:
+            self._processes = WorkerProcesses(group, settings, self._side_services.watchdogs)
+        self._overridden = frozenset(
+            name
+            for name in (*HOOKS, *START_HOOKS, *STEPS, *RECORDS, "_invoke_run", "run")
+            if self._overrides(name)
+        )
+        self._has_steps = not self._overridden.isdisjoint(STEPS)
+        self._has_own_loop = self._has_steps or not self._overridden.isdisjoint(
+            ("_invoke_run", "run")
+        )
+        self._records_by_hook = not self._overridden.isdisjoint(RECORDS)
+        self._begin_anew()
+
+    def _overrides(self, name: str) -> bool:
+        """Whether a class that is not Holdfast's has this method."""
         kind = type(self)
         ours = next(one for one in kind.__mro__ if one.__module__ == __name__)
-        return any(getattr(kind, name) is not getattr(ours, name) for name in names)
+        return getattr(kind, name, None) is not getattr(ours, name, None)
+
+    def _begin_anew(self) -> None:
+        """Make the parts that are for one run."""
+        group = self._worker_group
+        workers: Workers
+        hooks = (*HOOKS, *START_HOOKS)
+        if self._processes is None or self._has_own_loop or self._overridden.intersection(hooks):
+            workers = HookedWorkers(self, self._processes)
+        else:
+            workers = self._processes
+        self._machine: Supervision
+        self._job: CoordinatedJob | PolledJob
+        if self._has_own_loop:
+            spec = group.spec
+            self._machine = self._reporter.machine = Supervision(
+                local_world_size=spec.local_world_size, max_restarts=spec.max_restarts
+            )
+            self._job = PolledJob(
+                group, self._machine, self._reporter, exit_barrier_s=self._exit_barrier_timeout
+            )
+        else:
+            self._machine, self._job = machine_and_membership(
+                group,
+                self._reporter,
+                workers,
+                exit_barrier_s=self._exit_barrier_timeout,
+                stuck_limit_s=self._stuck_limit_s,
+            )
+        self._loop = AgentLoop(
+            self._machine,
+            workers,
+            self._job,
+            self._side_services,
+            group=group,
+            reporter=self._reporter,
+            shutdown_s=self._shutdown_timeout,
+        )
+        self._restarts_wanted = True  # Whether a restart may follow what a hook finds wrong.
+        if self._restarts_set is not None:
+            self._count_restarts(self._restarts_set)
+
+    # What a subclass defines.
+
+    @abstractmethod
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        """Start every worker; return their ids by local rank."""
+
+    @abstractmethod
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        """Stop every worker, and return when they are gone."""
+
+    @abstractmethod
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """Return at once whether the workers are healthy, succeeded, failed or unhealthy."""
+
+    @abstractmethod
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = SHUTDOWN_S
+    ) -> None:
+        """Stop every worker by this signal, and release what the agent holds."""
+
+    def _release_foreign(self) -> None:
+        """Close a context of another kind, which a subclass has set."""
+
+    # The public interface.
+
+    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
+        """Return the one group there is, whatever the role."""
+        del role
+        return self._worker_group
+
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run the workers until they succeeded, or failed for good.
+
+        Raises `SignalException` if a signal ended the run. Whatever happens, the workers are gone
+        when this returns or raises. May be called again, with the whole budget of restarts.
+        """
+        begin = time.monotonic()
+        self._begin_anew()
+        try:
+            return self._loop.run(lambda: self._run_ended(self._supervise(role)))
+        finally:
+            self._loop.close()
+            self._total_execution_time = int(time.monotonic() - begin)
+
+    @property
+    def observers(self) -> Observers:
+        """The receivers of the lifecycle events of a run."""
+        return self._reporter.observers
+
+    @property
+    def restart_count(self) -> int:
+        """How many restarts were charged so far."""
+        return self._machine.restart_count
 
     # What TorchElastic's agents know of themselves.
+
+    @property
+    def _worker_group(self) -> WorkerGroup:
+        return self._reporter.group
+
+    @_worker_group.setter
+    def _worker_group(self, group: WorkerGroup) -> None:
+        self._reporter.group = self._loop.group = self._job.group = group
+        if self._processes is not None:
+            self._processes.group = group
 
     @property
     def _rdzv_handler(self) -> RendezvousHandler:
@@ -105,7 +271,7 @@ class SimpleElasticAgent(agent.SimpleElasticAgent):
         machine = self._machine
         if machine.state is State.IDLE:
             self._count_restarts(left)
-        elif self._job is None:
+        elif self._loop.connection is None:
             machine.budget = RestartBudget(machine.budget.used + max(0, left), machine.budget.used)
         else:
             self._restarts_wanted = left > 0
@@ -114,11 +280,6 @@ class SimpleElasticAgent(agent.SimpleElasticAgent):
                     f"_remaining_restarts = {left}: the nodes of this job share "
                     f"{machine.budget.left}; only 0 has an effect, use --max-restarts for more"
                 )
-
-    def _begin_anew(self) -> None:
-        super()._begin_anew()
-        if self._restarts_set is not None:
-            self._count_restarts(self._restarts_set)
 
     def _count_restarts(self, left: int) -> None:
         """Have the machine, which does not run, know how many restarts there were."""
@@ -130,20 +291,22 @@ class SimpleElasticAgent(agent.SimpleElasticAgent):
 
     def _supervise(self, role: str) -> RunResult:
         if not self._has_own_loop:
-            return super()._supervise(role)
+            return self._invoke_run(role)
         try:
-            with self._signals.raising():
-                return super()._supervise(role)
+            with self._loop.signals.raising():
+                return self._invoke_run(role)
         except SignalException as problem:
             limit = f"waiting up to {self._shutdown_timeout:g} s for their end"
             console.warning(f"{problem.sigval.name}: stopping the workers, {limit}")
             raise
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        del role
         if self._has_steps:
+            self._loop.workers.prepare()
             return self._run_by_steps()
-        self._signals.raises = False  # The loop of events takes them as events.
-        return super()._invoke_run(role)
+        self._loop.signals.raises = False  # `AgentLoop` takes them as events.
+        return self._loop.supervise()
 
     def _run_by_steps(self) -> RunResult:
         group = self._worker_group
@@ -160,14 +323,14 @@ class SimpleElasticAgent(agent.SimpleElasticAgent):
                     return result
                 case WorkerState.FAILED | WorkerState.UNHEALTHY if self._remaining_restarts > 0:
                     self._remaining_restarts -= 1
-                    agent.log_restart(self._machine, result.failures)
+                    log_restart(self._machine, result.failures)
                     self._restart_workers(group)
                 case WorkerState.FAILED | WorkerState.UNHEALTHY:
                     self._stop_workers(group)
                     group.state = WorkerState.FAILED
                     return RunResult(group.state, result.return_values, result.failures)
                 case WorkerState.HEALTHY:
-                    if self._nodes_waiting() > 0:
+                    if self._polled.nodes_waiting() > 0:
                         console.info("nodes are waiting to join: regrouping")
                         self._restart_workers(group)
                 case other:
@@ -181,13 +344,44 @@ class SimpleElasticAgent(agent.SimpleElasticAgent):
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         """Take part in a round, and start the workers with the ranks that it gives them."""
-        if self._signals.fileno() < 0:  # No `run` of ours watches them.
-            self._signals = self._watch_signals()
-            self._signals.__enter__()
-            self._signals.raises = True
-        self._find_round(worker_group)
+        if self._loop.signals.fileno() < 0:  # No `run` of ours watches them.
+            self._loop.watched_signals().__enter__()
+            self._loop.signals.raises = True
+        self._polled.find_round(lambda: self._rendezvous(worker_group))
         self._machine.generation += 1
-        self._start_generation(worker_group)
+        self._loop.start_generation(lambda _order, _busy: self._start_workers(worker_group))
+
+    @property
+    def _polled(self) -> PolledJob:
+        job = self._job
+        if isinstance(job, PolledJob):
+            return job
+        return PolledJob(
+            self._worker_group,
+            self._machine,
+            self._reporter,
+            exit_barrier_s=self._exit_barrier_timeout,
+        )
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        """Take part in the next round, and learn the ranks of this node's workers."""
+        spec = worker_group.spec
+        with self._loop.busy("the rendezvous"):
+            self._polled.next_round(
+                lambda store, rank, size: self._assign_worker_ranks(store, rank, size, spec)
+            )
+
+    def _assign_worker_ranks(
+        self, store: object, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        """Return this node's workers with their ranks."""
+        del spec
+        return self._polled.exchange_ranks(store, group_rank, group_world_size)
+
+    def _exit_barrier(self) -> None:
+        """Wait until the other nodes are done."""
+        with self._loop.busy("the exit barrier"):
+            self._polled.exit_barrier()
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         """Stop the workers, and start them in the next round."""
@@ -274,8 +468,6 @@ class SimpleElasticAgent(agent.SimpleElasticAgent):
         if self._reporter.observers:
             self._reporter.report(CustomEvent(event))
             return
-        from holdfast.events import record
-
         record(event, self._worker_group.spec.event_log_handler)
 
     def _event_recorder(self) -> EventRecorder:
@@ -328,38 +520,131 @@ _STOP_REASONS = {
 }
 
 
-class LocalElasticAgent(local_agent.LocalElasticAgent, SimpleElasticAgent):
-    """The agent of a real node.
+class LocalElasticAgent(SimpleElasticAgent):
+    """The agent of a real node: its workers are processes.
 
     A subclass may start the workers itself and set `_pcontext` to any context with TorchElastic's
-    methods `pids`, `wait` and `close`, if the loop is not that of events.
+    methods `pids`, `wait` and `close`, if the loop is not `AgentLoop`.
     """
 
+    _processes: WorkerProcesses
     # For subclasses that stop these themselves: here both are part of the run.
     _worker_watchdog: Any = None
     _health_check_server: Any = None
 
-    def _initialize_workers(self, worker_group: WorkerGroup) -> None:
-        super()._initialize_workers(worker_group)
-        context = self._pcontext
-        if isinstance(context, PContext):  # Also of a `_start_workers` that is not ours.
-            self._side_services.watchdogs.started(context.pids(), context.stderrs)
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs_specs: LogsSpecs,
+        start_method: str = "spawn",
+        exit_barrier_timeout: float = EXIT_BARRIER_S,
+        log_line_prefix_template: str | None = None,
+        shutdown_timeout: float = SHUTDOWN_S,
+        health_check_server: HealthServer | None = None,
+        uninterruptible_state_timeout: float | None = None,
+    ) -> None:
+        self._logs_specs = logs_specs
+        self._foreign: Any = None  # A context of another kind, set by a subclass.
+        self._blocked: dict[int, tuple[float, int]] = {}
+        self._make(
+            WorkerGroup(spec),
+            exit_barrier_timeout,
+            shutdown_timeout,
+            ProcessSettings(
+                logs_specs,
+                start_method=start_method,
+                log_line_prefix_template=log_line_prefix_template,
+            ),
+            health_check_server,
+            stuck_limit(uninterruptible_state_timeout),
+        )
+
+    @property
+    def _pcontext(self) -> Any:
+        """The workers' context, for hooks."""
+        return self._foreign or self._processes.context
+
+    @_pcontext.setter
+    def _pcontext(self, context: Any) -> None:
+        self._foreign = None
+        if isinstance(context, PContext):
+            self._processes.adopt(context)
+        else:
+            self._processes.context, self._processes.is_active = None, False
+            self._foreign = context
+
+    # The hooks.
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        del worker_group
+        order = self._loop.start_order()
+        given: Environments = self._processes.environments(order)
+        self._setup_local_watchdog(given.envs)
+        self._setup_healthcheck()
+        self._blocked.clear()
+        return dict(self._processes.launch(order, given, self._loop.busy))
+
+    def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
+        """Prepare timers and progress pages, and add them to the workers' environments."""
+        self._processes.add_watchdogs(envs)
+
+    def _setup_healthcheck(self) -> None:
+        """Do nothing: the health server is there for the whole run, not for a generation."""
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        del worker_group
+        self._bring_down(self._processes.settings.stop_signal, self._shutdown_timeout)
+
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = SHUTDOWN_S
+    ) -> None:
+        self._bring_down(death_sig, timeout)
+
+    def _bring_down(self, signum: int, grace_s: float) -> None:
+        """Stop the workers, and wait until nothing is left of them."""
+        if self._foreign is not None:
+            self._foreign.close(as_enum(signum), grace_s)
+            return
+        context = self._processes.context
+        if context is None or context.stop_ended:
+            return
+        self._processes.begin_stop(
+            None, signum, grace_s, stuck=self._machine.stuck, node="", cause=""
+        )
+        self._loop.await_stop(self._processes, grace_s)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        processes = self._processes
+        if self._machine.state is State.IDLE:
+            return self._monitor_in_own_loop(worker_group)
+        context = processes.context
+        assert context is not None
+        context.poll_events(time.monotonic())
+        if context.first_failure() is not None:
+            return RunResult(StateText.FAILED, failures=processes.failures_so_far())
+        if context.all_ended():
+            return RunResult(StateText.SUCCEEDED, processes.by_global_rank(context.return_values()))
+        return RunResult(StateText.HEALTHY)
+
+    def _release_foreign(self) -> None:
+        if self._foreign is not None:
+            self._foreign.close()
+            self._foreign = None
+
+    # TorchElastic's loop, or the subclass's own.
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         reason = _STOP_REASONS.get(worker_group.state, StopReason.REGROUP)
-        self._previous = (worker_group.workers[0].world_size, reason.value)
+        self._loop.previous = (worker_group.workers[0].world_size, reason.value)
         super()._restart_workers(worker_group)
 
     def _wait_for_workers(self, deadline: float) -> None:
-        context = self._pcontext
         events: list[int] = []
-        if isinstance(context, PContext) and not self._monitors_by_hook:
-            events.append(context.fileno())  # Which our `_monitor_workers` reads.
-        self._wait(deadline, *events)
+        if self._foreign is None and "_monitor_workers" not in self._overridden:
+            events = self._processes.descriptors()  # Which our `_monitor_workers` reads.
+        self._loop.wait(deadline, *events)
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        if self._machine.state is not State.IDLE:
-            return super()._monitor_workers(worker_group)
+    def _monitor_in_own_loop(self, worker_group: WorkerGroup) -> RunResult:
         context = self._pcontext
         assert context is not None, "there are no workers to monitor: none were started"
         started = {worker.id for worker in worker_group.workers} - {None}
@@ -369,40 +654,34 @@ class LocalElasticAgent(local_agent.LocalElasticAgent, SimpleElasticAgent):
                 f"({sorted(context.pids().values())})"
             )
             return RunResult(WorkerState.UNKNOWN)
-        now = time.monotonic()
-        self._side_services.look(now)
+        stuck = self._act_on_detections()
         result = context.wait(0)
-        if isinstance(context, PContext):
-            if result is None and (context.first_failure() or context.all_ended()):
+        if isinstance(context, PContext) and result is None:
+            if context.first_failure() or context.all_ended():
                 result = context.wait()  # Until nothing is left of the others.
-            if result is None and self._stuck is not None:
-                stuck = self._stuck.check(now, context)
-                if stuck:
-                    console.error(stuck)
-                    self._remaining_restarts = 0
-                    return RunResult(WorkerState.UNHEALTHY)
-        return self._outcome(result) if result is not None else RunResult(WorkerState.HEALTHY)
+            elif stuck:
+                console.error(stuck)
+                self._remaining_restarts = 0
+                return RunResult(WorkerState.UNHEALTHY)
+        if result is None:
+            return RunResult(WorkerState.HEALTHY)
+        return self._processes.outcome(result)
 
-    def _start_group(self, *args: Any) -> PContext:
-        context = super()._start_group(*args)
-        context.stop_signal, context.grace_s = self._stop_signal, self._shutdown_timeout
-        return context
-
-    @property
-    def _attends_workers(self) -> bool:
-        return super()._attends_workers and not self._has_own_loop
-
-    def _bring_down(self, signum: int, grace_s: float) -> None:
-        context = self._pcontext
-        if context is None or isinstance(context, PContext):
-            super()._bring_down(signum, grace_s)
-        else:
-            context.close(as_enum(signum), grace_s)
-
-    def _release_group(self) -> None:
-        context = self._pcontext
-        if context is None or isinstance(context, PContext):
-            super()._release_group()
-        else:
-            context.close()
-            self._pcontext = None
+    def _act_on_detections(self) -> str:
+        """Do what the supervision, which is idle here, would decide; return why workers are stuck."""
+        now, limit_s = time.monotonic(), self._stuck_limit_s
+        watchdogs = self._side_services.watchdogs
+        for event in self._loop.serve(now):
+            match event:
+                case supervision.TimersExpired(timers):
+                    for one in watchdogs.dump(timers):
+                        watchdogs.signal(one.pid, one.signum)
+                case supervision.WorkerBlocked(_, rank, pid):
+                    self._blocked[rank] = (now, pid)
+                case supervision.WorkerUnblocked(_, rank):
+                    self._blocked.pop(rank, None)
+        for rank, (since, pid) in sorted(self._blocked.items()):
+            if limit_s is not None and now - since >= limit_s:
+                self._machine.stuck[rank] = stuck_for(now - since, limit_s)
+                return f"worker {rank} (pid {pid}) {self._machine.stuck[rank]}"
+        return ""

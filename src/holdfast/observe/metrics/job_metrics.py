@@ -1,23 +1,26 @@
 """The metrics of a run as Prometheus shows them: an observer that keeps them.
 
-`FAMILIES` lists them all; docs/guides/metrics.md has the same table. Lifecycle events come in the
-agent's thread, and metrics are collected in another; a lock guards them, and is held no longer than
-it takes to write down a number.
-
-How long each stage of a recovery took is counted from the first sign of trouble to the first user
-line, and only once the workers run again: what a job did before it gave up is no recovery. ::
-
-    trouble --detect--> stopping --stop--> stopped --regroup--> ranked --start--> started
-                                                              --first_line--> first heartbeat
+`FAMILIES` lists them all; docs/guides/metrics.md has the same table. States, stages of restarts and
+goodput come from the history of the run (`control.history`). Lifecycle events come in the agent's
+thread, and metrics are collected in another; a lock guards them.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from holdfast import console
+from holdfast.control.history import (
+    RESTART_STAGES,
+    History,
+    JobState,
+    NodeState,
+    Stage,
+    WorkerState,
+    restart_stages,
+)
 from holdfast.core.supervision import StopReason
 from holdfast.observe import lifecycle
 from holdfast.observe.metrics.families import Family, Histogram
@@ -25,11 +28,11 @@ from holdfast.observe.metrics.families import Family, Histogram
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from holdfast.control.history import Generation
+
     Progress = tuple[int, int | None, float | None, str | None]
     """A worker's rank, its step, the age of its heartbeat in seconds, and the section it is in."""
 
-
-STAGES = ("detect", "stop", "regroup", "start", "first_line")
 
 # Why a generation was stopped, as a label: few and fixed.
 REASONS: Mapping[StopReason, str] = {
@@ -41,143 +44,82 @@ REASONS: Mapping[StopReason, str] = {
 }
 NODES_LOST = "nodes_lost"
 OTHER = "other"
-NO_RECOVERY = (StopReason.SUCCEEDED, StopReason.SIGNAL)
+NO_RESTART = (StopReason.SUCCEEDED.value, StopReason.SIGNAL.value)
 
 
-class RecoveryTimes:
-    """Adds up how long recoveries took, by stage, and what they were for."""
+class Restarts:
+    """Counts restarts by reason, and adds up how long their stages took."""
 
     def __init__(self) -> None:
-        self.stages = {stage: Histogram() for stage in STAGES}
+        self.stages = {stage: Histogram() for stage in RESTART_STAGES}
         self.outages = Histogram()
-        self.restarts = dict.fromkeys((*REASONS.values(), NODES_LOST, OTHER), 0)
-        self._last: lifecycle.GenerationStarted | None = None
-        self._awaits_first_line = False
-        self._reset()
+        self.reasons = dict.fromkeys((*REASONS.values(), NODES_LOST, OTHER), 0)
+        self._warming: Generation | None = None
 
-    def _reset(self) -> None:
-        self._trouble_at: float | None = None
-        self._stopping: lifecycle.GenerationStopping | None = None
-        self._stopped_at: float | None = None
-        self._ranked_at: float | None = None
+    def look(self, ended: Generation | None, one: Generation | None) -> None:
+        """Look at the newest generation after each event; `ended` if it has just taken over."""
+        if ended is not None and one is not None and ended.is_over:
+            self._count(ended, one)
+        if self._warming is not one:
+            self._warming = None
+        elif one is not None and (one.is_warm or one.is_over):
+            self._observe({Stage.WARMUP: one.stages.get(Stage.WARMUP)})
+            self._warming = None
 
-    def take(self, event: lifecycle.LifecycleEvent) -> None:
-        match event:
-            case lifecycle.RunStarted():
-                self._last = None
-                self._reset()
-            case lifecycle.WorkerEnded(at=at, failed=True):
-                if self._trouble_at is None and self._last is not None:
-                    self._trouble_at = at
-            case lifecycle.GenerationStopping() if event.reason not in NO_RECOVERY:
-                if self._trouble_at is None:
-                    self._trouble_at = event.at
-                self._stopping = event
-            case lifecycle.GenerationStopped(at=at) if self._stopping is not None:
-                self._stopped_at = at
-            case lifecycle.RendezvousEnded(at=at, error="") | lifecycle.RanksAssigned(at=at):
-                self._ranked_at = at
-            case lifecycle.GenerationStarted():
-                self._started(event)
-            case lifecycle.FirstHeartbeat():  # Only the first of a generation counts.
-                if self._last is not None and self._awaits_first_line:
-                    self.stages["first_line"].observe(event.at - self._last.at)
-                self._awaits_first_line = False
+    def _count(self, ended: Generation, one: Generation) -> None:
+        assert one.started_at is not None
+        if ended.reason in NO_RESTART:
+            return
+        self.reasons[_reason(ended, one)] += 1
+        self._observe(restart_stages(ended, one))
+        began = ended.stopping_at if ended.trouble_at is None else ended.trouble_at
+        self.outages.observe(one.started_at - (began or 0.0))
+        self._warming = one
 
-    def _started(self, started: lifecycle.GenerationStarted) -> None:
-        self._awaits_first_line = self._stopping is not None
-        if self._stopping is not None:
-            self._count(self._stopping, started.at)
-            self.restarts[self._reason(self._stopping, started)] += 1
-        self._last = started
-        self._reset()
-
-    def _count(self, stopping: lifecycle.GenerationStopping, started_at: float) -> None:
-        assert self._trouble_at is not None
-        stopped_at = stopping.at if self._stopped_at is None else self._stopped_at
-        # A node may learn its rank in the next round while it still stops its workers.
-        ranked_at = stopped_at if self._ranked_at is None else max(stopped_at, self._ranked_at)
-        self.stages["detect"].observe(stopping.at - self._trouble_at)
-        self.stages["stop"].observe(stopped_at - stopping.at)
-        self.stages["regroup"].observe(ranked_at - stopped_at)
-        self.stages["start"].observe(started_at - ranked_at)
-        self.outages.observe(started_at - self._trouble_at)
-
-    def _reason(
-        self, stopping: lifecycle.GenerationStopping, started: lifecycle.GenerationStarted
-    ) -> str:
-        """Return why there was a restart; a coordinator's reason shows in what came of it."""
-        last = self._last
-        if stopping.reason != StopReason.COORDINATOR or last is None:
-            return REASONS.get(stopping.reason, OTHER)
-        if started.restart_count > last.restart_count:
-            return REASONS[StopReason.WORKER_FAILED]
-        more = (started.group_world_size or 0) - (last.group_world_size or 0)
-        if more:
-            return REASONS[StopReason.REGROUP] if more > 0 else NODES_LOST
-        return REASONS[StopReason.COORDINATOR]
+    def _observe(self, stages: Mapping[Stage, float | None]) -> None:
+        for stage, seconds in stages.items():
+            if seconds is not None:
+                self.stages[stage].observe(seconds)
 
 
-JOB_STATES = ("starting", "running", "recovering", "succeeded", "failed")
-NODE_STATES = ("joining", "starting", "running", "stopping", "leaving", "ended")
-WORKER_STATES = ("running", "succeeded", "failed", "terminated")
+def _reason(ended: Generation, one: Generation) -> str:
+    """Return why there was a restart; what the coordinator saw shows in what followed."""
+    reason = StopReason(ended.reason)
+    if reason is not StopReason.COORDINATOR:
+        return REASONS.get(reason, OTHER)
+    if one.restarts > ended.restarts:
+        return REASONS[StopReason.WORKER_FAILED]
+    if one.nodes != ended.nodes:
+        return REASONS[StopReason.REGROUP] if one.nodes > ended.nodes else NODES_LOST
+    return REASONS[StopReason.COORDINATOR]
+
+
+NODE_STATES = [one for one in NodeState if one not in (NodeState.STANDBY, NodeState.DRAINED)]
 
 FAMILIES = {
-    "holdfast_job_info": ("gauge", "Always 1; what the job is, in labels"),
-    "holdfast_job_state": ("gauge", "1 for the state the job is in as this node knows it"),
+    "holdfast_job_info": ("gauge", "Always 1; the labels describe the job"),
+    "holdfast_job_state": ("gauge", "1 for the state of the job as this node knows it"),
     "holdfast_job_nodes": ("gauge", "Nodes in the job's round"),
-    "holdfast_generation": ("gauge", "Number of the generation that was started last"),
-    "holdfast_node_state": ("gauge", "1 for what this node's agent is doing"),
+    "holdfast_generation": ("gauge", "Number of the newest generation"),
+    "holdfast_node_state": ("gauge", "1 for the state of this node"),
     "holdfast_node_rank": ("gauge", "Rank of this node among the nodes"),
     "holdfast_workers": ("gauge", "Workers of this node, by state"),
     "holdfast_worker_up": ("gauge", "Whether a worker of this node runs"),
-    "holdfast_worker_exits_total": ("counter", "Workers of this node that ended by themselves"),
+    "holdfast_worker_exits_total": ("counter", "Workers of this node that exited by themselves"),
     "holdfast_restarts_total": ("counter", "Restarts of the workers, by reason"),
-    "holdfast_restarts_remaining": ("gauge", "Failures that will still be answered by a restart"),
-    "holdfast_recovery_seconds": ("histogram", "How long each stage of a recovery took"),
-    "holdfast_outage_seconds": ("histogram", "From the first sign of trouble until workers ran"),
+    "holdfast_restarts_remaining": ("gauge", "Failures that will still lead to a restart"),
+    "holdfast_recovery_seconds": ("histogram", "How long each stage of a restart took"),
+    "holdfast_outage_seconds": ("histogram", "From a failure until the workers were started again"),
     "holdfast_rendezvous_seconds": ("histogram", "How long a rendezvous took"),
     "holdfast_rendezvous_failures_total": ("counter", "Rendezvous that failed"),
     "holdfast_elapsed_seconds_total": ("counter", "Time since the run started"),
-    "holdfast_running_seconds_total": ("counter", "Time in which the job was running"),
-    "holdfast_goodput_ratio": ("gauge", "Share of the time in which the job was running"),
+    "holdfast_useful_seconds_total": ("counter", "Time that was useful, see goodput"),
+    "holdfast_goodput_ratio": ("gauge", "Share of the time that was useful"),
     "holdfast_timers_expired_total": ("counter", "Watchdog timers of workers that expired"),
     "holdfast_worker_step": ("gauge", "Step that a worker reported last"),
     "holdfast_worker_heartbeat_age_seconds": ("gauge", "Time since a worker's last heartbeat"),
     "holdfast_worker_section": ("gauge", "1 for the section that a worker is in"),
 }
-
-
-class _Meter:
-    """A clock that runs for some of the time.
-
-    Its total never falls, even if it turns out to have stopped a moment earlier: Prometheus takes a
-    falling counter for a restarted one, and adds all of it once more.
-    """
-
-    def __init__(self) -> None:
-        self._so_far = 0.0
-        self._since: float | None = None
-        self._shown = 0.0
-
-    def run(self, at: float) -> None:
-        if self._since is None:
-            self._since = at
-
-    def stop(self, at: float) -> None:
-        if self._since is not None:
-            self._so_far += max(0.0, at - self._since)
-            self._since = None
-
-    def total(self, now: float) -> float:
-        running = 0.0 if self._since is None else max(0.0, now - self._since)
-        self._shown = max(self._shown, self._so_far + running)
-        return self._shown
-
-
-class _WorkerState(NamedTuple):
-    worker: lifecycle.WorkerInfo
-    state: str
 
 
 class JobMetrics:
@@ -198,105 +140,47 @@ class JobMetrics:
         self._lock = threading.Lock()
         self._clock = clock
         self._progress = progress
+        self._history = History()
+        self._restarts = Restarts()
         self._began: lifecycle.RunStarted | None = None
-        self._job_state = "starting"
-        self._node_state = "joining"
         self._rank: int | None = None
         self._nodes: int | None = None
-        self._generation: int | None = None
         self._remaining: int | None = None
-        self._stop_reason: StopReason | None = None
-        self._workers: dict[int, _WorkerState] = {}
-        self._exits = {"succeeded": 0, "failed": 0}
+        self._exits = {WorkerState.SUCCEEDED: 0, WorkerState.FAILED: 0}
         self._expired = 0
         self._rendezvous_times = Histogram()
         self._rendezvous_failures = 0
-        self._recovery = RecoveryTimes()
-        self._elapsed, self._running = _Meter(), _Meter()
+        self._past_elapsed_s = self._past_useful_s = 0.0
+        self._shown_elapsed_s = self._shown_useful_s = 0.0
 
     # In the agent's thread.
 
     def __call__(self, event: lifecycle.LifecycleEvent) -> None:
         with self._lock:
-            self._recovery.take(event)
-            self._take(event)
-
-    def _take(self, event: lifecycle.LifecycleEvent) -> None:
-        match event:
-            case lifecycle.RunStarted():
-                self._began = event
-                self._job_state, self._node_state = "starting", "joining"
-                self._remaining = event.max_restarts
-                self._elapsed.run(event.at)
-            case lifecycle.RendezvousEnded():
-                self._rendezvous_ended(event)
-            case lifecycle.GenerationStarted():
-                self._generation_started(event)
-            case lifecycle.WorkersObserved():
-                self._remaining = event.remaining_restarts
-            case lifecycle.WorkerEnded():
-                self._worker_ended(event)
-            case lifecycle.GenerationStopping():
-                self._generation_stopping(event)
-            case lifecycle.GenerationStopped():
-                self._generation_stopped()
-            case lifecycle.RunEnded():
-                self._run_ended(event)
-            case lifecycle.WatchdogEvent(what="timer expired"):
-                self._expired += 1
-
-    def _rendezvous_ended(self, ended: lifecycle.RendezvousEnded) -> None:
-        if ended.error:
-            self._rendezvous_failures += 1
-            return
-        self._rendezvous_times.observe(ended.took_s)
-        self._rank, self._nodes = ended.group_rank, ended.group_world_size
-        self._node_state = "starting"
-
-    def _generation_started(self, started: lifecycle.GenerationStarted) -> None:
-        self._job_state = self._node_state = "running"
-        self._generation = started.generation
-        self._rank, self._nodes = started.group_rank, started.group_world_size
-        self._workers = {one.local_rank: _WorkerState(one, "running") for one in started.workers}
-        self._running.run(started.at)
-
-    def _worker_ended(self, exited: lifecycle.WorkerEnded) -> None:
-        state = "failed" if exited.failed else "succeeded"
-        stopping = self._node_state == "stopping"  # Most likely it was asked to.
-        self._workers[exited.worker.local_rank] = _WorkerState(
-            exited.worker, "terminated" if stopping and exited.failed else state
-        )
-        if stopping:
-            return
-        self._exits[state] += 1
-        if exited.failed:
-            self._running.stop(exited.at)
-            self._job_state = "recovering"
-
-    def _generation_stopping(self, stopping: lifecycle.GenerationStopping) -> None:
-        self._stop_reason = stopping.reason
-        self._node_state = "stopping"
-        if stopping.reason != StopReason.SUCCEEDED:  # Else those of other nodes go on.
-            self._running.stop(stopping.at)
-            self._job_state = "recovering"
-
-    def _generation_stopped(self) -> None:
-        done = self._stop_reason == StopReason.SUCCEEDED
-        self._node_state = "leaving" if done else "joining"
-        for rank, (worker, state) in self._workers.items():
-            if state == "running":
-                self._workers[rank] = _WorkerState(worker, "terminated")
-
-    def _run_ended(self, ended: lifecycle.RunEnded) -> None:
-        self._running.stop(ended.at)
-        self._elapsed.stop(ended.at)
-        succeeded = not ended.error and ended.state == "succeeded"
-        self._job_state = "succeeded" if succeeded else "failed"
-        self._node_state = "ended"
-        self._remaining = ended.remaining_restarts
-        for end in ended.outcomes:
-            if end.state in WORKER_STATES:
-                self._workers[end.worker.local_rank] = _WorkerState(end.worker, end.state)
+            history, ended = self._history, None
+            match event:
+                case lifecycle.RunStarted():
+                    self._past_elapsed_s += history.elapsed_s(event.at) if self._began else 0.0
+                    self._past_useful_s += history.useful_s(event.at) if self._began else 0.0
+                    self._began, self._remaining = event, event.max_restarts
+                case lifecycle.RendezvousEnded() if event.error:
+                    self._rendezvous_failures += 1
+                case lifecycle.RendezvousEnded():
+                    self._rendezvous_times.observe(event.took_s)
+                    self._rank, self._nodes = event.group_rank, event.group_world_size
+                case lifecycle.GenerationStarted():
+                    self._rank, self._nodes = event.group_rank, event.group_world_size
+                    ended = history.newest
+                case lifecycle.WorkersObserved() | lifecycle.RunEnded():
+                    self._remaining = event.remaining_restarts
+                case lifecycle.WatchdogEvent(what="timer expired"):
+                    self._expired += 1
+            history.add(event)
+            if isinstance(event, lifecycle.WorkerEnded):
+                state = history.workers[event.worker.local_rank][1]
+                if state in self._exits and history.node_state is not NodeState.STOPPING:
+                    self._exits[state] += 1
+            self._restarts.look(ended, history.newest)
 
     # In the thread that collects.
 
@@ -319,25 +203,27 @@ class JobMetrics:
             1, run_id=run_id, role=began.role, backend=began.backend, entry_point=entry_point
         )
         for name, states, current in (
-            ("holdfast_job_state", JOB_STATES, self._job_state),
-            ("holdfast_node_state", NODE_STATES, self._node_state),
+            ("holdfast_job_state", [*JobState], self._history.job_state),
+            ("holdfast_node_state", NODE_STATES, self._history.node_state),
         ):
             for state in states:
-                found[name].add(int(state == current), run_id=run_id, state=state)
+                found[name].add(int(state == current), run_id=run_id, state=state.value)
+        newest = self._history.newest
         for name, value in (
             ("holdfast_job_nodes", self._nodes),
             ("holdfast_node_rank", self._rank),
-            ("holdfast_generation", self._generation),
+            ("holdfast_generation", newest.number if newest is not None else None),
             ("holdfast_restarts_remaining", self._remaining),
         ):
             if value is not None:
                 found[name].add(value, run_id=run_id)
-        workers = [worker.state for worker in self._workers.values()]
-        for state in WORKER_STATES:
-            found["holdfast_workers"].add(workers.count(state), run_id=run_id, state=state)
-        for worker, state in self._workers.values():
+        workers = self._history.workers.values()
+        ended = [state for _, state in workers]
+        for one in WorkerState:
+            found["holdfast_workers"].add(ended.count(one), run_id=run_id, state=one.value)
+        for worker, state in workers:
             found["holdfast_worker_up"].add(
-                int(state == "running"),
+                int(state is WorkerState.RUNNING),
                 run_id=run_id,
                 rank=worker.global_rank,
                 local_rank=worker.local_rank,
@@ -345,21 +231,26 @@ class JobMetrics:
 
     def _add_times(self, found: dict[str, Family], run_id: str) -> None:
         now = self._clock()
-        recovery = self._recovery
+        restarts, history = self._restarts, self._history
         for outcome, count in self._exits.items():
-            found["holdfast_worker_exits_total"].add(count, run_id=run_id, outcome=outcome)
-        for reason, count in recovery.restarts.items():
+            found["holdfast_worker_exits_total"].add(count, run_id=run_id, outcome=outcome.value)
+        for reason, count in restarts.reasons.items():
             found["holdfast_restarts_total"].add(count, run_id=run_id, reason=reason)
-        for stage, times in recovery.stages.items():
-            found["holdfast_recovery_seconds"].add(times.copy(), run_id=run_id, stage=stage)
-        elapsed, running = self._elapsed.total(now), self._running.total(now)
+        for stage, times in restarts.stages.items():
+            found["holdfast_recovery_seconds"].add(times.copy(), run_id=run_id, stage=stage.value)
+        elapsed_s = self._past_elapsed_s + history.elapsed_s(now)
+        useful_s = self._past_useful_s + history.useful_s(now)
+        wanted_s = elapsed_s - history.standby_s(now)
+        # Counters never fall: Prometheus takes a falling one for a restart from 0.
+        self._shown_elapsed_s = max(self._shown_elapsed_s, elapsed_s)
+        self._shown_useful_s = max(self._shown_useful_s, useful_s)
         for name, value in (
-            ("holdfast_outage_seconds", recovery.outages.copy()),
+            ("holdfast_outage_seconds", restarts.outages.copy()),
             ("holdfast_rendezvous_seconds", self._rendezvous_times.copy()),
             ("holdfast_rendezvous_failures_total", self._rendezvous_failures),
-            ("holdfast_elapsed_seconds_total", elapsed),
-            ("holdfast_running_seconds_total", running),
-            ("holdfast_goodput_ratio", running / elapsed if elapsed else 0.0),
+            ("holdfast_elapsed_seconds_total", self._shown_elapsed_s),
+            ("holdfast_useful_seconds_total", self._shown_useful_s),
+            ("holdfast_goodput_ratio", useful_s / wanted_s if wanted_s > 0 else 0.0),
             ("holdfast_timers_expired_total", self._expired),
         ):
             found[name].add(value, run_id=run_id)

@@ -24,7 +24,7 @@ class WorkersDeadline:
 
     def __init__(self, presence_fd: int = -1) -> None:
         self.presence_fd = presence_fd
-        """A socket by which others see that the workers may still be there (`net.presence`)."""
+        """A socket by which others see that the workers may still be there (`net.agent_port`)."""
         self._lock = threading.Lock()
         self._fd = -1
         self._renewed_to: float | None = None

@@ -13,6 +13,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from holdfast import __version__
+from holdfast.control.history import Stage
 from holdfast.numa.affinity import format_ranges
 from holdfast.printable import one_line, visible
 from holdfast.processes.failures.tracebacks import readable_lines
@@ -32,15 +33,14 @@ LANE_HEIGHT = 26
 OPEN_FAILURES = 1
 """How many failures are shown unfolded."""
 MEANINGS = {
-    "useful": "made progress",
-    "repeated": "made steps that were done again after a restart",
-    "warm-up": "workers ran, before their first step",
-    "detect": "something had failed, and was not known yet",
-    "stop": "stopped the workers",
-    "regroup": "waited until the nodes had met again",
-    "start": "started the processes of workers",
-    "gather": "waited for the nodes of the first generation",
-    "end": "after the last worker",
+    Stage.USEFUL: "made progress",
+    Stage.REPEATED: "made steps that it repeated after a restart",
+    Stage.WARMUP: "ran its workers before their first step",
+    Stage.DETECT: "had failed, and the agents did not know yet",
+    Stage.STOP: "stopped the workers",
+    Stage.REGROUP: "waited until the nodes had formed a round",
+    Stage.START: "started the processes of workers",
+    Stage.END: "had no workers any more",
 }
 VERDICTS = {
     "succeeded": "Succeeded",
@@ -124,7 +124,7 @@ def _header(report: Report) -> str:
 
 
 def _figures(report: Report) -> str:
-    good = "goodput" if report.measure == "progress" else "goodput at most"
+    good = "goodput" if report.measure == "progress" else "goodput (upper bound)"
     nodes = {name for one in report.generations[-1:] for name in one.nodes}
     workers = f"{len(nodes)} &times; {report.world_size // len(nodes)}" if nodes else "0"
     if nodes and report.world_size % len(nodes):
@@ -173,24 +173,24 @@ def _where_the_time_went(report: Report) -> str:
     bars = []
     for cost in report.costs:
         bars.append(
-            f'<rect class="{cost.kind}" x="{percent(place, 1)}" width="{percent(cost.share, 1)}" '
-            f'height="100%"><title>{cost.kind}: {_share(cost.share)}</title></rect>'
+            f'<rect class="{cost.stage}" x="{percent(place, 1)}" width="{percent(cost.share, 1)}" '
+            f'height="100%"><title>{cost.stage}: {_share(cost.share)}</title></rect>'
         )
         place += cost.share
     rows = []
     for cost in report.costs:
         if not cost.seconds:
             continue
-        meaning = MEANINGS[cost.kind]
-        if cost.kind == "useful" and report.measure == "running":
+        meaning = MEANINGS[cost.stage]
+        if cost.stage is Stage.USEFUL and report.measure == "running":
             meaning = "all workers ran"
         rows.append(
-            f'<tr><td class="k"><span class="key {cost.kind}"></span>{cost.kind}</td><td>{meaning}</td>'
+            f'<tr><td class="k"><span class="key {cost.stage}"></span>{cost.stage}</td><td>{meaning}</td>'
             f'<td class="n">{duration(cost.seconds)}</td><td class="n">{_share(cost.seconds / report.duration_s)}</td></tr>'
         )
     return (
         f'<p class="about">{how}</p><svg class="bar" role="img"><title>Shares of the time</title>'
-        f'{"".join(bars)}</svg><div class="wide"><table><thead><tr><th>kind</th><th>the job</th>'
+        f'{"".join(bars)}</svg><div class="wide"><table><thead><tr><th>stage</th><th>the job</th>'
         f'<th class="n">time</th><th class="n">share</th></tr></thead><tbody>{"".join(rows)}'
         "</tbody></table></div>"
     )
@@ -229,7 +229,7 @@ def _timeline(report: Report) -> str:
         f'<div title="{shown(node.name)} on {shown(node.host)}">{shown(node.name)}</div>'
         for node in lanes
     )
-    used = {one.kind for one in report.spans}
+    used = {one.stage for one in report.spans}
     legend = "".join(
         f'<span><span class="key {kind}"></span>{kind}</span>' for kind in MEANINGS if kind in used
     )
@@ -265,9 +265,9 @@ def _lane(at: int) -> str:
 
 def _span(one: Span, whole: float) -> str:
     where = f"generation {one.generation}: " if one.generation is not None else ""
-    title = f"{where}{one.kind}, {_from_to(one.from_s, one.to_s)}"
+    title = f"{where}{one.stage}, {_from_to(one.from_s, one.to_s)}"
     rect = (
-        f'<rect class="{one.kind}" x="{percent(one.from_s, whole)}" y="3" '
+        f'<rect class="{one.stage}" x="{percent(one.from_s, whole)}" y="3" '
         f'width="{percent(one.to_s - one.from_s, whole)}" height="{LANE_HEIGHT - 6}">'
         f"<title>{title}</title></rect>"
     )
@@ -311,7 +311,7 @@ def _generations(report: Report) -> str:
         steps = ""
         if one.last_step is not None:
             steps = f"{one.first_step} to {one.last_step}"
-        stages = (one.regroup_s, one.start_s, one.first_step_s, one.detect_s, one.stop_s)
+        stages = (one.regroup_s, one.start_s, one.warmup_s, one.detect_s, one.stop_s)
         rows.append(
             f'<tr id="generation-{one.number}"><td><a href="#timeline" data-from="{one.started_s}" '
             f'data-to="{one.ended_s}" title="Show it in the timeline">{one.number}</a></td>'
@@ -323,10 +323,10 @@ def _generations(report: Report) -> str:
             f'<td class="why"><span class="pill {one.end}">{one.end}</span> '
             f"{shown(one.end_reason)}</td></tr>"
         )
-    before, after = ("regroup", "start", "first step"), ("detect", "stop")
+    before, after = (Stage.REGROUP, Stage.START, Stage.WARMUP), (Stage.DETECT, Stage.STOP)
     heads = ("started", "nodes &times; workers", *before, *after, "useful", "repeated", "steps")
     return (
-        '<p class="about">How long each took to come about (regroup, start, first step), what it '
+        '<p class="about">How long each took to come about (regroup, start, warmup), what it '
         "brought, and how long its end took (detect, stop).</p>"
         '<div class="wide"><table><thead><tr><th>#</th>'
         + "".join(f'<th class="n">{head}</th>' for head in heads)

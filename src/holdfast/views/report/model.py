@@ -8,38 +8,26 @@ the job, on one axis for all nodes.
 within the time of a message: each node is shifted so that the generations it shares with the first one
 start together. Nodes on one machine have one clock and are not shifted.
 
-**Where the time went.** The job's time is cut into spans, each of one kind, without gaps:
-
-===========  ================================================================================
-`gather`     from the start of the first agent until the nodes of the first generation had met
-`start`      processes of workers being started
-`warm-up`    workers run, but have not all reported a first step; only where steps are reported
-`useful`     see below
-`repeated`   steps that a later generation did once more
-`detect`     something was wrong already: until the stop began
-`stop`       workers being stopped
-`regroup`    until the nodes had met again
-`end`        after the last worker
-===========  ================================================================================
-
-**Goodput** is the share of `useful`. Where workers report steps (`holdfast.worker.progress`), that is
-the time in which steps were made that no later generation repeated. Where they do not, it is the time
-in which all workers of a generation ran, and so an upper bound: what was done again from a checkpoint
-is not known.
+Generations, the stages of restarts, what time was spent on and goodput come from `control.history`.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from bisect import bisect_right
-from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from holdfast.control.history import STALL_S, STALL_STEPS
+from holdfast.control.history import (
+    STALL_STEPS,
+    Stage,
+    end_of,
+    merge,
+    spans_of,
+    useful_s,
+)
 from holdfast.core.supervision import StopReason
 from holdfast.numa.affinity import format_ranges
 from holdfast.printable import one_line
@@ -48,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TypeVar
 
+    from holdfast.control import history
     from holdfast.views.report import records
     from holdfast.views.report.records import FailedWorker, NodeRun
 
@@ -108,7 +97,7 @@ class Node(Struct, kw_only=True):
 class Span(Struct, kw_only=True):
     """A piece of the job's time."""
 
-    kind: str
+    stage: Stage
     from_s: float
     to_s: float
     generation: int | None
@@ -142,7 +131,7 @@ class Generation(Struct, kw_only=True):
     regroup_s: float | None
     """From the end of the last one until the nodes had met for this one; so too the next two."""
     start_s: float | None
-    first_step_s: float | None
+    warmup_s: float | None
     useful_s: float
     repeated_s: float
     first_step: int | None
@@ -171,9 +160,9 @@ class Failure(Struct, kw_only=True):
 
 
 class Cost(Struct, kw_only=True):
-    """All spans of one kind."""
+    """All spans of one stage."""
 
-    kind: str
+    stage: Stage
     seconds: float
     share: float
 
@@ -258,9 +247,6 @@ class Report(Struct, kw_only=True):
 
 
 NODE_STATES = ("succeeded", "failed", "stopped", "error", "standby")
-KINDS = (
-    "useful", "repeated", "warm-up", "detect", "stop", "regroup", "start", "gather", "end",
-)  # fmt: skip
 
 
 def describe(nodes: Sequence[NodeRun], skipped_jobs: int = 0) -> Report:
@@ -288,15 +274,18 @@ class _Axis:
         if node.run.boot and node.run.boot == first.run.boot:
             return first.wall(node.run.at) - node.run.wall, 0.0
         common = [
-            first.wall(first.generations[number].started.at) - node.wall(one.started.at)
+            first.wall(known.started_at or 0.0) - node.wall(one.started_at or 0.0)
             for number, one in node.generations.items()
-            if number in first.generations
-            and one.started.fence == first.generations[number].started.fence > 0
+            if (known := first.generations.get(number)) and one.fence == known.fence > 0
         ]
         if not common:
             return 0.0, None
         shift = statistics.median(common)
         return shift, -shift
+
+    def offset(self, node: NodeRun) -> float:
+        """Return what to add to a node's monotonic clock."""
+        return node.run.wall - node.run.at + self._shifts[id(node)] - self.zero
 
     def of(self, node: NodeRun, at: float) -> float:
         """Return a time of a node's monotonic clock on the axis."""
@@ -312,22 +301,9 @@ class _Merged:
     def __init__(self, number: int, axis: _Axis, nodes: Sequence[NodeRun]) -> None:
         self.number = number
         self.axis = axis
-        self.parts = [(node, node.generations[number]) for node in nodes]
-        self.started = max(axis.of(node, part.started.at) for node, part in self.parts)
-        self.restarts = max(part.started.restarts for _, part in self.parts)
-        self.size = max(part.started.nodes or 0 for _, part in self.parts)
-        ready = [axis.of(node, part.ready_at) for node, part in self.parts if part.ready_at]
-        self.ready = max(ready) if ready else None
-        # Nodes whose workers are done wait for the others'; any other reason to stop is all nodes'.
-        done = StopReason.SUCCEEDED.value
-        stops = [(part.stopping, node) for node, part in self.parts if part.stopping]
-        early = [axis.of(node, one.at) for one, node in stops if one.reason != done]
-        late = [axis.of(node, one.at) for one, node in stops if one.reason == done]
-        self.stopping = min(early) if early else max(late, default=None)
-        self.stopped = max(
-            (axis.of(node, part.stopped.at) for node, part in self.parts if part.stopped),
-            default=None,
-        )
+        self.nodes = nodes
+        self.parts = [(node, node.details[number]) for node in nodes]
+        self.history = merge([self.part(node) for node in nodes])
         self.samples: dict[int, list[tuple[float, int]]] = {}
         self.node_of: dict[int, str] = {}
         self.exits = {
@@ -338,12 +314,21 @@ class _Merged:
                 self.node_of[rank] = node.run.node
             for rank, found in part.samples.items():
                 self.samples[rank] = [(axis.of(node, at), step) for at, step in found]
-        firsts = [found[0][0] for found in self.samples.values()]
-        self.first_step_at = max(firsts) if firsts else None
-        lasts = [found[-1][0] for found in self.samples.values()]
-        self.last_step_at = max(lasts) if lasts else None
-        self.first_step = min((found[0][1] for found in self.samples.values()), default=None)
-        self.last_step = max((found[-1][1] for found in self.samples.values()), default=None)
+
+    def part(self, node: NodeRun) -> history.Generation:
+        """Return the generation as a node saw it."""
+        return node.generations[self.number].shifted(self.axis.offset(node))
+
+    @property
+    def lost(self) -> list[NodeRun]:
+        """The nodes whose record ends in this generation."""
+        return [
+            node
+            for node, part in self.parts
+            if node.end is None
+            and node.generations[self.number].stopped_at is None
+            and part is node.last
+        ]
 
     def failures(self) -> list[tuple[NodeRun, FailedWorker]]:
         found = [(node, one) for node, part in self.parts for one in part.failures]
@@ -352,42 +337,6 @@ class _Merged:
 
     def happened(self, node: NodeRun, one: FailedWorker) -> float:
         return self.axis.of_wall(node, one.wall)
-
-    def reasons(self) -> list[records.Stopping]:
-        """Return why nodes stopped, those that decided it themselves first."""
-        found = [part.stopping for _, part in self.parts if part.stopping]
-        told = (StopReason.COORDINATOR.value, StopReason.SUCCEEDED.value)
-        return sorted(found, key=lambda one: (one.reason in told, one.at))
-
-    @cached_property
-    def goes_back(self) -> bool:
-        """Whether the steps of a worker are not in order, so that equal ones are not the same."""
-        return any(
-            later[1] < earlier[1]
-            for found in self.samples.values()
-            for earlier, later in pairwise(found)
-        )
-
-    @cached_property
-    def usual_step_s(self) -> float:
-        times = [
-            (found[-1][0] - found[0][0]) / (found[-1][1] - found[0][1])
-            for found in self.samples.values()
-            if found[-1][1] > found[0][1]
-        ]
-        return statistics.median(times) if times else 0.0
-
-    def time_of_step(self, step: int) -> float | None:
-        """Return when the first worker had made a step; between samples, by their rate."""
-        times = []
-        for found in self.samples.values():
-            at = bisect_right(found, step, key=lambda sample: sample[1])
-            if at == 0:
-                return found[0][0]
-            if at < len(found):
-                (from_s, low), (to_s, high) = found[at - 1], found[at]
-                times.append(from_s + (to_s - from_s) * (step - low) / max(1, high - low))
-        return min(times, default=None)
 
 
 class _Description:
@@ -403,16 +352,20 @@ class _Description:
             _Merged(number, self.axis, [node for node in nodes if number in node.generations])
             for number in numbers
         ]
-        self.uses_steps = any(one.samples for one in self.merged)
-        self.first_later: dict[int, int | None] = {}  # The first step of any later generation.
-        first: int | None = None
-        for one in reversed(self.merged):
-            self.first_later[one.number] = first
-            if one.first_step is not None:
-                first = one.first_step if first is None else min(first, one.first_step)
+        for one, following in pairwise([*self.merged, None]):
+            assert one is not None
+            is_smaller = (
+                following is not None
+                and following.history.restarts == one.history.restarts
+                and following.history.nodes < one.history.nodes > len(one.nodes)
+            )  # No record of the missing node is here.
+            one.history.is_lost = bool(one.lost) or is_smaller
+        self.uses_steps = any(one.history.has_steps for one in self.merged)
         self.end_s = max(self._end_of(node) for node in nodes)
-        self.spans: list[Span] = []
-        self.generations: list[Generation] = []
+        self.spans = spans_of(
+            [one.history for one in self.merged], 0.0, self.end_s, by_steps=self.uses_steps
+        )
+        self.generations = [self._generation(at) for at in range(len(self.merged))]
         self.texts_left = TEXTS_CHARS_MAX
 
     def _end_of(self, node: NodeRun) -> float:
@@ -422,31 +375,25 @@ class _Description:
         return end
 
     def report(self) -> Report:
-        for at in range(len(self.merged)):
-            self._add_generation(at)
-        begun = self.spans[-1].to_s if self.spans else 0.0
-        self._add_span("end" if self.merged else "gather", begun, self.end_s, None)
         run = self.axis.first.run
         costs = self._costs()
-        useful = sum(span.to_s - span.from_s for span in self.spans if span.kind == "useful")
         outcome = self._outcome()
         failures = self._failures()
         self._note_what_is_missing(outcome)
-        last = self.merged[-1].parts[0][1].started if self.merged else None
-        node_spans = [self._node_span(one, node) for one in self.merged for node, _ in one.parts]
+        node_spans = [self._node_span(one, node) for one in self.merged for node in one.nodes]
         return Report(
             run_id=run.run_id,
             program=run.program,
             outcome=outcome,
             began=_iso(self.axis.zero),
             duration_s=_round(self.end_s),
-            goodput=_round(useful / self.end_s) if self.end_s > 0 else 0.0,
+            goodput=_round(useful_s(self.spans) / self.end_s) if self.end_s > 0 else 0.0,
             measure="progress" if self.uses_steps else "running",
-            restarts=max((one.restarts for one in self.merged), default=0),
+            restarts=max((one.restarts for one in self.generations), default=0),
             max_restarts=run.max_restarts,
-            world_size=last.world_size if last else 0,
+            world_size=self.generations[-1].world_size if self.generations else 0,
             costs=costs,
-            spans=_ends_of(self.spans, GENERATIONS_SHOWN * 8),
+            spans=[_span(one) for one in _ends_of(self.spans, GENERATIONS_SHOWN * 8)],
             generations=_ends_of(self.generations, GENERATIONS_SHOWN),
             nodes=[self._node(node) for node in self.nodes[:NODES_SHOWN]],
             node_spans=_ends_of(node_spans, GENERATIONS_SHOWN * 100),
@@ -459,166 +406,89 @@ class _Description:
 
     # Generations and spans.
 
-    def _add_generation(self, at: int) -> None:
-        one = self.merged[at]
+    def _generation(self, at: int) -> Generation:
+        merged = self.merged[at]
+        one = merged.history
         following = self.merged[at + 1] if at + 1 < len(self.merged) else None
-        begun = self.spans[-1].to_s if self.spans else 0.0
-        last = self._last_sign(one, following)
-        stop = min(last, one.stopping) if one.stopping is not None else last
-        good_end = self._good_end(one, stop)
-        marks = [
-            ("gather" if at == 0 else "regroup", one.ready),
-            ("start", one.started),
-            ("warm-up", one.first_step_at if self.uses_steps else None),
-            ("useful", good_end),
-            ("detect", stop),
-            ("stop", one.stopped if one.stopped is not None else last),
-        ]
-        if self.uses_steps and one.first_step_at is None:
-            marks[3] = ("warm-up", good_end)  # No step was ever made.
-        took = dict.fromkeys(KINDS, 0.0)
-        for kind, mark in marks:
-            end = max(begun, min(mark if mark is not None else begun, self.end_s))
-            took[kind] += end - begun
-            if kind == "useful":
-                took["repeated"] = self._add_useful(one, begun, end)
-            else:
-                self._add_span(kind, begun, end, one.number)
-            begun = end
-        kind, reason = self._end_of_generation(one, following)
-        is_last = one.stopping is None and following is None
-        self.generations.append(
-            Generation(
-                number=one.number,
-                started_s=_round(one.started),
-                ended_s=_round(begun),
-                nodes=[node.run.node for node, _ in one.parts][:NODES_SHOWN],
-                world_size=max(part.started.world_size for _, part in one.parts),
-                restarts=one.restarts,
-                why=_first_line(next((p.started.why for _, p in one.parts if p.started.why), "")),
-                end=kind,
-                end_reason=reason,
-                detect_s=None if is_last or kind == "lost" else _round(took["detect"]),
-                stop_s=None if one.stopped is None else _round(took["stop"]),
-                regroup_s=_round(took["gather" if at == 0 else "regroup"]),
-                start_s=_round(took["start"]),
-                first_step_s=_round(took["warm-up"]) if one.first_step_at is not None else None,
-                useful_s=_round(took["useful"] - took["repeated"]),
-                repeated_s=_round(took["repeated"]),
-                first_step=one.first_step,
-                last_step=one.last_step,
-            )
+        spans = [span for span in self.spans if span.generation == one.number]
+        end, end_reason = self._end_of_generation(merged, following)
+
+        def stage_s(stage: Stage) -> float | None:
+            return _rounded(one.stages.get(stage))
+
+        def spent_s(stage: Stage) -> float:
+            return _round(sum(span.end - span.begin for span in spans if span.stage is stage))
+
+        return Generation(
+            number=one.number,
+            started_s=_round(one.started_at or 0.0),
+            ended_s=_round(spans[-1].end if spans else one.started_at or 0.0),
+            nodes=[node.run.node for node in merged.nodes][:NODES_SHOWN],
+            world_size=one.world_size,
+            restarts=one.restarts,
+            why=_first_line(one.why),
+            end=end,
+            end_reason=end_reason,
+            detect_s=stage_s(Stage.DETECT),
+            stop_s=stage_s(Stage.STOP),
+            regroup_s=stage_s(Stage.REGROUP),
+            start_s=stage_s(Stage.START),
+            warmup_s=stage_s(Stage.WARMUP),
+            useful_s=spent_s(Stage.USEFUL),
+            repeated_s=spent_s(Stage.REPEATED),
+            first_step=one.first_step,
+            last_step=one.last_step,
         )
-
-    def _last_sign(self, one: _Merged, following: _Merged | None) -> float:
-        """Return when a generation was over, at the latest."""
-        if one.stopped is not None:
-            return one.stopped
-        if following is not None:
-            return following.ready if following.ready is not None else following.started
-        return self.end_s
-
-    def _good_end(self, one: _Merged, stop: float) -> float:
-        """Return until when all was well."""
-        causes = [item for item in one.failures() if not item[1].consequence]
-        good = min([stop, *(max(one.started, one.happened(*item)) for item in causes)])
-        unhealthy = any(reason.detail for reason in one.reasons())
-        if one.last_step_at is None or not (causes or unhealthy or self._lost_in(one)):
-            return good
-        # Whoever failed may have hung before; of all others, nobody knows whom they waited for.
-        lasts = [one.samples[item.rank][-1][0] for _, item in causes if item.rank in one.samples]
-        last = min(lasts, default=one.last_step_at)
-        return last if good - last > max(STALL_STEPS * one.usual_step_s, STALL_S) else good
-
-    def _add_useful(self, one: _Merged, begun: float, end: float) -> float:
-        """Add what was of use, and return the seconds of what a later generation repeated."""
-        again = self.first_later[one.number]
-        if again is None or one.last_step is None or one.goes_back or again > one.last_step:
-            self._add_span("useful", begun, end, one.number)
-            return 0.0
-        kept = one.time_of_step(again - 1)
-        middle = end if kept is None else min(end, max(begun, kept))
-        if one.first_step is not None and again <= one.first_step:
-            middle = begun
-        self._add_span("useful", begun, middle, one.number)
-        self._add_span("repeated", middle, end, one.number)
-        return end - middle
-
-    def _add_span(self, kind: str, begun: float, end: float, number: int | None) -> None:
-        if end > begun:
-            self.spans.append(
-                Span(kind=kind, from_s=_round(begun), to_s=_round(end), generation=number)
-            )
 
     def _end_of_generation(self, one: _Merged, following: _Merged | None) -> tuple[str, str]:
         """Return how a generation ended, and why, in words."""
+        end, reason = end_of(one.history, following.history if following is not None else None)
         causes = [(node, failed) for node, failed in one.failures() if not failed.consequence]
-        reasons = one.reasons()
-        said = reasons[0].reason if reasons else ""
-        detail = next((reason.detail for reason in reasons if reason.detail), "")
-        why = ""
-        if following is not None:
-            why = next((part.started.why for _, part in following.parts if part.started.why), "")
-        if said == StopReason.SIGNAL.value:
-            return "stopped", said
+        if end == "stopped":
+            return end, reason
         if causes:
             node, first = causes[0]
             return "failed", _summary(node.run.host, first)
-        if detail:
-            return "failed", _first_line(detail)
-        lost = self._lost_in(one)
-        if lost and following is not None:
-            return "lost", _first_line(why or f"node {lost[0].run.node} was lost")
-        ends = {node.end.state for node, _ in one.parts if node.end is not None}
-        if following is None and "succeeded" in ends and "failed" not in ends:
-            return "succeeded", said or StopReason.SUCCEEDED.value
         if following is not None:
-            kind = "regrouped"
-            if following.restarts > one.restarts:
-                kind = "failed"
-            elif (
-                following.size < one.size > len(one.parts)
-            ):  # Of who is missing, no record is here.
-                kind = "lost"
-            return kind, _first_line(why or said or "another generation was started")
+            if end == "lost" and one.lost and not following.history.why:
+                reason = f"node {one.lost[0].run.node} was lost"
+            return end, _first_line(reason)
+        ends = {node.end.state for node in one.nodes if node.end is not None}
+        if "succeeded" in ends and "failed" not in ends:
+            return "succeeded", one.history.reason or StopReason.SUCCEEDED.value
         final = self._final()
-        if final is not None and said:
+        if final is not None and one.history.reason:
             return "failed", _summary(final.first.host, final.first)
-        return ("failed", said) if said else ("unknown", "no end is recorded")
-
-    def _lost_in(self, one: _Merged) -> list[NodeRun]:
-        """Return the nodes whose record ends in a generation."""
-        return [
-            node
-            for node, part in one.parts
-            if node.end is None and part.stopped is None and part is node.last_generation
-        ]
+        return end, _first_line(reason)
 
     def _node_span(self, one: _Merged, node: NodeRun) -> NodeSpan:
-        part = node.generations[one.number]
-        begun = self.axis.of(node, part.started.at)
+        part = one.part(node)
+        begun = part.started_at or 0.0
         end = self._end_of(node)
-        if part.stopped is not None:
-            end = self.axis.of(node, part.stopped.at)
-        elif part is not node.last_generation:
-            later = min(number for number in node.generations if number > one.number)
-            end = self.axis.of(node, node.generations[later].started.at)
+        later = [number for number in node.generations if number > one.number]
+        if part.stopped_at is not None:
+            end = part.stopped_at
+        elif later:
+            following = node.generations[min(later)]
+            end = self.axis.of(node, following.started_at or 0.0)
         elif one is not self.merged[-1]:
             # The record ends: it may have run until the others noticed.
-            end = max(end, one.stopping if one.stopping is not None else end)
-        name = node.run.node
+            end = max(end, one.history.stopping_at or end)
         return NodeSpan(
-            node=name, generation=one.number, from_s=_round(begun), to_s=_round(max(begun, end))
+            node=node.run.node,
+            generation=one.number,
+            from_s=_round(begun),
+            to_s=_round(max(begun, end)),
         )
 
     def _costs(self) -> list[Cost]:
-        seconds = dict.fromkeys(KINDS, 0.0)
+        seconds = dict.fromkeys(Stage, 0.0)
         for span in self.spans:
-            seconds[span.kind] += span.to_s - span.from_s
+            seconds[span.stage] += span.end - span.begin
         whole = self.end_s or 1.0
         return [
-            Cost(kind=kind, seconds=_round(took), share=_round(took / whole))
-            for kind, took in seconds.items()
+            Cost(stage=stage, seconds=_round(took), share=_round(took / whole))
+            for stage, took in seconds.items()
         ]
 
     # The end of the job.
@@ -731,7 +601,7 @@ class _Description:
         elif node.end is not None:
             state = node.end.state if node.end.state in NODE_STATES else "ended"
             reason = _error_line(node.end.error)
-        last = node.last_generation
+        last = node.last
         return Node(
             name=node.run.node,
             host=node.run.host,
@@ -761,7 +631,7 @@ class _Description:
 
     def _note_what_is_missing(self, outcome: Outcome) -> None:
         notes = self.notes
-        expected = max((one.size for one in self.merged), default=0)
+        expected = max((one.history.nodes for one in self.merged), default=0)
         there = max((len(one.parts) for one in self.merged), default=0)
         if expected > there:
             notes.append(
@@ -789,7 +659,7 @@ class _Description:
             notes.append(f"{unreadable} lines of the timelines could not be read.")
         if any(node.is_cut for node in self.nodes):
             notes.append("A timeline was too long: its middle was left out.")
-        if any(one.goes_back for one in self.merged):
+        if any(one.history.goes_back for one in self.merged):
             notes.append(
                 "Step numbers go back within a generation, so they do not say what was "
                 "repeated after a restart."
@@ -862,9 +732,9 @@ class _Description:
                 if steps[at] is None:
                     steps[at] = steps[at - 1]
             # It may hang, or only not be done with the next step: to be judged by the usual time of one.
-            over = one.exits.get(rank, one.stopping if one.stopping is not None else self.end_s)
+            over = one.exits.get(rank, one.history.stopping_at or self.end_s)
             quiet = over - found[-1][0]
-            if quiet > max(STALL_STEPS * one.usual_step_s, QUIET_S, width):
+            if quiet > max(STALL_STEPS * one.history.step_s, QUIET_S, width):
                 _spread(made, ran, found[-1][0], over, 0.0, width)
                 for at in range(last + 1, min(BUCKETS, int(over / width) + 1)):
                     steps[at] = steps[at - 1]
@@ -898,8 +768,14 @@ class _Description:
         return summaries
 
 
+def _span(one: history.Span) -> Span:
+    return Span(
+        stage=one.stage, from_s=_round(one.begin), to_s=_round(one.end), generation=one.generation
+    )
+
+
 def _place_of(node: NodeRun) -> tuple[float, float]:
-    last = node.last_generation
+    last = node.last
     rank = last.started.node_rank if last is not None else None
     return (float("inf") if rank is None else rank, node.run.wall)
 

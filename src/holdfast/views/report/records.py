@@ -16,11 +16,17 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from holdfast.control.history import History
+from holdfast.core.supervision import StopReason
 from holdfast.errors import UsageError
+from holdfast.observe import lifecycle
 from holdfast.observe.timeline import boot_id, born
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from holdfast.control.history import Generation
+    from holdfast.observe.lifecycle import LifecycleEvent
 
 FILE_BYTES_MAX = 32 << 20
 """Of a longer file its beginning (`HEAD_BYTES`) and its end are read, this much in all."""
@@ -46,6 +52,7 @@ DEPTH_MAX = 2
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Rank = Annotated[int, Meta(ge=0, lt=10_000_000)]
 Number = Annotated[int, Meta(ge=-1, lt=1 << 62)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Step = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Name = Annotated[str, Meta(max_length=4096)]
 
@@ -72,11 +79,31 @@ class Run(Struct, tag_field="kind", tag="run"):
     system: Name = ""
     cpus: Number = 0
 
+    def event(self) -> LifecycleEvent:
+        return lifecycle.RunStarted(
+            self.at, self.wall, self.run_id, self.role, self.backend, "", self.local_world_size,
+            self.max_restarts, self.program, self.node,
+        )  # fmt: skip
+
+
+class Standby(Struct, tag_field="kind", tag="standby"):
+    """The node has become a standby, or is none any more."""
+
+    at: Seconds
+    is_standby: bool = False
+
+    def event(self, _node: NodeRun) -> LifecycleEvent:
+        return lifecycle.StandbyChanged(self.at, self.is_standby)
+
 
 class Rendezvous(Struct, tag_field="kind", tag="rendezvous"):
     """A rendezvous has ended."""
 
     at: Seconds
+    failed: bool = False
+
+    def event(self, _node: NodeRun) -> LifecycleEvent:
+        return lifecycle.RendezvousEnded(self.at, 0.0, 0.0, None, None, "failed" * self.failed)
 
 
 class Started(Struct, tag_field="kind", tag="generation"):
@@ -84,14 +111,33 @@ class Started(Struct, tag_field="kind", tag="generation"):
 
     at: Seconds
     generation: Number
-    restarts: Number = 0
+    restarts: Count = 0
     node_rank: Rank | None = None
     nodes: Rank | None = None
     world_size: Rank = 0
-    fence: Number = 0
+    fence: Count = 0
     why: str = ""
     logs: Name = ""
     workers: list[tuple[Rank, Rank, Number]] = []
+
+    def event(self, node: NodeRun) -> LifecycleEvent:
+        workers = tuple(node.worker(self, rank) for rank, _, _ in self.workers)
+        return lifecycle.GenerationStarted(
+            self.at, node.wall(self.at), 0.0, self.generation, self.restarts, self.node_rank,
+            self.nodes, workers, self.world_size, self.fence, self.why, self.logs,
+        )  # fmt: skip
+
+
+class Heartbeat(Struct, tag_field="kind", tag="heartbeat"):
+    """A worker has sent its first heartbeat."""
+
+    at: Seconds
+    generation: Number
+    rank: Rank
+
+    def event(self, node: NodeRun) -> LifecycleEvent:
+        worker = node.worker(node.details[self.generation].started, self.rank)
+        return lifecycle.FirstHeartbeat(self.at, self.generation, worker)
 
 
 class Progress(Struct, tag_field="kind", tag="progress"):
@@ -101,14 +147,23 @@ class Progress(Struct, tag_field="kind", tag="progress"):
     generation: Number
     steps: list[tuple[Rank, Step, Seconds]] = []
 
+    def event(self, _node: NodeRun) -> LifecycleEvent:
+        return lifecycle.ProgressSampled(self.at, self.generation, tuple(self.steps))
+
 
 class Exit(Struct, tag_field="kind", tag="exit"):
-    """A worker has ended."""
+    """A worker has exited."""
 
     at: Seconds
     generation: Number
     rank: Rank
     failed: bool
+
+    def event(self, node: NodeRun) -> LifecycleEvent:
+        worker = node.worker(node.details[self.generation].started, self.rank)
+        return lifecycle.WorkerEnded(
+            self.at, node.wall(self.at), self.generation, worker, self.failed
+        )
 
 
 class Stopping(Struct, tag_field="kind", tag="stopping"):
@@ -118,6 +173,10 @@ class Stopping(Struct, tag_field="kind", tag="stopping"):
     generation: Number
     reason: Name = ""
     detail: str = ""
+
+    def event(self, _node: NodeRun) -> LifecycleEvent:
+        reason = next((one for one in StopReason if one.value == self.reason), StopReason.SIGNAL)
+        return lifecycle.GenerationStopping(self.at, self.generation, reason, self.detail)
 
 
 class FailedWorker(Struct):
@@ -135,12 +194,21 @@ class FailedWorker(Struct):
     traceback: str = ""
     stderr_tail: str = ""
 
+    def failure(self) -> lifecycle.WorkerFailure:
+        return lifecycle.WorkerFailure(
+            self.rank, self.local_rank, self.pid, self.exitcode, self.wall, self.consequence,
+            self.ending, self.detail, self.message, self.traceback, self.stderr_tail,
+        )  # fmt: skip
+
 
 class Stopped(Struct, tag_field="kind", tag="stopped"):
-    """No worker of a generation is left on this node."""
+    """All workers of a generation on this node have exited."""
 
     at: Seconds
     generation: Number
+
+    def event(self, _node: NodeRun) -> LifecycleEvent:
+        return lifecycle.GenerationStopped(self.at, self.generation)
 
 
 class Failures(Struct, tag_field="kind", tag="failures"):
@@ -150,6 +218,20 @@ class Failures(Struct, tag_field="kind", tag="failures"):
     generation: Number
     failures: list[FailedWorker] = []
 
+    def event(self, _node: NodeRun) -> LifecycleEvent:
+        failures = tuple(one.failure() for one in self.failures[:FAILURES_MAX])
+        return lifecycle.WorkersFailed(self.at, self.generation, failures)
+
+
+class Requested(Struct, tag_field="kind", tag="request"):
+    """A request of an operator was granted."""
+
+    at: Seconds
+    what: str = ""
+
+    def event(self, node: NodeRun) -> LifecycleEvent:
+        return lifecycle.Requested(self.at, node.wall(self.at), "", self.what)
+
 
 class End(Struct, tag_field="kind", tag="end"):
     """A run has ended on a node."""
@@ -158,8 +240,18 @@ class End(Struct, tag_field="kind", tag="end"):
     state: Name = ""
     error: str = ""
 
+    def event(self, node: NodeRun) -> LifecycleEvent:
+        took_s = self.at - node.run.at
+        wall, restarts = node.wall(self.at), node.run.max_restarts
+        return lifecycle.RunEnded(
+            self.at, wall, took_s, self.state, 0, 0, restarts, None, None, error=self.error
+        )
 
-Line = Run | Rendezvous | Started | Progress | Exit | Stopping | Stopped | Failures | End
+
+Line = (
+    Run | Standby | Rendezvous | Started | Heartbeat | Progress | Exit | Stopping | Stopped
+    | Failures | Requested | End
+)  # fmt: skip
 _decode = msgspec.json.Decoder(Line).decode
 
 
@@ -176,25 +268,14 @@ class FinalReport(Struct):
     exit_status: int = 0
 
 
-class Generation:
-    """One generation on one node."""
+class Details:
+    """What a report shows of a generation on a node besides its history."""
 
-    def __init__(self, started: Started, samples_max: int = SAMPLES_MAX) -> None:
+    def __init__(self, started: Started) -> None:
         self.started = started
-        self._samples_max = samples_max
-        self.ready_at: float | None = None  # When the rendezvous before it ended.
         self.samples: dict[int, list[tuple[float, int]]] = {}
         self.exits: list[Exit] = []
-        self.stopping: Stopping | None = None
-        self.stopped: Stopped | None = None
         self.failures: list[FailedWorker] = []
-
-    def add_step(self, rank: int, step: int, at: float) -> None:
-        known = self.samples.setdefault(rank, [])
-        if not known or known[-1] != (at, step):
-            known.append((at, step))
-        if len(known) > self._samples_max:
-            del known[1:-1:2]
 
 
 class NodeRun:
@@ -205,7 +286,10 @@ class NodeRun:
         self.folder = folder
         ranks = max(1, nodes * run.local_world_size)
         self._samples_max = max(SAMPLES_MIN, min(SAMPLES_MAX, SAMPLES_IN_ALL // ranks))
-        self.generations: dict[int, Generation] = {}
+        self.history = History(generations_max=GENERATIONS_MAX)
+        self.history.add(run.event())
+        self.details: dict[int, Details] = {}
+        """By generation, as in the history."""
         self.end: End | None = None
         self.last_at = run.at
         self.unreadable = 0
@@ -215,49 +299,59 @@ class NodeRun:
         self.final: FinalReport | None = None
         self.tails: dict[tuple[int, str], str] = {}
         """By rank and stream, the end of what workers of the last generation wrote."""
-        self._ready_at: float | None = None
 
     def wall(self, at: float) -> float:
         """Return a time of the monotonic clock as time of day on this host."""
         return self.run.wall + (at - self.run.at)
 
     @property
-    def last_generation(self) -> Generation | None:
-        return self.generations[max(self.generations)] if self.generations else None
+    def generations(self) -> dict[int, Generation]:
+        return self.history.generations
+
+    @property
+    def last(self) -> Details | None:
+        """The last generation."""
+        return self.details[max(self.details)] if self.details else None
+
+    def worker(self, started: Started, rank: int) -> lifecycle.WorkerInfo:
+        """Return a worker of a generation."""
+        found = ((local, pid) for known, local, pid in started.workers if known == rank)
+        local_rank, pid = next(found, (-1, 0))
+        return lifecycle.WorkerInfo(local_rank, rank, rank, started.world_size, pid)
 
     def add(self, line: Line) -> None:
-        """Take in a line; those of a generation that is not known are left out."""
+        """Add a line; those of a generation whose start is not recorded are left out."""
+        assert not isinstance(line, Run)
         self.last_at = max(self.last_at, line.at)
         match line:
-            case Rendezvous():
-                self._ready_at = line.at
             case Started():
-                known = self.generations.get(line.generation)
-                repeated = known is not None and known.started.at == line.at
-                if not repeated and len(self.generations) < GENERATIONS_MAX:
-                    new = self.generations[line.generation] = Generation(line, self._samples_max)
-                    new.ready_at, self._ready_at = self._ready_at, None
+                known = self.details.get(line.generation)
+                is_again = known is not None and known.started.at == line.at
+                if is_again or len(self.details) >= GENERATIONS_MAX:
+                    return
+                self.details[line.generation] = Details(line)
             case End():
                 self.end = line
-            case Progress() | Exit() | Stopping() | Stopped() | Failures():
-                generation = self.generations.get(line.generation)
-                if generation is not None:
-                    _add_to(generation, line)
+            case Heartbeat() | Progress() | Exit() | Stopping() | Stopped() | Failures():
+                details = self.details.get(line.generation)
+                if details is None:
+                    return
+                self._add_details(details, line)
+        self.history.add(line.event(self))
 
-
-def _add_to(one: Generation, line: Progress | Exit | Stopping | Stopped | Failures) -> None:
-    match line:
-        case Progress():
-            for rank, step, at in line.steps:
-                one.add_step(rank, step, at)
-        case Exit():
-            one.exits.append(line)
-        case Stopping():
-            one.stopping = one.stopping or line
-        case Stopped():
-            one.stopped = line
-        case Failures():
-            one.failures = line.failures[:FAILURES_MAX]
+    def _add_details(self, details: Details, line: Line) -> None:
+        match line:
+            case Progress():
+                for rank, step, at in line.steps:
+                    known = details.samples.setdefault(rank, [])
+                    if not known or known[-1] != (at, step):
+                        known.append((at, step))
+                    if len(known) > self._samples_max:
+                        del known[1:-1:2]
+            case Exit():
+                details.exits.append(line)
+            case Failures():
+                details.failures = line.failures[:FAILURES_MAX]
 
 
 def parse(lines: Iterable[bytes], folder: str = "", nodes: int = 1) -> list[NodeRun]:
@@ -338,7 +432,7 @@ def look_around(run: NodeRun) -> None:
     """
     run.final = _final_report(os.path.join(run.folder, "failure.json"))
     run.is_alive = run.end is None and _is_alive(run.run)
-    last = run.last_generation
+    last = run.last
     if run.end is not None or last is None:
         return
     if not ATTEMPT.fullmatch(last.started.logs):
@@ -439,8 +533,8 @@ def jobs_in(runs: Sequence[NodeRun]) -> list[list[NodeRun]]:
     first: dict[tuple[str, int, int], int] = {}
     for at, run in enumerate(runs):
         for number, one in run.generations.items():
-            if one.started.fence > 0:
-                key = (run.run.run_id, number, one.started.fence)
+            if one.fence > 0:
+                key = (run.run.run_id, number, one.fence)
                 leader[_last(leader, at)] = _last(leader, first.setdefault(key, at))
     fenceless = [at for at, run in enumerate(runs) if not _has_fence(run)]
     by_id: dict[str, list[int]] = {}
@@ -467,7 +561,7 @@ def _last(leader: list[int], at: int) -> int:
 
 
 def _has_fence(run: NodeRun) -> bool:
-    return any(one.started.fence > 0 for one in run.generations.values())
+    return any(one.fence > 0 for one in run.generations.values())
 
 
 def _overlap(one: NodeRun, other: NodeRun) -> bool:

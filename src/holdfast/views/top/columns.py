@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 
-from holdfast.control.live_job import STAGES
+from holdfast.control.history import RESTART_STAGES, Stage
 from holdfast.views.tables import duration
 from holdfast.views.top.table import Cell, Column
 
@@ -144,7 +144,7 @@ NODES = (
 )  # fmt: skip
 
 
-def _stage(name: str) -> Callable[[Any, int], list[Cell]]:
+def _stage(name: Stage) -> Callable[[Any, int], list[Cell]]:
     def cells(row: GenerationRow, _width: int) -> list[Cell]:
         seconds = row.stages.get(name)
         return [(duration(seconds), "dim" if seconds is None else "")]
@@ -159,11 +159,11 @@ def _bar(row: GenerationRow, width: int) -> list[Cell]:
         return [("", "")]
     cells: list[Cell] = []
     drawn, passed = 0, 0.0
-    for name in STAGES:
+    for name in RESTART_STAGES:
         passed += row.stages.get(name, 0.0)
         upto = round(width * passed / total)
         if upto > drawn:
-            cells.append((BAR * (upto - drawn), f"stage-{name.partition(' ')[0]}"))
+            cells.append((BAR * (upto - drawn), f"stage-{name}"))
             drawn = upto
     return cells
 
@@ -179,11 +179,11 @@ TIMELINE = (
     Column("RAN", 6, _plain(lambda row: duration(row.ran_s)), right=True),
     Column("RANKS", 6, _plain(lambda row: str(row.world_size or "-"), "dim"), right=True,
            from_width=110),
-    Column("DETECT", 6, _stage("detect"), right=True, kind="stage-detect"),
-    Column("STOP", 6, _stage("stop"), right=True, kind="stage-stop"),
-    Column("REGROUP", 7, _stage("regroup"), right=True, kind="stage-regroup"),
-    Column("START", 6, _stage("start"), right=True, kind="stage-start"),
-    Column("1ST STEP", 8, _stage("first step"), right=True, kind="stage-first"),
+    Column("DETECT", 6, _stage(Stage.DETECT), right=True, kind="stage-detect"),
+    Column("STOP", 6, _stage(Stage.STOP), right=True, kind="stage-stop"),
+    Column("REGROUP", 7, _stage(Stage.REGROUP), right=True, kind="stage-regroup"),
+    Column("START", 6, _stage(Stage.START), right=True, kind="stage-start"),
+    Column("WARMUP", 6, _stage(Stage.WARMUP), right=True, kind="stage-warmup"),
     Column("DOWN", 6, _plain(lambda row: duration(row.down_s or None)), right=True, from_width=110),
     Column("WHERE IT WENT", 16, _bar, flex=1, from_width=110),
     Column("ENDED BY", 12, _ended, flex=3),
@@ -215,6 +215,7 @@ def head(job: LiveJob, width: int, now: float) -> list[list[Cell]]:
     if not one.run_id:
         return [[("holdfast top", "accent")], [], [(job.problem, "warn")]]
     goodput = "-" if one.goodput is None else f"{100 * one.goodput:.1f} %"
+    goodput = f"≤{goodput}" if one.goodput is not None and one.goodput_is_upper_bound else goodput
     spares = one.present - one.members
     first = [
         [("generation " if width >= 100 else "gen ", "dim"), (f"{one.generation}", "")],
@@ -323,7 +324,7 @@ def node_in_full(row: NodeRow) -> str:
 def generation_in_full(row: GenerationRow) -> str:
     """Return all that is known of a generation."""
     stages = ", ".join(
-        f"{name} {duration(row.stages[name])}" for name in STAGES if name in row.stages
+        f"{name} {duration(row.stages[name])}" for name in RESTART_STAGES if name in row.stages
     )
     facts = [
         f"generation {row.number}",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Cell = tuple[str, str]
 """A text, and what it is: one of `KINDS`, or nothing."""
 KINDS = ("dim", "good", "warn", "bad", "accent", "head", "cursor", "found", "stage-detect",
-         "stage-stop", "stage-regroup", "stage-start", "stage-first")  # fmt: skip
+         "stage-stop", "stage-regroup", "stage-start", "stage-warmup")  # fmt: skip
 GAP = " "
 LINES_MAX = 20_000
 """Of a text; older ones are forgotten."""
@@ -81,7 +81,7 @@ class Lines(ScrollView, can_focus=True):
         & > .lines--stage-stop { color: $warning; }
         & > .lines--stage-regroup { color: #b48ead; }
         & > .lines--stage-start { color: $primary; }
-        & > .lines--stage-first { color: $success; }
+        & > .lines--stage-warmup { color: $success; }
     }
     """
 

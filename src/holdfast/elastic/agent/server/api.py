@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.agent.agent import ElasticAgent
 from holdfast.agent.spec import (
     DEFAULT_ROLE,
     RunResult,
@@ -12,6 +11,7 @@ from holdfast.agent.spec import (
 )
 from holdfast.agent.worker_state import WorkerState
 from holdfast.elastic._impl.agents import (  # Subclasses of others import the last two as well.
+    ElasticAgent,
     SimpleElasticAgent,
     _get_fq_hostname,
     _RoleInstanceInfo,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.agent.local_agent import (
+from holdfast.agent.assembly import (
     UNINTERRUPTIBLE_ENV as TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT,
 )
 from holdfast.agent.side_services import HEALTH_PORT_ENV as TORCHELASTIC_HEALTH_CHECK_PORT

@@ -1,0 +1,113 @@
+"""Puts an agent together: the machine, workers, membership and services of one `AgentLoop`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from holdfast.agent.lifecycle_reporter import LifecycleReporter
+from holdfast.agent.loop import AgentLoop
+from holdfast.agent.polled_job import PolledJob
+from holdfast.agent.side_services import SideServices
+from holdfast.agent.spec import WorkerGroup
+from holdfast.agent.worker_env import timeout_from_environment
+from holdfast.agent.worker_processes import WorkerProcesses
+from holdfast.core.supervision import Supervision
+from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
+from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
+
+if TYPE_CHECKING:
+    from holdfast.agent.coordinated_job import CoordinatedJob
+    from holdfast.agent.loop import Workers
+    from holdfast.agent.side_services import HealthServer
+    from holdfast.agent.spec import WorkerSpec
+    from holdfast.agent.worker_processes import ProcessSettings
+
+UNINTERRUPTIBLE_ENV = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+
+
+def agent_of(
+    spec: WorkerSpec,
+    settings: ProcessSettings,
+    *,
+    exit_barrier_s: float = EXIT_BARRIER_S,
+    shutdown_s: float = SHUTDOWN_S,
+    health_server: HealthServer | None = None,
+    stuck_limit_s: float | None = None,
+    signals_to_handle: str | None = None,
+) -> AgentLoop:
+    """Return the agent of a node whose workers are processes."""
+    group = WorkerGroup(spec)
+    reporter = LifecycleReporter(group, settings.logs_specs)
+    limit_s = stuck_limit(stuck_limit_s)
+    services = services_of(spec, reporter, health_server, limit_s)
+    workers = WorkerProcesses(group, settings, services.watchdogs)
+    machine, membership = machine_and_membership(
+        group, reporter, workers, exit_barrier_s=exit_barrier_s, stuck_limit_s=limit_s
+    )
+    return AgentLoop(
+        machine,
+        workers,
+        membership,
+        services,
+        group=group,
+        reporter=reporter,
+        shutdown_s=shutdown_s,
+        signals_to_handle=signals_to_handle,
+    )
+
+
+def services_of(
+    spec: WorkerSpec,
+    reporter: LifecycleReporter,
+    health_server: HealthServer | None,
+    stuck_limit_s: float | None,
+) -> SideServices:
+    """Return the side services of an agent."""
+    blocked = None
+    if stuck_limit_s is not None:
+        from holdfast.agent.blocked_workers import BlockedWorkers  # Only where it is used.
+
+        blocked = BlockedWorkers(stuck_limit_s)
+    return SideServices(spec.rdzv_handler.get_run_id(), reporter, health_server, blocked)
+
+
+def machine_and_membership(
+    group: WorkerGroup,
+    reporter: LifecycleReporter,
+    workers: Workers,
+    *,
+    exit_barrier_s: float,
+    stuck_limit_s: float | None,
+) -> tuple[Supervision, CoordinatedJob | PolledJob]:
+    """Return what decides for this node, and how it takes part in the job; for one run."""
+    spec = group.spec
+    handler: object = spec.rdzv_handler
+    if isinstance(handler, CoordinatedRendezvousHandler):
+        from holdfast.agent.coordinated_job import CoordinatedJob  # With all of `msgspec`.
+        from holdfast.core.coordinated_supervision import CoordinatedSupervision
+
+        coordinated = reporter.machine = CoordinatedSupervision(
+            local_world_size=spec.local_world_size,
+            max_restarts=spec.max_restarts,
+            stuck_limit_s=stuck_limit_s,
+            join_timeout_s=handler.join_timeout_s,
+            exit_barrier_s=exit_barrier_s,
+        )
+        coordinated.story.node = handler.node_id
+        job = CoordinatedJob(handler, group, coordinated, reporter, workers.failures_so_far)
+        return coordinated, job
+    machine = reporter.machine = Supervision(
+        local_world_size=spec.local_world_size,
+        max_restarts=spec.max_restarts,
+        stuck_limit_s=stuck_limit_s,
+    )
+    machine.story.node = f"{os.uname().nodename}-{os.getpid()}"
+    return machine, PolledJob(group, machine, reporter, exit_barrier_s=exit_barrier_s)
+
+
+def stuck_limit(given_s: float | None) -> float | None:
+    """Return for how long a worker may be in uninterruptible sleep; None for any time."""
+    if given_s is None:
+        given_s = timeout_from_environment(UNINTERRUPTIBLE_ENV)
+    return given_s if given_s and given_s > 0 else None

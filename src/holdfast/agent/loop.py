@@ -1,0 +1,629 @@
+"""The agent: one loop that runs the workers of a node from the first start to the end.
+
+`AgentLoop` is composed of a machine that decides (`core.supervision`, or
+`core.coordinated_supervision` for a job with a coordinator), the node's workers
+(`agent.worker_processes`), its membership in the job (`agent.coordinated_job` or
+`agent.polled_job`) and its side services (`agent.side_services`). One turn of the loop::
+
+    wait until a descriptor is readable or a deadline passes
+    for each event of the signals, requests, membership, workers and services, in this order:
+        effects = machine.handle(now, event, cause)
+        perform the effects IN ORDER; the outcome of an effect is one more event
+    machine.handle(now, TICK), if the machine's deadline has passed
+
+Only the machine decides. Workers, membership and services report events and perform effects; none
+of them restarts, stops or kills anything by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from holdfast import console
+from holdfast.agent.spec import RunResult, StateText
+from holdfast.agent.worker_processes import StartOrder
+from holdfast.control.control_point import ControlPoint
+from holdfast.core import supervision
+from holdfast.core.machine import TICK, InvalidEvent
+from holdfast.core.supervision import Outcome, State, StopReason
+from holdfast.errors import InternalError, JobStopped
+from holdfast.processes.poll import min_of, wait_for
+from holdfast.processes.signals import (
+    DEFAULT_SIGNALS,
+    SIGNALS_ENV,
+    SignalException,
+    SignalWatch,
+    in_words,
+    parse_signals,
+    signal_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    from holdfast.agent.coordinated_job import CoordinatedJob
+    from holdfast.agent.lifecycle_reporter import LifecycleReporter
+    from holdfast.agent.polled_job import PolledJob
+    from holdfast.agent.side_services import SideServices
+    from holdfast.agent.spec import WorkerGroup
+    from holdfast.core.machine import Effect, Event
+    from holdfast.core.supervision import Supervision
+    from holdfast.membership.interface import Membership
+    from holdfast.observe.lifecycle import Observers
+    from holdfast.processes.failures.failure import ProcessFailure
+    from holdfast.processes.workers.group import PContext
+    from holdfast.processes.workers.pages import Progress
+
+    Busy = Callable[[str], AbstractContextManager[None]]
+
+STORY_STEPS_SHOWN = 20
+NOTICE_CHARS_MAX = 500
+"""Of an exception in a console line; its message may have any length, and the report has more."""
+
+
+class Workers(Protocol):
+    """The workers of one node: `agent.worker_processes`, or hooks of a TorchElastic subclass."""
+
+    blocks: bool
+    """Whether starting, stopping or monitoring may run a user's code, which takes any time."""
+
+    @property
+    def result(self) -> RunResult:
+        """How the workers of the last generation ended."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there are workers, or some are being stopped."""
+
+    def prepare(self) -> None:
+        """Begin what the first start can use, such as importing modules to fork from."""
+
+    def start(self, order: StartOrder, busy: Busy) -> Mapping[int, object]:
+        """Start a generation; return the workers' ids by local rank. `busy` wraps long waits."""
+
+    def begin_stop(
+        self,
+        reason: StopReason | None,
+        signum: int,
+        grace_s: float,
+        *,
+        stuck: Mapping[int, str],
+        node: str,
+        cause: str,
+    ) -> Event | None:
+        """Begin to stop the workers; return the outcome if it is known at once.
+
+        `reason` is None at the end of a run. `stuck` describes workers that cannot react, by local
+        rank. `node` and `cause` are for the story of the stop.
+        """
+
+    def kill(self) -> None:
+        """Shorten a stop: kill at once."""
+
+    def events(self, now: float) -> list[Event]:
+        """Return what happened to the workers."""
+
+    def descriptors(self) -> list[int]:
+        """Return what becomes readable when `events` has something."""
+
+    def next_deadline(self, now: float) -> float | None:
+        """Return when `events` is due at the latest."""
+
+    def failures_so_far(self) -> dict[int, ProcessFailure]:
+        """Return what is known of failed workers by global rank, also while others still run."""
+
+    def settle(self) -> None:
+        """Begin what was put off until the run has lasted for a while."""
+
+    def close(self) -> None:
+        """Release everything at the end of a run."""
+
+    def await_keeper(self) -> None:
+        """Wait until the helper processes of the last run have ended."""
+
+
+class AgentLoop:
+    """One node's part of a job, from `run` to its result."""
+
+    def __init__(
+        self,
+        machine: Supervision,
+        workers: Workers,
+        membership: CoordinatedJob | PolledJob,
+        services: SideServices,
+        *,
+        group: WorkerGroup,
+        reporter: LifecycleReporter,
+        shutdown_s: float,
+        signals_to_handle: str | None = None,
+    ) -> None:
+        """`shutdown_s` is how long workers have to end when they are stopped."""
+        self.machine = machine
+        self.workers = workers
+        self.membership = membership
+        self.services = services
+        self.group = group
+        self.reporter = reporter
+        self.signals = SignalWatch(())
+        self.previous: tuple[int, str] | None = None
+        """World size of the last generation, and why it ended."""
+        self._shutdown_s = shutdown_s
+        self._signals_to_handle = signals_to_handle
+        self._queue: list[tuple[Event, str]] = []  # Each with its cause.
+        self._service_events: list[Event] = []
+        self._stop_step = ""  # The step that stopped the workers, until others are started.
+        self._abandoned = False
+        self._finish: supervision.Finish | None = None
+
+    # The run.
+
+    def run(self, body: Callable[[], RunResult] | None = None) -> RunResult:
+        """Run the workers until they succeeded, or failed for good.
+
+        Raises `SignalException` if a signal ended the run. Whatever happens, the workers are gone
+        when this returns or raises. `body` replaces `supervise` for a subclass of TorchElastic's
+        agents that has a loop of its own.
+        """
+        with self.reporter:
+            self.services.begin(self._settle)
+            try:
+                with self.watched_signals():
+                    self.reporter.run_started()
+                    return self._run_to_end(body or self._supervise_and_report)
+            finally:
+                self.workers.close()
+                self.services.end()
+
+    def watched_signals(self) -> SignalWatch:
+        """Return a context that collects the signals of this agent."""
+        names = self._signals_to_handle
+        if names is None:
+            names = os.environ.get(SIGNALS_ENV, DEFAULT_SIGNALS)
+        self.signals.signals = parse_signals(names)
+        return self.signals
+
+    def close(self) -> None:
+        """Wait until the helper processes of the run have ended.
+
+        They have nothing left to do, so the caller can do something else between `run` and this.
+        """
+        self.workers.await_keeper()
+
+    def _run_to_end(self, body: Callable[[], RunResult]) -> RunResult:
+        death_sig: int = signal.SIGTERM
+        try:
+            return body()
+        except BaseException as problem:
+            self._abandoned = True
+            self.reporter.run_failed(problem)
+            if isinstance(problem, SignalException):
+                death_sig = problem.sigval
+            raise
+        finally:
+            self._begin_stop(None, death_sig)
+
+    def _supervise_and_report(self) -> RunResult:
+        return self.reporter.run_ended(self.supervise())
+
+    def supervise(self) -> RunResult:
+        """Follow the machine from its first event to its end; raise if the run has no result."""
+        self.workers.prepare()  # Signals are watched now: nothing it starts outlives one.
+        membership = self.membership
+        membership.join()
+        if membership.connection is not None and not self.workers.blocks:
+            control = self._open_control()  # The job is visible while the node waits for others.
+            membership.connection.control.on_watch(control.watched)
+        try:
+            if not self.workers.blocks:
+                membership.start_heartbeat()
+            finish = self._turn()
+        finally:
+            membership.stop_heartbeat()
+        return self._conclude(finish)
+
+    def _turn(self) -> supervision.Finish:
+        self._dispatch([supervision.Begun()])
+        while self._finish is None:
+            self._wait_for_change()
+            now = time.monotonic()
+            self._dispatch(self._signal_events())
+            self._dispatch(self.services.take_requests())
+            self._dispatch(self.membership.events(now))
+            self._dispatch(self._store_events())
+            self._dispatch(self.workers.events(now))
+            self._dispatch(self._take_service_events())
+            self._dispatch(self.membership.waiting_nodes())
+            deadline = self.machine.next_deadline(now)
+            if deadline is not None and deadline <= now:
+                self._dispatch([TICK])
+        return self._finish
+
+    def _conclude(self, finish: supervision.Finish) -> RunResult:
+        result = self.workers.result
+        if finish.outcome is Outcome.SIGNALLED:
+            one = finish.signum
+            raise SignalException(f"agent {os.getpid()} was ended by {in_words(one)}", one)
+        if finish.outcome is Outcome.STOPPED:
+            raise JobStopped(f"the job was stopped: {self.machine.asked}")
+        problem = self.membership.error(finish.outcome)
+        if problem is not None:
+            raise problem
+        failures = result.failures
+        if finish.outcome is Outcome.FAILED:
+            failures = self.membership.failures(failures)
+        state = StateText.FAILED if finish.outcome is Outcome.FAILED else StateText.SUCCEEDED
+        self.group.state = state
+        return RunResult(state, result.return_values, failures)
+
+    # Waiting.
+
+    def _wait_for_change(self) -> None:
+        now = time.monotonic()
+        deadline = self.machine.next_deadline(now)
+        deadline = min_of(deadline, self.membership.next_deadline(now))
+        deadline = min_of(deadline, self.workers.next_deadline(now))
+        alarm = self._store_alarm()
+        self.wait(
+            deadline,
+            *self.membership.descriptors(),
+            *self.workers.descriptors(),
+            *([alarm] if alarm >= 0 else []),
+        )
+
+    def wait(self, deadline: float | None, *descriptors: int) -> None:
+        """Wait for a signal, a descriptor or the deadline, and serve the side services."""
+        services = self.services
+        deadline = services.next_deadline(deadline)
+        wait_for(deadline, self.signals.fileno(), *descriptors, *services.descriptors())
+        self._service_events += services.look(time.monotonic())
+
+    @contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        """Let a signal interrupt a wait in code that is not ours, outside of the loop."""
+        with ExitStack() as stack:
+            stack.enter_context(self.signals.raising())
+            stack.enter_context(self.services.away(what))
+            stack.enter_context(self.membership.paused_heartbeat())
+            yield
+
+    # Events.
+
+    def _signal_events(self) -> Iterator[supervision.SignalReceived]:
+        while (one := self.signals.take()) is not None:
+            machine = self.machine
+            console.warning(
+                signal_notice(machine, one, self._shutdown_s, interrupted=machine.interrupted)
+            )
+            yield supervision.SignalReceived(one)
+
+    def _store_alarm(self) -> int:
+        """Return a descriptor that is readable once the workers' store has failed; or -1."""
+        if self.machine.state not in (State.RUNNING, State.STOPPING):
+            return -1
+        alarm: int = getattr(self.group.spec.rdzv_handler, "store_alarm", -1)
+        return alarm  # A handler that derives from another project's base class has none.
+
+    def _store_events(self) -> list[Event]:
+        """Return the failure of the workers' store.
+
+        It comes before the exits of workers, which failed because of it.
+        """
+        lost = self.group.spec.rdzv_handler.take_store_failure() if self._store_alarm() >= 0 else ""
+        if not lost or self.machine.state is not State.RUNNING:
+            return []
+        return [supervision.WorkersUnhealthy(self.machine.generation, lost)]
+
+    def serve(self, now: float) -> list[Event]:
+        """Serve the side services; return their events since the last call."""
+        events, self._service_events = self._service_events + self.services.look(now), []
+        return events
+
+    def _take_service_events(self) -> list[Event]:
+        events, self._service_events = self._service_events, []
+        return events
+
+    # Events into the machine, effects out of it.
+
+    def _dispatch(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._post(event)
+            while self._queue:
+                effects = self._decide(*self._queue.pop(0))
+                step = self.machine.story.last
+                for effect in effects:
+                    outcome = self._perform(effect, step)
+                    if outcome is not None:
+                        self._post(outcome, step)
+
+    def _post(self, event: Event, cause: str = "") -> None:
+        match event:
+            case supervision.WorkerExited(local_rank=rank, failed=failed):
+                cause = cause or self._stop_step
+                self.services.worker_ended(rank)
+                self.reporter.worker_ended(rank, failed=failed)
+            case supervision.WorkersStopped(generation):
+                cause = cause or self._stop_step
+                self.membership.workers_stopped()
+                self.services.workers_stopped()
+                self.group.state = StateText.STOPPED
+                self.reporter.generation_stopped(generation, self.workers.result.failures)
+            case supervision.WorkersExpired():
+                self.membership.explain_expiry()
+            case _:
+                cause = cause or self.membership.cause_of(event)
+        self._queue.append((event, cause))
+
+    def _decide(self, event: Event, cause: str) -> list[Effect]:
+        try:
+            effects = self.machine.handle(time.monotonic(), event, cause)
+            self.machine.check()
+        except (InvalidEvent, AssertionError) as problem:
+            for step in [*self.machine.story][-STORY_STEPS_SHOWN:]:
+                console.error(f"while {step.state.value}: {step.event} -> {list(step.effects)}")
+            raise InternalError(f"the supervision of the workers went wrong: {problem}") from None
+        return effects
+
+    def _perform(self, effect: Effect, step: str) -> Event | None:
+        match effect:
+            case supervision.JoinRound():
+                if self.machine.generation >= 0:
+                    log_restart(self.machine, self.workers.result.failures)
+                with self.busy("the rendezvous"):
+                    return self.membership.join_round(is_attended=self.is_attended)
+            case supervision.StartWorkers(generation):
+                self._stop_step = ""
+                if not self.workers.blocks:
+                    self._open_control()
+                self.membership.assign_ranks()
+                self.start_generation(self.workers.start)
+                return supervision.WorkersStarted(generation)
+            case supervision.StopWorkers(generation, reason, signum):
+                self._stop_step = step
+                if self.machine.stuck:
+                    console.error(self.machine.unhealthy)
+                console.info(f"stopping generation {generation}: {reason.value}")
+                self.reporter.generation_stopping(generation, reason)
+                return self._begin_stop(reason, signum)
+            case supervision.KillWorkers():
+                self.workers.kill()
+            case supervision.DumpStacks(timers):
+                return supervision.StacksDumped(self.services.watchdogs.dump(timers))
+            case supervision.SignalProcess(pid, signum):
+                self.services.watchdogs.signal(pid, signum)
+            case supervision.EnterBarrier():
+                with self.busy("the exit barrier"):
+                    self.membership.exit_barrier()
+                return supervision.BarrierEnded()
+            case supervision.Finish():
+                self._finish = effect
+            case _:
+                self.membership.perform(effect, step)
+        return None
+
+    def start_generation(self, start: Callable[[StartOrder, Busy], Mapping[int, object]]) -> None:
+        """Start the workers of the machine's generation, and report it."""
+        begun, group, machine = time.monotonic(), self.group, self.machine
+        for local_rank, worker_id in start(self.start_order(), self.busy).items():
+            group.workers[local_rank].id = worker_id
+        group.state = StateText.HEALTHY
+        self.reporter.generation_started(begun, self.fence, self.last_reason)
+        log_start(group, machine.generation)
+
+    def start_order(self) -> StartOrder:
+        """Return what the workers of the machine's generation are started with."""
+        world_size, why = self.previous or (0, "")
+        return StartOrder(
+            generation=self.machine.generation,
+            restart_count=self.machine.restart_count,
+            fence=self.fence,
+            previous_world_size=world_size,
+            last_end=self.last_reason or why if self.previous else "",
+            deadline=self.membership.workers_deadline,
+            is_attended=self.is_attended,
+        )
+
+    def _begin_stop(self, reason: StopReason | None, signum: int) -> Event | None:
+        machine = self.machine
+        if reason is not None:
+            self.previous = (self.group.workers[0].world_size, reason.value)
+        grace_s = self._shutdown_s if reason is None or machine.grace_s < 0 else machine.grace_s
+        outcome = self.workers.begin_stop(
+            reason,
+            signum,
+            grace_s,
+            stuck=machine.stuck,
+            node=f"{machine.story.node}/generation-{machine.generation}",
+            cause=self._stop_step,
+        )
+        if reason is None:
+            self.await_stop(self.workers, grace_s)
+        return outcome
+
+    def await_stop(self, workers: Workers, grace_s: float) -> None:
+        """Wait until nothing is left of workers that are being stopped.
+
+        For hooks of subclasses, and for the end of a run that failed: then the machine decides no
+        more, and any signal kills. Events that arrive meanwhile stay in the queue.
+        """
+        interrupted = self.machine.interrupted
+        is_followed = not self._abandoned and self.machine.state is not State.IDLE
+        while workers.is_active:
+            # Signals first: after the end of the stop there may be a wait, for another round.
+            while (one := self.signals.take()) is not None:
+                if not self._abandoned:
+                    console.warning(
+                        signal_notice(self.machine, one, grace_s, interrupted=interrupted)
+                    )
+                if self._abandoned or (interrupted and one == signal.SIGINT):
+                    workers.kill()
+                interrupted = interrupted or one == signal.SIGINT
+                self._post(supervision.SignalReceived(one))
+            for event in workers.events(time.monotonic()):
+                if is_followed:
+                    self._post(event)
+            if workers.is_active:
+                self.wait(workers.next_deadline(time.monotonic()), *workers.descriptors())
+
+    def _settle(self) -> None:
+        """Begin what a run of a moment does not need."""
+        self.workers.settle()
+        self.membership.settle()
+
+    def _open_control(self) -> ControlPoint:
+        """Make the job visible to `holdfast ps` and the other commands."""
+        control = self.services.control
+        if control is None:
+            control = self.services.control = ControlPoint(self, self.reporter.run_started_at)
+            self.observers.add(control)
+            control.open()
+            self.membership.on_answer = control.answered
+        return control
+
+    # What others read.
+
+    @property
+    def observers(self) -> Observers:
+        """The receivers of this agent's lifecycle events."""
+        return self.reporter.observers
+
+    @property
+    def connection(self) -> Membership | None:
+        """The connection to what decides for all nodes, if this agent does not decide alone."""
+        return self.membership.connection
+
+    @property
+    def restart_count(self) -> int:
+        """How many restarts were charged so far."""
+        return self.machine.restart_count
+
+    @property
+    def fence(self) -> int:
+        """The number of this generation that only grows; 0 where nothing counts it."""
+        return self.membership.fence
+
+    @property
+    def last_reason(self) -> str:
+        """Why the round or the generation last changed, if a coordinator said so."""
+        return self.membership.last_reason
+
+    @property
+    def standby_s(self) -> float:
+        """For how long this node was a standby."""
+        return self.membership.standby_s(time.monotonic())
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether this loop serves everything at once, so that threads can start on demand.
+
+        Not for long: what a job needs in the end it should have while there are threads,
+        descriptors and the installation's files to be had.
+        """
+        return not self.workers.blocks and not self.services.is_settled
+
+    @property
+    def _context(self) -> PContext | None:
+        """The processes of the workers; None before the first start, or if hooks start them."""
+        return getattr(self.workers, "context", None)
+
+    @property
+    def log_files(self) -> list[tuple[int, str, str]]:
+        """Rank, stream and path of what the workers of this generation write to files."""
+        context = self._context
+        if context is None:
+            return []
+        return [
+            (worker.global_rank, stream, files[worker.local_rank])
+            for stream, files in (("stdout", context.stdouts), ("stderr", context.stderrs))
+            for worker in self.group.workers
+            if files.get(worker.local_rank, "") not in ("", os.devnull)
+        ]
+
+    @property
+    def live_workers(self) -> dict[int, int]:
+        """Processes by local rank, of workers that have not exited."""
+        running, context = self.machine.running, self._context
+        pids = context.pids() if context is not None else {}
+        return {rank: pid for rank, pid in pids.items() if rank in running}
+
+    def pages(self) -> dict[int, Progress]:
+        """Return the progress that workers report, by local rank."""
+        return dict(self.services.watchdogs.progress())
+
+    def progress(self) -> list[tuple[int, int | None, float | None, str]]:
+        """Return rank, step, age of the last heartbeat and section of workers that report them."""
+        now = time.monotonic()
+        return [
+            (
+                self.group.workers[rank].global_rank,
+                page.step,
+                now - page.heartbeat_ns / 1e9 if page.heartbeat_ns else None,
+                page.sections[-1].name if page.sections else "",
+            )
+            for rank, page in self.pages().items()
+        ]
+
+    def describe_program(self) -> str:
+        """Return the name of what the workers run."""
+        return self.reporter.describe_run().program
+
+    def requested(self, request_id: str, what: str) -> None:
+        """Report a request that was granted."""
+        console.notice(what)
+        self.reporter.requested(request_id, what)
+
+
+# Console lines about the workers of this node.
+
+
+def signal_notice(machine: Supervision, one: int, grace_s: float, *, interrupted: bool) -> str:
+    """Return what a signal leads to, before it does; `interrupted` if a SIGINT came before it."""
+    interrupt, name = one == signal.SIGINT, signal_name(one)
+    if interrupt and interrupted:
+        return f"{name} again: killing the workers now"
+    again = "; again to kill them at once" if interrupt else ""
+    if machine.state is State.RUNNING:
+        count = len(machine.running)
+        whom = "1 worker" if count == 1 else f"{count} workers"
+        limit = f"waiting up to {grace_s:g} s for the end"
+        return f"{name}: passing it on to {whom} and {limit}{again}"
+    if machine.state is State.STOPPING:
+        return f"{name}: the workers are being stopped already{again}"
+    return f"{name}: stopping"
+
+
+def log_restart(machine: Supervision, failures: dict[int, ProcessFailure]) -> None:
+    """Warn that the workers are restarted, and why."""
+    if machine.reason is StopReason.REGROUP:
+        console.info("nodes are waiting to join: regrouping")
+        return
+    if machine.reason is StopReason.ASKED:
+        return  # The request was reported when it was granted.
+    budget = machine.budget
+    causes = {rank: failure for rank, failure in failures.items() if not failure.consequence}
+    what = machine.unhealthy or "the workers are not healthy"
+    if causes and not machine.unhealthy:
+        from holdfast.processes.failures.failure import ChildFailedError
+
+        rank, failure = ChildFailedError("", causes).get_first_failure()
+        lines = failure.traceback_text().strip().splitlines()
+        what = f"rank {rank} (pid {failure.pid}) failed: {failure.detail or failure.ending()}"
+        what += f": {lines[-1]}" if lines else ""
+        if len(what) > NOTICE_CHARS_MAX:
+            what = what[:NOTICE_CHARS_MAX] + " ..."
+    console.warning(
+        f"{what}; restarting all workers (restart {budget.used} of {budget.max_restarts})"
+    )
+
+
+def log_start(group: WorkerGroup, generation: int) -> None:
+    """Log the workers of a generation on this node."""
+    started = ", ".join(f"{worker.global_rank} (pid {worker.id})" for worker in group.workers)
+    console.info(
+        f"generation {generation} on node {group.group_rank} of {group.group_world_size}: started "
+        f"ranks {started}; MASTER_ADDR={group.master_addr}, MASTER_PORT={group.master_port}"
+    )

@@ -1,0 +1,341 @@
+"""The workers of a node as processes: their environments, their start, their stop and their exits.
+
+`WorkerProcesses` turns what happens in a `PContext` (`processes.workers.group`) into events of the
+supervision, over all generations of a run. It keeps what outlives a generation: the keeper, and
+the zygote that forks warm workers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from holdfast.agent import worker_env
+from holdfast.agent.spec import RunResult, StateText
+from holdfast.core import supervision
+from holdfast.core.values import Value
+from holdfast.processes.failures.exits import WorkerExit
+from holdfast.processes.keeper import client
+from holdfast.processes.keeper.client import Keeper
+from holdfast.processes.workers.group import GroupSpec, StopEnded, WorkersKilled, start_group
+from holdfast.worker import LAST_END_ENV, PREVIOUS_WORLD_SIZE_ENV
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, TypeVar
+
+    from holdfast.agent.loop import Busy
+    from holdfast.agent.spec import WorkerGroup
+    from holdfast.agent.watchdogs import Watchdogs
+    from holdfast.core.machine import Event
+    from holdfast.core.supervision import StopReason
+    from holdfast.processes.failures.exits import RunProcsResult
+    from holdfast.processes.failures.failure import ProcessFailure
+    from holdfast.processes.keeper.deadline import WorkersDeadline
+    from holdfast.processes.logs.specs import LogsSpecs
+    from holdfast.processes.workers.group import PContext
+    from holdfast.processes.zygote.client import WarmStart
+
+    T = TypeVar("T")
+
+LAST_END_CHARS_MAX = 500
+
+
+class ProcessSettings(Value):
+    """How a node's workers are started and stopped, the same in every generation."""
+
+    logs_specs: LogsSpecs
+    start_method: str = "spawn"
+    """Of functions, by `multiprocessing`'s names."""
+    log_line_prefix_template: str | None = None
+    stop_signal: int = signal.SIGTERM
+    capture_stderr: bool = True
+    worker_env: Mapping[str, str] = {}
+    """What workers get on top of the agent's own environment."""
+    preload: tuple[str, ...] = ()
+    """Modules that are imported once, for Python workers to be forked from there."""
+
+
+class StartOrder(Value):
+    """What the workers of one generation are started with."""
+
+    generation: int
+    restart_count: int
+    fence: int = 0
+    previous_world_size: int = 0
+    """Of the generation before; 0 for the first."""
+    last_end: str = ""
+    """Why the generation before ended."""
+    deadline: WorkersDeadline | None = None
+    """When the workers must be gone, unless the agent puts it off."""
+    is_attended: bool = False
+    """Whether the caller serves the workers' output from the first byte."""
+
+
+class Environments:
+    """What each worker of a generation is given, by local rank."""
+
+    def __init__(self) -> None:
+        self.args: dict[int, tuple[Any, ...]] = {}
+        self.envs: dict[int, dict[str, str]] = {}
+        self.prefixes: dict[int, str] = {}
+
+
+class WorkerProcesses:
+    """The processes of one node's workers, from `prepare` to `close`; may be used again then."""
+
+    blocks = False
+
+    def __init__(self, group: WorkerGroup, settings: ProcessSettings, watchdogs: Watchdogs) -> None:
+        self.group = group
+        self.settings = settings
+        self.context: PContext | None = None
+        self.result = RunResult(StateText.INIT)
+        self.is_active = False
+        self._watchdogs = watchdogs
+        self._generation = -1
+        self._stuck: Mapping[int, str] = {}
+        self._keeper: Keeper | None = None
+        self._warm: WarmStart | None = None
+
+    # The start.
+
+    def prepare(self) -> None:
+        """Begin to import the modules to preload while this node joins the others."""
+        settings, spec = self.settings, self.group.spec
+        if not settings.preload:
+            return
+        from holdfast.processes.zygote.client import warm_start  # Only where it is used.
+
+        assert spec.entrypoint is not None
+        self._warm = warm_start(
+            settings.preload, spec.entrypoint, spec.args, settings.start_method, settings.worker_env
+        )
+        keeper = self._obtain_keeper()
+        if self._warm is not None and keeper is not None:
+            # The zygote may hang as it forks, in the user's modules, and lose its keeper then.
+            client.become_subreaper_if_wanted()
+            self._warm.prepare(keeper)
+            # While it imports there is time for what the first start and restart need here.
+            import holdfast.processes.failures.failure
+            import holdfast.processes.logs.follower
+            import holdfast.processes.workers.command_workers  # noqa: F401
+
+    def start(self, order: StartOrder, busy: Busy) -> Mapping[int, object]:
+        given = self.environments(order)
+        self.add_watchdogs(given.envs)
+        return self.launch(order, given, busy)
+
+    def environments(self, order: StartOrder) -> Environments:
+        """Return arguments, environments and log prefixes of a generation's workers."""
+        given, group, settings = Environments(), self.group, self.settings
+        inherited = {**os.environ, **settings.worker_env}
+        before: dict[str, str] = {}
+        if order.previous_world_size:
+            before[PREVIOUS_WORLD_SIZE_ENV] = str(order.previous_world_size)
+            before[LAST_END_ENV] = order.last_end[:LAST_END_CHARS_MAX]
+        for worker in group.workers:
+            rank = worker.local_rank
+            given.envs[rank] = {
+                **settings.worker_env,
+                **worker_env.worker_environment(
+                    group,
+                    worker,
+                    generation=order.generation,
+                    restart_count=order.restart_count,
+                    fence=order.fence,
+                    inherited=inherited,
+                ),
+                **before,
+            }
+            given.args[rank] = tuple(
+                worker_env.substitute_local_rank(arg, rank) for arg in group.spec.args
+            )
+            if settings.log_line_prefix_template:
+                given.prefixes[rank] = worker_env.log_line_prefix(
+                    settings.log_line_prefix_template, group.spec.role, worker
+                )
+        return given
+
+    def add_watchdogs(self, envs: dict[int, dict[str, str]]) -> None:
+        """Prepare timers and progress pages, and add them to the workers' environments."""
+        self._watchdogs.begin(envs, {**os.environ, **self.settings.worker_env})
+        for rank, env in envs.items():
+            env.update(self._watchdogs.environment(rank))
+
+    def launch(self, order: StartOrder, given: Environments, busy: Busy) -> dict[int, int]:
+        """Start the processes; return their ids by local rank."""
+        self.release()
+        self._generation, self._stuck = order.generation, {}
+        keeper = self._obtain_keeper() if self._warm is not None else None
+        if self._warm is not None and keeper is not None:
+            with busy("imports"):  # The user's modules may take any time as they are imported.
+                self._warm.await_ready(keeper)
+        if callable(self.group.spec.entrypoint):
+            with busy("the start of functions"):  # A fork server imports the user's modules.
+                context = self._start_context(order, given)
+        else:
+            context = self._start_context(order, given)
+        context.stop_signal = self.settings.stop_signal
+        self.adopt(context)
+        return context.pids()
+
+    def adopt(self, context: PContext) -> None:
+        """Follow the processes of a context that was started."""
+        self.context, self.is_active = context, True
+        self._watchdogs.started(self._generation, context.pids(), context.stderrs)
+
+    def _start_context(self, order: StartOrder, given: Environments) -> PContext:
+        spec, settings = self.group.spec, self.settings
+        assert spec.entrypoint is not None
+        if order.deadline is not None:
+            order.deadline.begin()
+        group = GroupSpec(
+            spec.role,
+            spec.entrypoint,
+            given.args,
+            given.envs,
+            settings.logs_specs,
+            log_line_prefixes=given.prefixes or None,
+            start_method=settings.start_method,
+            numa_options=spec.numa_options,
+            duplicate_stdout_filters=spec.duplicate_stdout_filters,
+            duplicate_stderr_filters=spec.duplicate_stderr_filters,
+            capture_stderr=settings.capture_stderr,
+            world_size=self.group.workers[0].world_size,
+            is_attended=order.is_attended,
+        )
+        return start_group(
+            group, keeper=self._obtain_keeper(), warm=self._warm, deadline=order.deadline
+        )
+
+    def _obtain_keeper(self) -> Keeper | None:
+        """Return the keeper of all generations; None where each start makes one of its own."""
+        if callable(self.group.spec.entrypoint) and self.settings.start_method != "spawn":
+            return None
+        if self._keeper is not None and self._keeper.is_gone():
+            client.sweep_after_loss()  # It may have been lost while there were no workers.
+            self._keeper.close()
+            self._keeper = None
+        if self._keeper is None:
+            self._keeper = Keeper.start()
+        return self._keeper
+
+    # The stop.
+
+    def begin_stop(
+        self,
+        reason: StopReason | None,
+        signum: int,
+        grace_s: float,
+        *,
+        stuck: Mapping[int, str],
+        node: str,
+        cause: str,
+    ) -> Event | None:
+        del reason
+        if not self.is_active or self.context is None:
+            return None
+        self._stuck = stuck
+        if self.context.stop_ended:  # A hook of a subclass has closed the context itself.
+            return self._stopped(self.context)
+        self.context.begin_stop(
+            signum or self.settings.stop_signal, grace_s, unresponsive=stuck, node=node, cause=cause
+        )
+        return None
+
+    def kill(self) -> None:
+        if self.context is not None:
+            self.context.kill_now()
+
+    # Events.
+
+    def events(self, now: float) -> list[Event]:
+        context = self.context
+        if context is None or not self.is_active:
+            return []
+        generation = self._generation
+        events: list[Event] = []
+        for one in context.poll_events(now):
+            match one:
+                case WorkerExit(rank=rank, failed=failed, retryable=retryable):
+                    events.append(supervision.WorkerExited(generation, rank, failed, retryable))
+                case WorkersKilled():
+                    events.append(supervision.WorkersExpired(generation))
+                case StopEnded():
+                    events.append(self._stopped(context))
+        return events
+
+    def _stopped(self, context: PContext) -> Event:
+        self.is_active = False
+        self.result = self.outcome(context.result())
+        failed = any(failure.failed_by_itself() for failure in self.result.failures.values())
+        return supervision.WorkersStopped(self._generation, len(context.left_behind), failed)
+
+    def descriptors(self) -> list[int]:
+        return [self.context.fileno()] if self.is_active and self.context is not None else []
+
+    def next_deadline(self, now: float) -> float | None:
+        del now
+        return self.context.next_deadline() if self.is_active and self.context is not None else None
+
+    # Results.
+
+    def outcome(self, result: RunProcsResult) -> RunResult:
+        """Return how workers ended, by global rank."""
+        return RunResult(
+            StateText.FAILED if result.is_failed() else StateText.SUCCEEDED,
+            self.by_global_rank(result.return_values),
+            self.by_global_rank(self._explained(result.failures)),
+        )
+
+    def failures_so_far(self) -> dict[int, ProcessFailure]:
+        if not self.is_active or self.context is None:
+            return self.result.failures
+        return self.by_global_rank(self._explained(self.context.failures_so_far()))
+
+    def by_global_rank(self, of_workers: dict[int, T]) -> dict[int, T]:
+        """Return a mapping of local ranks as one of global ranks."""
+        workers = self.group.workers
+        return {workers[rank].global_rank: one for rank, one in of_workers.items()}
+
+    def _explained(self, failures: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
+        """Add to each failure what the watchdogs and the supervision know of its cause."""
+        for failure in failures.values():
+            if failure.local_rank in self._stuck:
+                detail = self._stuck[failure.local_rank]
+                failure.detail = f"{detail}; {failure.detail}" if failure.detail else detail
+                failure.consequence = failure.stopped = False
+            self._watchdogs.explain(failure)
+        return failures
+
+    # The end.
+
+    def settle(self) -> None:
+        if self.context is not None:
+            self.context.follow_output()
+
+    def release(self) -> None:
+        """Release the descriptors of the last generation."""
+        if self.context is not None:
+            self.context.release()
+            self.context = None
+        self.is_active = False
+
+    def close(self) -> None:
+        left_behind = self.context.left_behind if self.context is not None else []
+        self.release()
+        if self._warm is not None:
+            self._warm.close()
+            self._warm = None
+        if self._keeper is not None:
+            self._keeper.hang_up()
+            if left_behind:  # It would not end before they do.
+                self._keeper = None
+
+    def await_keeper(self) -> None:
+        """Wait until the keeper of the last run has ended; it has nothing left to keep."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.await_end()

@@ -1,0 +1,334 @@
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
+
+import pytest
+
+from holdfast.agent import loop, side_services
+from holdfast.agent.assembly import agent_of
+from holdfast.agent.spec import WorkerSpec
+from holdfast.agent.worker_processes import ProcessSettings, WorkerProcesses
+from holdfast.agent.worker_state import WorkerState
+from holdfast.processes.logs.specs import DefaultLogsSpecs
+from holdfast.processes.logs.std import Std
+from holdfast.processes.signals import SignalException
+from holdfast.rendezvous.single_node import SingleNodeHandler
+from holdfast.store.memory_store import MemoryStore
+from holdfast.store.tcp.store_server import ServingLoop
+from rendezvous_fakes import ScriptedRendezvous
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.agent.loop import AgentLoop
+    from holdfast.agent.spec import RunResult
+    from holdfast.rendezvous.handler import RendezvousHandler
+
+FOREVER_S = 3600.0
+
+
+class Quiet(ScriptedRendezvous):
+    """A rendezvous that need not be asked for waiting nodes."""
+
+    polls_membership = False
+
+
+def local(
+    script: str | None = None,
+    *,
+    handler: RendezvousHandler | None = None,
+    how: dict[str, Any] | None = None,
+    logs: DefaultLogsSpecs | None = None,
+    **settings: Any,
+) -> AgentLoop:
+    """Return an agent whose workers run a shell script in the current folder."""
+    spec = WorkerSpec(
+        **{
+            "role": "trainer",
+            "local_world_size": 1,
+            "rdzv_handler": handler or Quiet(),
+            "entrypoint": "/bin/sh",
+            "args": ("-c", script),
+            "max_restarts": 0,
+            # Far too long to be of any use: nothing here may depend on it.
+            "monitor_interval": FOREVER_S,
+            **settings,
+        }
+    )
+    specs = logs or DefaultLogsSpecs("logs", redirects=Std.ALL)
+    return agent_of(spec, ProcessSettings(specs, **(how or {})))
+
+
+def run(agent: AgentLoop) -> RunResult:
+    try:
+        return agent.run()
+    finally:
+        agent.close()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder of the test, and so of its workers."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCH_ELASTIC_WORKER_IDENTICAL"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def kill_and_wait(pid: int) -> None:
+    """Kill a process and wait until it is dead; its parent is left to reap it."""
+    pidfd = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    select.select([pidfd], [], [])
+    os.close(pidfd)
+
+
+def lines(name: str) -> list[str]:
+    return sorted(Path(name).read_text().splitlines())
+
+
+def place_and(*args: Any) -> tuple[str, str, tuple[Any, ...]]:
+    return os.environ["LOCAL_RANK"], os.environ["RANK"], args
+
+
+def second_of_two_nodes() -> ScriptedRendezvous:
+    """Return a rendezvous whose other node has ranks 0 to 2, and is done already."""
+    store = MemoryStore()
+    store.set("torchelastic/assigned_ranks/1", "[3, 5, 3, 5]")
+    store.add("torchelastic/agent/terminal_state/num_members", 1)
+    return Quiet(1, 2, lambda: store)
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_functions_return_their_values_by_global_rank(start_method: str) -> None:
+    agent = local(
+        entrypoint=place_and,
+        args=("to $local_rank", 7),
+        local_world_size=2,
+        handler=second_of_two_nodes(),
+        how={"start_method": start_method},
+    )
+    result = run(agent)
+    assert result.state is WorkerState.SUCCEEDED
+    assert result.return_values == {3: ("0", "3", ("to 0", 7)), 4: ("1", "4", ("to 1", 7))}
+    assert result.failures == {}
+
+
+def test_one_failure_stops_the_others_and_comes_first() -> None:
+    os.mkfifo("ready")
+    script = (
+        'if [ $RANK = 1 ]; then read go < ready; echo "the reason" >&2; exit 7; fi;'
+        "echo go > ready; sleep 1000"
+    )
+    agent = local(script, local_world_size=2)
+    result = run(agent)
+    assert result.is_failed()
+    assert agent.group.state is WorkerState.FAILED
+    first, other = result.failures[1], result.failures[0]
+    assert (first.exitcode, first.consequence, first.order) == (7, False, 0)
+    assert first.stderr_tail == "the reason\n"
+    assert (other.exitcode, other.consequence) == (-signal.SIGTERM, True)
+    assert result.return_values == {}
+
+
+def test_a_program_that_cannot_be_started_is_not_tried_again(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = local(entrypoint="/no/such/program", args=(), max_restarts=3)
+    result = run(agent)
+    assert result.failures[0].exitcode == 127
+    assert "No such file or directory" in result.failures[0].detail
+    assert agent.restart_count == 0
+    assert "restart" not in caplog.text
+
+
+def test_one_keeper_serves_all_restarts() -> None:
+    agent = local("echo $PPID >> keepers; exit 1", max_restarts=2)
+    assert run(agent).is_failed()
+    keepers = lines("keepers")
+    assert len(keepers) == 3
+    assert len(set(keepers)) == 1
+
+
+def test_a_signal_is_passed_on_and_ends_the_run() -> None:
+    os.mkfifo("ready")
+    script = "trap 'echo HUP >> seen; exit 0' HUP; echo go > ready; while :; do sleep 0.01; done"
+    agent = local(script, max_restarts=3)
+
+    def hang_up() -> None:
+        Path("ready").read_text()
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(hang_up)
+        with pytest.raises(SignalException) as ended:
+            run(agent)
+    assert ended.value.sigval is signal.SIGHUP
+    assert lines("seen") == ["HUP"]
+
+
+@pytest.mark.timeout(20)
+def test_a_second_interrupt_kills_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """With the grace of 30 s this test would run into its own timeout."""
+    for name in ("ready", "stopping"):
+        os.mkfifo(name)
+    script = (
+        "if [ $RANK = 1 ]; then read go < ready; exit 7; fi;"
+        "trap 'echo > stopping' TERM; trap '' INT; echo go > ready; while :; do sleep 0.1; done"
+    )
+
+    def interrupt() -> None:
+        Path("stopping").read_text()
+        os.kill(os.getpid(), signal.SIGINT)
+        while not any("SIGINT" in text for text in caplog.messages):  # Two at once would be one.
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    agent = local(script, local_world_size=2)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(interrupt)
+        result = run(agent)  # The failure came first, and stays the reason.
+    assert result.failures[0].exitcode == -signal.SIGKILL
+    assert result.failures[1].exitcode == 7
+
+
+# Events rather than polling.
+
+
+def test_a_workers_store_that_fails_is_the_reason_of_a_new_generation(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    serve = ServingLoop.run
+
+    def fail(_loop: ServingLoop) -> None:
+        monkeypatch.setattr(ServingLoop, "run", serve)  # The next one is whole.
+        raise RuntimeError("the tape is torn")
+
+    monkeypatch.setattr(ServingLoop, "run", fail)
+    connect = "exec 3<>/dev/tcp/$MASTER_ADDR/$MASTER_PORT; sleep 3600"
+    script = f"if [ $HOLDFAST_GENERATION = 0 ]; then {connect}; fi"
+    handler = SingleNodeHandler("job")
+    agent = local(script, handler=handler, entrypoint="/bin/bash", max_restarts=1)
+    try:
+        assert run(agent).state is WorkerState.SUCCEEDED
+    finally:
+        handler.shutdown()
+    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert any("the tape is torn" in one for one in warnings), warnings
+
+
+# What a job of a moment never needs is begun on demand, or after a while.
+
+
+@pytest.fixture
+def alone() -> Iterator[SingleNodeHandler]:
+    handler = SingleNodeHandler("job")
+    yield handler
+    handler.shutdown()
+
+
+def test_a_job_that_lasts_is_followed_and_served_without_being_asked(
+    monkeypatch: pytest.MonkeyPatch, alone: SingleNodeHandler
+) -> None:
+    monkeypatch.setattr(side_services, "PREIMPORT_AFTER_S", 0.01)
+    agent = local("exec sleep 1000", handler=alone, logs=DefaultLogsSpecs())
+    settle, seen = agent._settle, []
+
+    def look() -> tuple[bool, bool]:
+        assert alone._store is not None
+        follows = any(thread.name == "holdfast-logs" for thread in threading.enumerate())
+        return bool(alone._store._servers), follows
+
+    def look_and_settle() -> None:
+        seen.append(look())
+        settle()
+        seen.append(look())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(agent, "_settle", look_and_settle)
+    with pytest.raises(SignalException):
+        run(agent)
+    assert seen == [(False, False), (True, True)]
+
+
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_the_store_answers_whenever_its_first_client_comes(
+    when: str, monkeypatch: pytest.MonkeyPatch, alone: SingleNodeHandler
+) -> None:
+    monkeypatch.setattr(side_services, "PREIMPORT_AFTER_S", FOREVER_S if when == "at once" else 0)
+    script = (
+        "import os; from holdfast.store.tcp.store_client import TCPStore\n"
+        "with TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])) as store:\n"
+        "    store.set('key', 'value'); assert store.get('key') == b'value'"
+    )
+    agent = local(entrypoint=sys.executable, args=("-c", script), handler=alone)
+    assert run(agent).state is WorkerState.SUCCEEDED
+
+
+def test_a_keeper_may_be_awaited_later() -> None:
+    agent = local("exit 0")
+    assert agent.run().state is WorkerState.SUCCEEDED
+    assert isinstance(agent.workers, WorkerProcesses)
+    assert agent.workers._keeper is not None
+    keeper = agent.workers._keeper.pid
+    agent.close()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(keeper, 0)
+
+
+@pytest.fixture
+def runtime_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:  # A short name: that of a socket is limited.
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield folder
+
+
+def test_the_job_is_visible_when_its_first_worker_starts(runtime_folder: str) -> None:
+    run(local('ls "$XDG_RUNTIME_DIR"/holdfast/*.sock > seen'))
+    assert Path("seen").read_text().startswith(f"{runtime_folder}/holdfast/{os.getpid()}-")
+    assert os.listdir(f"{runtime_folder}/holdfast") == []
+
+
+def test_a_watch_that_arrives_as_soon_as_possible_reaches_the_control_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    delivered: list[object] = []
+    watch = object()
+
+    class Control:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def __call__(self, event: object) -> None:
+            pass
+
+        def open(self) -> None:
+            pass
+
+        answered, watched = None, delivered.append
+
+    class Stopped(Exception):
+        pass
+
+    def stop() -> None:
+        raise Stopped
+
+    monkeypatch.setattr(loop, "ControlPoint", Control)
+    agent = local("true")
+    control = SimpleNamespace(on_watch=lambda watched: watched(watch))
+    agent.membership = Mock(connection=SimpleNamespace(control=control), start_heartbeat=stop)
+    agent.workers = Mock(blocks=False)
+    with pytest.raises(Stopped):
+        agent.supervise()
+    assert delivered == [watch]

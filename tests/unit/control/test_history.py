@@ -1,0 +1,408 @@
+"""The history of a run, folded from its lifecycle events, live or recorded."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.control.history import (
+    CURVE_POINTS_MAX,
+    GENERATIONS_AT_ONCE,
+    PROGRESS_MAX,
+    RESTART_STAGES,
+    Generation,
+    Goodput,
+    History,
+    JobState,
+    NodeState,
+    Stage,
+    end_of,
+    goodput_of,
+    merge,
+    restart_stages,
+    spans_of,
+    state_of,
+    useful_s,
+)
+from holdfast.core.supervision import StopReason
+from holdfast.observe import lifecycle
+from holdfast.observe.timeline import TimelineRecorder
+from holdfast.views.report import records
+from holdfast.wire.messages import NodeReport, NodeSummary
+from recorded_runs import ended, exited, failure, first_start, met, started, success
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from holdfast.observe.lifecycle import LifecycleEvent
+
+WORKERS = tuple(lifecycle.WorkerInfo(rank, rank, rank, 2, 100 + rank) for rank in (0, 1))
+
+
+def history_of(events: Iterable[LifecycleEvent], **how: Any) -> History:
+    history = History(10.0, **how)
+    for event in events:
+        history.add(event)
+    return history
+
+
+def starts(at: float, generation: int, why: str = "") -> lifecycle.GenerationStarted:
+    return lifecycle.GenerationStarted(at, at, 0.1, generation, 0, 0, 1, WORKERS, 2, 1, why)
+
+
+def steps(at: float, generation: int, *made: tuple[int, int, float]) -> lifecycle.ProgressSampled:
+    return lifecycle.ProgressSampled(at, generation, made)
+
+
+def fails(at: float, generation: int, stopped: float) -> list[LifecycleEvent]:
+    return [
+        lifecycle.WorkerEnded(at, at, generation, WORKERS[1], failed=True),
+        lifecycle.GenerationStopping(at + 0.5, generation, StopReason.WORKER_FAILED),
+        lifecycle.GenerationStopped(stopped, generation),
+    ]
+
+
+def described(
+    rank: int, wall: float = 0.0, *, consequence: bool = False
+) -> lifecycle.WorkerFailure:
+    return lifecycle.WorkerFailure(
+        rank, rank, 100 + rank, 1, wall, consequence, "exit code 1", "", "", "E\nValueError: x", ""
+    )
+
+
+def one_restart() -> list[LifecycleEvent]:
+    """Meet until 12, run from 13 on, fail at 30, and run again from 37 on."""
+    return [
+        lifecycle.RunStarted(10.0, 10.0, "job", "default", "c10d", "python", 2, 3),
+        met(12.0, 2.0),
+        starts(13.0, 0),
+        lifecycle.FirstHeartbeat(13.5, 0, WORKERS[0]),
+        steps(20.0, 0, (0, 1, 15.0)),
+        steps(21.0, 0, (0, 5, 20.5), (1, 1, 16.0)),
+        *fails(30.0, 0, 32.5),
+        steps(32.5, 0, (0, 14, 29.0), (1, 14, 29.5)),
+        met(36.5, 4.0),
+        starts(37.0, 1, "rank 1 failed"),
+        lifecycle.WorkersFailed(37.1, 0, (described(1), described(0, consequence=True))),
+        lifecycle.FirstHeartbeat(38.0, 1, WORKERS[0]),
+    ]
+
+
+def test_a_restart_has_five_stages_from_the_failure_to_the_first_step() -> None:
+    history = history_of(one_restart())
+    first, second = history.generations.values()
+    assert restart_stages(None, first) == {"regroup": 2.0, "start": 1.0, "warmup": 3.0}
+    assert restart_stages(first, second) == {
+        "detect": 0.5, "stop": 2.0, "regroup": 4.0, "start": 0.5, "warmup": 1.0,
+    }  # fmt: skip
+    assert [*restart_stages(first, second)] == [*RESTART_STAGES]
+    assert end_of(first, second) == ("failed", "rank 1 failed: exit code 1: ValueError: x")
+    assert (first.is_warm, second.is_warm) == (True, False)
+    history.add(steps(39.0, 1, (0, 6, 38.5), (1, 6, 39.0)))
+    assert second.stages[Stage.WARMUP] == 2.0
+
+
+def test_steps_that_a_later_generation_repeats_are_not_useful() -> None:
+    events = [
+        starts(10.0, 0),
+        steps(11.0, 0, (0, 1, 11.0), (1, 1, 11.0)),
+        steps(21.0, 0, (0, 11, 21.0), (1, 11, 20.0)),
+        *fails(22.0, 0, 23.0),
+        starts(24.0, 1),
+    ]
+    history = history_of(events)
+    assert history.counts_steps
+    assert history.useful_s(24.0) == 11.0
+    history.add(steps(25.0, 1, (0, 7, 25.0)))
+    assert history.useful_s(25.0) == pytest.approx(4.5), "until step 6, at the rate of rank 1"
+    history.add(steps(26.0, 1, (1, 1, 25.0)))
+    assert history.useful_s(26.0) == 1.0, "all of the first generation is repeated"
+
+
+def test_a_worker_that_goes_back_to_lower_steps_repeats_nothing() -> None:
+    events = [
+        starts(10.0, 0),
+        steps(11.0, 0, (0, 1, 11.0)),
+        steps(20.0, 0, (0, 9, 20.0)),
+        steps(21.0, 0, (0, 1, 21.0)),
+        *fails(22.0, 0, 23.0),
+        starts(24.0, 1),
+        steps(25.0, 1, (0, 1, 25.0)),
+    ]
+    history = history_of(events)
+    assert history.generations[0].goes_back
+    assert history.generations[0].repeated_at is None
+
+
+def test_a_last_step_known_only_from_the_stop_is_not_a_first_step() -> None:
+    events = [starts(10.0, 0), *fails(30.0, 0, 32.0)[:2], steps(30.6, 0, (0, 90, 29.0))]
+    history = history_of(events)
+    one = history.generations[0]
+    assert (one.last_step, one.first_step, one.warm_at) == (90, None, None)
+    assert not history.counts_steps
+    assert history.useful_s(30.6) == 20.0
+
+
+def test_a_hang_began_with_the_last_step() -> None:
+    events = [
+        starts(13.0, 0),
+        lifecycle.GenerationStopping(90.0, 0, StopReason.UNHEALTHY, "no step for 60 s"),
+        steps(90.1, 0, (0, 7, 29.0), (1, 7, 30.0)),
+    ]
+    one = history_of(events).generations[0]
+    assert one.stages[Stage.DETECT] == 60.0
+    assert end_of(one, None) == ("failed", "no step for 60 s")
+
+
+def test_a_failure_far_from_the_last_step_of_its_worker_began_with_that_step() -> None:
+    events = [
+        lifecycle.RunStarted(10.0, 10.0, "job", "default", "c10d", "python", 2, 3),
+        starts(13.0, 0),
+        steps(14.0, 0, (0, 1, 14.0), (1, 1, 14.0)),
+        steps(29.0, 0, (0, 16, 29.0), (1, 7, 20.0)),
+        *fails(30.0, 0, 32.0),
+        lifecycle.WorkersFailed(32.1, 0, (described(1),)),
+    ]
+    assert history_of(events).generations[0].trouble_at == 20.0
+
+
+def test_a_stop_decided_elsewhere_does_not_tell_when_the_failure_was() -> None:
+    for reason, detect in ((StopReason.COORDINATOR, None), (StopReason.REGROUP, 0.0)):
+        stopping = lifecycle.GenerationStopping(20.0, 0, reason)
+        one = history_of([starts(13.0, 0), stopping]).generations[0]
+        assert one.stages.get(Stage.DETECT) == detect
+
+
+def test_a_request_is_the_detail_of_the_stop_it_led_to() -> None:
+    stopping = lifecycle.GenerationStopping(20.0, 0, StopReason.ASKED)
+    requested = lifecycle.Requested(20.0, 20.0, "id", "restart requested by me: new data")
+    for events in ([stopping, requested], [requested, stopping]):
+        history = history_of([starts(13.0, 0), *events, starts(21.0, 1)])
+        assert end_of(*history.generations.values()) == ("regrouped", requested.what)
+
+
+def test_a_rank_known_before_the_stop_ends_takes_no_time() -> None:
+    events = [
+        *first_start(),
+        lifecycle.GenerationStopping(20.0, 0, StopReason.REGROUP),
+        met(22.0, 1.0),
+        lifecycle.GenerationStopped(24.0, 0),
+        started(25.0, 1.0, 1),
+    ]
+    assert restart_stages(*history_of(events).generations.values()) == {
+        "detect": 0.0, "stop": 4.0, "regroup": 0.0, "start": 1.0,
+    }  # fmt: skip
+
+
+def test_a_generation_whose_start_was_not_seen_began_with_the_run() -> None:
+    events = [
+        lifecycle.GenerationStopping(20.0, 3, StopReason.WORKER_FAILED),
+        lifecycle.GenerationStopped(21.0, 3),
+    ]
+    (one,) = history_of(events).generations.values()
+    assert (one.number, one.started_at) == (3, 10.0)
+    assert one.stages == {Stage.DETECT: 0.0, Stage.STOP: 1.0}
+    assert history_of([], running=2).useful_s(15.0) == 5.0
+
+
+def test_a_node_and_its_workers_have_states() -> None:
+    history = History()
+    seen = []
+    for event in [*first_start(), *failure(20.0), started(30.0, 1.0, 1), *success(40.0, 3)]:
+        history.add(event)
+        if not seen or seen[-1] != (history.node_state, history.job_state):
+            seen.append((history.node_state, history.job_state))
+    assert seen == [
+        (NodeState.JOINING, JobState.STARTING),
+        (NodeState.STARTING, JobState.STARTING),
+        (NodeState.RUNNING, JobState.RUNNING),
+        (NodeState.RUNNING, JobState.RECOVERING),
+        (NodeState.STOPPING, JobState.RECOVERING),
+        (NodeState.JOINING, JobState.RECOVERING),
+        (NodeState.RUNNING, JobState.RUNNING),
+        (NodeState.STOPPING, JobState.RUNNING),
+        (NodeState.LEAVING, JobState.RUNNING),
+        (NodeState.DONE, JobState.SUCCEEDED),
+    ]
+    assert {state for _, state in history.workers.values()} == {"succeeded"}
+
+
+def test_a_worker_that_fails_after_the_stop_began_was_terminated() -> None:
+    run = [*first_start(), *failure(20.0)[:3], exited(21.0, 0, failed=True)]
+    states = {rank: state for rank, (_, state) in history_of(run).workers.items()}
+    assert states == {0: "terminated", 1: "failed"}
+
+
+def test_a_node_whose_workers_are_done_is_useful_until_the_run_ends() -> None:
+    history = history_of([*first_start(), *success(20.0, 3)[:-1]])
+    assert history.useful_s(25.0) == 12.0
+    history.add(ended(30.0, "succeeded", 3))
+    assert (history.useful_s(99.0), history.elapsed_s(99.0)) == (17.0, 20.0)
+
+
+def test_the_time_as_a_standby_is_counted() -> None:
+    run = [*first_start()[:1], lifecycle.StandbyChanged(11.0, is_standby=True)]
+    assert history_of(run).standby_s(15.0) == 4.0
+    run.append(lifecycle.StandbyChanged(16.0, is_standby=False))
+    assert history_of(run).standby_s(99.0) == 5.0
+
+
+def test_goodput_is_an_upper_bound_unless_a_node_counts_steps() -> None:
+    def report(useful_s: float, *, counts_steps: bool = False) -> NodeReport:
+        return NodeReport(
+            run_id="job", node="a", elapsed_s=12.0, standby_s=2.0, useful_s=useful_s,
+            counts_steps=counts_steps,
+        )  # fmt: skip
+
+    assert goodput_of([]) is None
+    assert goodput_of([report(9.0), report(7.0)]) == Goodput(0.8, is_upper_bound=True)
+    exact = goodput_of([report(9.0), report(7.0, counts_steps=True)])
+    assert exact is not None
+    assert exact.name == "goodput"
+
+
+def test_a_node_is_drained_or_a_standby_before_it_is_anything_else() -> None:
+    report = NodeReport(run_id="job", node="a", state="running")
+    one = NodeSummary(node="a", phase="ready", rank=0)
+    assert state_of(one) == "ready"
+    assert state_of(NodeSummary(node="a", phase="ready", rank=0, report=report)) == "running"
+    assert state_of(NodeSummary(node="a", rank=-1, report=report)) == "standby"
+    assert state_of(NodeSummary(node="a", rank=-1, drained=True)) == "drained"
+
+
+def test_nodes_that_are_done_wait_for_the_others_and_any_other_stop_is_all_nodes() -> None:
+    done = StopReason.SUCCEEDED.value
+    first = Generation(number=0, started_at=3.0, stopping_at=20.0, stopped_at=21.0, reason=done)
+    second = Generation(number=0, started_at=3.0, stopping_at=30.0, stopped_at=31.0, reason=done)
+    assert merge([first, second]).stages[Stage.STOP] == 1.0
+    second.reason = StopReason.WORKER_FAILED.value
+    both = merge([first, second])
+    assert (both.stopping_at, both.reason) == (30.0, second.reason)
+
+
+def test_a_node_that_joins_late_does_not_make_the_others_regroup_longer() -> None:
+    old = Generation(number=4, left_at=10.0, met_at=14.0, started_at=15.0)
+    new = Generation(number=4, is_first=True, left_at=13.0, met_at=14.0, started_at=15.0)
+    assert merge([new, old]).stages[Stage.REGROUP] == 4.0
+    assert merge([new]).stages[Stage.REGROUP] == 1.0
+
+
+def test_memory_does_not_grow_with_the_run() -> None:
+    small, large = History(generations_max=8), History(generations_max=10_000)
+    for number in range(100):
+        at = 100.0 * number
+        for event in (
+            starts(at, number),
+            *(
+                steps(at + 1 + one, number, (0, 30 * number + one, at + 1 + one))
+                for one in range(30)
+            ),
+            *fails(at + 40, number, at + 50),
+        ):
+            small.add(event)
+            large.add(event)
+    assert (len(small.generations), len(large.generations)) == (8, 100)
+    assert small.useful_s(9_999.0) == pytest.approx(large.useful_s(9_999.0))
+    assert len(large._progress) == PROGRESS_MAX
+    many = History()
+    for at in range(10 * CURVE_POINTS_MAX):
+        many.add(steps(float(at), 0, (0, at, float(at))))
+    assert len(many._progress[0].curve) <= CURVE_POINTS_MAX
+    assert [len(part.generations) for part in large.parts(0.0)] == [32, 32, 32, 4]
+    assert GENERATIONS_AT_ONCE == 32
+
+
+# Any run, live and recorded.
+
+Time = st.integers(0, 4_000).map(lambda at: at / 8.0)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[LifecycleEvent]:
+    now = 10.0
+
+    def later() -> float:
+        nonlocal now
+        now += draw(Time)
+        return now
+
+    run: list[LifecycleEvent] = [
+        lifecycle.RunStarted(10.0, 1000.0, "job", "default", "c10d", "python", 2, 3)
+    ]
+    step = 0
+    for number in range(draw(st.integers(0, 4))):
+        if draw(st.booleans()):
+            run += [
+                lifecycle.StandbyChanged(later(), is_standby=True),
+                lifecycle.StandbyChanged(later(), is_standby=False),
+            ]
+        for error in draw(st.sampled_from([("",), ("no answer", ""), ("no answer",)])):
+            run.append(met(later(), 1.0, error))
+        run.append(starts(later(), number, draw(st.sampled_from(["", "b was lost"]))))
+        step = max(0, step - draw(st.integers(0, 20)))
+        for rank in draw(st.sampled_from([(), (0,), (0, 1)])):
+            run.append(lifecycle.FirstHeartbeat(later(), number, WORKERS[rank]))
+        for _ in range(draw(st.integers(0, 3))):
+            step += draw(st.integers(-1, 9))
+            at = later()
+            run.append(steps(at, number, (draw(st.integers(0, 1)), step, at - draw(Time) % 1)))
+        reason = draw(st.sampled_from([*StopReason]))
+        if reason is StopReason.WORKER_FAILED:
+            run.append(lifecycle.WorkerEnded(later(), 0.0, number, WORKERS[1], failed=True))
+        if reason is StopReason.ASKED:
+            run.append(lifecycle.Requested(later(), 0.0, "id", "restart requested by me"))
+        if draw(st.booleans()):
+            run.append(lifecycle.GenerationStopping(later(), number, reason))
+            run.append(steps(now, number, (0, step, now)))
+            run.append(lifecycle.GenerationStopped(later(), number))
+            if draw(st.booleans()):
+                run.append(lifecycle.WorkersFailed(later(), number, (described(1, 990.0 + now),)))
+    if draw(st.booleans()):
+        run.append(ended(later(), draw(st.sampled_from(["succeeded", "failed"])), 3))
+    return run
+
+
+@given(runs())
+def test_the_recorded_timeline_of_a_run_has_the_same_history(run: list[LifecycleEvent]) -> None:
+    lines: list[bytes] = []
+    recorder = TimelineRecorder(lambda line: lines.append(line.serialize().encode()))
+    live = History()
+    for event in run:
+        recorder(event)
+        live.add(event)
+    (node,) = records.parse(lines)
+    recorded = node.history
+    assert [*recorded.generations.values()] == [*live.generations.values()]
+    for now in (0.0, 50.0, 9_000.0):
+        assert recorded.useful_s(now) == live.useful_s(now)
+        assert recorded.elapsed_s(now) == live.elapsed_s(now)
+        assert recorded.standby_s(now) == live.standby_s(now)
+    assert recorded.counts_steps == live.counts_steps
+    assert (recorded.node_state, recorded.job_state) == (live.node_state, live.job_state)
+
+
+@given(runs())
+def test_all_time_of_a_run_is_spent_on_one_stage(run: list[LifecycleEvent]) -> None:
+    history = history_of(run)
+    end = max(getattr(event, "at", 0.0) for event in run) + 1.0
+    generations = [*history.generations.values()]
+    spans = spans_of(generations, 10.0, end, by_steps=history.counts_steps)
+    assert (spans[0].begin, spans[-1].end) == (10.0, end)
+    assert all(one.end == other.begin for one, other in pairwise(spans))
+    assert all(one.begin < one.end for one in spans)
+    assert 0.0 <= useful_s(spans) <= end - 10.0
+    assert all(seconds >= 0 for one in generations for seconds in one.stages.values())
+
+
+@given(runs(), st.floats(-5.0, 5.0))
+def test_equal_nodes_on_clocks_that_differ_merge_into_one(
+    run: list[LifecycleEvent], by: float
+) -> None:
+    for one in history_of(run).generations.values():
+        for part in (one, one.shifted(64.0).shifted(-64.0), merge([one, one])):
+            assert part.stages == pytest.approx(one.stages)
+        assert one.shifted(by).stages == pytest.approx(one.stages, abs=1e-6)

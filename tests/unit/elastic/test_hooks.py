@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec
+from holdfast.agent.worker_state import WorkerState
+from holdfast.elastic._impl.agents import LocalElasticAgent
+from holdfast.processes.logs.specs import DefaultLogsSpecs
+from holdfast.processes.logs.std import Std
+from holdfast.processes.signals import SignalException
+from rendezvous_fakes import ScriptedRendezvous
+
+if TYPE_CHECKING:
+    from holdfast.rendezvous.handler import RendezvousHandler
+
+FOREVER_S = 3600.0
+
+
+class Quiet(ScriptedRendezvous):
+    """A rendezvous that need not be asked for waiting nodes."""
+
+    polls_membership = False
+
+
+def local(
+    script: str | None = None,
+    *,
+    kind: type[LocalElasticAgent] = LocalElasticAgent,
+    handler: RendezvousHandler | None = None,
+    how: dict[str, Any] | None = None,
+    logs: DefaultLogsSpecs | None = None,
+    **settings: Any,
+) -> Any:
+    """Return an agent whose workers run a shell script in the current folder."""
+    spec = WorkerSpec(
+        **{
+            "role": "trainer",
+            "local_world_size": 1,
+            "rdzv_handler": handler or Quiet(),
+            "entrypoint": "/bin/sh",
+            "args": ("-c", script),
+            "max_restarts": 0,
+            # Far too long to be of any use: nothing here may depend on it.
+            "monitor_interval": FOREVER_S,
+            **settings,
+        }
+    )
+    return kind(spec, logs or DefaultLogsSpecs("logs", redirects=Std.ALL), **(how or {}))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder of the test, and so of its workers."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCH_ELASTIC_WORKER_IDENTICAL"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def kill_and_wait(pid: int) -> None:
+    """Kill a process and wait until it is dead; its parent is left to reap it."""
+    pidfd = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    select.select([pidfd], [], [])
+    os.close(pidfd)
+
+
+def lines(name: str) -> list[str]:
+    return sorted(Path(name).read_text().splitlines())
+
+
+def test_a_keeper_killed_between_two_starts_is_replaced() -> None:
+    class Unlucky(LocalElasticAgent):
+        def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
+            if self._processes._keeper is not None and self.restart_count == 1:
+                kill_and_wait(self._processes._keeper.pid)
+            return super()._start_workers(worker_group)
+
+    agent = local("[ $TORCHELASTIC_RESTART_COUNT -ge 1 ]", kind=Unlucky, max_restarts=2)
+    assert agent.run().state is WorkerState.SUCCEEDED
+
+
+class Hooked(LocalElasticAgent):
+    """Has hooks around starting and stopping, as agents of others may."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.calls: list[str] = []
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
+        self.calls.append("start")
+        return super()._start_workers(worker_group)
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self.calls.append("stop")
+        super()._stop_workers(worker_group)
+
+    def _shutdown(self, *args: Any, **kwargs: Any) -> None:
+        self.calls.append("shutdown")
+        super()._shutdown(*args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [LocalElasticAgent, Hooked])
+def test_a_signal_is_passed_on_and_ends_the_run(kind: type[LocalElasticAgent]) -> None:
+    os.mkfifo("ready")
+    script = "trap 'echo HUP >> seen; exit 0' HUP; echo go > ready; while :; do sleep 0.01; done"
+    agent = local(script, kind=kind, max_restarts=3)
+
+    def hang_up() -> None:
+        Path("ready").read_text()
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(hang_up)
+        with pytest.raises(SignalException) as ended:
+            agent.run()
+    assert ended.value.sigval is signal.SIGHUP
+    assert lines("seen") == ["HUP"]
+    assert getattr(agent, "calls", ["start", "shutdown"]) == ["start", "shutdown"]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", [LocalElasticAgent, Hooked])
+def test_a_second_interrupt_kills_also_while_a_hook_waits(
+    kind: type[LocalElasticAgent], caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the grace of 30 s this test would run into its own timeout."""
+    for name in ("ready", "stopping"):
+        os.mkfifo(name)
+    script = (
+        "if [ $RANK = 1 ]; then read go < ready; exit 7; fi;"
+        "trap 'echo > stopping' TERM; trap '' INT; echo go > ready; while :; do sleep 0.1; done"
+    )
+
+    def interrupt() -> None:
+        Path("stopping").read_text()
+        os.kill(os.getpid(), signal.SIGINT)
+        while not any("SIGINT" in text for text in caplog.messages):  # Two at once would be one.
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    agent = local(script, local_world_size=2, kind=kind)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(interrupt)
+        result = agent.run()  # The failure came first, and stays the reason.
+    assert result.failures[0].exitcode == -signal.SIGKILL
+    assert result.failures[1].exitcode == 7
+
+
+def test_a_signal_at_the_end_of_a_stop_by_a_hook_comes_before_the_next_round() -> None:
+    class Signalled(Hooked):
+        def _stop_workers(self, worker_group: WorkerGroup) -> None:
+            super()._stop_workers(worker_group)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    agent = local("exit 1", kind=Signalled, max_restarts=1)
+    with pytest.raises(SignalException):
+        agent.run()
+    assert agent._worker_group.spec.rdzv_handler.rounds == 1
+
+
+class Watching(LocalElasticAgent):
+    """Finds workers unhealthy that say they are sick, and notes all it finds."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.found: list[WorkerState] = []
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result = super()._monitor_workers(worker_group)
+        if Path("sick").exists():
+            Path("sick").unlink()
+            result = RunResult(WorkerState.UNHEALTHY)
+        self.found.append(result.state)
+        return result
+
+
+def test_a_hook_may_find_running_workers_unhealthy(caplog: pytest.LogCaptureFixture) -> None:
+    script = "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then touch sick; sleep 1000; fi"
+    agent = local(script, kind=Watching, monitor_interval=0.01, max_restarts=1)
+    assert agent.run().state is WorkerState.SUCCEEDED
+    assert agent.restart_count == 1
+    assert WorkerState.UNHEALTHY in agent.found
+    assert agent.found[-1] is WorkerState.SUCCEEDED
+    assert len(caplog.messages) == 1  # Of the restart; a worker that was stopped did not fail.
+
+
+def test_a_hook_has_the_last_word_on_a_failure() -> None:
+    class Forgiving(LocalElasticAgent):
+        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            result = super()._monitor_workers(worker_group)
+            return RunResult(WorkerState.SUCCEEDED) if result.is_failed() else result
+
+    assert local("exit 3", kind=Forgiving, max_restarts=3).run().state is WorkerState.SUCCEEDED
+    assert len(list(Path("logs").glob("*/attempt_*"))) == 1
+
+
+def test_hooks_around_starting_and_stopping_are_used() -> None:
+    agent = local("exit 1", kind=Hooked, max_restarts=1)
+    assert agent.run().is_failed()
+    assert agent.calls == ["start", "stop", "start", "stop", "shutdown"]
+
+
+@pytest.mark.parametrize("stops_before", [False, True])
+def test_a_hook_may_close_the_context_itself(stops_before: bool) -> None:
+    class Closing(LocalElasticAgent):
+        def _stop_workers(self, worker_group: WorkerGroup) -> None:
+            if stops_before:
+                super()._stop_workers(worker_group)
+            assert self._pcontext is not None
+            self._pcontext.close(signal.SIGKILL)
+
+    agent = local(
+        "[ $RANK = 0 ] && exit 3; sleep 1000", kind=Closing, local_world_size=2, max_restarts=1
+    )
+    result = agent.run()
+    assert (agent.restart_count, result.failures[0].exitcode) == (1, 3)
+    assert len(list(Path("logs").glob("*/attempt_*"))) == 2
