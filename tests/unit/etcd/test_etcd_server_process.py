@@ -180,7 +180,11 @@ def owned(script: str) -> tuple[subprocess.Popen[str], int]:
 
 
 def field_of(path: str, name: str) -> int:
-    return next(int(line.split()[1]) for line in open(path) if line.startswith(name))
+    return next(
+        int(line.split()[1])
+        for line in Path(path).read_text().splitlines()
+        if line.startswith(name)
+    )
 
 
 def test_killed_owner_leaves_neither_etcd_nor_folder(temporary: Path) -> None:
