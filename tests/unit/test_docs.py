@@ -186,7 +186,7 @@ def test_every_variable_of_a_worker_is_documented() -> None:
     assert done.returncode == 0, done.stderr
     given = {line.partition("=")[0] for line in done.stdout.splitlines()} - set(bare)
     page = DOCS / "reference" / "environment-variables.md"
-    assert given == table_keys(page, "## What a worker is given", "\n## ")
+    assert given == table_keys(page, "## What a worker gets", "\n## ")
 
 
 def test_every_key_of_the_report_is_documented(tmp_path: Path) -> None:
