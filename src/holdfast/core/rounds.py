@@ -91,7 +91,7 @@ from holdfast.core.bounded import (
 )
 from holdfast.core.first_failure import first_of, with_rivals
 from holdfast.core.job_settings import JobSettings, check_settings, differences
-from holdfast.core.limits import REPORTED_COUNTER_MAX, STORE_KEY_BYTES
+from holdfast.core.limits import REPORTED_COUNTER_MAX, STORE_KEY_BYTES, VIEW_MEMBERS_MAX
 from holdfast.core.machine import Event, InvalidEvent, Story
 from holdfast.core.node_order import order_nodes
 from holdfast.core.policy import RestartBudget, Verdict, judge
@@ -101,6 +101,7 @@ from holdfast.core.protocol import (
     Failure,
     Heartbeat,
     JobOutcome,
+    Member,
     NodeInfo,
     NodePhase,
     NodeRole,
@@ -323,6 +324,8 @@ class Job(msgspec.Struct, kw_only=True):
     """The id of the newest request that was granted."""
     asked: Why = ""
     """That request in words."""
+    stopped_by: Name = ""
+    """Of `View`."""
     grace_s: float = -1.0
     """Of `View`."""
 
@@ -1282,7 +1285,7 @@ class Rounds:
         job.request, job.asked = request.id, asked
         match Action(request.action):
             case Action.STOP:
-                job.grace_s = request.grace_s
+                job.stopped_by, job.grace_s = request.id, request.grace_s
                 return self._close(JobOutcome.STOPPED, asked)
             case Action.RESTART if not is_held(job):
                 return self._next_generation(asked)
@@ -1536,6 +1539,13 @@ class RankTable:
         self.rank_of = {info.node: rank for rank, info in enumerate(members)}
         self.ranks = assign_ranks([NodeShape(info.role, info.local_world_size) for info in members])
         self.key = round_key(members)
+        self.members: tuple[Member, ...] = ()
+        """Shared by the views of all members; empty if there are too many for a view."""
+        if len(members) <= VIEW_MEMBERS_MAX:
+            self.members = tuple(
+                Member(info.node, info.host, ranks.first_rank)
+                for info, ranks in zip(members, self.ranks, strict=True)
+            )
         self._incarnations = {info.node: info.incarnation for info in members}
         self.master_addr, self.master_port, self.store_key = "", 0, b""
         if members:
@@ -1616,6 +1626,7 @@ def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
         master_addr=rank_table.master_addr if member else "",
         master_port=rank_table.master_port if member else 0,
         store_key=rank_table.store_key if member else b"",
+        members=rank_table.members if member else (),
         failure=job.failure,
         request=job.request,
         asked=job.asked,
@@ -1654,6 +1665,7 @@ def view_for_outsider(
         final=job.final,
         request=job.request,
         asked=job.asked,
+        stopped_by=job.stopped_by,
         answered=answered_to(job, info),
         grace_s=job.grace_s,
     )
