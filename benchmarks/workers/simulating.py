@@ -1,4 +1,4 @@
-"""Runs the simulator on a few seeds and prints how many steps it took in how many seconds.
+"""Runs the simulator on a few seeds and prints its steps and CPU time.
 
 simulating.py NODES MINUTES SEEDS PROFILE
 """
@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 
-from simulator import simulate
+sys.path.insert(0, str(Path(__file__).parents[2]))  # The simulator is not installed.
+
+from simulator import simulate  # noqa: E402
 
 
 def main() -> None:
