@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from holdfast.core.job_settings import RankOrder
 from holdfast.core.protocol import Action, JobOutcome, NodePhase, NodeRole
-from holdfast.core.rounds import RECOVER_S_MAX, JobPhase, counts
+from holdfast.core.rounds import RECOVER_S_MAX, JobPhase, is_eligible
 from holdfast.core.supervision import Outcome, State, StopReason
 
 if TYPE_CHECKING:
@@ -690,7 +690,7 @@ class NobodyStarves(Checker):
         term, looked_at, waited_s = self._waits.get(key, (-1, now, 0.0))
         settings = self.world.job_of(job.run_id).settings
         agents = (self.world.ledger.agent_of[one] for one in after.incarnations)
-        here = sum(agent.alive and counts(job, agent.node) for agent in agents)
+        here = sum(agent.alive and is_eligible(job, agent.node) for agent in agents)
         if after.phase is not JobPhase.FORMING or here < settings.min_nodes or term != after.term:
             waited_s = 0.0
         elif now - looked_at <= ATTENDED_S:

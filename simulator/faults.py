@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from holdfast.coordinator.places import LOOK_S
 from holdfast.core.limits import PLACES_MAX, REPORT_BYTES_MAX
 from holdfast.core.protocol import Action, Request
+from holdfast.core.rounds import drained_nodes
 from holdfast.core.supervision import SIGINT, State
 from holdfast.core.values import Value
 from simulator.coordinator import Coordinator
@@ -501,7 +502,7 @@ class FaultInjector:
 
     def _undrain_all(self, job: JobTruth) -> None:
         known = self._world.coordinator.job(job.run_id)
-        for node in known.drained if known is not None else ():
+        for node in drained_nodes(known) if known is not None else ():
             agent = self._someone(job.living)
             if agent is not None:
                 self._request(agent, Action.UNDRAIN, node)

@@ -75,6 +75,10 @@ class LargeJob:
         await asyncio.Event().wait()
         yield
 
+    async def logs(self, node: str, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        raise ControlProblem(f"{node} is not there")
+        yield
+
     async def history(self, node: str) -> list[Any]:
         raise ControlProblem(f"{node} is not there")
 

@@ -12,7 +12,8 @@ import json
 import sys
 import time
 
-from holdfast.control.job_client import LocalJob, open_job
+from holdfast.control.discovery import LocalJob
+from holdfast.control.job_client import open_job
 from holdfast.wire.control import Here, LogsQuery
 
 

@@ -19,9 +19,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from holdfast.control.job_client import _printable
 from holdfast.views.top.app import Top
 from holdfast.wire import control
+from holdfast.wire.job_summary import printable_summary
 from holdfast.wire.messages import (
     JobSummary,
     NodeReport,
@@ -106,7 +106,7 @@ class Messages:
             assert isinstance(reply, Reply)
             [job] = control.unpack(control.JobSummaries, reply.body).jobs
             self._job.connected()
-            self._job.add_summary(time.monotonic(), _printable(job))
+            self._job.add_summary(time.monotonic(), printable_summary(job))
             self._changed()
             await asyncio.sleep(self._every_s)
         self.core = (time.process_time() - cpu_began) / (time.monotonic() - began)

@@ -173,7 +173,10 @@ def see_overview(page: Page) -> None:
 def look_at_timeline(page: Page, says: str, shots: Shots) -> None:
     page.keyboard.press("2")
     chart = page.locator("#chart")
-    expect(chart.locator(".piece.useful")).to_have_count(3)
+    expect(chart.locator(".piece.warmup")).to_have_count(3)
+    # Each generation begins with the same step.
+    expect(chart.locator(".piece.repeated")).to_have_count(2)
+    expect(chart.locator(".piece").last).to_have_class("piece useful")
     whole = span(chart)
     page.click("text=Last failure")
     zoomed = span(chart)

@@ -23,7 +23,7 @@ from holdfast.processes.failures.failure import ChildFailedError
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
 from holdfast.processes.workers.command_workers import SubprocessHandler, replace_subprocess_handler
-from holdfast.processes.workers.group import start_processes
+from holdfast.processes.workers.group import GroupSpec, start_group
 from synthetic_machines import add_nvidia, put
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def test_workers_of_a_handler_of_ones_own_are_bound(tmp_path: Path) -> None:
     try:
         args: dict[int, tuple[Any, ...]] = dict.fromkeys(range(2), ("-c", SCRIPT))
         envs: dict[int, dict[str, str]] = {0: {}, 1: {}}
-        context = start_processes("x", sys.executable, args, envs, logs, numa_options=NODE)
+        context = start_group(GroupSpec("x", sys.executable, args, envs, logs, numa_options=NODE))
         try:
             result = context.wait(60)
         finally:

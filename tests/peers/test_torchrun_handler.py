@@ -120,7 +120,8 @@ def test_finding_it_loads_neither_torch_nor_the_rest_of_holdfast() -> None:
         "plugin.creator(); print(*sorted(set(sys.modules) - bare))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.split() == ["__future__", "holdfast", "holdfast.torchrun_plugin"]
+    loaded = [name for name in done.stdout.split() if name.startswith(("holdfast", "torch"))]
+    assert loaded == ["holdfast", "holdfast.torchrun_plugin"]
 
 
 def test_the_store_does_what_torchs_agent_asks_of_it() -> None:

@@ -65,6 +65,7 @@ from holdfast.core.rounds import (
     Rounds,
     WaitEnded,
     WaitKind,
+    drained_nodes,
 )
 from holdfast.core.session import Session
 
@@ -163,7 +164,10 @@ class RoundsPlayer:
         if verb == "settled":
             return WaitEnded(self.rounds.job.settle_seq, WaitKind.SETTLING)
         if verb == "let":
-            return WaitEnded(next(iter(self.rounds.job.held_back.values())), WaitKind.HELD_BACK)
+            exclusions = self.rounds.job.exclusions.values()
+            return WaitEnded(
+                next(one.until for one in exclusions if one.until >= 0), WaitKind.EXCLUDED
+            )
         if verb == "quiet":
             return WaitEnded(self.rounds.job.quiet, WaitKind.QUIET)
         if verb == "close":
@@ -272,14 +276,14 @@ class RoundsPlayer:
             parts.append(f"done {' '.join(sorted(job.succeeded))}")
         if job.settings:
             parts.append(f"{job.restarts} of {job.settings.max_restarts} restarts used")
-        if job.drained:
-            parts.append(f"drained {' '.join(job.drained)}")
+        if drained_nodes(job):
+            parts.append(f"drained {' '.join(drained_nodes(job))}")
         if job.departed:
             parts.append(f"not gone yet {' '.join(n.info.node for n in job.departed.values())}")
         waits = {wait.ended.kind: wait.delay_s for wait in self.rounds.waits}
-        if WaitKind.HELD_BACK in waits:
-            delay_s = waits[WaitKind.HELD_BACK]
-            parts.append(f"holds back {' '.join(job.held_back)} for {delay_s:g} s")
+        if WaitKind.EXCLUDED in waits:
+            delayed = (node for node, one in job.exclusions.items() if one.until >= 0)
+            parts.append(f"holds back {' '.join(delayed)} for {waits[WaitKind.EXCLUDED]:g} s")
         if WaitKind.CONTENDING in waits:
             delay_s = waits[WaitKind.CONTENDING]
             parts.append(f"lets a contender wait for {delay_s:g} s")

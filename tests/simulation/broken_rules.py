@@ -15,7 +15,7 @@ from holdfast.core.etcd.keys import pack
 from holdfast.core.etcd.leader import Leadership
 from holdfast.core.etcd.session import EtcdSession
 from holdfast.core.etcd.witness import WatchState, Witness
-from holdfast.core.protocol import JobOutcome, NodeRole, Request, RequestRefusal, Status, View
+from holdfast.core.protocol import Ack, JobOutcome, NodeRole, Request, RequestRefusal, Status, View
 from holdfast.core.rounds import JobPhase, NodeLost, Rounds
 from holdfast.core.session import Session
 from holdfast.core.shared_state import (
@@ -80,12 +80,12 @@ class DrainsInName(Rounds):
     """A drained node is taken into the next generation all the same."""
 
     def _begin_generation(self, why: str) -> None:
-        drained, self.job.drained = self.job.drained, {}
+        drained, self.job.exclusions = self.job.exclusions, {}
         missing = [n.info for name, n in self.job.nodes.items() if name in drained]
         room = self._settings.max_nodes - len(self.job.members)
         known = {info.node for info in self.job.members}
         self.job.members += [info for info in missing if info.node not in known][:room]
-        self.job.drained = drained
+        self.job.exclusions = drained
         super()._begin_generation(why)
 
 
@@ -353,11 +353,11 @@ class NobodyIsEverLost(CoordinatorMachine):
         return super()._tick(now)
 
 
-class NobodyIsAsked(CoordinatorMachine):
-    """A failure is judged before it is known whether all members are there."""
+class HoldsNoFailure(CoordinatorMachine):
+    """A failure is decided before the other members have responded."""
 
-    def _may_be_due_to_a_loss(self, _rounds: Rounds, _status: Status) -> bool:
-        return False
+    def _hold(self, now: float, _rounds: Rounds, status: Status) -> list[View | Ack]:
+        return self._status(now, status, "", status.id)
 
 
 class DeposedLeadersWrite(EtcdSession):

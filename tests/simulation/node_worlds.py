@@ -99,7 +99,7 @@ def steps(world: World) -> list[Step]:
         found += [(name, i) for name in _faults_of(world, i)]
     if job.waiting:
         found.append(("time up", -1))
-    if job.held_back:
+    if job.exclusions:
         found.append(("let in", -1))
     if world.faults_left and not closed and job.nodes:
         found.append(("restart", -1))
@@ -161,8 +161,8 @@ def take(world: World, step: Step) -> list[View]:
     if what == "time up":
         return _on_the_way(world, rounds.handle(0.0, WaitEnded(world.job.wait_seq)))
     if what == "let in":
-        seq = next(iter(world.job.held_back.values()))
-        return _on_the_way(world, rounds.handle(0.0, WaitEnded(seq, WaitKind.HELD_BACK)))
+        first = next(iter(world.job.exclusions.values()))
+        return _on_the_way(world, rounds.handle(0.0, WaitEnded(first.until, WaitKind.EXCLUDED)))
     if what == "restart":
         world.job = Job(run_id=RUN)
         world.views = [None] * len(world.views)
@@ -279,7 +279,7 @@ def healing_step(world: World) -> Step | None:
             return ("speak", i)
     if job.waiting:
         return ("time up", -1)
-    if job.held_back:
+    if job.exclusions:
         return ("let in", -1)
     alive = sum(node is not None for node in world.nodes)
     if alive < world.settings.min_nodes and job.phase is not JobPhase.CLOSED:
@@ -319,7 +319,6 @@ def fingerprint(world: World) -> int:
             known.claim,
             known.claimed_rank if known.claim[0] else 0,
             known.claimed_size if known.claim[0] else 0,
-            known.departures,
         )
         for known in job.nodes.values()
     )
@@ -330,7 +329,7 @@ def fingerprint(world: World) -> int:
     nodes = tuple(_outline(world, i) for i in range(len(world.nodes)))
     born = tuple(bool(count) for count in world.born)
     done = frozenset(job.succeeded)
-    gone = (*job.held_back, *((one.node, one.departures) for one in job.vacancies))
+    gone = (*job.exclusions, *((node, one.departures) for node, one in job.flaps.items()))
     return hash((about, ends, members, here, done, out, gone, nodes, born, world.faults_left))
 
 

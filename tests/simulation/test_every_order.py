@@ -29,7 +29,7 @@ from node_worlds import (
 from fake_node import a_job_of
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.protocol import JobOutcome, NodeRole
-from holdfast.core.rounds import Job, JobPhase
+from holdfast.core.rounds import Job, JobPhase, eligible_count
 
 HEALING_STEPS_MAX = 40
 
@@ -105,7 +105,7 @@ def check_state(world: World) -> None:
                 assert node.size == len(job.members)
     assert job.restarts <= world.settings.max_restarts
     if job.phase is JobPhase.FORMING and not job.waiting and job.settings:
-        counted = len(job.nodes) - len(job.held_back)
+        counted = eligible_count(job)
         assert counted < job.settings.min_nodes, "enough nodes wait for nothing"
     if job.phase is JobPhase.RECOVERING:
         assert job.waiting

@@ -18,7 +18,7 @@ from holdfast.core.values import Value
 from holdfast.processes.failures.exits import WorkerExit
 from holdfast.processes.keeper import client
 from holdfast.processes.keeper.client import Keeper
-from holdfast.processes.workers.group import StopEnded, WorkersKilled, start_processes
+from holdfast.processes.workers.group import GroupSpec, StopEnded, WorkersKilled, start_group
 from holdfast.worker import LAST_END_ENV, PREVIOUS_WORLD_SIZE_ENV
 
 if TYPE_CHECKING:
@@ -191,23 +191,23 @@ class WorkerProcesses:
         assert spec.entrypoint is not None
         if order.deadline is not None:
             order.deadline.begin()
-        return start_processes(
-            name=spec.role,
-            entrypoint=spec.entrypoint,
-            args=given.args,
-            envs=given.envs,
-            logs_specs=settings.logs_specs,
+        group = GroupSpec(
+            spec.role,
+            spec.entrypoint,
+            given.args,
+            given.envs,
+            settings.logs_specs,
             log_line_prefixes=given.prefixes or None,
             start_method=settings.start_method,
             numa_options=spec.numa_options,
             duplicate_stdout_filters=spec.duplicate_stdout_filters,
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
-            keeper=self._obtain_keeper(),
-            warm=self._warm,
             capture_stderr=settings.capture_stderr,
-            deadline=order.deadline,
             world_size=self.group.workers[0].world_size,
-            attended=order.is_attended,
+            is_attended=order.is_attended,
+        )
+        return start_group(
+            group, keeper=self._obtain_keeper(), warm=self._warm, deadline=order.deadline
         )
 
     def _obtain_keeper(self) -> Keeper | None:

@@ -172,21 +172,22 @@ class Commands:
         """Whether it is clear which job is meant."""
 
     async def connect(self) -> JobClient:
-        from holdfast.cli.operate import connect, is_elsewhere
+        from holdfast.cli.operate import choice_of, connect
         from holdfast.control.connection import (
             ControlProblem,
             JobNotFound,
             JobUnreachable,
             RequestRefused,
         )
-        from holdfast.control.job_client import local_jobs, open_job
+        from holdfast.control.discovery import local_jobs
+        from holdfast.control.job_client import open_job
 
         if not self._args.agent_pid:
             try:
                 return await connect(self._args)
             except ControlProblem as problem:
                 is_refused = isinstance(problem, RequestRefused)
-                if not self.was_found or is_elsewhere(self._args) or is_refused:
+                if not self.was_found or choice_of(self._args).is_elsewhere or is_refused:
                     raise
                 name = self._args.rdzv_id
                 raise JobNotFound(f"job {name!r} has no agent on this machine any more") from None

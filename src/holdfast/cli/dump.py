@@ -1,30 +1,36 @@
 """The command `dump`: the Python stacks of workers, of this machine or of all nodes of a job.
 
-On this machine it asks no agent and no coordinator: workers are found in `/proc`, so it also works if
-an agent is stuck, and for scripts that import nothing of Holdfast. For all nodes it asks their agents,
-and shows equal stacks once.
+On this machine it finds workers in `/proc` and connects to no agent, so it also works if an agent is
+stuck, and for scripts that do not import Holdfast. For all nodes it sends a query to their agents and
+shows equal stacks once.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from holdfast.cli.operate import add_place, connect, is_elsewhere
+from holdfast.cli.operate import add_place, choice_of, connect, print_text
 from holdfast.cli.parser import CommandParser, Help
-from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
+from holdfast.control.connection import JobNotFound
+from holdfast.control.stack_groups import grouped
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.printable import visible
+from holdfast.processes.keeper.main import descendants_of
+from holdfast.processes.local_workers import LocalWorker, local_workers
+from holdfast.processes.procfs import command_of, exists, initial_environment
+from holdfast.processes.stacks import dump_stacks, is_python
 
 if TYPE_CHECKING:
-    import argparse
-
     from holdfast.control.job_client import NodeStacks
-    from holdfast.processes.local_workers import LocalWorker
 
 AT_ONCE = 8
 """How many workers are dumped at the same time, to show which wait for each other."""
 NODES_AT_ONCE = 64
-"""How many nodes are asked at the same time."""
+"""How many nodes get a query at the same time."""
 BELOW_MAX = 64
 """How many subprocesses of one worker are shown."""
 NOTHING_FOUND = 1
@@ -63,7 +69,7 @@ def build_parser(name: str) -> CommandParser:
         "--all-nodes",
         "--all_nodes",
         action="store_true",
-        help="of all nodes of a job, by asking their agents",
+        help="all nodes of a job, by queries to their agents",
     )
     add_place(parser, operand=False)
     parser.add_argument(
@@ -78,19 +84,15 @@ def build_parser(name: str) -> CommandParser:
 
 def _pid(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        import argparse
-
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a process id; accepted: digits (a job is named by --rdzv-id)"
+            f"{text!r} is not a process id; accepted: digits (--rdzv-id names a job)"
         )
     return int(text[:9])
 
 
 def execute(args: argparse.Namespace) -> None:
     """Print the stacks, worker by worker, or of all nodes."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    if args.all_nodes or is_elsewhere(args):
+    if args.all_nodes or choice_of(args).is_elsewhere:
         if args.pids or args.subprocesses:
             raise UsageError("--all-nodes: accepted without PID and --subprocesses")
         _dump_all_nodes(args)
@@ -100,35 +102,13 @@ def execute(args: argparse.Namespace) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
             for text in pool.map(lambda worker: _dump(worker, args.subprocesses), workers):
-                _print(text)
+                print_text(visible(text))
         except BrokenPipeError:
-            pass  # The reader has seen enough.
-
-
-def _print(text: str) -> None:
-    """Write to standard output, whatever its encoding is; raise if that fails.
-
-    Processes may be another user's, and so is what they call themselves and their threads.
-    """
-    if sys.stdout is None:
-        raise EnvironmentProblem("standard output is closed")
-    encoding = sys.stdout.encoding
-    try:
-        sys.stdout.write(visible(text).encode(encoding, "backslashreplace").decode(encoding))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as problem:
-        raise EnvironmentProblem(
-            f"cannot write to standard output: {problem.strerror or problem}"
-        ) from None
+            pass  # The reader of standard output has exited.
 
 
 def _chosen(args: argparse.Namespace) -> list[LocalWorker]:
     """Return the chosen workers; processes that are not workers only by their pid."""
-    from holdfast.processes.local_workers import LocalWorker, local_workers
-    from holdfast.processes.procfs import exists, initial_environment
-
     found = local_workers()
     if args.pids:
         known = {worker.pid: worker for worker in found}
@@ -154,10 +134,6 @@ def _chosen(args: argparse.Namespace) -> list[LocalWorker]:
 
 
 def _dump(worker: LocalWorker, with_subprocesses: bool) -> str:
-    from holdfast.processes.keeper.main import descendants_of
-    from holdfast.processes.procfs import command_of
-    from holdfast.processes.stacks import dump_stacks, is_python
-
     text = f"== {worker.described()}\n{_body(dump_stacks(worker.pid, worker.env))}\n"
     below = descendants_of(worker.pid) if with_subprocesses or not is_python(worker.pid) else []
     for pid in below[:BELOW_MAX]:
@@ -177,11 +153,6 @@ def _body(stacks: str) -> str:
 
 
 def _dump_all_nodes(args: argparse.Namespace) -> None:
-    import asyncio
-
-    from holdfast.control.connection import JobNotFound
-    from holdfast.control.stack_groups import grouped
-
     async def dump() -> tuple[list[tuple[int, str]], list[str]]:
         async with await connect(args) as client:
             job = await client.status()
@@ -204,10 +175,10 @@ def _dump_all_nodes(args: argparse.Namespace) -> None:
     groups = grouped(stacks)
     try:
         summary = "; ".join(f"{group.who}: {group.place}" for group in groups)
-        _print(f"{summary}\n")
+        print_text(visible(f"{summary}\n"))
         for group in groups:
-            _print(f"\n== {group.who}: {group.place}\n{_body(group.text)}\n")
+            print_text(visible(f"\n== {group.who}: {group.place}\n{_body(group.text)}\n"))
     except BrokenPipeError:
-        pass  # The reader has seen enough.
+        pass  # The reader of standard output has exited.
     for problem in problems:
         print(f"holdfast dump: {problem}", file=sys.stderr)

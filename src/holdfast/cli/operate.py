@@ -1,47 +1,53 @@
 """The commands for running jobs: `ps`, `status`, `top`, `logs`, `events`, `restart`, `drain`, `undrain`, `stop`.
 
-They find a job by themselves if this user has just one on this machine. Elsewhere it is said where its
-nodes meet, with the flags and the token of `holdfast run`. All they know of a job comes from
-`control.job_client`.
+If the user has one job on this machine, they find it by its agent's socket. For a job elsewhere they
+take the rendezvous flags and the token of `holdfast run`. Each command parses its flags, calls
+`control.job_client` and prints what `views.tables` renders.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from holdfast.cli.parser import CommandParser, Help
+from holdfast.control import job_client
+from holdfast.control.connection import JobUnreachable
+from holdfast.control.discovery import Directory, JobChoice, local_jobs, place_of, stored_jobs
+from holdfast.control.job_logs import follow_logs
+from holdfast.core.limits import ASKED_WHY_CHARS_MAX, GRACE_S_MAX
+from holdfast.core.protocol import Action
 from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.launcher.flag_values import parse_rdzv_conf
 from holdfast.views import tables
+from holdfast.wire.control import LogsQuery
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Coroutine, Iterable, Sequence
     from typing import Any
 
-    from holdfast.control.connection import Endpoint
-    from holdfast.control.job_client import JobClient, LocalJob, Place
+    from holdfast.control.job_client import JobClient
     from holdfast.wire.messages import JobSummary
 
 WATCH_EVERY_S = 1.0
 GIVE_UP_S = 60.0
-"""A job whose state cannot be read for so long is not watched any more."""
-BEGIN_EVERY_S = 0.5
-"""How often it is looked for nodes whose logs are not followed yet."""
-NODES_SHOWN = 10
+"""`status --watch` ends if the job is unreachable for this long."""
 CLEAR = "\x1b[H\x1b[2J"
 RANKS_MAX = 65_536
-ELSEWHERE = "elsewhere say where its nodes meet: --rdzv-endpoint, with --rdzv-backend if it is etcd, or --ha"
 
 WHERE = """
-Without --rdzv-endpoint, --rdzv-backend or --ha the job is looked for among
-those that have an agent of yours on this machine.
+Without --rdzv-endpoint, --rdzv-backend or --ha, the command uses the job that
+has an agent of yours on this machine.
 """
 TEXTS: dict[str, tuple[str, str]] = {
     "ps": (
         """\
-List the jobs that have an agent of yours on this machine; with
---rdzv-endpoint those of a coordinator, or of etcd with --rdzv-backend etcd.
+List the jobs that have an agent of yours on this machine. With --rdzv-endpoint,
+list those of a coordinator, or of etcd with --rdzv-backend etcd.
 """,
         """\
 examples:
@@ -51,8 +57,8 @@ examples:
 """,
     ),
     "status": (
-        "Show the state of a job: rounds, nodes, workers, restarts and their causes,\n"
-        "progress and goodput where workers report them.\n" + WHERE,
+        "Show the state of a job: rounds, nodes, workers, restarts and their causes;\n"
+        "progress and goodput if workers report them.\n" + WHERE,
         """\
 examples:
   holdfast status
@@ -62,9 +68,9 @@ examples:
 """,
     ),
     "top": (
-        "Watch a job in the terminal: its nodes and ranks, how fast they are, where the\n"
-        "time of restarts went; with keys for logs, stacks, restart, drain and stop.\n"
-        "It needs textual: pip install 'holdfast[top]'.\n" + WHERE,
+        "Watch a job in the terminal: its nodes and ranks, their speed, and how long each\n"
+        "stage of a restart took; with keys for logs, stacks, restart, drain and stop.\n"
+        "Requires textual: pip install 'holdfast[top]'.\n" + WHERE,
         """\
 examples:
   holdfast top
@@ -72,7 +78,7 @@ examples:
 """,
     ),
     "logs": (
-        "Show what workers write to their files (--redirects, --tee), of any rank of\nany node.\n"
+        "Show what workers write to their files (--redirects, --tee), of any rank of any\nnode.\n"
         + WHERE,
         """\
 examples:
@@ -83,7 +89,7 @@ examples:
 """,
     ),
     "events": (
-        "Show what happened in a job, as far as it is remembered.\n" + WHERE,
+        "Show the recent events of a job.\n" + WHERE,
         """\
 examples:
   holdfast events
@@ -91,17 +97,18 @@ examples:
 """,
     ),
     "restart": (
-        "Start all workers of a job anew, as its next generation. No restart is\ncharged.\n"
-        + WHERE,
+        "Restart all workers of a job, as its next generation. This does not count\n"
+        "against --max-restarts.\n" + WHERE,
         """\
 examples:
   holdfast restart --reason 'new data'
 """,
     ),
     "drain": (
-        "Stop the workers of a node, after their grace, and give it none until it is\n"
-        "undrained. A standby takes its place, or the job gets smaller; it is refused if\n"
-        "the job would have too few nodes. No restart is charged.\n" + WHERE,
+        "Stop the workers of a node, after their grace, and start none there until the\n"
+        "node is undrained. A standby replaces it, or the job continues with fewer\n"
+        "nodes; if too few would remain, the command is refused. This does not count\n"
+        "against --max-restarts.\n" + WHERE,
         """\
 examples:
   holdfast drain node7 --reason 'disk is failing'
@@ -113,7 +120,7 @@ examples:
         "examples:\n  holdfast undrain node7\n",
     ),
     "stop": (
-        "End a job on all nodes, for good: its agents end with exit code 143.\n" + WHERE,
+        "Stop a job on all nodes, for good; its agents exit with code 143.\n" + WHERE,
         """\
 examples:
   holdfast stop --reason 'wrong learning rate' --grace 60
@@ -140,34 +147,36 @@ def build_parser(name: str) -> CommandParser:
         parser.add_argument("--json", action="store_true", help="for programs: JSON")
     if name == "status":
         parser.add_argument(
-            "--watch", action="store_true", help="show it again every second, until Ctrl-C"
+            "--watch", action="store_true", help="refresh every second, until Ctrl-C"
         )
     if name in ("logs", "events"):
         parser.add_argument(
-            "-f", "--follow", action="store_true", help="go on with what comes, until Ctrl-C"
+            "-f", "--follow", action="store_true", help="keep following, until Ctrl-C"
         )
     if name == "logs":
         parser.add_argument(
-            "--rank", default="", metavar="R,R-R", help="only of these ranks (all): 0,8-15"
+            "--rank", default="", metavar="R,R-R", help="only these ranks (all): 0,8-15"
         )
-        parser.add_argument("--node", default="", metavar="NODE", help="only of this node or host")
+        parser.add_argument("--node", default="", metavar="NODE", help="only this node or host")
         parser.add_argument(
-            "--tail", type=int, default=-1, metavar="N", help="begin with the last N lines of each"
+            "--tail", type=int, default=-1, metavar="N", help="start with the last N lines of each"
         )
-        parser.add_argument("--grep", default="", metavar="TEXT", help="only lines with this text")
         parser.add_argument(
-            "--no-prefix", "--no_prefix", action="store_true", help="lines as they were written"
+            "--grep", default="", metavar="TEXT", help="only lines that contain this text"
+        )
+        parser.add_argument(
+            "--no-prefix", "--no_prefix", action="store_true", help="lines without the rank"
         )
     if name in ACTIONS:
         parser.add_argument(
-            "--reason", default="", metavar="TEXT", help="why, for the consoles of all nodes"
+            "--reason", default="", metavar="TEXT", help="the reason, shown on all nodes"
         )
     if name == "stop":
         parser.add_argument(
             "--grace",
             type=float,
             metavar="SECONDS",
-            help="how long workers have to end by themselves (as the job was started)",
+            help="how long workers may take to exit (as set by holdfast run)",
         )
     add_place(parser, operand="JOB" in operand)
     parser.set_defaults(command=name)
@@ -175,7 +184,7 @@ def build_parser(name: str) -> CommandParser:
 
 
 def add_place(parser: argparse.ArgumentParser, *, operand: bool) -> None:
-    """Add the flags that say which job is meant, and JOB; see `choose_job`."""
+    """Add the flags that choose a job, and JOB; see `choose_job`."""
     if operand:
         parser.add_argument(
             "job", nargs="?", default="", metavar="JOB", help="run id of the job, as --rdzv-id"
@@ -195,17 +204,17 @@ def add_place(parser: argparse.ArgumentParser, *, operand: bool) -> None:
         "--rdzv_backend",
         default="",
         metavar="NAME",
-        help="where its nodes meet, if not at a coordinator: etcd or file",
+        help="the backend, if not a coordinator: etcd or file",
     )
     parser.add_argument(
         "--rdzv-endpoint",
         "--rdzv_endpoint",
         default="",
         metavar="HOST[:PORT]",
-        help="the coordinator of the job, its etcd or folder (the agents on this machine)",
+        help="the job's coordinator, etcd or folder (the agents on this machine)",
     )
     parser.add_argument(
-        "--ha", default="", metavar="HOST[:PORT],...", help="the machines of a job with --ha"
+        "--ha", default="", metavar="HOST[:PORT],...", help="the --ha list of the job"
     )
     parser.add_argument(
         "--rdzv-conf",
@@ -231,12 +240,12 @@ def parse_ranks(text: str) -> list[int]:
     for part in text.split(",") if text else ():
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise UsageError(f"--rank: {part!r} is no rank; accepted: a list like 0,8-15")
-        # More digits than Python turns into a number are too large all the same.
+            raise UsageError(f"--rank: {part!r} is not a rank; accepted: a list like 0,8-15")
+        # Longer numbers are too large anyway.
         span = range(int(first[:9]), int((last if dash else first)[:9]) + 1)
         if not span:
             raise UsageError(
-                f"--rank: {part!r} ends before it begins; accepted: a list like 0,8-15"
+                f"--rank: {part!r} ends before it starts; accepted: a list like 0,8-15"
             )
         if len(ranks) + len(span) > RANKS_MAX:
             raise UsageError(f"--rank: more than {RANKS_MAX} ranks")
@@ -256,8 +265,6 @@ def check(args: argparse.Namespace) -> None:
 
 def execute(args: argparse.Namespace) -> None:
     """Run one of the commands."""
-    import asyncio
-
     check(args)
     commands: dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, None]]] = {
         "ps": _ps,
@@ -269,165 +276,53 @@ def execute(args: argparse.Namespace) -> None:
     asyncio.run(commands.get(args.command, _act)(args))
 
 
-# Which job.
+def choice_of(args: argparse.Namespace) -> JobChoice:
+    """Return which job the flags choose."""
+    return JobChoice(
+        run_id=args.rdzv_id,
+        backend=args.rdzv_backend,
+        endpoint=args.rdzv_endpoint,
+        ha=args.ha,
+        settings=parse_rdzv_conf(args.rdzv_conf),
+    )
 
 
 async def connect(args: argparse.Namespace) -> JobClient:
-    """Return a connection to the one job that is meant; raise if that is not clear."""
-    from holdfast.control.connection import JobNotFound
-    from holdfast.control.job_client import open_job
-
-    place, beside = await find_place(args)
-    client = await open_job(place, beside)
-    if client.run_id:
-        return client
-    jobs = [one.run_id for one in await client.jobs()]
-    going = f"at {args.rdzv_endpoint}"
-    if len(jobs) != 1:
-        client.close()
-        raise _unclear(jobs, going) if jobs else JobNotFound(f"no job {going}")
-    client.run_id = jobs[0]
-    return client
+    """Return a client of the job that the flags choose."""
+    return await job_client.connect(choice_of(args), warn_of_late)
 
 
-def is_elsewhere(args: argparse.Namespace) -> bool:
-    """Whether it is said where the job is, and not to be looked for on this machine."""
-    return bool(args.rdzv_endpoint or args.rdzv_backend or args.ha)
-
-
-async def find_place(args: argparse.Namespace) -> tuple[Place, list[LocalJob]]:
-    """Return where the job is that is meant, and all its agents on this machine."""
-    from holdfast.control.connection import JobNotFound
-    from holdfast.control.discovery import Directory
-    from holdfast.control.job_client import local_jobs, run_ids_of
-
-    if is_elsewhere(args):
-        place = place_of(args)
-        if isinstance(place, Directory) and not place.run_id:
-            there = await run_ids_of(place)
-            if len(there) != 1:
-                at = f"at {place.where}"
-                raise _unclear(there, at) if there else JobNotFound(f"no job {at}")
-            place.run_id = there[0]
-        return place, []
-    found = await local_jobs(tell_late)
-    if args.rdzv_id:
-        found = [one for one in found if one.here.run_id == args.rdzv_id]
-        if not found:
-            raise JobNotFound(
-                f"no agent of the job {args.rdzv_id!r} on this machine", hint=ELSEWHERE
-            )
-    if not found:
-        raise JobNotFound("no job of yours has an agent on this machine", hint=ELSEWHERE)
-    names = sorted({one.here.run_id for one in found})
-    if len(names) > 1:
-        raise _unclear(names, "on this machine")
-    return found[0], found
-
-
-def tell_late(pids: list[str]) -> None:
-    """Say why a command takes long to begin."""
+def warn_of_late(pids: list[str]) -> None:
+    """Print why the command takes long to start."""
     agents = f"the agent{'s' * (len(pids) > 1)} with pid {', '.join(pids)}"
-    print(f"holdfast: waiting for {agents} to answer", file=sys.stderr, flush=True)
-
-
-def _unclear(names: list[str], where: str) -> UsageError:
-    listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-    return UsageError(
-        f"there are several jobs {where}: {listed}", hint="choose one: JOB or --rdzv-id"
-    )
-
-
-def place_of(args: argparse.Namespace) -> Place:
-    """Return where the flags say that the job is."""
-    from holdfast.control.discovery import directory_of
-    from holdfast.launcher.flag_values import parse_rdzv_conf
-    from holdfast.rendezvous.config import RendezvousParameters
-
-    backend, endpoint = args.rdzv_backend or "c10d", args.rdzv_endpoint
-    if args.ha:
-        for other, name in ((endpoint, "--rdzv-endpoint"), (args.rdzv_backend, "--rdzv-backend")):
-            if other:
-                raise UsageError(f"{name}: {other!r} conflicts with --ha; accepted: one of the two")
-        backend, endpoint = "ha", args.ha
-    given = parse_rdzv_conf(args.rdzv_conf)
-    params = RendezvousParameters(backend, endpoint, args.rdzv_id, 1, 1, **given)
-    return directory_of(params) or _endpoint_of(args, given)
-
-
-def _endpoint_of(args: argparse.Namespace, given: dict[str, str]) -> Endpoint:
-    """Return the coordinator that the flags name."""
-    import os
-
-    from holdfast.control.connection import Endpoint
-    from holdfast.net.endpoints import parse_rendezvous_endpoint
-    from holdfast.net.token import choose_token
-    from holdfast.rendezvous.config import RendezvousParameters, parse
-    from holdfast.rendezvous.coordinator import DEFAULT_PORT
-    from holdfast.wire.handshake import READ_ONLY_PREFIX
-
-    host, port = parse_rendezvous_endpoint(args.rdzv_endpoint, DEFAULT_PORT)
-    run_id = args.rdzv_id
-    config = parse(
-        RendezvousParameters("c10d", args.rdzv_endpoint, run_id or "none", 1, 1, **given)
-    )
-    token = choose_token(
-        host,
-        os.environ,
-        token_file=config.token_file,
-        auth=config.auth,
-        certified=config.certified,
-        read_only=True,
-        make=False,
-    )
-    tls = config.tls_with(token, run_id)
-    if tls is not None and tls.is_psk and token is not None and token.startswith(READ_ONLY_PREFIX):
-        raise UsageError("--rdzv-conf: tls=psk needs the token itself, and this one is read-only")
-    return Endpoint(
-        host=host,
-        port=port,
-        run_id=run_id,
-        token=token,
-        tls=tls.for_client() if tls is not None else None,
-        server_name=tls.server_name if tls is not None else None,
-    )
-
-
-# The commands.
+    print(f"holdfast: waiting for {agents} to respond", file=sys.stderr, flush=True)
 
 
 async def _ps(args: argparse.Namespace) -> None:
-    from holdfast.control.job_client import local_jobs
-
-    if is_elsewhere(args):
-        rows = [tables.job_row(one) for one in await _jobs_of(place_of(args))]
+    choice = choice_of(args)
+    if choice.is_elsewhere:
+        rows = [tables.job_row(one) for one in await _jobs_of(choice)]
     else:
-        rows = [tables.agent_row(one.here) for one in await local_jobs(tell_late)]
+        rows = [tables.agent_row(one.here) for one in await local_jobs(warn_of_late)]
     if args.json:
         for row in rows:
-            _print_json(row)
+            print_json(row)
     elif rows:
         heads = [name.upper() for name in rows[0]]
-        _print(tables.table([heads, *([*row.values()] for row in rows)]))
+        print_text(tables.table([heads, *([*row.values()] for row in rows)]))
 
 
-async def _jobs_of(place: Place) -> list[JobSummary]:
-    from holdfast.control.discovery import Directory
-    from holdfast.control.job_client import open_job, stored_jobs
-
+async def _jobs_of(choice: JobChoice) -> list[JobSummary]:
+    place = place_of(choice)
     if isinstance(place, Directory):
         return await stored_jobs(place)
-    async with await open_job(place) as client:
+    async with await job_client.open_job(place) as client:
         return await client.jobs()
 
 
 async def _status(args: argparse.Namespace) -> None:
-    import asyncio
-
-    from holdfast.control.connection import JobUnreachable
-
     async with await connect(args) as client:
-        told = ""
+        complaint = ""
         now = asyncio.get_running_loop().time
         reached_at = now()
         while True:
@@ -437,11 +332,11 @@ async def _status(args: argparse.Namespace) -> None:
                 is_gone = client.is_over or now() - reached_at >= GIVE_UP_S
                 if not args.watch or is_gone:
                     raise
-                if problem.message != told:
+                if problem.message != complaint:
                     _complain("status", [problem.message])
-                told = problem.message
+                complaint = problem.message
             else:
-                told = ""
+                complaint = ""
                 reached_at = now()
                 _show_status(args, job, client.agents.unreached)
             if not args.watch:
@@ -451,11 +346,11 @@ async def _status(args: argparse.Namespace) -> None:
 
 def _show_status(args: argparse.Namespace, job: JobSummary, unreached: Sequence[str]) -> None:
     if args.json:
-        _print_json(job)
+        print_json(job)
         _complain("status", unreached)
     else:
         text = tables.status_text(job, unreached)
-        _print((CLEAR if args.watch and sys.stdout.isatty() else "") + text)
+        print_text((CLEAR if args.watch and sys.stdout.isatty() else "") + text)
 
 
 async def _top(args: argparse.Namespace) -> None:
@@ -464,12 +359,10 @@ async def _top(args: argparse.Namespace) -> None:
     # textual reads from the first and writes to the last of these.
     if not all(one and one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr)):
         raise EnvironmentProblem(
-            "this is not a terminal", hint="holdfast status --watch needs none"
+            "holdfast top needs a terminal", hint="holdfast status --watch does not"
         )
     client = await connect(args)
-    args.rdzv_id = (
-        client.run_id
-    )  # After a loss of the connection it is this job that is looked for.
+    args.rdzv_id = client.run_id  # If the connection is lost, find the same job again.
     await run(client, lambda: connect(args))
 
 
@@ -478,20 +371,20 @@ async def _events(args: argparse.Namespace) -> None:
         client.agents.on_unreached = lambda line: _complain("events", [line])
         async for event in client.events(follow=args.follow):
             if args.json:
-                _print_json(event)
+                print_json(event)
             else:
-                _print(f"{tables.event_line(event)}\n")
+                print_text(f"{tables.event_line(event)}\n")
 
 
-def _complain(command: str, lines: Iterable[str]) -> None:
-    for line in lines:
-        print(f"holdfast {command}: {line}", file=sys.stderr, flush=True)
+async def _logs(args: argparse.Namespace) -> None:
+    wanted = LogsQuery(ranks=args.ranks, tail=args.tail, follow=args.follow, grep=args.grep)
+    printer = tables.LogPrinter(prefixed=not args.no_prefix, coloured=sys.stdout.isatty())
+    async with await connect(args) as client:
+        complain = lambda line: _complain("logs", [line])  # noqa: E731
+        await follow_logs(client, wanted, args.node, printer.show, complain)
 
 
 async def _act(args: argparse.Namespace) -> None:
-    from holdfast.core.limits import ASKED_WHY_CHARS_MAX, GRACE_S_MAX
-    from holdfast.core.protocol import Action
-
     grace_s = getattr(args, "grace", None)
     if len(args.reason) > ASKED_WHY_CHARS_MAX:
         raise UsageError(
@@ -506,29 +399,22 @@ async def _act(args: argparse.Namespace) -> None:
     async with await connect(args) as client:
         node = getattr(args, "node", "")
         action = Action(args.command)
-        as_is = await client.request(action, node=node, why=args.reason, grace_s=grace_s)
-        what = as_is or f"{args.command} {node}".strip() + " granted"
-        _print(f"job {client.run_id!r}: {what}\n")
+        unchanged = await client.request(action, node=node, why=args.reason, grace_s=grace_s)
+        what = unchanged or f"{args.command} {node}".strip() + " accepted"
+        print_text(f"job {client.run_id!r}: {what}\n")
 
 
-async def _logs(args: argparse.Namespace) -> None:
-    from holdfast.control.job_logs import follow_logs
-    from holdfast.wire.control import LogsQuery
-
-    wanted = LogsQuery(ranks=args.ranks, tail=args.tail, follow=args.follow, grep=args.grep)
-    printer = tables.LogPrinter(prefixed=not args.no_prefix, coloured=sys.stdout.isatty())
-    async with await connect(args) as client:
-        complain = lambda line: _complain("logs", [line])  # noqa: E731
-        await follow_logs(client, wanted, args.node, printer.show, complain)
+def _complain(command: str, lines: Iterable[str]) -> None:
+    for line in lines:
+        print(f"holdfast {command}: {line}", file=sys.stderr, flush=True)
 
 
-def _print_json(value: object) -> None:
-    import msgspec
+def print_json(value: object) -> None:
+    """Print one JSON document per line."""
+    print_text(msgspec.json.encode(value).decode() + "\n")
 
-    _print(msgspec.json.encode(value).decode() + "\n")
 
-
-def _print(text: str) -> None:
+def print_text(text: str) -> None:
     """Write to standard output, whatever its encoding is; raise if that fails."""
     if sys.stdout is None:
         raise EnvironmentProblem("standard output is closed")

@@ -1,23 +1,44 @@
-"""Where the agents of a job without a coordinator are found by people whose machine has none of them.
+"""Finding jobs: on this machine, at a coordinator, and where agents store their ports.
 
-Agents store their control ports where they find each other: in etcd, also that of `--ha`, or in a
-shared folder. Whoever can read that, and has the job's token if there is one, can ask. Nothing is
-ever written here. All that reads may block, so it is called in a thread.
+Every agent has a socket in its user's runtime folder, so a client on the same machine needs nothing
+else. From another machine the client connects to the coordinator. A job without a coordinator is
+listed in a directory: its agents store their ports in etcd (also that of `--ha`) or in a shared folder.
+Whoever can read that, and has the job's token if there is one, can connect. Discovery writes nothing
+there. Reading a directory may block, so it happens in a thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
+from holdfast.control.connection import (
+    CONNECT_S,
+    ControlProblem,
+    Endpoint,
+    JobNotFound,
+    JobUnreachable,
+    open_socket,
+    unpacked,
+)
+from holdfast.control.runtime_dir import pid_of, sockets_here
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.net.agent_port import ControlCredentials, explicit_token
+from holdfast.net.endpoints import parse_rendezvous_endpoint
+from holdfast.net.token import choose_token
 from holdfast.rendezvous import config
 from holdfast.rendezvous.backends import Backend
+from holdfast.wire import control
+from holdfast.wire.handshake import READ_ONLY_PREFIX
+from holdfast.wire.job_summary import printable_summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from holdfast.core.rounds import Job
     from holdfast.etcd.etcd_settings import EtcdSettings
@@ -26,29 +47,198 @@ if TYPE_CHECKING:
     from holdfast.wire.control import Contacts
     from holdfast.wire.messages import JobSummary
 
-ASKED = ("c10d", "static", "etcd", "etcd-v2", "file")
-"""The backends that can be given to the commands for running jobs."""
+R = TypeVar("R")
+
+ACCEPTED = ("c10d", "static", "etcd", "etcd-v2", "file")
+"""The backends that the commands for running jobs accept."""
+LATE_S = 2.0
+"""Agents that take longer to respond are named."""
+NAMES_SHOWN = 10
+ELSEWHERE = "for a job elsewhere use --rdzv-endpoint (with --rdzv-backend for etcd), or --ha"
+
+
+# Which job.
+
+
+class JobChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Which job the user means, as the flags tell; everything may be empty."""
+
+    run_id: str = ""
+    backend: str = ""
+    endpoint: str = ""
+    ha: str = ""
+    settings: dict[str, str] = {}
+    """Of `--rdzv-conf`."""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the flags tell where the job is; otherwise it has an agent on this machine."""
+        return bool(self.endpoint or self.backend or self.ha)
+
+
+async def find_job(
+    choice: JobChoice, on_late: Callable[[list[str]], None] | None = None
+) -> tuple[Place, list[LocalJob]]:
+    """Return where the chosen job is, and all its agents on this machine.
+
+    At a coordinator that has several jobs, the place is that of all of them.
+    """
+    if choice.is_elsewhere:
+        place = place_of(choice)
+        if isinstance(place, Directory) and not place.run_id:
+            place.run_id = only_one(await _run_ids_of(place), f"at {place.where}")
+        return place, []
+    found = await local_jobs(on_late)
+    if choice.run_id:
+        found = [one for one in found if one.here.run_id == choice.run_id]
+        if not found:
+            raise JobNotFound(
+                f"no agent of the job {choice.run_id!r} on this machine", hint=ELSEWHERE
+            )
+    if not found:
+        raise JobNotFound("you have no agent on this machine", hint=ELSEWHERE)
+    only_one(sorted({one.here.run_id for one in found}), "on this machine")
+    return found[0], found
+
+
+def only_one(names: list[str], where: str) -> str:
+    """Return the only job; raise if there is none, or more than one."""
+    if not names:
+        raise JobNotFound(f"no job {where}")
+    if len(names) > 1:
+        listed = ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
+        raise UsageError(
+            f"there are several jobs {where}: {listed}", hint="choose one: JOB or --rdzv-id"
+        )
+    return names[0]
+
+
+def place_of(choice: JobChoice) -> Place:
+    """Return where the flags tell that the job is."""
+    backend, endpoint = choice.backend or "c10d", choice.endpoint
+    if choice.ha:
+        for other, name in ((endpoint, "--rdzv-endpoint"), (choice.backend, "--rdzv-backend")):
+            if other:
+                raise UsageError(f"{name}: {other!r} conflicts with --ha; accepted: one of the two")
+        backend, endpoint = "ha", choice.ha
+    params = config.RendezvousParameters(backend, endpoint, choice.run_id, 1, 1, **choice.settings)
+    return directory_of(params) or _coordinator_of(choice)
+
+
+def _coordinator_of(choice: JobChoice) -> Endpoint:
+    from holdfast.rendezvous.coordinator import DEFAULT_PORT  # Imports the whole handler.
+
+    host, port = parse_rendezvous_endpoint(choice.endpoint, DEFAULT_PORT)
+    run_id = choice.run_id
+    conf = config.parse(
+        config.RendezvousParameters(
+            "c10d", choice.endpoint, run_id or "none", 1, 1, **choice.settings
+        )
+    )
+    token = choose_token(
+        host,
+        os.environ,
+        token_file=conf.token_file,
+        auth=conf.auth,
+        certified=conf.certified,
+        read_only=True,
+        make=False,
+    )
+    tls = conf.tls_with(token, run_id)
+    if tls is not None and tls.is_psk and token is not None and token.startswith(READ_ONLY_PREFIX):
+        raise UsageError("--rdzv-conf: tls=psk needs the token itself, and this one is read-only")
+    return Endpoint(
+        host=host,
+        port=port,
+        run_id=run_id,
+        token=token,
+        tls=tls.for_client() if tls is not None else None,
+        server_name=tls.server_name if tls is not None else None,
+    )
+
+
+# On this machine.
+
+
+class LocalJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that has an agent on this machine."""
+
+    path: str
+    here: control.Here
+
+
+async def local_jobs(on_late: Callable[[list[str]], None] | None = None) -> list[LocalJob]:
+    """Return the jobs of this user's agents on this machine; remove the sockets of dead agents.
+
+    `on_late` gets the process ids of agents that have not responded within `LATE_S`. Agents that do
+    not respond at all are left out.
+    """
+    try:
+        paths = sockets_here()
+    except OSError as problem:
+        raise ControlProblem(f"cannot list the jobs: {problem}", exit_code=78) from None
+    looks = {asyncio.ensure_future(_local_job(path)): path for path in paths}
+    if looks and on_late is not None:
+        _, late = await asyncio.wait(looks, timeout=LATE_S)
+        if late:
+            on_late(sorted(pid_of(looks[one]) for one in late))
+    found = await asyncio.gather(*looks)
+    return sorted(
+        (one for one in found if one is not None), key=lambda job: (job.here.run_id, job.here.pid)
+    )
+
+
+async def _local_job(path: str) -> LocalJob | None:
+    try:
+        connection = await open_socket(path, "")
+    except ControlProblem:
+        _remove_if_dead(path)
+        return None
+    try:
+        reply = await connection.ask(control.HERE, limit_s=CONNECT_S)
+        return LocalJob(path=path, here=unpacked(control.Here, reply.body))
+    except ControlProblem:
+        return None
+    finally:
+        connection.close()
+
+
+def _remove_if_dead(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as trial:
+        trial.settimeout(CONNECT_S)
+        try:
+            trial.connect(path)
+        except ConnectionRefusedError:
+            try:
+                os.unlink(path)
+            except OSError:
+                pass  # Another process was quicker.
+        except OSError:
+            pass
+
+
+# Without a coordinator.
 
 
 class Directory:
-    """Where one job, or every job, can be looked up; with an empty run id it is not clear yet which."""
+    """Where the agents of one job are listed, or of every job; with an empty run id, none is chosen yet."""
 
     where: str
-    """As a person writes it, with the flag."""
+    """As the user writes it, with the flag."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
 
     def run_ids(self, *, running: bool = False) -> list[str]:
-        """Return the jobs that are there, all or those that have an agent."""
+        """Return all jobs, or with `running` those that have an agent."""
         raise NotImplementedError
 
     def contacts(self) -> Contacts:
-        """Return how to reach the agents of the job; raise `HoldfastError` if that cannot be read."""
+        """Return how to reach the agents of the job; raise `HoldfastError` if that is not readable."""
         raise NotImplementedError
 
     def summary(self, run_id: str) -> JobSummary | None:
-        """Return the state of a job as it is stored."""
+        """Return the stored state of a job."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -59,7 +249,7 @@ class EtcdDirectory(Directory):
     """The jobs below a prefix of an etcd."""
 
     advice = ""
-    """What to look at where it cannot be read."""
+    """The hint of a message that it is not readable."""
 
     def __init__(self, run_id: str, where: str, etcd: EtcdSettings, prefix: str) -> None:
         super().__init__(run_id)
@@ -103,7 +293,7 @@ class EtcdDirectory(Directory):
 class HaDirectory(EtcdDirectory):
     """The one job of the etcd of `--ha`."""
 
-    advice = "the machines of --ha, --rdzv-id and the token must be those of the job"
+    advice = "--ha, --rdzv-id and the token must be those of the job"
 
     def __init__(self, params: RendezvousParameters) -> None:
         from holdfast.etcd.cluster_list import Certificates
@@ -186,11 +376,11 @@ class FolderDirectory(Directory):
 
 
 def directory_of(params: RendezvousParameters) -> Directory | None:
-    """Return where a job is looked up; None if it has a coordinator, which is asked."""
+    """Return the directory of a job; None if it has a coordinator."""
     backend = params.kind
     if backend is Backend.HA:
         if not params.run_id:
-            raise UsageError("--rdzv-id: missing; with --ha it says which job is meant")
+            raise UsageError("--rdzv-id: missing; --ha needs it")
         return HaDirectory(params)
     if backend is Backend.ETCD:
         from holdfast.rendezvous.etcd import etcd_settings_of
@@ -203,6 +393,36 @@ def directory_of(params: RendezvousParameters) -> Directory | None:
     if backend is not None and backend.has_coordinator:
         return None
     raise UsageError(
-        f"--rdzv-backend: the agents of {params.backend!r} cannot be found from here; accepted: "
-        f"{', '.join(ASKED)}, or no flag on the machine of one of the agents"
+        f"--rdzv-backend: {params.backend!r} has no directory of its agents; accepted: "
+        f"{', '.join(ACCEPTED)}, or no flag on the host of one of the agents"
     )
+
+
+async def read(call: Callable[[], R]) -> R:
+    """Return what `call` reads from a directory; raise `ControlProblem` if it cannot."""
+    try:
+        return await asyncio.to_thread(call)
+    except UsageError:
+        raise
+    except HoldfastError as problem:
+        raise JobUnreachable(problem.message, hint=problem.hint) from None
+
+
+async def _run_ids_of(place: Directory) -> list[str]:
+    return await read(lambda: place.run_ids(running=True) or place.run_ids())
+
+
+async def stored_jobs(place: Directory) -> list[JobSummary]:
+    """Return the jobs of a directory as they are stored, or the chosen one."""
+
+    def stored() -> list[JobSummary]:
+        names = [place.run_id] if place.run_id else place.run_ids()
+        return [one for one in map(place.summary, names) if one is not None]
+
+    try:
+        return [printable_summary(one) for one in await read(stored)]
+    finally:
+        place.close()
+
+
+Place = Endpoint | LocalJob | Directory

@@ -608,9 +608,17 @@ class Span(NamedTuple):
 
 
 def spans_of(
-    generations: Sequence[Generation], begin: float, end: float, *, by_steps: bool
+    generations: Sequence[Generation],
+    begin: float,
+    end: float,
+    *,
+    by_steps: bool,
+    is_over: bool = True,
 ) -> list[Span]:
-    """Return what a job's time was spent on, without gaps; `by_steps` if any worker reported steps."""
+    """Return what a job's time was spent on, without gaps.
+
+    `by_steps` is whether any worker reported steps, `is_over` whether no generation follows.
+    """
     spans: list[Span] = []
 
     def add(stage: Stage, until: float | None, number: int | None) -> None:
@@ -634,7 +642,7 @@ def spans_of(
         add(Stage.REPEATED, good, number)
         add(Stage.DETECT, stop, number)
         add(Stage.STOP, over, number)
-    add(Stage.END if generations else Stage.REGROUP, end, None)
+    add(Stage.END if generations and is_over else Stage.REGROUP, end, None)
     return spans
 
 

@@ -20,16 +20,14 @@ import getpass
 import os
 import random
 import secrets
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
 from holdfast.control.agents import Agents, MergedEvents, events_at, printable_event
 from holdfast.control.connection import (
     ANSWER_S,
-    CONNECT_S,
     ControlProblem,
-    Endpoint,
     JobNotFound,
     JobUnreachable,
     open_contact,
@@ -38,27 +36,24 @@ from holdfast.control.connection import (
     tls_of,
     unpacked,
 )
-from holdfast.control.discovery import Directory
+from holdfast.control.discovery import Directory, LocalJob, find_job, only_one, read
 from holdfast.control.history import NodeHistory
-from holdfast.control.runtime_dir import pid_of, sockets_here
 from holdfast.core.limits import ASKED_WHY_CHARS_MAX, NAME_CHARS_MAX
 from holdfast.core.protocol import Action, Request
-from holdfast.errors import HoldfastError, UsageError
-from holdfast.printable import one_line, quoted, visible
+from holdfast.printable import one_line, visible
 from holdfast.wire import control
 from holdfast.wire.handshake import READ_ONLY_PREFIX
-from holdfast.wire.messages import JobSummary, Query, sound_report
+from holdfast.wire.job_summary import printable_summary
+from holdfast.wire.messages import JobSummary, Query
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
     from types import TracebackType
 
     from holdfast.control.connection import ControlConnection
+    from holdfast.control.discovery import JobChoice, Place
     from holdfast.wire.messages import EventRecord
 
-R = TypeVar("R")
-
-LATE_S = 2.0  # Agents that take longer to answer are named.
 WATCH_S = 2.5
 """How long nodes have to report for the first time."""
 NOBODY_S = 10.0
@@ -66,16 +61,6 @@ NOBODY_S = 10.0
 STAGGER_S = 0.5
 """After this time without an answer of an agent the next one is tried besides."""
 ROOM_MIN_BYTES = 1_024
-
-
-class LocalJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that an agent on this machine is in."""
-
-    path: str
-    here: control.Here
-
-
-Place = Endpoint | LocalJob | Directory
 
 
 class NodeStacks(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +124,7 @@ class JobClient:
 
     async def jobs(self) -> list[JobSummary]:
         """Return all jobs that this connection can see, in short."""
-        return [_printable(one) for one in await self._jobs(control.StatusQuery())]
+        return [printable_summary(one) for one in await self._jobs(control.StatusQuery())]
 
     async def status(self, *, watch: bool = False, wait_s: float = WATCH_S) -> JobSummary:
         """Return the state of the job; with `watch`, what the nodes report about their workers.
@@ -158,7 +143,7 @@ class JobClient:
                 for one in job.nodes
             ]
             job = msgspec.structs.replace(job, nodes=nodes)
-        return _printable(job)
+        return printable_summary(job)
 
     async def _jobs(self, query: control.StatusQuery) -> list[JobSummary]:
         body, limit_s = control.pack(query), ANSWER_S + query.wait_s
@@ -267,6 +252,23 @@ class JobClient:
         return found
 
 
+async def connect(
+    choice: JobChoice, on_late: Callable[[list[str]], None] | None = None
+) -> JobClient:
+    """Return a client of the one chosen job; raise if the choice is not clear."""
+    place, beside = await find_job(choice, on_late)
+    client = await open_job(place, beside)
+    if not client.run_id:
+        try:
+            client.run_id = only_one(
+                [one.run_id for one in await client.jobs()], f"at {choice.endpoint}"
+            )
+        except BaseException:
+            client.close()
+            raise
+    return client
+
+
 async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
     """Return a connection to a job, or raise `ControlProblem`.
 
@@ -294,19 +296,19 @@ async def _open_listed(place: Directory) -> JobClient:
     async def reopen() -> ControlConnection:
         return (await _open_anyone(place))[0]
 
-    look = lambda: _read(place.contacts)  # noqa: E731
+    look = lambda: read(place.contacts)  # noqa: E731
     agents = Agents(connection, passes_on=False, look=look, reopen=reopen, found=found)
     return JobClient(agents, read_only=found.read_only, closed=place.close)
 
 
 async def _open_anyone(place: Directory) -> tuple[ControlConnection, control.Contacts]:
     """Return a connection to the leader's agent, or to the first of the others that answers."""
-    found = await _read(place.contacts)
+    found = await read(place.contacts)
     there = [one for one in found.contacts if one.port]
     if not there:
         where = f"of {place.run_id!r} at {place.where}"
         if not found.contacts:
-            job = await _read(lambda: place.summary(place.run_id))
+            job = await read(lambda: place.summary(place.run_id))
             over = f"; it is over: {job.outcome}" if job is not None and job.outcome else ""
             raise JobNotFound(f"there is no agent {where}{over}")
         raise JobUnreachable(
@@ -349,92 +351,11 @@ async def _first_that_answers(
         for connection in answered[1:]:
             connection.close()
         return answered[0]
-    job = await _read(lambda: place.summary(place.run_id))
+    job = await read(lambda: place.summary(place.run_id))
     if job is not None and job.outcome:
         raise JobNotFound(f"job {place.run_id!r} is over: {job.outcome}")
     assert problem is not None
     raise problem
-
-
-async def run_ids_of(place: Directory) -> list[str]:
-    """Return the jobs at a place, but for those that are over where others are not."""
-    return await _read(lambda: place.run_ids(running=True) or place.run_ids())
-
-
-async def stored_jobs(place: Directory) -> list[JobSummary]:
-    """Return these jobs as they are stored, or the one that is meant."""
-
-    def read() -> list[JobSummary]:
-        names = [place.run_id] if place.run_id else place.run_ids()
-        return [one for one in map(place.summary, names) if one is not None]
-
-    try:
-        return [_printable(one) for one in await _read(read)]
-    finally:
-        place.close()
-
-
-async def _read(read: Callable[[], R]) -> R:
-    """Return what is stored somewhere; raise `ControlProblem` if it cannot be read."""
-    try:
-        return await asyncio.to_thread(read)
-    except UsageError:
-        raise
-    except HoldfastError as problem:
-        raise JobUnreachable(problem.message, hint=problem.hint) from None
-
-
-async def local_jobs(on_late: Callable[[list[str]], None] | None = None) -> list[LocalJob]:
-    """Return the jobs of this user's agents on this machine; forget those that were killed.
-
-    `on_late` is called with the processes of agents that have not answered within `LATE_S`; those that
-    never do are left out.
-    """
-    try:
-        paths = sockets_here()
-    except OSError as problem:
-        raise ControlProblem(f"cannot look for jobs: {problem}", exit_code=78) from None
-    looks = {asyncio.ensure_future(_look(path)): path for path in paths}
-    if looks and on_late is not None:
-        _, late = await asyncio.wait(looks, timeout=LATE_S)
-        if late:
-            on_late(sorted(pid_of(looks[one]) for one in late))
-    found = await asyncio.gather(*looks)
-    return sorted(
-        (one for one in found if one is not None), key=lambda job: (job.here.run_id, job.here.pid)
-    )
-
-
-async def _look(path: str) -> LocalJob | None:
-    try:
-        connection = await open_socket(path, "")
-    except ControlProblem:
-        _remove_if_dead(path)
-        return None
-    try:
-        async with asyncio.timeout(CONNECT_S):
-            reply = await connection.ask(control.HERE)
-        return LocalJob(path=path, here=unpacked(control.Here, reply.body))
-    except (ControlProblem, TimeoutError):
-        return None
-    finally:
-        connection.close()
-
-
-def _remove_if_dead(path: str) -> None:
-    import socket
-
-    with socket.socket(socket.AF_UNIX) as trial:
-        trial.settimeout(CONNECT_S)
-        try:
-            trial.connect(path)
-        except ConnectionRefusedError:
-            try:
-                os.unlink(path)
-            except OSError:
-                pass  # Somebody else was quicker.
-        except OSError:
-            pass
 
 
 def who_asks() -> str:
@@ -444,30 +365,3 @@ def who_asks() -> str:
     except (KeyError, OSError):
         user = str(os.getuid())
     return one_line(f"{user}@{os.uname().nodename}", NAME_CHARS_MAX)
-
-
-def _printable(job: JobSummary) -> JobSummary:
-    """Return a job whose texts may be shown."""
-    replace = msgspec.structs.replace
-    nodes = [
-        replace(
-            node,
-            node=quoted(node.node),
-            host=quoted(node.host),
-            address=quoted(node.address),
-            role=quoted(node.role),
-            phase=quoted(node.phase),
-            report=sound_report(node.report) if node.report is not None else None,
-        )
-        for node in job.nodes
-    ]
-    return replace(
-        job,
-        run_id=one_line(job.run_id),
-        phase=quoted(job.phase),
-        outcome=quoted(job.outcome),
-        why=one_line(job.why),
-        history=[one_line(line) for line in job.history],
-        causes=[one_line(line) for line in job.causes],
-        nodes=nodes,
-    )

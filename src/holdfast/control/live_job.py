@@ -13,6 +13,7 @@ rate is well below the median of all; `behind` if the furthest is some steps ahe
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from typing import TYPE_CHECKING
@@ -49,6 +50,8 @@ SLOW_RANKS_MIN = 3
 """Of fewer ranks nobody can say which is the slow one."""
 BEHIND_STEPS, BEHIND_S = 3, 2.0
 """Ranks that are so many steps behind, and at least so long at the median rate, are marked."""
+CLOCK_JUMP_S = 1.0
+"""If the clock of a node differs by more than before, the agent runs on another host."""
 GENERATIONS_MAX = 512
 EVENTS_MAX = 1_024
 CAUSES_SHOWN = 64
@@ -210,6 +213,7 @@ class LiveJob:
         self._samples: dict[tuple[str, int], _Samples] = {}
         self._parts: dict[int, dict[str, Generation]] = {}
         """Generations as nodes saw them, by number and node, on this clock."""
+        self._shifts: dict[str, float] = {}
         self._first_seen: dict[int, float] = {}
         self._generations: list[GenerationRow] | None = None
         self._generation_mark: object = None
@@ -264,8 +268,11 @@ class LiveJob:
         self.version += 1
         self._generations = None
         for part in parts:
+            # Messages take a while; the fastest one so far tells best how the clocks differ.
+            by, known = now - part.now, self._shifts.get(node, math.inf)
+            self._shifts[node] = by = min(by, known) if abs(by - known) < CLOCK_JUMP_S else by
             for one in part.generations:
-                self._parts.setdefault(one.number, {})[node] = one.shifted(now - part.now)
+                self._parts.setdefault(one.number, {})[node] = one.shifted(by)
         for number in sorted(self._parts)[:-GENERATIONS_MAX]:
             del self._parts[number]
 
@@ -282,17 +289,22 @@ class LiveJob:
         return self._generations
 
     @property
+    def is_over(self) -> bool:
+        return bool(self.header.outcome or self.ended)
+
+    @property
     def spans(self) -> list[Span]:
         """What the job's time was spent on, as far as known."""
         merged = self._merged()
         starts = [
             at for one in merged[:1] for at in (one.left_at, one.started_at) if at is not None
         ]
-        by_steps = any(one.has_steps for one in merged)
-        return (
-            spans_of(merged, min(starts), self.updated_at or 0.0, by_steps=by_steps)
-            if starts
-            else []
+        return spans_of(
+            merged,
+            min(starts, default=0.0),
+            self.updated_at or 0.0,
+            by_steps=any(one.has_steps for one in merged),
+            is_over=self.is_over,
         )
 
     def age_s(self, now: float) -> float | None:
@@ -311,7 +323,7 @@ class LiveJob:
         return bool(known.run_id) and (
             job.run_id != known.run_id
             or job.generation < known.generation
-            or (bool(known.outcome or self.ended) and not job.outcome)
+            or (self.is_over and not job.outcome)
         )
 
     def _drop_nodes(self, present: set[str]) -> None:

@@ -45,7 +45,7 @@ The rules:
     slow to stop are named to all. A node that leaves is waited for like the others.
 13. A member that goes costs all others a restart, and so does its return. One that comes back again
     and again is held back before it counts as there: not the first time, then longer each time
-    (`held_back_s`), until it has stayed for `QUIET_S`. It is known by its node id, or else takes the
+    (`return_delay_s`), until it has stayed for `QUIET_S`. It is known by its node id, or else takes the
     place of one that went from its host, of those the one that went most often.
 14. A job does what it is asked for by people (`core.protocol.Request`), or refuses it with why.
     What is asked again under the same id is answered as before. A restart that somebody asked for is the next
@@ -81,7 +81,6 @@ from holdfast.core.bounded import (
     Incarnation,
     Name,
     NodeCount,
-    NodeId,
     NodeRank,
     Number,
     Port,
@@ -136,14 +135,15 @@ so those who lost it for a moment only are back in a moment."""
 SETTLES_MAX = 5
 """A round that nodes keep coming to is waited for no longer than so many settle times: more would
 make it form with more of those that come one by one, and later where one comes and goes."""
-HELD_BACK_FIRST_S = 6.0
+RETURN_DELAY_S_MIN = 6.0
 """Longer than a death goes unnoticed by default, or those would be let in that are gone again."""
-HELD_BACK_MAX_S = 30.0
+RETURN_DELAY_S_MAX = 30.0
 """Raising it spares a job more restarts by a node that comes and goes; a job that needs that node
 stands still for as long."""
 QUIET_S = 60.0
 """That a node went is forgotten after one to two of these."""
-VACANCIES_MAX = 1_024  # Nodes that come and go on more places than this come in at once.
+FLAPS_MAX = 1_024
+"""Of so many nodes that left it is remembered how often. Further ones that rejoin are not delayed."""
 PRESENT_CHANGE_MIN = 0.1  # Waiting nodes get a new view when the number of nodes changed by this.
 REPORT_S = 10.0  # How long a failed job waits for the report of the node that failed.
 CONTENDERS_MAX = 64
@@ -206,9 +206,6 @@ class Node(msgspec.Struct):
     """Counts up while the node is alive; used where nodes share this state, without a coordinator."""
     control: ControlPort | None = None
     """Where people reach its agent; used as the heartbeats are."""
-    departures: Count = 0
-    """How often whoever had its place went and broke a round, until `Job.quiet` is `forgotten_at`."""
-    forgotten_at: Count = 0
     asked: Name = ""
     """The id of the newest request that came through it."""
 
@@ -221,13 +218,37 @@ class RetiredNode(msgspec.Struct, frozen=True):
     """Another agent with the same node id took its place: it must not come back."""
 
 
-class Vacancy(msgspec.Struct, frozen=True):
-    """The place of a node that went, for whoever comes in its stead."""
+class ExclusionKind(Enum):
+    """Why a node is excluded."""
 
-    node: NodeId
+    DRAINED = "drained"
+    """An operator drained it: it has no workers until it is undrained."""
+    FLAPPING = "flapping"
+    """It left and rejoined too often: its return is delayed."""
+
+
+class Exclusion(msgspec.Struct, frozen=True):
+    """Why no round takes a node."""
+
+    kind: ExclusionKind
+    reason: Why
+    until: Number = -1
+    """The number of the wait that ends the exclusion; -1 if only a request ends it."""
+    lasts_s: Seconds = 0.0
+    """How long that wait is."""
+
+
+class FlapRecord(msgspec.Struct, frozen=True):
+    """How often a node left a round that needed it, and when that is forgotten.
+
+    A node keeps the record while it is connected, and leaves it behind for the node that takes its
+    place: the next one with its id, or from its host.
+    """
+
     host: Name
     departures: Count
     forgotten_at: Count
+    """When `Job.quiet` is this."""
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -263,10 +284,11 @@ class Job(msgspec.Struct, kw_only=True):
     departed: dict[int, Node] = {}
     """Incarnations that are out of the job, but whose workers may not be gone yet."""
     retired: dict[int, RetiredNode] = {}
-    vacancies: list[Vacancy] = []
-    held_back: dict[str, Count] = {}
-    """Nodes that are there and do not count yet, each with the number of its wait."""
-    held_back_seq: Count = 0
+    exclusions: dict[str, Exclusion] = {}
+    """Nodes that no round takes. Drained nodes stay here while they are gone, others do not."""
+    exclusion_seq: Count = 0
+    flaps: dict[str, FlapRecord] = {}
+    """Of nodes that are connected and of nodes that left, in the order in which they left."""
     quiet: Count = 0
     """Counts quiet times, as long as there are departures to forget."""
     forgotten_at: Count = 0
@@ -293,8 +315,6 @@ class Job(msgspec.Struct, kw_only=True):
     failure: Failure | None = None
     report: Report = b""
     final: bool = False
-    drained: dict[str, Why] = {}
-    """Nodes that are to have no workers, whether they are there or not, each with why."""
     asking: dict[str, Request] = {}
     """What was asked for through a node while nothing could be decided, by node."""
     answers: dict[str, RequestAnswer] = {}
@@ -303,6 +323,8 @@ class Job(msgspec.Struct, kw_only=True):
     """The id of the newest request that was granted."""
     asked: Why = ""
     """That request in words."""
+    stopped_by: Name = ""
+    """Of `View`."""
     grace_s: float = -1.0
     """Of `View`."""
 
@@ -315,14 +337,17 @@ def sound_job(job: Job) -> Job:
     names = [job.run_id, job.coordinator_address, *job.succeeded]
     for info in job.members:
         names += names_in(info)
-    for vacancy in job.vacancies:
-        names += (vacancy.node, vacancy.host)
+    for name, record in job.flaps.items():
+        names += (name, record.host)
     for one in (*job.nodes.values(), *job.departed.values()):
         names += names_in(one.info)
         one.failure = sound_failure(one.failure)
-    names += (*job.drained, *job.asking, *job.answers)
+    names += (*job.exclusions, *job.asking, *job.answers)
     check_names(*names)
-    job.drained = {node: reason(why) for node, why in job.drained.items()}
+    job.exclusions = {
+        node: msgspec.structs.replace(one, reason=reason(one.reason))
+        for node, one in job.exclusions.items()
+    }
     job.asking = {node: sound_request(one) for node, one in job.asking.items()}
     job.asked = reason(job.asked)
     check_address(job.coordinator_address)
@@ -340,16 +365,26 @@ def sound_job(job: Job) -> Job:
 
 
 def contradiction(job: Job) -> str:
-    """Return what cannot be in a job beside the rest of it, or nothing."""
-    settings, is_active = job.settings, job.phase is JobPhase.ACTIVE
+    """Return what in a stored job contradicts the rest of it, or nothing."""
     if any(name != node.info.node for name, node in job.nodes.items()):
         return "a node under another name than its own"
     if any(number != node.info.incarnation for number, node in job.departed.items()):
         return "a node under another incarnation than its own"
-    if not job.held_back.keys() <= job.nodes.keys():
-        return "a node held back that is not there"
+    if any(one.until >= 0 and node not in job.nodes for node, one in job.exclusions.items()):
+        return "a wait for a node that is not connected"
     if len({info.node for info in job.members}) != len(job.members):
         return "a node of two ranks"
+    if job.settings is None:
+        if job.nodes or job.waiting or job.phase is JobPhase.ACTIVE:
+            return "nodes and no settings"
+    else:
+        check_settings(job.settings)
+    return broken_invariant(job)
+
+
+def broken_invariant(job: Job) -> str:
+    """Return which invariant of a job does not hold, or nothing. The cost does not grow with its nodes."""
+    settings = job.settings
     if len(job.succeeded) > len(job.members):
         return "more members done than there are"
     if job.released > job.generation:
@@ -357,14 +392,14 @@ def contradiction(job: Job) -> str:
     if (job.outcome is not None) != (job.phase is JobPhase.CLOSED):
         return "an outcome that goes on, or an end without one"
     if settings is None:
-        return "nodes and no settings" if is_active or job.nodes or job.waiting else ""
-    check_settings(settings)
+        return ""
     if budget_of(job).is_exceeded:
         return "more restarts than it may have"
-    if is_active and not settings.min_nodes <= len(job.members) <= settings.max_nodes:
+    size_ok = settings.min_nodes <= len(job.members) <= settings.max_nodes
+    if job.phase is JobPhase.ACTIVE and not size_ok:
         return "a round of too few or too many members"
-    counted = sum(counts(job, name) for name in job.nodes)
-    if job.phase is JobPhase.FORMING and job.waiting and counted < settings.min_nodes:
+    is_forming = job.phase is JobPhase.FORMING and job.waiting
+    if is_forming and eligible_count(job) < settings.min_nodes:
         return "a round about to form of too few nodes"
     return ""
 
@@ -397,8 +432,8 @@ class WaitKind(Enum):
     """That no more nodes come, at most; its number is that of the first wait."""
     STOPPING = "stopping"
     """The end of the workers of earlier generations; its number is the generation that waits."""
-    HELD_BACK = "held back"
-    """That a node has been there for long enough to count."""
+    EXCLUDED = "excluded"
+    """The end of a node's exclusion; its number is `Exclusion.until`."""
     CONTENDING = "contending"
     """That one whose place is wanted is lost; its number is the incarnation that wants it."""
     QUIET = "quiet"
@@ -541,9 +576,9 @@ class Rounds:
             return []
         if is_held(job) and not job.slow:
             waits.append(Wait(WaitEnded(job.generation, WaitKind.STOPPING), SLOW_STOP_S))
-        for node, seq in job.held_back.items():
-            delay_s = held_back_s(job.nodes[node].departures)
-            waits.append(Wait(WaitEnded(seq, WaitKind.HELD_BACK), delay_s))
+        for one in job.exclusions.values():
+            if one.until >= 0:
+                waits.append(Wait(WaitEnded(one.until, WaitKind.EXCLUDED), one.lasts_s))
         if job.quiet < job.forgotten_at:
             waits.append(Wait(WaitEnded(job.quiet, WaitKind.QUIET), QUIET_S))
         return waits
@@ -575,16 +610,10 @@ class Rounds:
 
     def check(self) -> None:
         """Assert what must hold after every step, at a cost that does not grow with the job."""
-        job = self.job
-        settings = job.settings
-        assert len(job.succeeded) <= len(job.members)
-        assert job.released <= job.generation
-        if settings is not None:
-            assert not budget_of(job).is_exceeded, "the budget is exceeded"
-            if job.phase is JobPhase.ACTIVE:
-                assert settings.min_nodes <= len(job.members) <= settings.max_nodes
-                assert len(self.rank_table.rank_of) == len(job.members), "a node has two ranks"
-        assert (job.outcome is not None) == (job.phase is JobPhase.CLOSED)
+        wrong = broken_invariant(self.job)
+        assert not wrong, f"a job with {wrong}"
+        if self.job.phase is JobPhase.ACTIVE:
+            assert len(self.rank_table.rank_of) == len(self.job.members), "a node has two ranks"
 
     # Statuses.
 
@@ -786,8 +815,9 @@ class Rounds:
         job.nodes[info.node] = node
         if status.clear_of <= status.generation:
             self._set_workers(node, status.generation)
-        if status.drained and len(job.drained) < DRAINED_MAX:
-            job.drained = {info.node: "before this coordinator was there", **job.drained}
+        if status.drained and len(drained_nodes(job)) < DRAINED_MAX:
+            drained = Exclusion(ExclusionKind.DRAINED, "drained under an earlier coordinator")
+            job.exclusions = {info.node: drained, **job.exclusions}
         self._note_request(status)
         self._take_place(node)
         after_another = self._outranked(status)
@@ -838,12 +868,11 @@ class Rounds:
             if here == most:
                 self._begin_wait()
             return [self._send(newcomer, anew=True)]  # It is to know what is waited for.
-        if newcomer.info.node in job.drained:
-            return [self._send(newcomer, anew=True)]
-        if newcomer.info.node in job.held_back:
-            if job.phase is JobPhase.ACTIVE:
+        exclusion = job.exclusions.get(newcomer.info.node)
+        if exclusion is not None:
+            if exclusion.kind is ExclusionKind.DRAINED or job.phase is JobPhase.ACTIVE:
                 return [self._send(newcomer, anew=True)]
-            self._changed(waits_for(job))
+            self._changed(delays(job))
             return self._send_all()
         if job.phase is JobPhase.FORMING:
             if here >= self._settings.min_nodes:
@@ -862,13 +891,17 @@ class Rounds:
             return self._name_slow()
         if event.kind is WaitKind.QUIET:
             job.quiet += 1
-            job.vacancies = [one for one in job.vacancies if job.quiet < one.forgotten_at]
+            job.flaps = {
+                node: one
+                for node, one in job.flaps.items()
+                if node in job.nodes or job.quiet < one.forgotten_at
+            }
             return []
         if event.kind is WaitKind.CONTENDING:
             return self._refuse_contender(self._contenders.pop(event.seq))
-        if event.kind is WaitKind.HELD_BACK:
-            name = next(node for node, seq in job.held_back.items() if seq == event.seq)
-            del job.held_back[name]
+        if event.kind is WaitKind.EXCLUDED:
+            name = next(node for node, one in job.exclusions.items() if one.until == event.seq)
+            self._include(name)
             return self._review(job.nodes[name])
         job.waiting = False
         if job.phase is JobPhase.CLOSED:
@@ -954,9 +987,8 @@ class Rounds:
 
     @property
     def _here(self) -> int:
-        """How many nodes are there and count."""
-        job = self.job
-        return len(job.nodes) - len(job.held_back) - drained_here(job)
+        """How many nodes are eligible."""
+        return eligible_count(self.job)
 
     def _size(self, here: int) -> int:
         """Return how many of so many nodes are to run; spares are kept back where possible."""
@@ -966,7 +998,7 @@ class Rounds:
 
     def _form(self, why: str) -> list[View]:
         job = self.job
-        here = [node for name, node in job.nodes.items() if counts(job, name)]
+        here = [node for name, node in job.nodes.items() if is_eligible(job, name)]
         previous, previous_size = previous_ranks(job, self.rank_table)
         # A lost node is replaced by a spare before the round is made smaller.
         size = max(self._size(len(here)), min(previous_size, len(here), self._settings.max_nodes))
@@ -985,7 +1017,7 @@ class Rounds:
         """Restart all workers; in a new round if nodes wait, or members that were done are gone."""
         job = self.job
         here = all(
-            self._known(info.node, info.incarnation) and info.node not in job.drained
+            self._known(info.node, info.incarnation) and is_eligible(job, info.node)
             for info in job.members
         )
         if not here or self._size(self._here) > len(job.members):
@@ -1095,7 +1127,7 @@ class Rounds:
         broken = job.phase is JobPhase.ACTIVE and was_member and info.node not in job.succeeded
         del job.nodes[info.node]
         self._retire(info, why, superseded=superseded)
-        self._vacate(known, broken=broken)
+        self._note_departure(info, broken=broken)
         if job.phase is JobPhase.CLOSED:
             awaited = job.failure is not None and job.failure.node == info.node
             return awaited and not job.report and not job.final
@@ -1107,51 +1139,73 @@ class Rounds:
 
     # Nodes that come and go.
 
-    def _vacate(self, known: Node, *, broken: bool) -> None:
-        """Keep the place of a node that went, if it has gone before or did harm."""
-        job, info = self.job, known.info
-        job.held_back.pop(info.node, None)
-        job.asking.pop(info.node, None)
-        departures = known.departures if job.quiet < known.forgotten_at else 0
-        forgotten_at = known.forgotten_at
+    def _note_departure(self, gone: NodeInfo, *, broken: bool) -> None:
+        """Remember how often a node left, if it broke the round now or did before."""
+        job = self.job
+        job.asking.pop(gone.node, None)
+        if not is_drained(job, gone.node):
+            self._include(gone.node)
+        record = job.flaps.pop(gone.node, None)
+        departures, forgotten_at = 0, 0
+        if record is not None and job.quiet < record.forgotten_at:
+            departures, forgotten_at = record.departures, record.forgotten_at
         if broken:
             departures += 1
             job.forgotten_at = forgotten_at = job.quiet + 2
         if not job.nodes:  # There is nobody whom its return would cost anything.
-            job.vacancies, job.forgotten_at = [], job.quiet
+            job.flaps, job.forgotten_at = {}, job.quiet
         elif departures:
-            heir = self._heir(info) if broken else None
+            record = FlapRecord(gone.host, departures, forgotten_at)
+            heir = self._heir(gone) if broken else None
             if heir is not None:
-                self._give_place(heir, departures, forgotten_at)
+                self._inherit(heir, record)
                 return
-            job.vacancies.append(Vacancy(info.node, info.host, departures, forgotten_at))
-            del job.vacancies[:-VACANCIES_MAX]
+            job.flaps[gone.node] = record
+            if len(job.flaps) > FLAPS_MAX:
+                absent = [node for node in job.flaps if node not in job.nodes]
+                for node in absent[:-FLAPS_MAX]:
+                    del job.flaps[node]
 
     def _heir(self, gone: NodeInfo) -> Node | None:
-        """Return who came in the stead of a node before it was known to be gone."""
+        """Return the node that took a node's place before that one was known to be gone."""
         job = self.job
         if not job.waiting or not job.nodes:
             return None
         newest = next(reversed(job.nodes.values()))
-        is_new = newest.info.node not in self.rank_table.rank_of and not newest.departures
+        name = newest.info.node
+        is_new = name not in self.rank_table.rank_of and name not in job.flaps
         return newest if is_new and gone.host and newest.info.host == gone.host else None
 
     def _take_place(self, node: Node) -> None:
-        """Give a newcomer the place of one that went, and hold it back if that went often."""
+        """Give a newcomer the record of the node whose place it takes."""
         job, info = self.job, node.info
-        own = [one for one in job.vacancies if one.node == info.node]
-        there = own or [one for one in job.vacancies if info.host and one.host == info.host]
-        if not there:
-            return
-        place = max(there, key=lambda one: one.departures)
-        job.vacancies.remove(place)
-        self._give_place(node, place.departures, place.forgotten_at)
+        left = info.node
+        if left not in job.flaps:
+            absent = [name for name in job.flaps if name not in job.nodes]
+            same_host = [name for name in absent if info.host and job.flaps[name].host == info.host]
+            if not same_host:
+                return
+            left = max(same_host, key=lambda name: job.flaps[name].departures)
+        self._inherit(node, job.flaps.pop(left))
 
-    def _give_place(self, node: Node, departures: int, forgotten_at: int) -> None:
-        node.departures, node.forgotten_at = departures, forgotten_at
-        if held_back_s(departures) and node.info.node not in self.job.drained:
-            self.job.held_back_seq += 1
-            self.job.held_back[node.info.node] = self.job.held_back_seq
+    def _inherit(self, node: Node, record: FlapRecord) -> None:
+        """Give a connected node a record; exclude the node if that has too many departures."""
+        job, name = self.job, node.info.node
+        job.flaps[name] = record
+        delay_s = return_delay_s(record.departures)
+        if delay_s and is_eligible(job, name):
+            job.exclusion_seq += 1
+            why = (
+                f"{name} comes back after it went {record.departures} times in the last minutes, "
+                f"so it is held back for {delay_s:g} s"
+            )
+            flapping = Exclusion(ExclusionKind.FLAPPING, why, job.exclusion_seq, delay_s)
+            job.exclusions = {**job.exclusions, name: flapping}
+
+    def _include(self, *nodes: str) -> None:
+        """End the exclusion of nodes."""
+        job = self.job
+        job.exclusions = {node: one for node, one in job.exclusions.items() if node not in nodes}
 
     def _worker_failed(self, node: Node, report: bytes) -> list[View]:
         job, failure = self.job, node.failure
@@ -1230,7 +1284,7 @@ class Rounds:
         job.request, job.asked = request.id, asked
         match Action(request.action):
             case Action.STOP:
-                job.grace_s = request.grace_s
+                job.stopped_by, job.grace_s = request.id, request.grace_s
                 return self._close(JobOutcome.STOPPED, asked)
             case Action.RESTART if not is_held(job):
                 return self._next_generation(asked)
@@ -1264,9 +1318,9 @@ class Rounds:
             return RequestRefusal.NO_SUCH_NODE, f"{request.node!r} is no node or host of the job"
         if action == Action.UNDRAIN.value:
             return None, ""
-        if len({*job.drained, *named}) > DRAINED_MAX:
+        if len({*drained_nodes(job), *named}) > DRAINED_MAX:
             return RequestRefusal.TOO_MANY, f"{DRAINED_MAX} nodes are drained already"
-        missed = sum(name in job.nodes and counts(job, name) for name in named)
+        missed = sum(name in job.nodes and is_eligible(job, name) for name in named)
         needed, left = self._settings.min_nodes, self._here - missed
         if missed and left < needed:
             why = f"{left} other node{'s' * (left != 1)} would be left, and the job needs {needed}"
@@ -1279,7 +1333,7 @@ class Rounds:
             return ""
         named = self._named(request.node)
         is_drain = request.action == Action.DRAIN.value
-        if any((name in self.job.drained) != is_drain for name in named):
+        if any(is_drained(self.job, name) != is_drain for name in named):
             return ""
         verb = "is" if len(named) == 1 else "are"
         return f"{names_of(named)} {verb} {'already' if is_drain else 'not'} drained"
@@ -1287,7 +1341,7 @@ class Rounds:
     def _named(self, name: str) -> list[str]:
         """Return the nodes that go by a name: by their own, or by their host's."""
         job = self.job
-        if name in job.nodes or name in job.drained:
+        if name in job.nodes or is_drained(job, name):
             return [name]
         return [node for node, one in job.nodes.items() if name and one.info.host == name]
 
@@ -1295,8 +1349,9 @@ class Rounds:
         job = self.job
         is_missed = False
         for name in nodes:
-            job.drained = {**job.drained, name: job.drained.get(name, why)}
-            job.held_back.pop(name, None)
+            if not is_drained(job, name):
+                self._include(name)
+                job.exclusions[name] = Exclusion(ExclusionKind.DRAINED, why)
             is_missed = is_missed or (self._is_member(name) and name not in job.succeeded)
         if is_missed:
             return self._repair(why)
@@ -1306,8 +1361,8 @@ class Rounds:
     def _undrain(self, nodes: list[str], why: str) -> list[View]:
         job = self.job
         self._changed(why)
-        back = [name for name in nodes if name in job.drained]
-        job.drained = {name: why for name, why in job.drained.items() if name not in back}
+        back = [name for name in nodes if is_drained(job, name)]
+        self._include(*back)
         views = self._send_all()
         for name in back:
             if name in job.nodes and not self._is_member(name):
@@ -1407,21 +1462,38 @@ def budget_of(job: Job, used: int | None = None) -> RestartBudget:
     return RestartBudget(job.settings.max_restarts, job.restarts if used is None else used)
 
 
-def counts(job: Job, node: str) -> bool:
-    """Whether a node that is there may be in a round."""
-    return node not in job.held_back and node not in job.drained
+def left_by_all(job: Job) -> Job:
+    """Return a job that all its nodes left on request, as the next ones are to find it."""
+    drained = {node: job.exclusions[node] for node in drained_nodes(job)}
+    return msgspec.structs.replace(job, nodes={}, exclusions=drained, waiting=False, restarts=0)
 
 
-def drained_here(job: Job) -> int:
-    """Return how many of the nodes that are there are drained."""
-    return sum(name in job.nodes for name in job.drained) if job.drained else 0
+def is_eligible(job: Job, node: str) -> bool:
+    """Whether a round may take a node that is connected."""
+    return node not in job.exclusions
 
 
-def held_back_s(departures: int) -> float:
-    """Return how long a node does not count when it is back after so many departures."""
+def eligible_count(job: Job) -> int:
+    """Return how many connected nodes a round may take."""
+    return len(job.nodes) - sum(node in job.nodes for node in job.exclusions)
+
+
+def is_drained(job: Job, node: str) -> bool:
+    """Whether a node is to have no workers until it is undrained."""
+    exclusion = job.exclusions.get(node)
+    return exclusion is not None and exclusion.kind is ExclusionKind.DRAINED
+
+
+def drained_nodes(job: Job) -> list[str]:
+    """Return the drained nodes, connected or not."""
+    return [node for node in job.exclusions if is_drained(job, node)]
+
+
+def return_delay_s(departures: int) -> float:
+    """Return how long to exclude a node that rejoins after so many departures."""
     if departures < 2:
         return 0.0
-    return min(HELD_BACK_MAX_S, HELD_BACK_FIRST_S * 2.0 ** min(departures - 2, 20))
+    return min(RETURN_DELAY_S_MAX, RETURN_DELAY_S_MIN * 2.0 ** min(departures - 2, 20))
 
 
 def close_broken(
@@ -1510,10 +1582,10 @@ def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
     if job.phase is JobPhase.ACTIVE:
         if rank_table.incarnation_of(info.node) == info.incarnation:
             role, rank = NodeRole.MEMBER, rank_table.rank_of[info.node]
-        elif not job.waiting and info.node not in job.held_back:
+        elif not job.waiting and is_eligible(job, info.node):
             role = NodeRole.STANDBY
-    is_drained = info.node in job.drained and role is not NodeRole.MEMBER
-    if is_drained:
+    drained = is_drained(job, info.node) and role is not NodeRole.MEMBER
+    if drained:
         role = NodeRole.STANDBY
     member = role is NodeRole.MEMBER
     ranks = rank_table.ranks[rank] if member else NO_RANKS
@@ -1525,9 +1597,9 @@ def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
         revision=job.revision,
         role=role,
         why=job.why,
-        present=len(job.nodes) - drained_here(job),
+        present=len(job.nodes) - sum(node in job.nodes for node in drained_nodes(job)),
         needed=job.settings.min_nodes if job.settings else 0,
-        held_back=waits_for(job, info.node) if role is NodeRole.WAITING else "",
+        held_back=delays(job, info.node) if role is NodeRole.WAITING else "",
         silence_s=job.silence_s,
         round_term=job.round_term if member else 0,
         round=job.round if member else -1,
@@ -1550,7 +1622,7 @@ def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
         request=job.request,
         asked=job.asked,
         answered=answered_to(job, info),
-        drained=is_drained,
+        drained=drained,
     )
 
 
@@ -1584,6 +1656,7 @@ def view_for_outsider(
         final=job.final,
         request=job.request,
         asked=job.asked,
+        stopped_by=job.stopped_by,
         answered=answered_to(job, info),
         grace_s=job.grace_s,
     )
@@ -1684,25 +1757,21 @@ def why_formed(job: Job) -> str:
         most = job.settings.max_nodes if job.settings else 0
         return "all nodes are here" if len(job.nodes) >= most else "enough nodes are here"
     members = {info.node for info in job.members}
-    names = [node for node in job.nodes if node not in members and counts(job, node)]
+    names = [node for node in job.nodes if node not in members and is_eligible(job, node)]
     return f"{names_of(names)} joined" if names else "enough nodes are here"
 
 
-def waits_for(job: Job, node: str = "") -> str:
-    """Return who is held back and for how long: this node, or else all that a round waits for."""
-    whom = [node] if node in job.held_back else [*job.held_back]
-    if not whom or (node not in job.held_back and job.phase is not JobPhase.FORMING):
+def delays(job: Job, node: str = "") -> str:
+    """Return whose return is delayed: of this node, or else of all that a round waits for."""
+    delayed = {name: one for name, one in job.exclusions.items() if one.until >= 0}
+    if node in delayed:
+        return delayed[node].reason
+    if job.phase is not JobPhase.FORMING:
         return ""
-    texts = []
-    for name in whom[:NAMES_MAX]:
-        departures = job.nodes[name].departures
-        texts.append(
-            f"{name} comes back after it went {departures} times in the last minutes, "
-            f"so it is held back for {held_back_s(departures):g} s"
-        )
-    if len(whom) > NAMES_MAX:
-        texts.append(f"and so are {len(whom) - NAMES_MAX} more")
-    return "; ".join(texts)
+    reasons = [one.reason for one in delayed.values()]
+    if len(reasons) > NAMES_MAX:
+        reasons[NAMES_MAX:] = [f"and so are {len(reasons) - NAMES_MAX} more"]
+    return "; ".join(reasons)
 
 
 def claimants(job: Job) -> list[Node]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from holdfast.core.limits import WHY_CHARS_MAX
-from holdfast.core.rounds import JobPhase
-from holdfast.printable import one_line
+from holdfast.core.rounds import JobPhase, is_drained
+from holdfast.printable import one_line, quoted
 from holdfast.wire.control import JobSummaries, pack
 from holdfast.wire.errors import FrameTooLarge
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
-from holdfast.wire.messages import JobSummary, NodeSummary, Reply
+from holdfast.wire.messages import JobSummary, NodeSummary, Reply, sound_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,8 +101,35 @@ def _nodes_of(rounds: Rounds, report_of: ReportOf) -> list[NodeSummary]:
                 generation=node.generation,
                 first_rank=table.ranks[rank].first_rank if rank >= 0 else -1,
                 size=info.local_world_size,
-                drained=name in job.drained,
+                drained=is_drained(job, name),
                 report=report_of(job.run_id, name),
             )
         )
     return summaries
+
+
+def printable_summary(job: JobSummary) -> JobSummary:
+    """Return a job whose texts are safe to print."""
+    replace = msgspec.structs.replace
+    nodes = [
+        replace(
+            node,
+            node=quoted(node.node),
+            host=quoted(node.host),
+            address=quoted(node.address),
+            role=quoted(node.role),
+            phase=quoted(node.phase),
+            report=sound_report(node.report) if node.report is not None else None,
+        )
+        for node in job.nodes
+    ]
+    return replace(
+        job,
+        run_id=one_line(job.run_id),
+        phase=quoted(job.phase),
+        outcome=quoted(job.outcome),
+        why=one_line(job.why),
+        history=[one_line(line) for line in job.history],
+        causes=[one_line(line) for line in job.causes],
+        nodes=nodes,
+    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.control import job_client, log_streams
+from holdfast.control import discovery, log_streams
 from holdfast.control.log_streams import LogStream
 from holdfast.control.runtime_dir import runtime_dir, socket_of, sockets_here
 from holdfast.wire.control import LogLines, LogsQuery
@@ -153,14 +153,14 @@ def test_the_folder_of_sockets_is_its_users_alone(
 async def test_an_agent_that_does_not_answer_is_named_and_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(job_client, "LATE_S", 0.0)
-    monkeypatch.setattr(job_client, "CONNECT_S", 0.1)
+    monkeypatch.setattr(discovery, "LATE_S", 0.0)
+    monkeypatch.setattr(discovery, "CONNECT_S", 0.1)
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as frozen:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)  # A short name: that of a socket is limited.
         frozen.bind(socket_of(4711))
         frozen.listen()
         late: list[str] = []
-        assert await job_client.local_jobs(late.extend) == []
+        assert await discovery.local_jobs(late.extend) == []
         assert late == ["4711"]
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.cli.operate import build_parser, place_of
+from holdfast.cli.operate import build_parser, choice_of
+from holdfast.control.discovery import place_of
 from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
 from holdfast.net import token as token_module
 from holdfast.net.token import TOKEN_BYTES_MAX, choose_token, load_token, make_token, own_token
@@ -218,7 +219,7 @@ def test_a_new_one_takes_the_place_of_the_old(home: Path) -> None:
 @pytest.mark.parametrize("place", [("--rdzv-endpoint", "node0"), ("--ha", "node0,node1")])
 def test_who_asks_a_job_makes_none(home: Path, place: tuple[str, str]) -> None:
     with pytest.raises(EnvironmentProblem, match=r"\.holdfast/token"):
-        place_of(build_parser("status").parse_args([*place, "--rdzv-id", "job"]))
+        place_of(choice_of(build_parser("status").parse_args([*place, "--rdzv-id", "job"])))
     assert not os.listdir(home)
 
 

@@ -12,6 +12,7 @@ from holdfast.processes.workers.command_workers import (
     SubprocessHandler,
     replace_subprocess_handler,
 )
+from holdfast.processes.workers.group import GroupSpec
 from real_jobs import News, Watched
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def replaced() -> Iterator[None]:
 
 def make(news: News, *scripts: str, logs: LogsSpecs | None = None, **how: Any) -> SubprocessContext:
     folder = news.path.parent
-    return SubprocessContext(
+    spec = GroupSpec(
         "trainer",
         "sh",
         {rank: ("-c", script) for rank, script in enumerate(scripts)},
@@ -53,6 +54,7 @@ def make(news: News, *scripts: str, logs: LogsSpecs | None = None, **how: Any) -
         logs or DefaultLogsSpecs(log_dir=str(folder / "logs")),
         **how,
     )
+    return SubprocessContext(spec)
 
 
 def finished(context: SubprocessContext) -> RunProcsResult:

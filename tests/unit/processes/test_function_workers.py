@@ -20,7 +20,7 @@ from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
 from holdfast.processes.workers import function_child
 from holdfast.processes.workers.function_workers import MultiprocessContext
-from holdfast.processes.workers.group import start_processes
+from holdfast.processes.workers.group import GroupSpec, start_group
 from real_jobs import News, Watched
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ class Callers:
         """Start one worker for each tuple of arguments."""
         logs = DefaultLogsSpecs(log_dir=str(self.folder / "logs"), redirects=Std.ALL)
         envs = {rank: {"RANK": str(rank)} for rank in range(len(args))}
-        context = MultiprocessContext("x", fn, dict(enumerate(args)), envs, self.method, logs)
+        context = MultiprocessContext(
+            GroupSpec("x", fn, dict(enumerate(args)), envs, logs, start_method=self.method)
+        )
         self.made.append(context)
         context.start()
         return context
@@ -215,11 +217,11 @@ def test_what_a_function_forks_has_the_default_actions(callers: Callers) -> None
 START = """
     import os, tempfile
     from holdfast.processes.logs.specs import DefaultLogsSpecs
-    from holdfast.processes.workers.group import start_processes
+    from holdfast.processes.workers.group import GroupSpec, start_group
     def start(fn, method, *args):
         with tempfile.TemporaryDirectory() as folder:
             logs = DefaultLogsSpecs(log_dir=folder)
-            context = start_processes("x", fn, {0: args}, {0: {}}, logs, start_method=method)
+            context = start_group(GroupSpec("x", fn, {0: args}, {0: {}}, logs, start_method=method))
             result = context.wait(60)
             context.close()
             for failure in result.failures.values():
@@ -265,6 +267,6 @@ def test_too_few_descriptors_are_the_machines_problem(tmp_path: Path, method: st
     resource.setrlimit(resource.RLIMIT_NOFILE, (60, hard))
     try:
         with pytest.raises(EnvironmentProblem, match=r"^could not start 100 .*`ulimit -n`"):
-            start_processes("x", add, args, envs, logs(tmp_path), start_method=method)
+            start_group(GroupSpec("x", add, args, envs, logs(tmp_path), start_method=method))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

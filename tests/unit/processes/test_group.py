@@ -19,7 +19,7 @@ from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.keeper.main import descendants_of
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from holdfast.processes.workers.command_workers import SubprocessContext
-from holdfast.processes.workers.group import StopEnded
+from holdfast.processes.workers.group import GroupSpec, StopEnded
 from real_jobs import News, Watched
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class Group:
         args = {rank: ("-c", script) for rank, script in enumerate(scripts)}
         envs = {rank: {"NEWS": str(self.news.path), "RANK": str(rank)} for rank in args}
         logs = logs or DefaultLogsSpecs(log_dir=str(self.folder / "logs"))
-        context = kind("trainer", "sh", args, envs, logs, keeper=keeper, attended=attended)
+        spec = GroupSpec("trainer", "sh", args, envs, logs, is_attended=attended)
+        context = kind(spec, keeper=keeper)
         self.made.append(context)
         return context
 

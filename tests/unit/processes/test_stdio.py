@@ -26,7 +26,7 @@ PATIENCE_S = 60
 AGENT = """
     import os, sys
     from holdfast.processes.logs.specs import DefaultLogsSpecs
-    from holdfast.processes.workers.group import start_processes
+    from holdfast.processes.workers.group import GroupSpec, start_group
     def work(script):
         if os.system(script): raise RuntimeError("the script failed")
     def main():
@@ -35,7 +35,7 @@ AGENT = """
         what, args = ("sh", ("-c", script)) if method == "command" else (work, (script,))
         how = {} if method == "command" else {"start_method": method}
         os.environ["FOLDER"] = folder
-        context = start_processes("x", what, {0: args}, {0: {}}, logs, **how)
+        context = start_group(GroupSpec("x", what, {0: args}, {0: {}}, logs, **how))
         result = context.wait(60)
         context.close()
         with open(folder + "/result", "w") as stream:

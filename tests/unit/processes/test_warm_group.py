@@ -16,7 +16,7 @@ from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.keeper.main import children_of
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
-from holdfast.processes.workers.group import start_processes
+from holdfast.processes.workers.group import GroupSpec, start_group
 from holdfast.processes.zygote.client import warm_start
 from real_jobs import Watched
 
@@ -48,15 +48,14 @@ class Started:
         """Start one worker for each program."""
         self.warm.await_ready(self.keeper)
         ranks = range(len(programs))
-        context = start_processes(
+        spec = GroupSpec(
             "trainer",
             sys.executable,
             {rank: ("-c", programs[rank]) for rank in ranks},
             {rank: {"RANK": str(rank)} for rank in ranks},
             DefaultLogsSpecs(str(self.folder / "logs"), redirects=Std.ALL),
-            keeper=self.keeper,
-            warm=self.warm,
         )
+        context = start_group(spec, keeper=self.keeper, warm=self.warm)
         self.contexts.append(context)
         return context
 

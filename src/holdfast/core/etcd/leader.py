@@ -319,7 +319,7 @@ class LedJob:
         """Return what differs after a change that must outlast this leader."""
         job = self.job
         sizes = len(job.succeeded), len(job.departed)
-        waits = job.wait_seq, job.quiet, *job.held_back.values()
+        waits = job.wait_seq, job.quiet, *(one.until for one in job.exclusions.values())
         return job.revision, job.phase, sizes, waits, *job.nodes
 
 

@@ -1,21 +1,123 @@
-"""`start_processes` as TorchElastic's callers expect it: what cannot be executed is raised.
+"""`start_processes` and the contexts as TorchElastic's callers make them.
 
-Holdfast's agents start their workers by another way, and make a report of such a program.
+A program that cannot be executed is raised here. Holdfast's own agent starts its workers by a
+`GroupSpec`, and makes a failure report of such a program.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+from abc import ABCMeta
 from typing import TYPE_CHECKING
 
-from holdfast.processes.workers import group
+from holdfast.processes.workers import command_workers, function_workers, group
+from holdfast.processes.workers.group import GroupSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
     from holdfast.processes.logs.specs import LogsSpecs
+
+
+class MadeByHoldfast(ABCMeta):
+    """Lets a group that Holdfast's agent has started be an instance of the classes below, too."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        if cls.__module__ != __name__:
+            return super().__instancecheck__(instance)
+        return isinstance(instance, cls.__base__ or object)
+
+
+class PContext(group.PContext, metaclass=MadeByHoldfast):
+    """A group of workers, with TorchElastic's constructor."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any] | str,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+    ) -> None:
+        super().__init__(
+            GroupSpec(
+                name,
+                entrypoint,
+                args,
+                envs,
+                logs_specs,
+                log_line_prefixes,
+                duplicate_stdout_filters=duplicate_stdout_filters,
+                duplicate_stderr_filters=duplicate_stderr_filters,
+            )
+        )
+
+
+class SubprocessContext(command_workers.SubprocessContext, metaclass=MadeByHoldfast):
+    """Workers that are commands, with TorchElastic's constructor."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: str,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        numa_options: object = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+    ) -> None:
+        super().__init__(
+            GroupSpec(
+                name,
+                entrypoint,
+                args,
+                envs,
+                logs_specs,
+                log_line_prefixes,
+                numa_options=numa_options,
+                duplicate_stdout_filters=duplicate_stdout_filters,
+                duplicate_stderr_filters=duplicate_stderr_filters,
+            )
+        )
+
+
+class MultiprocessContext(function_workers.MultiprocessContext, metaclass=MadeByHoldfast):
+    """Workers that are functions, with TorchElastic's constructor."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any],
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        start_method: str,
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        numa_options: object = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+    ) -> None:
+        super().__init__(
+            GroupSpec(
+                name,
+                entrypoint,
+                args,
+                envs,
+                logs_specs,
+                log_line_prefixes,
+                start_method,
+                numa_options,
+                duplicate_stdout_filters,
+                duplicate_stderr_filters,
+            )
+        )
 
 
 def start_processes(
@@ -39,17 +141,19 @@ def start_processes(
     if isinstance(entrypoint, str):
         for env in envs.values():
             _check_program(entrypoint, env.get("PATH", os.environ.get("PATH", os.defpath)))
-    return group.start_processes(
-        name,
-        entrypoint,
-        args,
-        envs,
-        logs_specs,
-        log_line_prefixes,
-        start_method,
-        numa_options,
-        duplicate_stdout_filters,
-        duplicate_stderr_filters,
+    return group.start_group(
+        GroupSpec(
+            name,
+            entrypoint,
+            args,
+            envs,
+            logs_specs,
+            log_line_prefixes,
+            start_method,
+            numa_options,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+        )
     )
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.elastic._impl.processes import start_processes
+from holdfast.elastic._impl.processes import (
+    MultiprocessContext,
+    PContext,
+    SubprocessContext,
+    start_processes,
+)
 from holdfast.elastic.multiprocessing import (  # noqa: F401 (also reached as attributes)
     api,
     errors,
@@ -15,9 +20,6 @@ from holdfast.processes.failures.failure import ProcessFailure
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from holdfast.processes.logs.std import Std, to_map
 from holdfast.processes.signals import SignalException
-from holdfast.processes.workers.command_workers import SubprocessContext
-from holdfast.processes.workers.function_workers import MultiprocessContext
-from holdfast.processes.workers.group import PContext
 
 __all__ = [
     "DefaultLogsSpecs",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from holdfast.elastic._impl.processes import MultiprocessContext, PContext, SubprocessContext
 from holdfast.elastic._impl.redirects import get_std_cm
 from holdfast.processes.failures.exits import RunProcsResult
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from holdfast.processes.logs.std import Std, to_map
 from holdfast.processes.signals import SignalException
-from holdfast.processes.workers.command_workers import SubprocessContext
-from holdfast.processes.workers.function_workers import MultiprocessContext
-from holdfast.processes.workers.group import PContext
 
 __all__ = [
     "DefaultLogsSpecs",

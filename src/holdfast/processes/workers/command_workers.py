@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import IO, Any
 
-    from holdfast.processes.logs.specs import LogsSpecs
+    from holdfast.processes.workers.group import GroupSpec
 
 
 _factory: Callable[..., SubprocessHandler] | None = None
@@ -131,31 +131,8 @@ def custom_handler_factory() -> Callable[..., SubprocessHandler] | None:
 class SubprocessContext(PContext):
     """Workers that are commands; `entrypoint` is the program, `args` its arguments by rank."""
 
-    def __init__(
-        self,
-        name: str,
-        entrypoint: str,
-        args: dict[int, tuple[Any, ...]],
-        envs: dict[int, dict[str, str]],
-        logs_specs: LogsSpecs,
-        log_line_prefixes: dict[int, str] | None = None,
-        numa_options: object = None,
-        duplicate_stdout_filters: list[str] | None = None,
-        duplicate_stderr_filters: list[str] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            name,
-            entrypoint,
-            args,
-            envs,
-            logs_specs,
-            log_line_prefixes,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-            numa_options=numa_options,
-            **kwargs,
-        )
+    def __init__(self, spec: GroupSpec, **resources: Any) -> None:
+        super().__init__(spec, **resources)
         self.subprocess_handlers: dict[int, SubprocessHandler] = {}
         self._pidfds: dict[int, int] = {}  # rank -> pidfd
 
@@ -179,7 +156,7 @@ class SubprocessContext(PContext):
             stdout=self.stdouts[rank] or None,
             stderr=self.stderrs[rank] or None,
             local_rank_id=rank,
-            numa_options=self.numa_options,
+            numa_options=self.spec.numa_options,
         )
         self.subprocess_handlers[rank] = handler
         self._pidfds[rank] = os.pidfd_open(handler.proc.pid)

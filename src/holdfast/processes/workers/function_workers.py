@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from holdfast.processes.workers.group import GroupSpec
+
 READ_BYTES = 1 << 20
 
 
@@ -62,37 +64,14 @@ class ReturnedValue:
 class MultiprocessContext(PContext):
     """Workers that call `entrypoint(*args[rank])`; each one's value is in the result."""
 
-    def __init__(
-        self,
-        name: str,
-        entrypoint: Callable[..., Any],
-        args: dict[int, tuple[Any, ...]],
-        envs: dict[int, dict[str, str]],
-        start_method: str,
-        logs_specs: Any,
-        log_line_prefixes: dict[int, str] | None = None,
-        numa_options: object = None,
-        duplicate_stdout_filters: list[str] | None = None,
-        duplicate_stderr_filters: list[str] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if start_method not in START_METHODS:
+    def __init__(self, spec: GroupSpec, **resources: Any) -> None:
+        if spec.start_method not in START_METHODS:
             raise UsageError(
-                f"start_method: {start_method!r} is unknown; accepted: {', '.join(START_METHODS)}"
+                f"start_method: {spec.start_method!r} is unknown; accepted: "
+                f"{', '.join(START_METHODS)}"
             )
-        super().__init__(
-            name,
-            entrypoint,
-            args,
-            envs,
-            logs_specs,
-            log_line_prefixes,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-            numa_options=numa_options,
-            **kwargs,
-        )
-        self.start_method = start_method
+        super().__init__(spec, **resources)
+        self.start_method = spec.start_method
         self._returned: dict[int, ReturnedValue] = {}
         self._unpickled: dict[int, Any] = {}
 

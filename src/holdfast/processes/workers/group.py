@@ -81,6 +81,32 @@ class WorkersKilled(Value):
     """The keeper kills all workers, since their deadline has passed."""
 
 
+class GroupSpec(Value):
+    """What one start of a group of workers is made of; all mappings are by local rank, 0 to n-1."""
+
+    name: str
+    """Of the role, for log prefixes."""
+    entrypoint: Callable[..., Any] | str
+    """A program, with `args` as its arguments, or a function that is called with them."""
+    args: dict[int, tuple[Any, ...]]
+    envs: dict[int, dict[str, str]]
+    logs_specs: LogsSpecs
+    log_line_prefixes: dict[int, str] | None = None
+    start_method: str = "spawn"
+    """Of functions, by `multiprocessing`'s names."""
+    numa_options: object = None
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    capture_stderr: bool = True
+    world_size: int = 0
+    """Workers of all nodes; 0 for those of this group alone."""
+    is_attended: bool = False
+    """Whether the caller takes in events as they arrive.
+
+    Then the workers' output is followed from its first byte, or from `follow_output` on.
+    """
+
+
 GroupEvent = WorkerExit | WorkersKilled | StopEnded
 
 
@@ -98,33 +124,23 @@ class PContext(ABC):
 
     def __init__(
         self,
-        name: str,
-        entrypoint: Callable[..., Any] | str,
-        args: dict[int, tuple[Any, ...]],
-        envs: dict[int, dict[str, str]],
-        logs_specs: LogsSpecs,
-        log_line_prefixes: dict[int, str] | None = None,
-        duplicate_stdout_filters: list[str] | None = None,
-        duplicate_stderr_filters: list[str] | None = None,
+        spec: GroupSpec,
         *,
-        numa_options: object = None,
         keeper: Keeper | None = None,
         warm: WarmStart | None = None,
-        capture_stderr: bool = True,
         deadline: WorkersDeadline | None = None,
-        world_size: int = 0,
-        attended: bool = False,
     ) -> None:
-        self.name = name
-        self.entrypoint = entrypoint
-        self.args = args
-        self.envs = envs
-        self.nprocs = len(args)
-        self._world_size = max(world_size, self.nprocs)
-        self.numa_options = numa_options
-        _require_every_rank(args, self.nprocs, "args")
-        _require_every_rank(envs, self.nprocs, "envs")
-        dest = logs_specs.reify(envs)
+        """`warm` goes with its `keeper`. When `deadline` passes, the keeper kills the workers."""
+        self.spec = spec
+        self.name = spec.name
+        self.entrypoint = spec.entrypoint
+        self.args = spec.args
+        self.envs = spec.envs
+        self.nprocs = len(spec.args)
+        self._world_size = max(spec.world_size, self.nprocs)
+        _require_every_rank(spec.args, self.nprocs, "args")
+        _require_every_rank(spec.envs, self.nprocs, "envs")
+        dest = spec.logs_specs.reify(spec.envs)
         self.stdouts = dest.stdouts
         self.stderrs = dest.stderrs
         self.error_files = dest.error_files
@@ -132,10 +148,11 @@ class PContext(ABC):
         _require_every_rank(self.stderrs, self.nprocs, "stderrs")
         self._stdio = WorkerStdio(
             dest,
-            prefixes=log_line_prefixes or {rank: f"[{name}{rank}]:" for rank in range(self.nprocs)},
-            stdout_filters=duplicate_stdout_filters or (),
-            stderr_filters=duplicate_stderr_filters or (),
-            capture_stderr=capture_stderr,
+            prefixes=spec.log_line_prefixes
+            or {rank: f"[{spec.name}{rank}]:" for rank in range(self.nprocs)},
+            stdout_filters=spec.duplicate_stdout_filters or (),
+            stderr_filters=spec.duplicate_stderr_filters or (),
+            capture_stderr=spec.capture_stderr,
         )
         self.grace_s: float = SHUTDOWN_S
         self.reap_s: float = stopping.REAP_S
@@ -147,7 +164,7 @@ class PContext(ABC):
         self._zygote_fd = -1
         self._inherited: dict[str, str] | None = None
         self._cpus: dict[int, list[int]] = {}  # Of each worker that is to be bound to some.
-        self._attended = attended
+        self._is_attended = spec.is_attended
         self._unfollowed: list[int] = []  # Where output may come from, until it is followed.
         self._oom_kills: OomKills | None = None
         self._shortage: OSError | None = None  # Why a worker could not be forked.
@@ -294,7 +311,7 @@ class PContext(ABC):
         """Follow what the workers write from now on, even if they have not written anything yet."""
         for fd in self._unfollowed:
             self._unwatch(fd)
-        self._unfollowed, self._attended = [], False
+        self._unfollowed, self._is_attended = [], False
         self._stdio.begin_following()
 
     def kill_now(self) -> None:
@@ -391,10 +408,10 @@ class PContext(ABC):
             self._watch_zygote()
 
     def _choose_cpus(self) -> None:
-        if self.numa_options is not None:
+        if self.spec.numa_options is not None:
             from holdfast.numa.binding import cpus_of_workers
 
-            self._cpus = cpus_of_workers(self.numa_options, range(self.nprocs))
+            self._cpus = cpus_of_workers(self.spec.numa_options, range(self.nprocs))
 
     def _spawn(
         self,
@@ -446,7 +463,7 @@ class PContext(ABC):
 
     def _begin_output(self) -> None:
         """Follow what the workers write: at once, or once there is something if that is watched."""
-        if not self._attended:
+        if not self._is_attended:
             self._stdio.begin_following()
         elif not self._unfollowed:
             self._unfollowed = self._stdio.begin_with_files()
@@ -701,65 +718,35 @@ class PContext(ABC):
         wait_for(deadline, self._epoll.fileno())
 
 
-def start_processes(
-    name: str,
-    entrypoint: Callable[..., Any] | str,
-    args: dict[int, tuple[Any, ...]],
-    envs: dict[int, dict[str, str]],
-    logs_specs: LogsSpecs,
-    log_line_prefixes: dict[int, str] | None = None,
-    start_method: str = "spawn",
-    numa_options: object = None,
-    duplicate_stdout_filters: list[str] | None = None,
-    duplicate_stderr_filters: list[str] | None = None,
+def start_group(
+    spec: GroupSpec,
     *,
     keeper: Keeper | None = None,
     warm: WarmStart | None = None,
-    capture_stderr: bool = True,
     deadline: WorkersDeadline | None = None,
-    world_size: int = 0,
-    attended: bool = False,
 ) -> PContext:
     """Start one worker for each local rank and return their context, which must be closed.
 
-    A string is a program, and `args` its arguments; anything else is a function, called in new
-    processes by `start_method`. `args` and `envs` are by local rank, 0 to n-1. `warm` goes with
-    its `keeper`, for commands and for functions by `spawn`. When `deadline` passes, the keeper
-    kills the workers. `world_size` counts those of other nodes, too. With `attended` the caller takes in
-    the events of the context as they come: the workers' output is followed from the first of it, or
-    from `follow_output` on.
+    `warm` is for commands, and for functions by `spawn`.
     """
-    how: dict[str, Any] = {
-        "log_line_prefixes": log_line_prefixes,
-        "numa_options": numa_options,
-        "duplicate_stdout_filters": duplicate_stdout_filters,
-        "duplicate_stderr_filters": duplicate_stderr_filters,
-        "capture_stderr": capture_stderr,
-        "deadline": deadline,
-        "world_size": world_size,
-        "attended": attended,
-    }
     context: PContext
     try:
-        if isinstance(entrypoint, str):
+        if isinstance(spec.entrypoint, str):
+            # Only one of the two is loaded, as a plain start should be fast.
             from holdfast.processes.workers.command_workers import SubprocessContext
 
-            context = SubprocessContext(
-                name, entrypoint, args, envs, logs_specs, keeper=keeper, warm=warm, **how
-            )
+            context = SubprocessContext(spec, keeper=keeper, warm=warm, deadline=deadline)
         else:
             from holdfast.processes.workers.function_workers import MultiprocessContext
 
-            if start_method == "spawn":
-                how.update(keeper=keeper, warm=warm)
-            context = MultiprocessContext(
-                name, entrypoint, args, envs, start_method, logs_specs, **how
-            )
+            if spec.start_method != "spawn":
+                keeper = warm = None  # The keeper that forks functions is one start's own.
+            context = MultiprocessContext(spec, keeper=keeper, warm=warm, deadline=deadline)
         context.start()
     except OSError as error:
         if error.errno not in SHORTAGES:
             raise
-        workers = "1 worker" if len(args) == 1 else f"{len(args)} workers"
+        workers = "1 worker" if len(spec.args) == 1 else f"{len(spec.args)} workers"
         raise EnvironmentProblem(
             f"could not start {workers}: {error.strerror}", hint=shortage_hint(error.errno)
         ) from error

@@ -38,6 +38,7 @@ LOG_LINES_MAX = 10_000
 LOGS_WAITING_MAX = 8
 """Pieces of logs that a browser has not taken; more are not read until it does."""
 LINE_CHARS_MAX = 4_000
+SPANS_SHOWN = 2_000
 FAILURES_S = 2.0
 """A report of failures is made this often at most."""
 
@@ -147,6 +148,7 @@ class WatchedJob:
                 ],
                 "ranks": _columns(model.ranks, node_of),
                 "generations": [_generation(one) for one in reversed(model.generations)],
+                "spans": _spans(model),
             },
             news,
         )  # fmt: skip
@@ -263,14 +265,28 @@ def _columns(rows: Sequence[RankRow], node_of: dict[str, int]) -> dict[str, list
     }
 
 
+def _time_of_day(at: float) -> float:
+    """Return a time of this host's monotonic clock for people."""
+    return round(time.time() - time.monotonic() + at, 2)
+
+
 def _generation(row: GenerationRow) -> dict[str, Any]:
     shown = msgspec.structs.asdict(row)
-    started_at = shown.pop("started_at")
-    # By the time of day of this host: for people.
-    shown["started"] = (
-        None if started_at is None else round(time.time() - time.monotonic() + started_at, 2)
-    )
-    return shown
+    at = shown.pop("started_at")
+    return {**shown, "down_s": row.down_s, "started": None if at is None else _time_of_day(at)}
+
+
+def _spans(job: LiveJob) -> list[dict[str, Any]]:
+    """Return what the job's time was spent on; the last span has no end while the job runs."""
+    return [
+        {
+            "stage": one.stage,
+            "from": _time_of_day(one.begin),
+            "to": None if one.end == job.updated_at and not job.is_over else _time_of_day(one.end),
+            "generation": one.generation,
+        }
+        for one in job.spans[-SPANS_SHOWN:]
+    ]
 
 
 def _read_failures(folders: Sequence[str]) -> tuple[list[Failure], str]:

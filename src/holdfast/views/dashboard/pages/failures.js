@@ -1,4 +1,4 @@
-// What went wrong: each generation that did not end well, and what log directories tell of its workers.
+// Each generation that ended, and the failures of its workers from the log directories.
 import { clock, duration, fill, h } from "./dom.js";
 
 const SHOWN = 100;
@@ -29,13 +29,13 @@ export function failures(element) {
     const next = all.find((other) => other.number === one.number + 1);
     const charged = job.causes.some((cause) => cause.startsWith(`generation ${one.number}:`));
     const workers = reports.failures.filter((other) => other.generation === one.number);
-    const stages = next ? Object.entries(next.stages) : [];
+    const stages = next ? Object.entries(next.stages).map(([stage, seconds]) => `${stage} ${duration(seconds)}`) : [];
     return h("details", isOpen ? { open: true } : {},
-      h("summary", {}, h("strong", {}, `generation ${one.number}`), " ", h("span", { class: "dim" }, one.started === null ? "" : clock(one.started + (one.ran_s ?? 0))), " ", one.ended_by || "why is not known"),
+      h("summary", {}, h("strong", {}, `generation ${one.number}`), " ", h("span", { class: "dim" }, one.started === null ? "" : clock(one.started + (one.ran_s ?? 0))), " ", one.ended_by || "the reason is unknown"),
       h("div", {},
         h("dl", { class: "facts" }, ...[
-          ["ended by", one.ended_by || "–"], ["ran for", duration(one.ran_s ?? NaN)], ...(job.causes.length ? [["restart", charged ? "charged" : "not charged"]] : []), // Jobs of one node do not tell.
-          ["until the next step", next ? `${duration(stages.reduce((sum, [, seconds]) => sum + seconds, 0))}${stages.length ? ` (${stages.map(([name, seconds]) => `${name} ${duration(seconds)}`).join(", ")})` : ""}` : "–"],
+          ["ended by", one.ended_by || "–"], ["ran for", duration(one.ran_s ?? NaN)], ...(job.causes.length ? [["restart", charged ? "charged" : "not charged"]] : []), // Jobs of one node do not report causes.
+          ["restart took", next ? `${duration(next.down_s)}${stages.length ? ` (${stages.join(", ")})` : ""}` : "–"],
         ].flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
         h("p", {}, h("a", { href: `#timeline?generation=${one.number}` }, "Show it in the timeline")),
         ...workers.filter((other) => !other.consequence).map(worker)));

@@ -4,7 +4,7 @@
 const QUIET_MS = 12000; // Without even a ping: the server hangs, or the network does.
 const EVENTS_KEPT = 1000;
 
-export const state = { job: null, nodes: [], ranks: { rank: [] }, generations: [], events: [], live: "wait" };
+export const state = { job: null, nodes: [], ranks: { rank: [] }, generations: [], spans: [], events: [], live: "wait" };
 const listeners = new Set();
 let wanted = false;
 

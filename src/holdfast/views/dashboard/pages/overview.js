@@ -1,4 +1,4 @@
-// The job at a glance: figures, nodes, who is slow, and what happened last.
+// The job at a glance: figures, nodes, stragglers and recent events.
 import { ask, session } from "./actions.js";
 import { bytes, clock, duration, fill, h, number, percent, pill, table } from "./dom.js";
 
@@ -14,13 +14,13 @@ export function overview(element) {
     h("section", {}, h("h2", {}, "Nodes"), nodes),
     h("div", { class: "two" },
       h("section", {}, h("h2", {}, "Stragglers"), slow),
-      h("section", {}, h("h2", {}, "What happened last"), events)));
+      h("section", {}, h("h2", {}, "Recent events"), events)));
 
   function render(state) {
     const { job } = state;
     const steps = job.step_max < 0 ? "–" : job.step_min === job.step_max ? number(job.step_max) : `${number(job.step_min)} – ${number(job.step_max)}`;
     const shown = [
-      [job.goodput === null ? "–" : percent(job.goodput), "goodput at most"],
+      [job.goodput === null ? "–" : percent(job.goodput), job.goodput_is_upper_bound ? "goodput (upper bound)" : "goodput"],
       [number(job.generation), `generation, round ${Math.max(0, job.round)}`],
       [`${job.restarts} of ${job.max_restarts}`, "restarts charged"],
       [`${job.members} of ${job.min_nodes}:${job.max_nodes}`, `nodes, ${job.present} here`],
@@ -35,14 +35,14 @@ export function overview(element) {
     const newest = state.events.filter((event) => isOfJob(event, state)).slice(-EVENTS_SHOWN);
     fill(events, `${newest.length} ${newest[0]?.wall} ${newest.at(-1)?.wall}`, () => [
       h("ol", { class: "events" }, ...newest.reverse().map(eventLine)),
-      h("p", { class: "about" }, h("a", { href: "#timeline" }, "All that is remembered"))]);
+      h("p", { class: "about" }, h("a", { href: "#timeline" }, "Full history"))]);
   }
   return { render };
 }
 
-// Each of a thousand nodes tells of the same; whoever decides for all of them tells of it once.
+// Every node reports the same events; the coordinator reports them once.
 export function isOfJob(event, state) {
-  return event.source === "" || event.kind === "WatchdogEvent" || state.job.max_nodes <= 1;
+  return event.source === "" || event.kind === "watchdog" || state.job.max_nodes <= 1;
 }
 
 export function eventLine(event) {

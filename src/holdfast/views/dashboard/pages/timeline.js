@@ -1,33 +1,13 @@
-// Generations over time, with the stages between them; events below. Zoom by keys, wheel and buttons.
+// What the time of the job was spent on; events below. Zoom by keys, wheel and buttons.
 import { clock, duration, fill, h, svg, table } from "./dom.js";
 import { eventLine, isOfJob } from "./overview.js";
 
-const KINDS = { regroup: "waited until the nodes had met", start: "started the processes of workers", "warm-up": "workers ran, before their first step", useful: "workers ran", detect: "something had failed, and was not known yet", stop: "stopped the workers" };
+const MEANINGS = { useful: "made progress", repeated: "made steps that it repeated later", warmup: "ran its workers before their first step", detect: "had failed, and the agents did not know yet", stop: "stopped the workers", regroup: "waited until the nodes had formed a round", start: "started the processes of workers" };
+const RESTART = ["detect", "stop", "regroup", "start", "warmup"];
 const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400];
 const SPAN_MIN_S = 0.05;
 const LANE = 34, EVENTS_LANE = 26, AXIS = 22;
 const GENERATIONS_SHOWN = 200, EVENTS_SHOWN = 300;
-
-// The pieces of time of a generation, from what led to it until its stop began. What lies between two
-// generations is measured on several nodes and need not add up: it is drawn in proportion.
-function pieces(generations, at, now) {
-  const one = generations[at];
-  if (one.started === null) return [];
-  const last = generations[at - 1]?.number === one.number - 1 ? generations[at - 1] : null;
-  const next = generations[at + 1]?.number === one.number + 1 ? generations[at + 1] : null;
-  const ran = one.is_over ? one.ran_s ?? Math.max(0, (next?.started ?? now) - one.started) : now - one.started;
-  const led = [["stop", one.stages.stop ?? 0], ["regroup", one.stages.regroup ?? 0], ["start", one.stages.start ?? 0]];
-  const measured = led.reduce((sum, [, seconds]) => sum + seconds, 0);
-  const isKnown = last && last.started !== null && last.ran_s !== null;
-  const begun = isKnown ? Math.min(one.started, last.started + last.ran_s) : one.started - measured;
-  const scale = measured ? (one.started - begun) / measured : 0;
-  const first = Math.min(ran, one.stages["first step"] ?? 0);
-  const detect = Math.min(ran - first, next?.stages.detect ?? 0);
-  let from = begun;
-  return [...led.map(([kind, seconds]) => [kind, seconds * scale]), ["warm-up", first], ["useful", ran - first - detect], ["detect", detect]]
-    .map(([kind, seconds]) => ({ kind, from, to: (from += seconds), seconds, generation: one.number }))
-    .filter((piece) => piece.to > piece.from);
-}
 
 export function timeline(element) {
   let state = null;
@@ -43,15 +23,14 @@ export function timeline(element) {
   const every = h("input", { type: "checkbox", id: "every-event", onchange: () => render(state) });
   element.append(
     h("section", {}, h("h2", {}, "Timeline"), buttons, box, chosen,
-      h("div", { class: "legend" }, ...Object.entries(KINDS).map(([kind, text]) => h("span", {}, h("span", { class: `key ${kind}` }), text)))),
-    h("section", {}, h("h2", {}, "Generations"), h("p", { class: "about" }, "Detect to first step are the stages of the restart that led to a generation."), list),
-    h("section", {}, h("h2", {}, "Events"), h("label", { class: "about" }, every, " of every node and worker, too"), events));
+      h("div", { class: "legend" }, ...Object.entries(MEANINGS).map(([stage, text]) => h("span", {}, h("span", { class: `key ${stage}` }), `${stage}: ${text}`)))),
+    h("section", {}, h("h2", {}, "Generations"), h("p", { class: "about" }, "Detect to warmup are the stages of the restart that led to a generation."), list),
+    h("section", {}, h("h2", {}, "Events"), h("label", { class: "about" }, every, " of all nodes and workers"), events));
 
   const now = () => Date.now() / 1000;
 
   function whole() {
-    const starts = state.generations.flatMap((_, at) => pieces(state.generations, at, now())).map((piece) => piece.from);
-    const from = Math.min(...starts, now() - 10);
+    const from = Math.min(...state.spans.slice(0, 1).map((span) => span.from), now() - 10);
     return [from, now() + (now() - from) * 0.01];
   }
 
@@ -78,14 +57,15 @@ export function timeline(element) {
 
   function zoomTo(at) {
     const all = state.generations;
-    const own = pieces(all, at, now());
-    const after = all[at + 1] ? pieces(all, at + 1, now()).filter((one) => !["useful", "detect"].includes(one.kind)) : [];
-    const found = [...own.filter((one) => one.kind === "detect"), ...after];
-    const from = found[0]?.from ?? own[0]?.from ?? 0, to = found.at(-1)?.to ?? own.at(-1)?.to ?? now();
+    const number = all[at].number;
+    const own = state.spans.filter((span) => span.generation === number);
+    const found = [...own.filter((span) => ["detect", "stop"].includes(span.stage)),
+      ...state.spans.filter((span) => span.generation === all[at + 1]?.number && RESTART.includes(span.stage) && !["detect", "stop"].includes(span.stage))];
+    const from = found[0]?.from ?? own[0]?.from ?? 0, to = (found.length ? found : own).at(-1)?.to ?? now();
     const room = Math.max(SPAN_MIN_S, (to - from) * 0.35);
     show([from - room, to + room]);
     const one = all[at];
-    chosen.textContent = one.is_over ? `Generation ${one.number} ended: ${one.ended_by || "why is not known"}. ${told(all, at)}` : `Generation ${one.number} runs.`;
+    chosen.textContent = one.is_over ? `Generation ${one.number} ended: ${one.ended_by || "the reason is unknown"}. ${told(all, at)}` : `Generation ${one.number} runs.`;
     box.focus({ preventScroll: true });
     box.scrollIntoView({ block: "nearest" });
   }
@@ -115,21 +95,22 @@ export function timeline(element) {
       drawn.append(svg("text", { x: x(at), y: height - 5, "text-anchor": "middle" }, step < 1 ? `${clock(at)}${(at % 1).toFixed(2).slice(1)}` : clock(at)));
     }
     drawn.append(svg("rect", { class: "lane", x: 0, y: 4, width, height: LANE - 8 }));
-    state.generations.forEach((one, at) => {
-      for (const piece of pieces(state.generations, at, now())) {
-        if (piece.to < from || piece.from > to) continue;
-        const left = Math.max(-2, x(piece.from)), right = Math.min(width + 2, x(piece.to));
-        const rect = svg("rect", { class: `piece ${piece.kind}`, x: left, y: 4, width: Math.max(1, right - left), height: LANE - 8, "data-generation": one.number },
-          svg("title", {}, `generation ${one.number}: ${KINDS[piece.kind]}, ${duration(piece.to - piece.from)} from ${clock(piece.from)} on`));
-        rect.addEventListener("click", () => zoomTo(at));
-        drawn.append(rect);
-        if (piece.kind === "useful" && right - left > 26) drawn.append(svg("text", { class: "on", x: (left + right) / 2, y: LANE / 2 + 4, "text-anchor": "middle" }, one.number));
-      }
-      if (one.is_over && one.started !== null) {
-        const end = one.started + (one.ran_s ?? 0);
-        if (end >= from && end <= to) drawn.append(svg("path", { class: "cross", d: `M${x(end) - 4} 1l8 6m0 -6l-8 6` }));
-      }
-    });
+    const places = new Map(state.generations.map((one, at) => [one.number, at]));
+    for (const span of state.spans) {
+      const end = span.to ?? now();
+      if (end < from || span.from > to) continue;
+      const left = Math.max(-2, x(span.from)), right = Math.min(width + 2, x(end));
+      const rect = svg("rect", { class: `piece ${span.stage}`, x: left, y: 4, width: Math.max(1, right - left), height: LANE - 8, "data-generation": span.generation },
+        svg("title", {}, `generation ${span.generation}: ${span.stage}, ${duration(end - span.from)} from ${clock(span.from)} on`));
+      if (places.has(span.generation)) rect.addEventListener("click", () => zoomTo(places.get(span.generation)));
+      drawn.append(rect);
+      if (span.stage === "useful" && right - left > 26) drawn.append(svg("text", { class: "on", x: (left + right) / 2, y: LANE / 2 + 4, "text-anchor": "middle" }, span.generation));
+    }
+    for (const one of state.generations) {
+      if (!one.is_over || one.started === null) continue;
+      const end = one.started + (one.ran_s ?? 0);
+      if (end >= from && end <= to) drawn.append(svg("path", { class: "cross", d: `M${x(end) - 4} 1l8 6m0 -6l-8 6` }));
+    }
     drawn.append(svg("rect", { class: "lane", x: 0, y: LANE + 4, width, height: EVENTS_LANE - 8 }));
     for (const event of state.events) {
       if (event.wall < from || event.wall > to) continue;
@@ -146,17 +127,17 @@ export function timeline(element) {
     draw();
     const all = state.generations;
     const key = JSON.stringify([all.slice(-GENERATIONS_SHOWN), Math.floor(now() / 5)]);
-    fill(list, key, () => all.length ? table(["generation", "#started", "#ranks", "#ran", "#detect", "#stop", "#regroup", "#start", "#first step", "ended by"],
+    fill(list, key, () => all.length ? table(["generation", "#started", "#ranks", "#ran", "#detect", "#stop", "#regroup", "#start", "#warmup", "ended by"],
       all.slice(-GENERATIONS_SHOWN).map((one, place) => [one, Math.max(0, all.length - GENERATIONS_SHOWN) + place]).reverse().map(([one, at]) => [
         h("button", { type: "button", "data-focus": `generation ${one.number}`, "aria-label": `Show generation ${one.number} in the timeline`, onclick: () => zoomTo(at) }, String(one.number)),
         one.started === null ? "–" : clock(one.started), one.world_size ? String(one.world_size) : "–",
         duration(one.is_over ? one.ran_s ?? NaN : now() - (one.started ?? NaN)),
-        ...["detect", "stop", "regroup", "start", "first step"].map((name) => duration(one.stages[name] ?? NaN)),
-        one.is_over ? one.ended_by || "–" : h("span", { class: "dim" }, "runs")])) : h("p", { class: "about" }, "No generation is known yet."));
+        ...RESTART.map((name) => duration(one.stages[name] ?? NaN)),
+        one.is_over ? one.ended_by || "–" : h("span", { class: "dim" }, "runs")])) : h("p", { class: "about" }, "No generation yet."));
     const listed = every.checked ? state.events : state.events.filter((event) => isOfJob(event, state));
     fill(events, `${listed.length} ${listed.at(-1)?.wall}`, () => listed.length
       ? h("ol", { class: "events scroll-y", tabindex: 0, "aria-label": "Events, the newest first" }, ...listed.slice(-EVENTS_SHOWN).reverse().map(eventLine))
-      : h("p", { class: "about" }, "Nothing has happened yet."));
+      : h("p", { class: "about" }, "No events yet."));
     if (wanted !== null) {
       const at = all.findIndex((one) => one.number === wanted);
       if (at >= 0) { wanted = null; zoomTo(at); }
