@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # The simulator is not installed.
 
-from simulator import simulate  # noqa: E402
+from simulator import simulate
 
 
 def main() -> None:
