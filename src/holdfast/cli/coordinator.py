@@ -22,7 +22,7 @@ from holdfast import console
 from holdfast.cli.parser import CommandParser, Help
 from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.coordinator.endpoint_list import FIRST_PROBE_S, EndpointList
-from holdfast.coordinator.server import CoordinatorServer
+from holdfast.coordinator.server import CoordinatorServer, warn_if_open
 from holdfast.coordinator.state_file import StateFile
 from holdfast.core.limits import PLACES_MAX
 from holdfast.errors import EnvironmentProblem, UsageError
@@ -31,7 +31,6 @@ from holdfast.etcd.cluster_member import running_member
 from holdfast.launcher.config import STORY_ENV
 from holdfast.launcher.flag_values import parse_rdzv_conf
 from holdfast.launcher.story_file import StoryFile
-from holdfast.membership.coordinator import warn_if_open
 from holdfast.net import addresses
 from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoints
 from holdfast.net.listening import is_local, raise_descriptor_limit, try_bind
