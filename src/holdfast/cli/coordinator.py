@@ -355,7 +355,7 @@ def _be_member(args: argparse.Namespace) -> None:
     """Run a member of a job's etcd cluster until a signal arrives, for one run of the job after the other."""
     # Only --ha needs these, and the package h11.
     from holdfast.etcd.cluster_list import advice, parse_machines
-    from holdfast.launcher.cluster_member import running_member
+    from holdfast.etcd.cluster_member import running_member
     from holdfast.rendezvous.ha import list_of
 
     if args.endpoint != DEFAULT_ENDPOINT or args.state or args.take_over:
