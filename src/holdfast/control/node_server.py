@@ -27,7 +27,8 @@ from holdfast import console
 from holdfast.control.log_streams import LogStream
 from holdfast.coordinator.connect import ConnectFailed
 from holdfast.core.limits import WHY_CHARS_MAX
-from holdfast.core.protocol import Request, RequestRefusal
+from holdfast.core.protocol import Request
+from holdfast.core.requests import RequestRefusal
 from holdfast.net.loop_thread import LoopThread
 from holdfast.observe import lifecycle
 from holdfast.printable import one_line, quoted
