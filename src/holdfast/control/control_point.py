@@ -50,9 +50,6 @@ if TYPE_CHECKING:
             """The connection to the coordinator, or None if this agent decides alone."""
 
         @property
-        def standby_s(self) -> float: ...
-
-        @property
         def live_workers(self) -> dict[int, int]:
             """Process ids by local rank, of workers that have not exited."""
 
