@@ -309,8 +309,7 @@ class CoordinatedJob:
             )
         refused = outcome is supervision.Outcome.REFUSED
         if view is not None and view.role is NodeRole.CLOSED:
-            is_asked_for = view.outcome is JobOutcome.STOPPED and view.why == view.asked
-            if is_asked_for and not refused:
+            if view.stopped_by and not refused:
                 return JobStopped(f"the job {view.run_id!r} was stopped: {view.why}")
             if refused or view.outcome is JobOutcome.STOPPED:
                 return RendezvousClosedError(

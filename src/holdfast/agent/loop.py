@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Protocol
 from holdfast import console
 from holdfast.agent.spec import RunResult, StateText
 from holdfast.agent.worker_processes import StartOrder
+from holdfast.control.control_point import ControlPoint
 from holdfast.core import supervision
 from holdfast.core.machine import TICK, InvalidEvent
 from holdfast.core.supervision import Outcome, State, StopReason
@@ -214,8 +215,9 @@ class AgentLoop:
         self.workers.prepare()  # Signals are watched now: nothing it starts outlives one.
         membership = self.membership
         membership.join()
-        if membership.connection is not None:
-            membership.connection.control.on_watch(self.services.watched)
+        if membership.connection is not None and not self.workers.blocks:
+            control = self._open_control()  # The job is visible while the node waits for others.
+            membership.connection.control.on_watch(control.watched)
         try:
             if not self.workers.blocks:
                 membership.start_heartbeat()
@@ -375,6 +377,8 @@ class AgentLoop:
                     return self.membership.join_round(is_attended=self.is_attended)
             case supervision.StartWorkers(generation):
                 self._stop_step = ""
+                if not self.workers.blocks:
+                    self._open_control()
                 self.membership.assign_ranks()
                 self.start_generation(self.workers.start)
                 return supervision.WorkersStarted(generation)
@@ -467,16 +471,18 @@ class AgentLoop:
 
     def _settle(self) -> None:
         """Begin what a run of a moment does not need."""
-        if not self.workers.blocks:
-            from holdfast.control.control_point import ControlPoint  # After the start, on purpose.
+        self.workers.settle()
+        self.membership.settle()
 
-            control = ControlPoint(self, self.reporter.run_started_at)
+    def _open_control(self) -> ControlPoint:
+        """Make the job visible to `holdfast ps` and the other commands."""
+        control = self.services.control
+        if control is None:
+            control = self.services.control = ControlPoint(self, self.reporter.run_started_at)
             self.observers.add(control)
             control.open()
             self.membership.on_answer = control.answered
-            self.services.open_control(control)
-        self.workers.settle()
-        self.membership.settle()
+        return control
 
     # What others read.
 

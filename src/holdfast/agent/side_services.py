@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import threading
 import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from holdfast.core.machine import Event
     from holdfast.observe.health.health_server import Readiness
     from holdfast.observe.health.loop_probe import LoopProbe
-    from holdfast.wire.messages import Watch
 
     class HealthServer(Protocol):
         """A health check server, ours or TorchElastic's."""
@@ -47,7 +45,6 @@ HEALTH_PORT_ENV = "TORCHELASTIC_HEALTH_CHECK_PORT"
 # system may be gone. A job that ends sooner than this imports nothing of it. Workers that are
 # functions in interpreters of their own do need the files (`spawn`, `forkserver`).
 PREIMPORT_AFTER_S = 1.0
-EARLY_WATCHES_MAX = 8
 # Progress is sampled for the record in the log directory: often at first, and ever less often, so that the
 # time between two samples is a twentieth of the time covered. Only where workers report any.
 SAMPLE_PART = 0.05
@@ -55,7 +52,6 @@ SAMPLE_S_MIN, SAMPLE_S_MAX = 0.1, 30.0
 PREIMPORTED = (
     "signal",
     "traceback",
-    "holdfast.control.control_point",
     "holdfast.agent.worker_state",
     "holdfast.processes.stacks",
     "holdfast.numa.visible_devices",
@@ -111,9 +107,7 @@ class SideServices:
         self._probe: LoopProbe | None = None
         self._readiness: Readiness | None = None
         self.control: ControlPoint | None = None
-        """Where people reach this agent, once the run has lasted for a while."""
-        self._lock = threading.Lock()  # `watched` is called from the connection's thread.
-        self._early_watches: list[Watch] = []
+        """Where clients connect to this agent; `AgentLoop` opens it."""
 
     def begin(self, settle: Callable[[], None]) -> None:
         """Begin with a run. `settle` is called after the first second."""
@@ -142,8 +136,7 @@ class SideServices:
 
     def end(self) -> None:
         self.watchdogs.close()
-        with self._lock:
-            control, self.control = self.control, None
+        control, self.control = self.control, None
         if control is not None:
             self._observers.remove(control)
             control.close()
@@ -230,22 +223,6 @@ class SideServices:
         if changed:
             self._sampled.update({rank: (step, at) for rank, step, at in changed})
             self._reporter.progress_sampled(tuple(changed))
-
-    def watched(self, watch: Watch) -> None:
-        """Pass a watch to the control point, or keep it until there is one; from any thread."""
-        with self._lock:
-            if self.control is not None:
-                self.control.watched(watch)
-            elif len(self._early_watches) < EARLY_WATCHES_MAX:
-                self._early_watches.append(watch)
-
-    def open_control(self, control: ControlPoint) -> None:
-        """Use this control point from now on, and pass it the watches that arrived before."""
-        with self._lock:
-            self.control = control
-            for watch in self._early_watches:
-                control.watched(watch)
-            self._early_watches.clear()
 
     def away(self, what: str) -> AbstractContextManager[None]:
         """Return a context in which the agent waits for something else than its loop."""

@@ -10,13 +10,36 @@ because jobs must not wait for a console.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import select
+import signal
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from holdfast import console
 from holdfast.cli.parser import CommandParser, Help
+from holdfast.coordinator.connect import CoordinatorConnector
+from holdfast.coordinator.places import FIRST_LOOK_S, Places
+from holdfast.coordinator.server import CoordinatorServer
+from holdfast.coordinator.state_file import StateFile
+from holdfast.core.limits import PLACES_MAX
 from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.etcd.cluster_list import advice, parse_machines
+from holdfast.launcher.cluster_member import running_member
+from holdfast.launcher.config import STORY_ENV
 from holdfast.launcher.flag_values import parse_rdzv_conf
+from holdfast.launcher.story_file import StoryFile
+from holdfast.membership.coordinator import warn_if_open
+from holdfast.net import addresses
+from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoints
+from holdfast.net.listening import is_local, raise_descriptor_limit, try_bind
+from holdfast.net.token import choose_token
+from holdfast.printable import one_line
+from holdfast.processes.signals import SignalException, in_words
+from holdfast.rendezvous.config import RendezvousParameters, parse
+from holdfast.rendezvous.ha import list_of
 
 if TYPE_CHECKING:
     import argparse
@@ -24,8 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-    from holdfast.coordinator.places import Places
-    from holdfast.coordinator.state_file import StateFile
     from holdfast.net.tls import TlsFiles, TlsToken
     from holdfast.rendezvous.config import RendezvousConfig
 
@@ -143,13 +164,6 @@ def build_parser(name: str) -> CommandParser:
 
 def execute(args: argparse.Namespace) -> None:
     """Coordinate until a signal comes, which is raised as `SignalException`."""
-    from holdfast import console
-    from holdfast.core.limits import PLACES_MAX
-    from holdfast.membership.coordinator import warn_if_open
-    from holdfast.net.endpoints import parse_rendezvous_endpoints
-    from holdfast.net.listening import raise_descriptor_limit, try_bind
-    from holdfast.net.token import choose_token
-
     console.check_level()
     if args.ha:
         with _story(args.story):
@@ -190,14 +204,9 @@ def execute(args: argparse.Namespace) -> None:
 
 
 def _story(path: str) -> AbstractContextManager[object]:
-    from contextlib import nullcontext
-
-    from holdfast.launcher.config import STORY_ENV
-
     named = path or os.environ.get(STORY_ENV, "")
     if not named:
         return nullcontext()
-    from holdfast.launcher.story_file import StoryFile
 
     return StoryFile(named, source="--story" if path else STORY_ENV)
 
@@ -205,24 +214,17 @@ def _story(path: str) -> AbstractContextManager[object]:
 def _open_state(path: str | None) -> StateFile | None:
     if not path:
         return None
-    from holdfast.coordinator.state_file import StateFile
 
     return StateFile(path)
 
 
 def _config(args: argparse.Namespace) -> RendezvousConfig:
-    from holdfast.rendezvous.config import RendezvousParameters, parse
-
     given = parse_rdzv_conf(args.rdzv_conf)
     return parse(RendezvousParameters("c10d", args.endpoint, "none", 1, 1, **given))
 
 
 def _own_place(args: argparse.Namespace, ends: Sequence[tuple[str, int]]) -> int:
     """Return which of the endpoints is this machine's, to take over at."""
-    from holdfast.net import addresses
-    from holdfast.net.endpoints import format_endpoint
-    from holdfast.net.listening import is_local
-
     if len(ends) == 1:
         raise UsageError(
             f"--take-over: --endpoint names one machine, {args.endpoint!r}; accepted: the list that the "
@@ -256,9 +258,6 @@ def _places(
     token: bytes | None,
 ) -> Places:
     """Return how to look for coordinators at the other endpoints, as an agent of the job would."""
-    from holdfast.coordinator.connect import CoordinatorConnector
-    from holdfast.coordinator.places import Places
-
     run_id = args.rdzv_id or "none"
     tls = config.tls_with(token, run_id)
     context = tls.for_client() if tls is not None else None
@@ -292,14 +291,6 @@ def _serve(
     place: int = 0,
     places: Places | None = None,
 ) -> None:
-    import asyncio
-    import signal
-
-    from holdfast.coordinator.places import FIRST_LOOK_S
-    from holdfast.coordinator.server import CoordinatorServer
-    from holdfast.net.endpoints import format_endpoint
-    from holdfast.processes.signals import SignalException, in_words
-
     where = format_endpoint(host, listener.getsockname()[1])
 
     async def serve() -> signal.Signals | None:
@@ -382,16 +373,6 @@ def _serve(
 
 def _be_member(args: argparse.Namespace) -> None:
     """Run a member of a job's cluster until a signal comes, through as many runs as there are."""
-    import asyncio
-    import signal
-
-    from holdfast import console
-    from holdfast.etcd.cluster_list import advice, parse_machines
-    from holdfast.launcher.cluster_member import running_member
-    from holdfast.processes.signals import SignalException, in_words
-    from holdfast.rendezvous.config import RendezvousParameters, parse
-    from holdfast.rendezvous.ha import list_of
-
     if args.endpoint != DEFAULT_ENDPOINT or args.state or args.take_over:
         other = "--state" if args.state else "--take-over" if args.take_over else "--endpoint"
         raise UsageError(f"{other}: conflicts with --ha; accepted: one of the two")
@@ -437,12 +418,6 @@ async def warn_of_name(host: str, port: int) -> None:
 
     It may be a service's or a load balancer's, so this is no reason not to serve.
     """
-    import asyncio
-
-    from holdfast import console
-    from holdfast.net import addresses
-    from holdfast.net.listening import is_local
-
     try:
         async with asyncio.timeout(RESOLVE_S):
             found = await addresses.resolve_async(host, port)
@@ -462,10 +437,6 @@ async def warn_of_name(host: str, port: int) -> None:
 
 def _print_line(line: str) -> None:
     """Print a line, if it can be written at once."""
-    import select
-
-    from holdfast.printable import one_line
-
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), select.POLLOUT)

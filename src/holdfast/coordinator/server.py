@@ -71,7 +71,6 @@ WATCHED_SWEEP_S = 4.0
 STOP_S = 1.0  # For what is still to be sent when the server stops.
 WARNINGS_S = 10.0  # No more than one line about faulty peers in this time.
 GOING = "the coordinator is going away"
-NOT_MEANT = "it is not the one that took over at this place of a list of endpoints"
 READ_ONLY_MESSAGES = (Query, Goodbye)
 
 
@@ -195,7 +194,9 @@ class CoordinatorServer:
                     f"as entry {hello.place + 1} of its --rdzv-endpoint, and here it is entry "
                     f"{self._place + 1}: give the list in the order that the agents have"
                 )
-            raise HandshakeRefused(NOT_MEANT, permanent=False)
+            why = f"it runs at entry {self._place + 1} of the list of endpoints, not at {hello.place + 1}"
+            # A coordinator that may have been replaced probes the later entries regularly.
+            raise HandshakeRefused(why, permanent=False, is_probe=True)
         if self._chosen_job and hello.run_id not in ("", self._chosen_job):
             raise HandshakeRefused(
                 f"the coordinator took over the job {quoted(repr(self._chosen_job))} alone, not "
@@ -267,8 +268,6 @@ class CoordinatorServer:
         self._batch_soon()
 
     def faulty(self, peer: ServerConnection, why: str) -> None:
-        if why == NOT_MEANT:  # Others look here now and then whether somebody took over from them.
-            return
         self._warn_rarely(
             f"closed a connection from {peer.address}: {one_line(why, WHY_CHARS_MAX)}"
         )

@@ -196,7 +196,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                 check_client_bytes(bytes(data[:8]))
             self._take(self._reader.feed(data))
         except HandshakeRefused as error:
-            self.reject(str(error), error.reply)
+            self.reject(str(error), error.reply, is_fault=not error.is_probe)
         except NotOurProtocol as error:
             # A TLS client cannot read it, but learns from it that this is not TLS.
             self.reject(str(error), refusal(SPEAK_PLAIN) if data[0] == TLS_RECORD else b"")
@@ -302,11 +302,12 @@ class ServerConnection(asyncio.BufferedProtocol):
             if transport is not None:
                 transport.abort()
 
-    def reject(self, why: str, reply: bytes = b"") -> None:
-        """Close because of a fault of the other side, with a reply if there is one."""
+    def reject(self, why: str, reply: bytes = b"", *, is_fault: bool = True) -> None:
+        """Close with a reply if there is one; the owner learns of a fault of the other side."""
         if self.closed:
             return
-        self._owner.faulty(self, why)
+        if is_fault:
+            self._owner.faulty(self, why)
         if reply:
             self.close(reply)
         else:

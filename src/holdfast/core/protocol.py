@@ -416,6 +416,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="v
     """The id of the newest request that was granted; while it is new, `why` tells of it."""
     asked: Why = ""
     """That request in words."""
+    stopped_by: Annotated[str, Meta(max_length=REQUEST_ID_CHARS_MAX)] = ""
+    """The id of the request that stopped the job, if one did."""
     answered: RequestAnswer | None = None
     """What became of the newest request that came through this node."""
     drained: bool = False

@@ -323,6 +323,8 @@ class Job(msgspec.Struct, kw_only=True):
     """The id of the newest request that was granted."""
     asked: Why = ""
     """That request in words."""
+    stopped_by: Name = ""
+    """Of `View`."""
     grace_s: float = -1.0
     """Of `View`."""
 
@@ -1282,7 +1284,7 @@ class Rounds:
         job.request, job.asked = request.id, asked
         match Action(request.action):
             case Action.STOP:
-                job.grace_s = request.grace_s
+                job.stopped_by, job.grace_s = request.id, request.grace_s
                 return self._close(JobOutcome.STOPPED, asked)
             case Action.RESTART if not is_held(job):
                 return self._next_generation(asked)
@@ -1654,6 +1656,7 @@ def view_for_outsider(
         final=job.final,
         request=job.request,
         asked=job.asked,
+        stopped_by=job.stopped_by,
         answered=answered_to(job, info),
         grace_s=job.grace_s,
     )

@@ -9,6 +9,7 @@ nothing of it, and does not care if it fails: what there is to say it says itsel
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,6 @@ from holdfast import console
 from holdfast.observe.lifecycle import GenerationStarted, RunEnded
 
 if TYPE_CHECKING:
-    import subprocess
-
     from holdfast.observe.lifecycle import LifecycleEvent
     from holdfast.processes.logs.specs import LogsSpecs
 
@@ -44,8 +43,6 @@ class DashboardProcess:
             self._let_go()
 
     def _begin(self) -> None:
-        import subprocess
-
         if self._process is not None:
             assert self._process.stdin is not None
             if self._process.poll() is None and not self._process.stdin.closed:
@@ -76,7 +73,6 @@ class DashboardProcess:
         """End it, and wait for that."""
         if self._process is None:
             return
-        import subprocess
 
         self._let_go()
         try:

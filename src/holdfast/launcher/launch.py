@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import console
 from holdfast.agent.assembly import agent_of
@@ -20,15 +21,20 @@ from holdfast.errors import (
 )
 from holdfast.launcher.config import STORY_ENV
 from holdfast.launcher.observers import LaunchObservers
+from holdfast.launcher.story_file import StoryFile
+from holdfast.net.addresses import own_address
+from holdfast.processes.failures.failure import ChildFailedError
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.signals import SIGNALS_ENV, parse_signal
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
 from holdfast.rendezvous.single_node import SingleNodeHandler
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
+from holdfast.side_thread import SideThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from typing import Any
 
     from holdfast.agent.loop import AgentLoop
@@ -36,10 +42,9 @@ if TYPE_CHECKING:
     from holdfast.agent.spec import RunResult
     from holdfast.core.supervision import Supervision
     from holdfast.launcher.config import LaunchConfig
-    from holdfast.processes.failures.failure import ChildFailedError
     from holdfast.processes.logs.specs import LogsSpecs
     from holdfast.rendezvous.config import RendezvousParameters
-from holdfast.rendezvous.handler import RendezvousHandler
+    from holdfast.rendezvous.handler import RendezvousHandler
 
 # Hints by the error number.
 OS_ERROR_HINTS = {
@@ -61,7 +66,8 @@ def refusal_behind(problem: Exception) -> EnvironmentProblem | None:
 
 
 REPORT_FILE = "failure.json"
-REPORT_S = 5.0  # How long it may take to be written: the job's end does not wait for a file system.
+REPORT_S = 5.0
+"""Limit for writing it. A file system that hangs does not delay the end of the job further."""
 
 
 class elastic_launch:  # noqa: N801 (TorchElastic's name)
@@ -105,62 +111,68 @@ def launch_agent(
     """
     if not entrypoint:
         raise UsageError("entrypoint: missing; accepted: a program or a function")
-    story = config.story or os.environ.get(STORY_ENV, "")
-    if not story:
-        return _launch(config, entrypoint, args, health_check_server)
-    from holdfast.launcher.story_file import StoryFile
-
-    with StoryFile(story, source="--story" if config.story else STORY_ENV):
-        return _launch(config, entrypoint, args, health_check_server)
-
-
-def _launch(
-    config: LaunchConfig,
-    entrypoint: Callable[..., Any] | str,
-    args: list[Any],
-    health_check_server: HealthServer | None,
-) -> dict[int, Any]:
-    check_binding(config)
     run_id = config.run_id or os.urandom(16).hex()
-    if Backend.named(config.rdzv_backend) is not Backend.HA:
-        return _run(config, run_id, entrypoint, args, health_check_server)
+    launch = Launch(config, run_id, entrypoint, args, logs_of_this_launch(config))
+    check_binding(config)
+    with story_of(config), cluster_of(launch):
+        return _run(launch, health_check_server)
+
+
+class Launch(NamedTuple):
+    """One launch of a job on this node."""
+
+    config: LaunchConfig
+    run_id: str
+    entrypoint: Callable[..., Any] | str
+    args: list[Any]
+    logs_specs: LogsSpecs
+
+    @property
+    def name(self) -> str:
+        """The workers' name in reports: the script rather than the interpreter."""
+        return entrypoint_name(self.entrypoint, self.args)
+
+
+def story_of(config: LaunchConfig) -> AbstractContextManager[object]:
+    """Return the context in which all machines of this process write their steps, if they are to."""
+    path = config.story or os.environ.get(STORY_ENV, "")
+    if not path:
+        return nullcontext()
+    return StoryFile(path, source="--story" if config.story else STORY_ENV)
+
+
+def cluster_of(launch: Launch) -> AbstractContextManager[object]:
+    """Return the context in which this machine runs its member of the job's own etcd, with `--ha`."""
+    if Backend.named(launch.config.rdzv_backend) is not Backend.HA:
+        return nullcontext()
     from holdfast.launcher.cluster_member import running_member
-    from holdfast.rendezvous import config as settings
+    from holdfast.rendezvous.config import parse
     from holdfast.rendezvous.ha import list_of
 
-    params = parameters_of(config, run_id)
-    patience_s = settings.parse(params).coordinator_timeout
-    with running_member(list_of(params), patience_s=patience_s):
-        return _run(config, run_id, entrypoint, args, health_check_server)
+    params = parameters_of(launch.config, launch.run_id)
+    return running_member(list_of(params), patience_s=parse(params).coordinator_timeout)
 
 
-def _run(
-    config: LaunchConfig,
-    run_id: str,
-    entrypoint: Callable[..., Any] | str,
-    args: list[Any],
-    health_check_server: HealthServer | None,
-) -> dict[int, Any]:
-    logs_specs = logs_of_this_launch(config)
-    handler = rendezvous_of(config, run_id)
-    agent = make_agent(config, logs_specs, entrypoint, args, handler, health_check_server)
-    looking_on = LaunchObservers(config, logs_specs)
+def _run(launch: Launch, health_check_server: HealthServer | None) -> dict[int, Any]:
+    config, logs_specs = launch.config, launch.logs_specs
+    handler = rendezvous_of(config, launch.run_id)
+    agent = make_agent(launch, handler, health_check_server)
+    observers = LaunchObservers(config, logs_specs)
     failure: Exception | None = None
     result: RunResult | None = None
     try:
-        looking_on.begin(agent)
+        observers.begin(agent)
         result = agent.run()
         if result.is_failed():
-            name = entrypoint_name(entrypoint, args)
-            failure = failure_of(name, result, config, logs_specs, run_id, agent.machine)
+            failure = failure_of(launch, result, agent.machine)
             close_for_all(handler)
     except HoldfastError as end:
         if end.exit_code:
             raise
-        console.notice(str(end))  # A standby that was not needed.
+        console.notice(str(end))  # This node was a standby and was not needed.
         return {}
     except (OSError, RuntimeError, ImportError) as problem:
-        # Workers' own errors are results, so this is one of starting or watching them.
+        # The errors of workers are results. This is an error of starting or watching them.
         refused = refusal_behind(problem)
         if refused is None:
             raise
@@ -169,7 +181,7 @@ def _run(
         try:
             handler.shutdown()
         finally:
-            looking_on.end()
+            observers.end()
         try:
             if failure is None:  # Also after a signal: only a failure needs its logs.
                 discard_logs(logs_specs, ran=result is not None)
@@ -183,20 +195,20 @@ def _run(
 
 
 def close_for_all(handler: RendezvousHandler) -> None:
-    """End a failed job for the other nodes too, where no coordinator has done so already.
+    """End a failed job for the other nodes too, unless a coordinator has done so already.
 
-    Otherwise they would wait for this one to come back. If that does not work, the failure stands.
+    Otherwise the others would wait for this node to rejoin. A problem with this does not replace the failure.
     """
     if isinstance(handler, CoordinatedRendezvousHandler):
         return
     try:
         handler.set_closed()
-    except Exception as problem:  # noqa: BLE001 (a handler may be anybody's)
+    except Exception as problem:  # noqa: BLE001 (a handler may be the user's)
         console.warning(f"cannot report the failure to the other nodes: {problem}")
 
 
 def check_binding(config: LaunchConfig) -> None:
-    """Raise if workers are to be bound to CPUs and cannot be, before other nodes wait for them."""
+    """Raise if workers cannot be bound to CPUs as configured, before other nodes wait for them."""
     if config.numa_options is not None:
         from holdfast.numa.binding import cpus_of_workers
 
@@ -204,10 +216,10 @@ def check_binding(config: LaunchConfig) -> None:
 
 
 def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:
-    """Return how this node meets the others; a node that can have none needs no network."""
+    """Return the rendezvous of this node. A job of one node alone needs no network."""
     if not 1 <= config.min_nodes <= config.max_nodes:
         raise UsageError(
-            f"--nnodes: {config.min_nodes}:{config.max_nodes} is no range of nodes; accepted: from 1, "
+            f"--nnodes: {config.min_nodes}:{config.max_nodes} is not a range of nodes; accepted: from 1, "
             "the maximum not below the minimum"
         )
     local_addr = config.local_addr or own_address_if_named(config)
@@ -231,7 +243,7 @@ def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:
 def parameters_of(
     config: LaunchConfig, run_id: str, local_addr: str | None = None
 ) -> RendezvousParameters:
-    """Return what a configuration says of the rendezvous."""
+    """Return the parameters of the rendezvous."""
     from holdfast.rendezvous.config import RendezvousParameters
 
     settings = dict(config.rdzv_configs)
@@ -249,7 +261,7 @@ def parameters_of(
 
 
 def store_access_of(config: LaunchConfig) -> str:
-    """Return whom the workers' store of a job on one node serves: whoever reaches it, or nobody else."""
+    """Return which clients the workers' store of a job on one node serves; all, by default."""
     if config.rdzv_configs.get("store") is None:
         return "open"
     from holdfast.rendezvous.config import RendezvousParameters, value_of
@@ -259,21 +271,19 @@ def store_access_of(config: LaunchConfig) -> str:
 
 
 def own_address_if_named(config: LaunchConfig) -> str | None:
-    """Return the address at which others find the workers' store of a job on one node, if they may.
+    """Return this host's address for the workers' store of a job of one node that names an endpoint.
 
-    Jobs of other machines may have business with such a job, as the replica groups of one training
-    have with each other. Who names an endpoint for a single node gets what torchrun would give.
+    Jobs on other machines may use that store, as the replica groups of one training do. Such a job gets
+    the same address as with torchrun.
     """
     alone = config.standalone or config.max_nodes > 1 or not config.rdzv_endpoint
     if alone or Backend.named(config.rdzv_backend) is not Backend.C10D:
         return None
-    from holdfast.net.addresses import own_address
-
     return own_address()
 
 
 def needs_no_others(config: LaunchConfig) -> bool:
-    """Whether no other node can join: one at most, and no endpoint is named."""
+    """Whether no other node can join: the job has one node at most, and names no endpoint."""
     backend = Backend.named(config.rdzv_backend)
     if config.max_nodes > 1 or backend is None or backend.needs_endpoint:
         return False
@@ -295,29 +305,25 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
 
 
 def logs_of_this_launch(config: LaunchConfig) -> LogsSpecs:
-    """Return the logs specs with folders of their own; those of a plug-in are used as they are."""
+    """Return the logs specs with directories of their own; those of a plug-in are used as they are."""
     assert config.logs_specs is not None
-    # Not of a class derived from ours: its author may hold on to the one that was given.
+    # A class derived from ours is used as it is too: its author may keep a reference to the instance.
     if type(config.logs_specs) is DefaultLogsSpecs:
         return config.logs_specs.for_another_run()
     return config.logs_specs
 
 
 def make_agent(
-    config: LaunchConfig,
-    logs_specs: LogsSpecs,
-    entrypoint: Callable[..., Any] | str,
-    args: list[Any],
-    handler: RendezvousHandler,
-    health_check_server: HealthServer | None,
+    launch: Launch, handler: RendezvousHandler, health_check_server: HealthServer | None
 ) -> AgentLoop:
-    """Return the agent that a configuration describes."""
+    """Return the agent of a launch."""
+    config = launch.config
     spec = WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
         rdzv_handler=handler,
-        entrypoint=entrypoint,
-        args=tuple(args),
+        entrypoint=launch.entrypoint,
+        args=tuple(launch.args),
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
         local_addr=config.local_addr,
@@ -327,19 +333,19 @@ def make_agent(
         duplicate_stderr_filters=config.duplicate_stderr_filters,
         virtual_local_rank=config.virtual_local_rank,
     )
-    # Workers see what the launcher decided; the environment of the calling program is left alone.
+    # Only the workers' environment is changed, not that of the calling program.
     worker_env = {SIGNALS_ENV: config.signals_to_handle}
     if config.omp_num_threads is not None:
         worker_env["OMP_NUM_THREADS"] = str(config.omp_num_threads)
     assert config.shutdown_timeout is not None
     settings = ProcessSettings(
-        logs_specs,
+        launch.logs_specs,
         start_method=config.start_method,
         log_line_prefix_template=config.log_line_prefix_template,
         stop_signal=parse_signal(config.stop_signal, flag="--stop-signal"),
         capture_stderr=config.capture_stderr,
         worker_env=worker_env,
-        preload=preload_of(config, entrypoint, args),
+        preload=preload_of(config, launch.entrypoint, launch.args),
     )
     return agent_of(
         spec,
@@ -354,7 +360,7 @@ def make_agent(
 def preload_of(
     config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: list[Any]
 ) -> tuple[str, ...]:
-    """Return the modules that workers are to find imported, those of `auto` by their names."""
+    """Return the modules to import before workers are forked, with `auto` resolved."""
     if not config.preload:
         return ()
     if callable(entrypoint) and config.start_method != "spawn":
@@ -380,47 +386,36 @@ def entrypoint_name(entrypoint: Callable[..., Any] | str, args: list[Any]) -> st
     return entrypoint
 
 
-def failure_of(
-    name: str,
-    result: RunResult,
-    config: LaunchConfig,
-    logs_specs: LogsSpecs,
-    run_id: str,
-    machine: Supervision,
-) -> Exception:
+def failure_of(launch: Launch, result: RunResult, machine: Supervision) -> Exception:
     """Return the error of a failed run, and write it as JSON."""
+    config = launch.config
     if not result.failures:
-        return EnvironmentProblem(f"{name}: the workers were not healthy and were stopped")
-    from holdfast.processes.failures.failure import ChildFailedError
-
-    error = ChildFailedError(name, result.failures)
+        return EnvironmentProblem(f"{launch.name}: the workers were unhealthy and were stopped")
+    error = ChildFailedError(launch.name, result.failures)
     error.many_nodes = config.max_nodes > 1
     if config.max_restarts:
         error.restarts = f"after {machine.restart_count} of {config.max_restarts} restarts"
-    run_dir = getattr(logs_specs, "run_dir", None)
+    run_dir = getattr(launch.logs_specs, "run_dir", None)
     if run_dir:
         error.log_dir = run_dir
         path = os.path.join(run_dir, REPORT_FILE)
-        write_report(error, path, config, run_id, machine.generation)
+        write_report(error, path, launch, machine.generation)
     return error
 
 
-def write_report(
-    error: ChildFailedError, path: str, config: LaunchConfig, run_id: str, generation: int
-) -> None:
-    """Write the failure as JSON beside the logs; a full disk must not hide the failure.
+def write_report(error: ChildFailedError, path: str, launch: Launch, generation: int) -> None:
+    """Write the failure as JSON beside the logs.
 
-    Nor may a module of the user's that has the name of one which the report needs.
+    A full disk must not hide the failure; nor must a module of the user's that shadows one of ours.
     """
     try:
-        from holdfast.processes.failures import report
-        from holdfast.side_thread import SideThread
+        from holdfast.processes.failures import report  # It needs msgspec.
 
         written = report.FailureReport.from_error(
             error,
-            run_id=run_id,
+            run_id=launch.run_id,
             generation=generation,
-            max_restarts=config.max_restarts,
+            max_restarts=launch.config.max_restarts,
             log_dir=error.log_dir,
         )
         SideThread("holdfast-report", REPORT_S).call(written.write, path)
@@ -431,9 +426,9 @@ def write_report(
 
 
 def discard_logs(specs: Any, *, ran: bool) -> None:
-    """Remove a temporary log folder that holds nothing anyone asked to keep.
+    """Remove a temporary log directory that has nothing to keep.
 
-    Where the job could not be run, that may be so although streams were to go there.
+    If the job could not run, the directory can be empty although streams were to be written there.
     """
     if getattr(specs, "keeps_nothing", False):
         specs.discard_if_temporary()

@@ -21,8 +21,12 @@ starts of the workers, and may ask at import which worker it is in.
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
+import warnings
+from functools import partial
+from pkgutil import get_importer
 from typing import TYPE_CHECKING
 
 from holdfast import console
@@ -32,7 +36,6 @@ from holdfast.launcher.flag_values import PRELOAD_AUTO
 from holdfast.processes.zygote.client import parse_command
 
 if TYPE_CHECKING:
-    import ast
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
@@ -59,9 +62,6 @@ def top_level_imports(source: bytes | str, *, as_main: bool) -> list[Import]:
 
 def top_level_steps(source: bytes | str, *, as_main: bool) -> list[Import | Setting]:
     """Return the imports, as `top_level_imports` does, and what is set before and after them."""
-    import ast
-    import warnings
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # The worker that runs it shows them.
@@ -75,8 +75,6 @@ def top_level_steps(source: bytes | str, *, as_main: bool) -> list[Import | Sett
 
 
 def _steps_of(statements: Sequence[ast.stmt], *, as_main: bool) -> Iterator[Import | Setting]:
-    import ast
-
     for statement in statements:
         run: list[ast.stmt] = []
         match statement:
@@ -98,8 +96,6 @@ def _steps_of(statements: Sequence[ast.stmt], *, as_main: bool) -> Iterator[Impo
 
 def _settings_of(statement: ast.Assign | ast.Expr) -> Iterator[Setting]:
     """Return what `os.environ[...] = ...`, `setdefault` or `update` sets, as far as it is written."""
-    import ast
-
     given: list[tuple[ast.expr | None, ast.expr]] = []
     match statement:
         case ast.Assign(targets=targets, value=value):
@@ -125,8 +121,6 @@ def _settings_of(statement: ast.Assign | ast.Expr) -> Iterator[Setting]:
 
 
 def _is_environ(value: ast.expr) -> bool:
-    import ast
-
     match value:
         case ast.Name(id="environ") | ast.Attribute(value=ast.Name(id="os"), attr="environ"):
             return True
@@ -135,8 +129,6 @@ def _is_environ(value: ast.expr) -> bool:
 
 def _truth(test: ast.expr, *, as_main: bool) -> bool | None:
     """Return what a condition is known to be in a worker, `None` if only the worker knows."""
-    import ast
-
     match test:
         case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
             return False
@@ -207,7 +199,6 @@ def _step(full_name: str, places: Sequence[PathEntry]) -> FoundModule | None:
     Folders without an `__init__.py` are one package together, unless a later place has a module.
     """
     # Not PathFinder: it asks the parent of such a package for its path, which is not imported.
-    from pkgutil import get_importer
 
     portions: list[PathEntry] = []
     for place in places:
@@ -409,8 +400,6 @@ def _module(name: str, *, foreign: bool) -> Source:
 
 def _module_of_function(function: Callable[..., Any]) -> Source:
     """Return the module that workers import to call a function; there it is not `__main__`."""
-    from functools import partial
-
     while isinstance(function, partial):
         function = function.func
     home = str(getattr(function, "__module__", None))

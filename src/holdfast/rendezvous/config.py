@@ -16,6 +16,7 @@ each node that joins, so it need not be longer than the gap between two nodes of
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from dataclasses import dataclass, field, fields
@@ -449,8 +450,6 @@ def warn_about_unused(
 
     Raises `UsageError` for an unknown one that may be meant to protect the job.
     """
-    import difflib
-
     for name in sorted(given):
         key, protects = KEY_OF.get(name), name.startswith(PROTECTING)
         if key is None:

@@ -63,14 +63,18 @@ class HandshakeRefused(WireError):
     """The two sides do not fit together.
 
     `permanent` is false where trying again may help. `reply` is what the owner of the connection
-    sends, if it can, before it closes: the other side's user then learns the reason too.
+    sends, if it can, before it closes: the other side's user then learns the reason too. `is_probe`
+    means that the other side only checks who listens, regularly: that is not worth a warning.
     """
 
-    def __init__(self, why: str, *, permanent: bool = True, reply: bytes = b"") -> None:
+    def __init__(
+        self, why: str, *, permanent: bool = True, reply: bytes = b"", is_probe: bool = False
+    ) -> None:
         super().__init__(why)
         self.why = why
         self.permanent = permanent
         self.reply = reply
+        self.is_probe = is_probe
 
 
 class ProofRefused(WireError):

@@ -317,16 +317,16 @@ class ServerHandshake(_Handshake):
             try:
                 self._judge(hello)
             except HandshakeRefused as refused:
-                raise self._refuse(refused.why, permanent=refused.permanent) from None
+                refused.reply = self._sealed(refusal(refused.why, permanent=refused.permanent))
+                raise
         self._done = True
         return self._sealed(encode_frame(Welcome()))
 
     def _sealed(self, frame: bytes) -> bytes:
         return self._seals[0].seal(frame) if self._seals is not None else frame
 
-    def _refuse(self, why: str, *, permanent: bool = True) -> HandshakeRefused:
-        reply = self._sealed(refusal(why, permanent=permanent))
-        return HandshakeRefused(why, permanent=permanent, reply=reply)
+    def _refuse(self, why: str) -> HandshakeRefused:
+        return HandshakeRefused(why, reply=self._sealed(refusal(why, permanent=True)))
 
 
 # Tokens and keys.

@@ -20,9 +20,10 @@ from holdfast.core.coordinated_supervision import (
 )
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import Failure, JobOutcome, NodePhase, NodeRole, View
+from holdfast.errors import JobStopped
 from holdfast.observe.lifecycle import StandbyChanged
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
-from holdfast.rendezvous.errors import RendezvousTimeoutError
+from holdfast.rendezvous.errors import RendezvousClosedError, RendezvousTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -262,3 +263,21 @@ def test_what_made_workers_unhealthy_is_what_the_others_are_told(node: Node) -> 
     (phase, failure) = reported[-1]
     assert phase is NodePhase.FAILED
     assert (failure.summary, failure.sudden, failure.retryable) == ("the store is gone", True, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"stopped_by": "r1", "asked": "stop by ann"}, JobStopped),
+        ({"stopped_by": "", "asked": "b closed the job"}, RendezvousClosedError),
+    ],
+)
+def test_only_a_stop_request_ends_the_job_as_stopped_whatever_the_words(
+    changes: dict[str, Any], error: type[Exception]
+) -> None:
+    node = Node()
+    why = "b closed the job"
+    node.hear(
+        1.0, view(NodeRole.CLOSED, outcome=JobOutcome.STOPPED, why=why, final=True, **changes)
+    )
+    assert type(node.job.error(supervision.Outcome.STOPPED)) is error

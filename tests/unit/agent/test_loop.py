@@ -4,15 +4,18 @@ import os
 import select
 import signal
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
-from holdfast.agent import side_services
+from holdfast.agent import loop, side_services
 from holdfast.agent.assembly import agent_of
 from holdfast.agent.spec import WorkerSpec
 from holdfast.agent.worker_processes import ProcessSettings, WorkerProcesses
@@ -282,3 +285,50 @@ def test_a_keeper_may_be_awaited_later() -> None:
     agent.close()
     with pytest.raises(ChildProcessError):
         os.waitpid(keeper, 0)
+
+
+@pytest.fixture
+def runtime_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:  # A short name: that of a socket is limited.
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield folder
+
+
+def test_the_job_is_visible_when_its_first_worker_starts(runtime_folder: str) -> None:
+    run(local('ls "$XDG_RUNTIME_DIR"/holdfast/*.sock > seen'))
+    assert Path("seen").read_text().startswith(f"{runtime_folder}/holdfast/{os.getpid()}-")
+    assert os.listdir(f"{runtime_folder}/holdfast") == []
+
+
+def test_a_watch_that_arrives_as_soon_as_possible_reaches_the_control_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    delivered: list[object] = []
+    watch = object()
+
+    class Control:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def __call__(self, event: object) -> None:
+            pass
+
+        def open(self) -> None:
+            pass
+
+        answered, watched = None, delivered.append
+
+    class Stopped(Exception):
+        pass
+
+    def stop() -> None:
+        raise Stopped
+
+    monkeypatch.setattr(loop, "ControlPoint", Control)
+    agent = local("true")
+    control = SimpleNamespace(on_watch=lambda watched: watched(watch))
+    agent.membership = Mock(connection=SimpleNamespace(control=control), start_heartbeat=stop)
+    agent.workers = Mock(blocks=False)
+    with pytest.raises(Stopped):
+        agent.supervise()
+    assert delivered == [watch]

@@ -5,11 +5,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-import types
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -221,27 +219,3 @@ def test_why_workers_failed_is_reported_in_time_if_no_generation_follows() -> No
     assert isinstance(failed, lifecycle.WorkersFailed)
     assert [(one.global_rank, one.exit_code) for one in failed.failures] == [(7, 9)]
     assert made.next_deadline(None) is None
-
-
-def test_watch_that_arrives_while_control_point_opens_is_delivered() -> None:
-    made = services()
-    delivered: list[object] = []
-    control: Any = types.SimpleNamespace(watched=delivered.append)
-    opened = threading.Event()
-
-    class SlowAppend(list[Any]):
-        def append(self, watch: object) -> None:
-            opener.start()
-            opened.wait(0.2)  # `open_control` must not finish between the check and the append.
-            super().append(watch)
-
-    def open_control() -> None:
-        made.open_control(control)
-        opened.set()
-
-    opener = threading.Thread(target=open_control)
-    made._early_watches = SlowAppend()
-    watch: Any = object()
-    made.watched(watch)
-    opener.join()
-    assert delivered == [watch]

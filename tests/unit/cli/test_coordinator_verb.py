@@ -172,7 +172,7 @@ def test_it_takes_over_at_the_place_of_its_machine(monkeypatch: pytest.MonkeyPat
     for own, place in (((2,), 2), ((0, 1, 3), 1), ((0,), None), ((), None)):
         mine = [ends[one][0] for one in own]
         monkeypatch.setattr(
-            "holdfast.net.listening.is_local", lambda one, mine=mine: one.ip in mine
+            "holdfast.cli.coordinator.is_local", lambda one, mine=mine: one.ip in mine
         )
         if place is not None:
             assert verb._own_place(args, ends) == place

@@ -45,7 +45,7 @@ async def test_only_one_that_took_over_answers_at_a_later_place() -> None:
         assert from_the_first.place == 0
         assert await from_the_first.replaced_at(0, 20) == f"{LOCAL}:{third.port}"
         assert await from_the_first.replaced_at(2, 20) == ""
-        assert not [*first.warnings, *another.warnings]
+        assert not [*first.warnings, *another.warnings]  # A probe is no fault.
         assert len(third.warnings) == 1  # Its list is another one than the agents'.
 
 

@@ -193,7 +193,7 @@ def test_they_are_sent_again_and_again_and_a_refusal_is_reported_once(
 def test_a_collector_that_is_away_keeps_nobody_for_long(
     monkeypatch: pytest.MonkeyPatch, collector: Collector
 ) -> None:
-    monkeypatch.setattr(otel, "CLOSE_S", 0.05)
+    monkeypatch.setattr(metric_otel, "CLOSE_S", 0.05)
     collector.status = 503  # It is to be asked again, which would go on for `EXPORT_S`.
     export = OtelMetricExporter(collect, interval_s=0.01)
     export.start()
