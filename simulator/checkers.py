@@ -169,7 +169,10 @@ class SameRound(Checker):
             self.violated(f"{view.node} got rank {view.rank}, where {here} is")
         if (view.size, view.world_size) != (len(truth.members), truth.world_size):
             self.violated(f"{view.node} got a view of {view.size} nodes, {view.world_size} workers")
-        shared = (view.size, view.world_size, view.master_addr, view.master_port)
+        names = [one.node for one in view.members]
+        if names and names != [node for node, _incarnation in truth.members]:
+            self.violated(f"{view.node} got a view of {names}, not of {truth.members}")
+        shared = (view.size, view.world_size, view.master_addr, view.master_port, view.members)
         if self._told.setdefault((truth.number, view.generation), shared) != shared:
             self.violated(f"{view.node} got {shared}, which others did not")
 

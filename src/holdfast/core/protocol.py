@@ -63,6 +63,7 @@ from holdfast.core.limits import (
     RIVALS_MAX,
     SUMMARY_CHARS_MAX,
     TERMS_PER_PLACE,
+    VIEW_MEMBERS_MAX,
     WHY_CHARS_MAX,
 )
 from holdfast.printable import one_line, quoted
@@ -364,6 +365,15 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ac
     """That of the heartbeat which it answers, if it answers one."""
 
 
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """A member of a round, as its other members see it."""
+
+    node: NodeId
+    host: Name = ""
+    first_rank: WorkerCount = 0
+    """The global rank of its first worker; those of its others follow."""
+
+
 class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="view"):
     """All that a node must know of its job."""
 
@@ -407,6 +417,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="v
     store_key: StoreKey = b""
     """By what agents of this generation prove to the store at that port that they are its members;
     empty if not all of them can."""
+    members: Annotated[tuple[Member, ...], Meta(max_length=VIEW_MEMBERS_MAX)] = ()
+    """All members by their rank, for a member; empty if the round has more than `VIEW_MEMBERS_MAX`."""
     outcome: JobOutcome | None = None
     failure: Failure | None = None
     report: Report = b""
@@ -502,6 +514,8 @@ def sound_view(view: View) -> View:
     """Do the same for a view."""
     check_names(view.run_id, view.node)
     check_address(view.master_addr)
+    for one in view.members:
+        check_names(one.node, one.host)
     failure = sound_failure(view.failure)
     answered = view.answered
     said = answered.why if answered is not None else ""

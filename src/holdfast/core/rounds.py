@@ -91,7 +91,7 @@ from holdfast.core.bounded import (
 )
 from holdfast.core.first_failure import first_of, with_rivals
 from holdfast.core.job_settings import JobSettings, check_settings, differences
-from holdfast.core.limits import REPORTED_COUNTER_MAX, STORE_KEY_BYTES
+from holdfast.core.limits import REPORTED_COUNTER_MAX, STORE_KEY_BYTES, VIEW_MEMBERS_MAX
 from holdfast.core.machine import Event, InvalidEvent, Story
 from holdfast.core.node_order import order_nodes
 from holdfast.core.policy import RestartBudget, Verdict, judge
@@ -101,6 +101,7 @@ from holdfast.core.protocol import (
     Failure,
     Heartbeat,
     JobOutcome,
+    Member,
     NodeInfo,
     NodePhase,
     NodeRole,
@@ -1538,6 +1539,13 @@ class RankTable:
         self.rank_of = {info.node: rank for rank, info in enumerate(members)}
         self.ranks = assign_ranks([NodeShape(info.role, info.local_world_size) for info in members])
         self.key = round_key(members)
+        self.members: tuple[Member, ...] = ()
+        """Shared by the views of all members; empty if there are too many for a view."""
+        if len(members) <= VIEW_MEMBERS_MAX:
+            self.members = tuple(
+                Member(info.node, info.host, ranks.first_rank)
+                for info, ranks in zip(members, self.ranks, strict=True)
+            )
         self._incarnations = {info.node: info.incarnation for info in members}
         self.master_addr, self.master_port, self.store_key = "", 0, b""
         if members:
@@ -1618,6 +1626,7 @@ def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
         master_addr=rank_table.master_addr if member else "",
         master_port=rank_table.master_port if member else 0,
         store_key=rank_table.store_key if member else b"",
+        members=rank_table.members if member else (),
         failure=job.failure,
         request=job.request,
         asked=job.asked,
