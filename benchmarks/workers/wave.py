@@ -144,7 +144,7 @@ def of_holdfast() -> tuple[Callable[[int], Any], Callable[[int, int], Any]]:
     from holdfast.coordinator.server import CoordinatorServer
     from holdfast.net.listening import try_bind
     from holdfast.net.token import load_token
-    from holdfast.rendezvous.config import RendezvousParameters
+    from holdfast.rendezvous.rdzv_conf import RendezvousParameters
     from holdfast.rendezvous.registry import get_rendezvous_handler
 
     async def forever(listener: socket.socket) -> None:

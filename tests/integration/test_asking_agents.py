@@ -21,7 +21,7 @@ import pytest
 from chaos.network import Network, address, missing
 from etcd_teams import EtcdTeam
 from holdfast.control.connection import open_contact
-from holdfast.control.node_server import QUESTIONS_MAX
+from holdfast.control.node_server import QUERIES_MAX
 from holdfast.core.etcd.keys import NodeRecord, read_record
 from holdfast.net.agent_port import ControlCredentials
 from holdfast.wire import control
@@ -140,7 +140,7 @@ async def ask_without_end(team: EtcdTeam) -> None:
     found = access.contacts(("", "127.0.0.1", one) for one in control_ports(team).values())
     connection = await open_contact(found.contacts[0], team.run_id, found, None)
     try:
-        for number in range(2 * QUESTIONS_MAX):
+        for number in range(2 * QUERIES_MAX):
             connection.send(Query(id=number, what=control.STACKS, run_id=team.run_id))
         async with asyncio.timeout(PATIENCE_S):
             while not connection.problem:  # noqa: ASYNC110 (no event tells of it)

@@ -10,8 +10,8 @@ import pytest
 
 from etcd_teams import LEASE_S, SOON_LOST, EtcdTeam, leaves
 from holdfast.core.etcd.leader import JOB_KEEP_S
-from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.etcd import EtcdHandler
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from real_teams import OBEY, QUICK
 
 if TYPE_CHECKING:

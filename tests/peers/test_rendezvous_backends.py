@@ -11,9 +11,9 @@ import pytest
 
 from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend, create_backend
 from holdfast.rendezvous.backend import DynamicRendezvousHandler, create_handler
-from holdfast.rendezvous.config import RendezvousParameters, RendezvousTimeout
 from holdfast.rendezvous.errors import RendezvousConnectionError
 from holdfast.rendezvous.handler import RendezvousStoreInfo
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters, RendezvousTimeout
 from holdfast.rendezvous.registry import RendezvousHandlerRegistry
 from holdfast.store.memory_store import MemoryStore
 

@@ -23,7 +23,7 @@ from holdfast.cli.operate import TEXTS
 from holdfast.cli.run import build_parser
 from holdfast.launcher.config import FLAGS
 from holdfast.rendezvous.backends import Backend
-from holdfast.rendezvous.config import KEYS, Key
+from holdfast.rendezvous.rdzv_conf import KEYS, Key
 from holdfast.views.report import model, records
 from real_teams import free_port
 

@@ -114,7 +114,7 @@ def test_the_fields_of_public_classes_are_their_constructors_parameters(cls: Any
 LAZY = """
 import sys
 from holdfast.agent.spec import RunResult
-from holdfast.agent.worker_state import WorkerState
+from holdfast.agent.spec import WorkerState
 from holdfast.launcher.config import LaunchConfig
 assert RunResult(WorkerState.INIT) == RunResult(WorkerState.INIT, {})
 assert repr(LaunchConfig(1, 1, 1)).startswith("LaunchConfig(min_nodes=1, ")

@@ -24,6 +24,7 @@ from holdfast.observe.lifecycle import (
     now,
 )
 from holdfast.processes.signals import SignalException
+from holdfast.rendezvous.errors import RendezvousError
 
 if TYPE_CHECKING:
     from holdfast.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec
@@ -222,10 +223,7 @@ class LifecycleReporter:
         """Report that the run ended with an error of the agent's."""
         if not self.observers:
             return
-        # Not imported for it: there may be no descriptor left, and then it is none of these errors.
-        errors = sys.modules.get("holdfast.rendezvous.errors")
-        is_of_rendezvous = errors is not None and isinstance(error, errors.RendezvousError)
-        if is_of_rendezvous and not self._rendezvous_is_over:
+        if isinstance(error, RendezvousError) and not self._rendezvous_is_over:
             self.rendezvous_ended(error)
         self._report_end(None, error)
 
@@ -243,7 +241,7 @@ class LifecycleReporter:
                 at,
                 wall,
                 at - self.run_started_at,
-                result.state_text.lower() if result is not None else "",
+                result.state.value.lower() if result is not None else "",
                 machine.restart_count,
                 machine.budget.left,
                 self.group.spec.max_restarts,

@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast import console
-from holdfast.agent.spec import RunResult, StateText
+from holdfast.agent.spec import RunResult, WorkerState
 from holdfast.agent.worker_processes import StartOrder
 from holdfast.control.control_point import ControlPoint
 from holdfast.core import supervision
@@ -256,7 +256,7 @@ class AgentLoop:
         failures = result.failures
         if finish.outcome is Outcome.FAILED:
             failures = self.membership.failures(failures)
-        state = StateText.FAILED if finish.outcome is Outcome.FAILED else StateText.SUCCEEDED
+        state = WorkerState.FAILED if finish.outcome is Outcome.FAILED else WorkerState.SUCCEEDED
         self.group.state = state
         return RunResult(state, result.return_values, failures)
 
@@ -350,7 +350,7 @@ class AgentLoop:
                 cause = cause or self._stop_step
                 self.membership.workers_stopped()
                 self.services.workers_stopped()
-                self.group.state = StateText.STOPPED
+                self.group.state = WorkerState.STOPPED
                 self.reporter.generation_stopped(generation, self.workers.result.failures)
             case supervision.WorkersExpired():
                 self.membership.explain_expiry()
@@ -410,7 +410,7 @@ class AgentLoop:
         begun, group, machine = time.monotonic(), self.group, self.machine
         for local_rank, worker_id in start(self.start_order(), self.busy).items():
             group.workers[local_rank].id = worker_id
-        group.state = StateText.HEALTHY
+        group.state = WorkerState.HEALTHY
         self.reporter.generation_started(begun, self.fence, self.last_reason)
         log_start(group, machine.generation)
 

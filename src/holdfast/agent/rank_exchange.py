@@ -13,6 +13,7 @@ from holdfast import console
 from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks, identical_ranks
 from holdfast.printable import quoted
 from holdfast.processes.signals import SignalException
+from holdfast.rendezvous.errors import RendezvousStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,8 +90,6 @@ def _decoded(key: str, value: bytes, read: Callable[[Any], T]) -> T:
     try:
         return read(json.loads(value))
     except (ValueError, TypeError, KeyError, RecursionError):
-        from holdfast.rendezvous.errors import RendezvousStateError
-
         raise RendezvousStateError(
             f"the store of the round has {quoted(repr(value))} at {key!r}",
             hint="another program uses the same store, or another version",

@@ -50,9 +50,7 @@ PREIMPORT_AFTER_S = 1.0
 SAMPLE_PART = 0.05
 SAMPLE_S_MIN, SAMPLE_S_MAX = 0.1, 30.0
 PREIMPORTED = (
-    "signal",
     "traceback",
-    "holdfast.agent.worker_state",
     "holdfast.processes.stacks",
     "holdfast.numa.visible_devices",
     "holdfast.observe.events.event_handlers",
@@ -64,9 +62,6 @@ PREIMPORTED = (
     "holdfast.processes.failures.report_text",
     "holdfast.processes.failures.tracebacks",
     "holdfast.processes.logs.follower",
-    "holdfast.processes.procfs",
-    "holdfast.rendezvous.errors",
-    "holdfast.side_thread",
     "holdfast.store.collectives",
     "holdfast.store.store_errors",
     "holdfast.store.tcp.embedded",

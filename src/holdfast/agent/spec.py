@@ -6,6 +6,7 @@ Names, fields and defaults are TorchElastic's.
 from __future__ import annotations
 
 import os
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from holdfast.errors import UsageError
@@ -13,28 +14,31 @@ from holdfast.lazy_dataclass import factory_field, lazy_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, ClassVar
+    from typing import Any
 
-    from holdfast.agent.worker_state import WorkerState
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.rendezvous.handler import RendezvousHandler
     from holdfast.store.interface import RoundStore
 
-    StateText = WorkerState
-else:
-
-    class StateText:
-        """The texts of `WorkerState`: they equal its members, and need no import of `enum`."""
-
-        INIT = "INIT"
-        HEALTHY = "HEALTHY"
-        UNHEALTHY = "UNHEALTHY"
-        STOPPED = "STOPPED"
-        SUCCEEDED = "SUCCEEDED"
-        FAILED = "FAILED"
-
 
 DEFAULT_ROLE = "default"
+
+
+class WorkerState(str, Enum):  # noqa: UP042 (StrEnum's text differs from TorchElastic's)
+    """How a group of workers is."""
+
+    UNKNOWN = "UNKNOWN"
+    INIT = "INIT"
+    HEALTHY = "HEALTHY"
+    UNHEALTHY = "UNHEALTHY"
+    STOPPED = "STOPPED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+    @staticmethod
+    def is_running(state: WorkerState) -> bool:
+        """Return whether workers in this state have processes."""
+        return state in (WorkerState.HEALTHY, WorkerState.UNHEALTHY)
 
 
 def run_script_path(training_script: str, *training_script_args: str) -> None:
@@ -139,20 +143,6 @@ def place_workers(
     ]
 
 
-class StateOnDemand:
-    """A `WorkerState` for whoever asks for it; the agent goes by `state_text`, which equals it."""
-
-    def __get__(self, one: Any, _owner: type) -> WorkerState:
-        if one is None:
-            raise AttributeError("state")
-        from holdfast.agent.worker_state import WorkerState
-
-        return WorkerState(one.state_text)
-
-    def __set__(self, one: Any, state: str) -> None:
-        one.state_text = state
-
-
 class WorkerGroup:
     """The workers of one agent, and their places in the last round."""
 
@@ -162,11 +152,10 @@ class WorkerGroup:
         "master_addr",
         "master_port",
         "spec",
-        "state_text",
+        "state",
         "store",
         "workers",
     )
-    state = StateOnDemand()
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
@@ -176,7 +165,7 @@ class WorkerGroup:
         self.group_world_size: int | None = None
         self.master_addr: str | None = None
         self.master_port: int | None = None
-        self.state_text: str = StateText.INIT
+        self.state = WorkerState.INIT
 
 
 @lazy_dataclass
@@ -186,12 +175,7 @@ class RunResult:
     state: WorkerState
     return_values: dict[int, Any] = factory_field(default_factory=dict)
     failures: dict[int, ProcessFailure] = factory_field(default_factory=dict)
-    if TYPE_CHECKING:
-        state_text: ClassVar[str]
 
     def is_failed(self) -> bool:
         """Return whether the workers failed."""
-        return self.state_text == StateText.FAILED
-
-
-RunResult.state = StateOnDemand()  # type: ignore[assignment]
+        return self.state == WorkerState.FAILED

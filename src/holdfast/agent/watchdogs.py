@@ -17,6 +17,9 @@ from holdfast import console
 from holdfast.core.supervision import ExpiredTimer, TimersExpired
 from holdfast.errors import UsageError
 from holdfast.observe.lifecycle import WatchdogEvent
+from holdfast.processes.procfs import root_of
+from holdfast.processes.workers.pages import WorkerPages
+from holdfast.worker import PAGE_ENV
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from holdfast.core.machine import Event
     from holdfast.observe.lifecycle import LifecycleEvent
     from holdfast.processes.failures.failure import ProcessFailure
-    from holdfast.processes.workers.pages import Progress, WorkerPages
+    from holdfast.processes.workers.pages import Progress
     from holdfast.timers.reaper import Reaper
     from holdfast.timers.timer_requests import FileTimerRequest
     from holdfast.timers.timer_server import FileTimerServer
@@ -100,8 +103,6 @@ class Watchdogs:
         self._workers, self._roots, self._kills, self._stacks = {}, {}, {}, {}
         self._late_timers, self._late_sections = {}, {}
         if self._pages is None and not self._pages_failed:
-            from holdfast.processes.workers.pages import WorkerPages
-
             try:
                 self._pages = WorkerPages()
             except OSError as problem:
@@ -124,8 +125,6 @@ class Watchdogs:
 
     def environment(self, rank: int) -> dict[str, str]:
         """Return what a worker needs in its environment."""
-        from holdfast.worker import PAGE_ENV
-
         found = self._pages.environment(rank) if self._pages is not None else {}
         if PAGE_ENV not in found and os.environ.get(PAGE_ENV):
             found[PAGE_ENV] = ""  # What they inherit is the page of whoever started this agent.
@@ -331,8 +330,6 @@ class Watchdogs:
         return self._reaper
 
     def _is_ours(self, pid: int) -> bool:
-        from holdfast.processes.procfs import root_of
-
         return root_of(pid, self._workers) > 0
 
     def _dump(self, pid: int) -> None:
@@ -359,8 +356,6 @@ class Watchdogs:
         pid = request.worker_pid
         if what == EXPIRED:
             # Now: of a process that was killed nobody knows any more whose it was.
-            from holdfast.processes.procfs import root_of
-
             self._roots[pid] = root_of(pid, self._workers)
         elif what == KILLED:
             root = self._roots.get(pid, pid)

@@ -12,7 +12,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from holdfast.agent import worker_env
-from holdfast.agent.spec import RunResult, StateText
+from holdfast.agent.spec import RunResult, WorkerState
 from holdfast.core import supervision
 from holdfast.core.values import Value
 from holdfast.processes.failures.exits import WorkerExit
@@ -91,7 +91,7 @@ class WorkerProcesses:
         self.group = group
         self.settings = settings
         self.context: PContext | None = None
-        self.result = RunResult(StateText.INIT)
+        self.result = RunResult(WorkerState.INIT)
         self.is_active = False
         self._watchdogs = watchdogs
         self._generation = -1
@@ -285,7 +285,7 @@ class WorkerProcesses:
     def outcome(self, result: RunProcsResult) -> RunResult:
         """Return how workers ended, by global rank."""
         return RunResult(
-            StateText.FAILED if result.is_failed() else StateText.SUCCEEDED,
+            WorkerState.FAILED if result.is_failed() else WorkerState.SUCCEEDED,
             self.by_global_rank(result.return_values),
             self.by_global_rank(self._explained(result.failures)),
         )

@@ -38,8 +38,8 @@ from holdfast.net.listening import is_local, raise_descriptor_limit, try_bind
 from holdfast.net.token import choose_token
 from holdfast.printable import one_line
 from holdfast.processes.signals import SignalException, in_words
-from holdfast.rendezvous.config import RendezvousParameters, parse
 from holdfast.rendezvous.ha import list_of
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters, parse
 
 if TYPE_CHECKING:
     import argparse
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from holdfast.net.tls import TlsFiles, TlsToken
-    from holdfast.rendezvous.config import RendezvousConfig
+    from holdfast.rendezvous.rdzv_conf import RendezvousConfig
 
 DEFAULT_ENDPOINT = "localhost"
 DEFAULT_PORT = 29400

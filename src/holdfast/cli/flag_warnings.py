@@ -14,8 +14,8 @@ from holdfast import console
 from holdfast.launcher.flag_values import parse_local_ranks, source_of
 from holdfast.launcher.launch import needs_no_others
 from holdfast.rendezvous.backends import Backend
-from holdfast.rendezvous.config import RendezvousParameters, parse
 from holdfast.rendezvous.coordinator import DEFAULT_PORT
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters, parse
 
 if TYPE_CHECKING:
     from argparse import Namespace

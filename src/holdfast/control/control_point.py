@@ -1,9 +1,9 @@
-"""Where people reach an agent: a socket in their runtime folder, which costs nothing until they come.
+"""Where clients reach an agent: a socket in the user's runtime folder, which costs nothing until they connect.
 
-The agent's own loop waits for the first of them, among all else that it waits for. Then a thread
-serves them (`control.node_server`), and asks the loop for what only that knows; the same thread
-answers what a coordinator passes on, and at the agent's control port where there is none. The socket
-is opened when a run has lasted for a second: a shorter one is over before anybody could look at it.
+The agent's loop opens the socket before the first worker starts, and waits for the first client
+together with everything else. Then a thread serves the clients (`control.node_server`) and calls into
+the loop for what only the loop knows. The same thread answers queries that the coordinator passes on,
+and clients at the agent port in a job without coordinator.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
     class ControlledAgent(Protocol):
-        """What control needs of an agent; all of it belongs to the agent's loop."""
+        """What control needs of an agent. Everything belongs to the agent's loop."""
 
         @property
         def machine(self) -> Supervision: ...
 
         @property
         def connection(self) -> Membership | None:
-            """The connection to the coordinator, or None if this agent decides alone."""
+            """The membership in a job of several nodes, or None if this agent decides alone."""
 
         @property
         def live_workers(self) -> dict[int, int]:
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
         def describe_program(self) -> str: ...
 
         def requested(self, request_id: str, what: str) -> None:
-            """Announce a request that was granted."""
+            """Announce a request that was accepted."""
 
 else:
     from _collections import deque  # Without the rest of `collections`.
@@ -77,13 +77,13 @@ EVENTS_KEPT_MAX = 256
 EARLY_EVENTS_MAX = 512
 """Events that are buffered until the history is imported: of a start, some three of each worker."""
 CALLS_MAX = 256
-"""What the thread may ask of the loop and has no answer to yet."""
+"""Pending calls from the thread into the loop."""
 
 
 class ControlPoint:
-    """One agent's, for one run. `look` belongs to the agent's loop, as does all without a note."""
+    """The control side of one agent, for one run. Methods belong to the agent's loop unless noted."""
 
-    name = "the events for people who watch"
+    name = "the events for control clients"
 
     def __init__(self, agent: ControlledAgent, run_started_at: float) -> None:
         self.agent = agent
@@ -105,7 +105,7 @@ class ControlPoint:
         self._running = agent.machine.generation if is_running else None
 
     def open(self) -> None:
-        """Listen; where that is impossible the job goes on, and cannot be found by `holdfast ps`."""
+        """Listen; if that fails, the job continues and `holdfast ps` does not find it."""
         connection = self.agent.connection
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         port = connection.control.port if connection is not None else None
@@ -118,11 +118,11 @@ class ControlPoint:
             self._listener.bind(self.path)
             self._listener.listen(BACKLOG)
         except OSError as problem:
-            console.debug(f"holdfast ps will not find this job: {problem}")
+            console.debug(f"holdfast ps cannot find this job: {problem}")
             self._close_listener()
 
     def close(self) -> None:
-        """End it all; may be called more than once."""
+        """Close the socket and the server; may be called more than once."""
         with self._lock:
             self._is_closed = True
             server, self._server = self._server, None
@@ -142,7 +142,7 @@ class ControlPoint:
             try:
                 os.unlink(self.path)
             except OSError:
-                pass  # Somebody has cleaned up.
+                pass  # Another process has removed it.
             self.path = ""
 
     # For the loop.
@@ -152,12 +152,12 @@ class ControlPoint:
         return [*listening, self._wakeup] if self._wakeup >= 0 else listening
 
     def look(self) -> None:
-        """Take in whoever has come, and do what the thread asks for."""
+        """Accept a client, and run the calls of the thread."""
         if self._listener is not None:
             try:
                 descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]
             except OSError:
-                pass  # Nobody has come.
+                pass  # No client.
             else:
                 server = self._obtain_server()
                 if server is None:
@@ -173,7 +173,7 @@ class ControlPoint:
             self._calls.popleft()()
 
     def take_requests(self) -> Iterator[Event]:
-        """Give what was asked for to the machine of a job that has nobody else to decide."""
+        """Pass requests to the membership; without one, return them as events for the machine."""
         while self._requests:
             request, answer = self._requests.popleft()
             agent = self.agent
@@ -182,13 +182,13 @@ class ControlPoint:
                 agent.connection.control.request(request)
                 view = agent.connection.view
                 if view is not None and view.answered is not None:
-                    self.answered(view.answered)  # The same may have been asked before.
+                    self.answered(view.answered)  # It may be a repeated request.
                 continue
             nodes = agent.group.group_world_size or 1
             if nodes > 1:
                 from holdfast.core.protocol import RequestRefusal  # Imports msgspec.
 
-                why = f"the job has {nodes} nodes and no coordinator to pass this on to the others"
+                why = f"the job has {nodes} nodes, and no coordinator to reach the others"
                 refusal = RequestRefusal.NO_COORDINATOR.value
                 self._answer(answer, request.id, refusal, why)
                 continue
@@ -199,7 +199,7 @@ class ControlPoint:
                 agent.requested(request.id, str(request))
 
     def answered(self, answer: RequestAnswer) -> None:
-        """Hand on what whoever decides made of a request that came through this node."""
+        """Deliver the answer to a request that came through this node."""
         asked = self._asking.pop(answer.id, None)
         if asked is not None:
             self._answer(asked, answer.id, answer.refusal, answer.why)
@@ -222,7 +222,7 @@ class ControlPoint:
             self._calls.popleft()()
 
     def __call__(self, event: LifecycleEvent) -> None:
-        """Keep an event, and tell those who watch."""
+        """Keep an event, and send it to the clients that follow events."""
         if self._history is None and len(self._early) < EARLY_EVENTS_MAX:
             self._early.append(event)
         else:
@@ -234,7 +234,7 @@ class ControlPoint:
                 return
             case lifecycle.WorkersFailed(failures=failures):
                 if all(one.consequence for one in failures):
-                    return  # They were stopped, as was said before.
+                    return  # They were stopped, as an earlier event says.
         one = (time.time(), event)
         self._events.append(one)
         if self._server is not None:
@@ -242,7 +242,7 @@ class ControlPoint:
 
     @property
     def history(self) -> History:
-        """The history of this run. Most runs end before anybody wants it."""
+        """The history of this run. Most runs end before a client wants it."""
         if self._history is None:
             from holdfast.control.history import History
 
@@ -260,7 +260,7 @@ class ControlPoint:
         return [*self._events]
 
     def watched(self, watch: Watch) -> None:
-        """Do what the coordinator asks for on behalf of those who watch."""
+        """Start to report, as the coordinator wants for its clients."""
         server = self._obtain_server()
         if server is not None:
             server.watch(watch)
@@ -274,7 +274,7 @@ class ControlPoint:
             server.adopt_client(connection, address)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Have something called in the agent's loop, in its next turn."""
+        """Call a function in the agent's loop, in its next turn."""
         from concurrent.futures import Future
 
         answer: Future[T] = Future()
@@ -284,18 +284,18 @@ class ControlPoint:
                 return
             try:
                 answer.set_result(function())
-            except BaseException as problem:  # noqa: BLE001 (it is the caller's)
+            except BaseException as problem:  # noqa: BLE001 (the caller gets it)
                 answer.set_exception(problem)
 
         if self._is_closed or len(self._calls) >= CALLS_MAX:
-            answer.set_exception(RuntimeError("the agent does not answer"))
+            answer.set_exception(RuntimeError("the agent does not respond"))
             return answer
         self._calls.append(run)
         self._wake()
         return answer
 
     def request(self, request: Request) -> Future[RequestAnswer]:
-        """Give a request to whoever decides."""
+        """Submit a request of a client."""
         from concurrent.futures import Future
 
         answer: Future[RequestAnswer] = Future()
@@ -315,6 +315,6 @@ class ControlPoint:
 
                     self._server = NodeServer(self, self.agent)
                 except Exception as problem:  # noqa: BLE001 (the job goes on)
-                    console.warning(f"this job cannot be watched: {console.describe(problem)}")
+                    console.warning(f"control is not available: {console.describe(problem)}")
                     self._is_closed = True
             return self._server

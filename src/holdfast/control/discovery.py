@@ -31,7 +31,7 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.net.agent_port import ControlCredentials, explicit_token
 from holdfast.net.endpoints import parse_rendezvous_endpoint
 from holdfast.net.token import choose_token
-from holdfast.rendezvous import config
+from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.backends import Backend
 from holdfast.wire import control
 from holdfast.wire.handshake import READ_ONLY_PREFIX
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from holdfast.core.rounds import Job
     from holdfast.etcd.etcd_settings import EtcdSettings
     from holdfast.etcd.sync_client import EtcdClient
-    from holdfast.rendezvous.config import RendezvousParameters
+    from holdfast.rendezvous.rdzv_conf import RendezvousParameters
     from holdfast.wire.control import Contacts
     from holdfast.wire.messages import JobSummary
 
@@ -121,7 +121,9 @@ def place_of(choice: JobChoice) -> Place:
             if other:
                 raise UsageError(f"{name}: {other!r} conflicts with --ha; accepted: one of the two")
         backend, endpoint = "ha", choice.ha
-    params = config.RendezvousParameters(backend, endpoint, choice.run_id, 1, 1, **choice.settings)
+    params = rdzv_conf.RendezvousParameters(
+        backend, endpoint, choice.run_id, 1, 1, **choice.settings
+    )
     return directory_of(params) or _coordinator_of(choice)
 
 
@@ -130,8 +132,8 @@ def _coordinator_of(choice: JobChoice) -> Endpoint:
 
     host, port = parse_rendezvous_endpoint(choice.endpoint, DEFAULT_PORT)
     run_id = choice.run_id
-    conf = config.parse(
-        config.RendezvousParameters(
+    conf = rdzv_conf.parse(
+        rdzv_conf.RendezvousParameters(
             "c10d", choice.endpoint, run_id or "none", 1, 1, **choice.settings
         )
     )
@@ -386,7 +388,7 @@ def directory_of(params: RendezvousParameters) -> Directory | None:
         from holdfast.rendezvous.etcd import etcd_settings_of
 
         etcd = etcd_settings_of(params)
-        prefix = str(config.value_of(params, "etcd_prefix"))
+        prefix = str(rdzv_conf.value_of(params, "etcd_prefix"))
         return EtcdDirectory(params.run_id, f"--rdzv-endpoint {etcd.where}", etcd, prefix)
     if backend is Backend.FILE:
         return FolderDirectory(params.run_id, params.endpoint.strip())

@@ -1,8 +1,8 @@
-"""Who comes to an agent's control port: strangers until they have proven its key, then askers.
+"""Control clients at an agent's port: each must prove the port's key before it may send a query.
 
-The limits are those of a coordinator's port (`coordinator.admission`), in small: so many may be in
-their handshake, and whoever floods the port drives out itself. All of it is in the control thread,
-which the agent's loop never waits for.
+The limits are those of a coordinator's port (`coordinator.admission`), but smaller: the number of
+unfinished handshakes is limited, and a flood evicts its own connections first. Everything runs in the
+control thread, so the agent's loop never waits for it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.control.node_server import CONNECTIONS_MAX, Asker
+from holdfast.control.node_server import CONNECTIONS_MAX, Client
 from holdfast.coordinator.admission import HANDSHAKE_S, Acceptor
 from holdfast.coordinator.server_connection import READ_BYTES, ServerConnection
 from holdfast.core.limits import WHY_CHARS_MAX
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 AGENT = "the agent"
 HALF_OPEN_MAX = 64
 IDLE_S = 300.0
-"""Who listens says every minute that it is there (`control.line.ALIVE_S`)."""
+"""Clients send something every minute (`control.connection.ALIVE_S`)."""
 SWEEP_S = 30.0
 
 
-class AtPort(Asker):
-    """Somebody who has proven the key of the control port."""
+class PortClient(Client):
+    """A client that has proven the key of the port."""
 
     def __init__(self, server: NodeServer, peer: ServerConnection) -> None:
         super().__init__(server)
         self.peer = peer
         self.read_only = peer.read_only
-        server.askers.add(self)
+        server.clients.add(self)
 
     def send(self, message: Message) -> None:
         frame = encode_frame(message, STATUS_FRAME_BYTES_MAX)
@@ -59,13 +59,13 @@ class AtPort(Asker):
 
 
 class PortServer:
-    """Serves one control port in the running loop, until `close`."""
+    """Serves the control clients of one agent port in the running loop, until `close`."""
 
     def __init__(self, server: NodeServer, own: AgentPort) -> None:
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self._server, self._own = server, own
         self._loop = asyncio.get_running_loop()
-        self._askers: dict[ServerConnection, AtPort | None] = {}
+        self._clients: dict[ServerConnection, PortClient | None] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._tls = None
         if own.credentials.pem is not None:
@@ -76,12 +76,12 @@ class PortServer:
         self.adopt = self._acceptor.adopt
 
     def close(self) -> None:
-        """Close the port; those who are being answered are the caller's to drop."""
+        """Close unfinished connections; the caller drops the clients."""
         self._acceptor.close()
         if self._sweeping is not None:
             self._sweeping.cancel()
-        for peer, asker in [*self._askers.items()]:
-            if asker is None:
+        for peer, client in [*self._clients.items()]:
+            if client is None:
                 peer.abort()
 
     def _make_peer(self, address: str, local_address: str) -> ServerConnection:
@@ -96,7 +96,7 @@ class PortServer:
 
     def connected(self, peer: ServerConnection) -> None:
         peer.heard_at = self._loop.time()
-        self._askers[peer] = None
+        self._clients[peer] = None
         if self._tls is not None:
             self._acceptor.spawn(peer.begin_tls(self._tls, HANDSHAKE_S))
         else:
@@ -104,24 +104,24 @@ class PortServer:
         self._sweep_later()
 
     def judge(self, peer: ServerConnection, hello: Hello) -> None:
-        """Take in somebody who has proven the key, or refuse."""
+        """Accept a client that has proven the key, or refuse it."""
         self._acceptor.finished(peer)
         run_id = self._own.credentials.run_id
         if hello.run_id != run_id and not (hello.read_only and not hello.run_id):
             raise HandshakeRefused(f"this is an agent of the job {quoted(repr(run_id))}")
         if self._own.credentials.token is None and not is_own_user(peer.user):
-            raise HandshakeRefused("without a token an agent serves its own user alone on its host")
-        if sum(one is not None for one in self._askers.values()) >= CONNECTIONS_MAX:
+            raise HandshakeRefused("without a token, an agent serves only its own user on its host")
+        if sum(one is not None for one in self._clients.values()) >= CONNECTIONS_MAX:
             why = f"the agent has {CONNECTIONS_MAX} connections already"
             raise HandshakeRefused(why, permanent=False)
         peer.read_only |= self._own.read_only
-        self._askers[peer] = AtPort(self._server, peer)
+        self._clients[peer] = PortClient(self._server, peer)
 
     def received(self, peer: ServerConnection, message: Message) -> None:
         peer.heard_at = self._loop.time()
-        asker = self._askers[peer]
-        assert asker is not None
-        self._server.received(asker, message)
+        client = self._clients[peer]
+        assert client is not None
+        self._server.received(client, message)
 
     def wants_flush(self, peer: ServerConnection) -> None:
         self._loop.call_soon(peer.flush)
@@ -131,14 +131,14 @@ class PortServer:
 
     def disconnected(self, peer: ServerConnection) -> None:
         self._acceptor.finished(peer)
-        asker = self._askers.pop(peer, None)
-        if asker is not None:
-            asker.forget()
+        client = self._clients.pop(peer, None)
+        if client is not None:
+            client.forget()
 
-    # Those who do not get on.
+    # Idle connections.
 
     def _sweep_later(self) -> None:
-        if self._sweeping is not None or not self._askers:
+        if self._sweeping is not None or not self._clients:
             return
         at = self._acceptor.next_deadline()
         delay_s = SWEEP_S if at is None else min(SWEEP_S, max(0.0, at - self._loop.time()))
@@ -148,9 +148,9 @@ class PortServer:
         self._sweeping = None
         now = self._loop.time()
         self._acceptor.sweep(now)
-        for peer in [one for one in self._askers if now - one.heard_at >= IDLE_S]:
+        for peer in [one for one in self._clients if now - one.heard_at >= IDLE_S]:
             if peer.closed:
-                peer.abort()  # It was closed with something still to be sent, which nobody read.
+                peer.abort()  # It was closed with unsent data, which the peer does not read.
             else:
-                peer.reject(f"nothing came for {IDLE_S:g} s")
+                peer.reject(f"no message for {IDLE_S:g} s")
         self._sweep_later()

@@ -2,7 +2,7 @@
 
 Each setting is declared here, once. Its declaration has its limits, its key in `--rdzv-conf`, its flag, if
 it has one, and its documentation. From it come the flag in `holdfast run --help`, the key in
-`rendezvous.config`, the tables of the documentation, the check of every value that arrives, and the check
+`rendezvous.rdzv_conf`, the tables of the documentation, the check of every value that arrives, and the check
 that all nodes were started alike. The value travels from the command line to `core.rounds` as it is.
 
 A new setting needs its declaration, its use and its documentation. This module must stay cheap to import:

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from holdfast.core.supervision import Supervision
     from holdfast.launcher.config import LaunchConfig
     from holdfast.processes.logs.specs import LogsSpecs
-    from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.rendezvous.handler import RendezvousHandler
+    from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
 # Hints by the error number.
 OS_ERROR_HINTS = {
@@ -146,8 +146,8 @@ def cluster_of(launch: Launch) -> AbstractContextManager[object]:
     if Backend.named(launch.config.rdzv_backend) is not Backend.HA:
         return nullcontext()
     from holdfast.launcher.cluster_member import running_member
-    from holdfast.rendezvous.config import parse
     from holdfast.rendezvous.ha import list_of
+    from holdfast.rendezvous.rdzv_conf import parse
 
     params = parameters_of(launch.config, launch.run_id)
     return running_member(list_of(params), patience_s=parse(params).coordinator_timeout)
@@ -244,7 +244,7 @@ def parameters_of(
     config: LaunchConfig, run_id: str, local_addr: str | None = None
 ) -> RendezvousParameters:
     """Return the parameters of the rendezvous."""
-    from holdfast.rendezvous.config import RendezvousParameters
+    from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
     settings = dict(config.rdzv_configs)
     if config.worker_store:
@@ -264,7 +264,7 @@ def store_access_of(config: LaunchConfig) -> str:
     """Return which clients the workers' store of a job on one node serves; all, by default."""
     if config.rdzv_configs.get("store") is None:
         return "open"
-    from holdfast.rendezvous.config import RendezvousParameters, value_of
+    from holdfast.rendezvous.rdzv_conf import RendezvousParameters, value_of
 
     params = RendezvousParameters(config.rdzv_backend, "", "none", 1, 1, **config.rdzv_configs)
     return str(value_of(params, "store"))

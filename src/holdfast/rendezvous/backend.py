@@ -25,8 +25,7 @@ from holdfast.membership.backend_driver import BackendFailed
 from holdfast.membership.interface import draw_incarnation
 from holdfast.net.agent_port import OFF, ON, ControlCredentials, explicit_token
 from holdfast.net.listening import address_of
-from holdfast.rendezvous import config
-from holdfast.rendezvous.config import RendezvousSettings, RendezvousTimeout
+from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -35,12 +34,13 @@ from holdfast.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from holdfast.rendezvous.polled import PolledHandler
+from holdfast.rendezvous.rdzv_conf import RendezvousSettings, RendezvousTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.membership.interface import Membership
-    from holdfast.rendezvous.config import RendezvousParameters
+    from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
 AWAY_S = 60.0
 """How long a node continues while the backend does not respond."""
@@ -350,7 +350,7 @@ def create_handler(
     store: Any, backend: RendezvousBackend, params: RendezvousParameters
 ) -> DynamicRendezvousHandler:
     """Return a handler on a backend, with the settings of `--rdzv-conf`."""
-    conf = config.parse(params, shares_state=True)
+    conf = rdzv_conf.parse(params, shares_state=True)
     settings = RendezvousSettings(
         params.run_id,
         params.min_nodes,

@@ -17,7 +17,7 @@ from holdfast.net.addresses import names_loopback
 from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoints
 from holdfast.net.listening import LOOPBACK, address_of
 from holdfast.net.token import choose_token
-from holdfast.rendezvous import config
+from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.polled import ANNOUNCE_S, PolledHandler
 from holdfast.wire.handshake import job_token
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from holdfast.core.protocol import View
     from holdfast.membership.interface import Membership
-    from holdfast.rendezvous.config import RendezvousParameters
+    from holdfast.rendezvous.rdzv_conf import RendezvousParameters
     from holdfast.store.interface import RoundStore
 
 DEFAULT_PORT = 29400
@@ -41,7 +41,7 @@ def create_static_handler(params: RendezvousParameters) -> CoordinatorHandler:
     """Return the handler of `--rdzv-backend static`: ranks are given, the number of nodes fixed."""
     if not params.endpoint:
         raise UsageError("--rdzv-endpoint: static needs HOST:PORT of node 0, or --master-addr")
-    rank = config.parse(params).rank
+    rank = rdzv_conf.parse(params).rank
     if rank is None:
         raise UsageError("--node-rank: static needs the number of this node, from 0")
     if not 0 <= rank < params.max_nodes:
@@ -63,7 +63,7 @@ class CoordinatorHandler(PolledHandler):
 
     def __init__(self, params: RendezvousParameters, *, fixed_rank: int = -1) -> None:
         self._params = params
-        self._config = conf = config.parse(params)
+        self._config = conf = rdzv_conf.parse(params)
         self._fixed_rank = fixed_rank
         super().__init__(
             backend=params.backend,

@@ -13,15 +13,15 @@ from holdfast.etcd.etcd_settings import NAMES, EtcdSettings, parse_endpoints
 from holdfast.membership.etcd import EtcdMembership
 from holdfast.net import listening
 from holdfast.net.agent_port import OFF, ControlCredentials, explicit_token
-from holdfast.rendezvous import config
-from holdfast.rendezvous.config import value_of
+from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.coordinator import CoordinatorHandler
+from holdfast.rendezvous.rdzv_conf import value_of
 
 if TYPE_CHECKING:
     from holdfast.core.job_settings import JobSettings
     from holdfast.core.protocol import NodeInfo, RefusalReason
     from holdfast.membership.cluster_check import ClusterCheck
-    from holdfast.rendezvous.config import RendezvousParameters
+    from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
 USER_VARIABLE, PASSWORD_VARIABLE = "HOLDFAST_ETCD_USER", "HOLDFAST_ETCD_PASSWORD"
 LOCALHOST = "localhost"
@@ -170,7 +170,7 @@ class EtcdHandler(CoordinatorHandler):
         )
         connection = EtcdMembership(
             self._etcd,
-            prefix=config.value_of(self._params, "etcd_prefix"),
+            prefix=rdzv_conf.value_of(self._params, "etcd_prefix"),
             run_id=self._params.run_id,
             info=info,
             settings=settings,

@@ -19,8 +19,8 @@ from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStat
 from holdfast.store.file_store import LOCK_S_MAX, FileStore, SharedFolder, file_name
 
 if TYPE_CHECKING:
-    from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.rendezvous.handler import RendezvousHandler
+    from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
 BESIDE = ".holdfast"
 STATE_NAME, STORE_NAME = "state", "store"

@@ -17,11 +17,11 @@ from holdfast.etcd.cluster_list import (
 )
 from holdfast.membership.cluster_check import ClusterCheck
 from holdfast.net.agent_port import ControlCredentials
-from holdfast.rendezvous import config
+from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.etcd import EtcdHandler
 
 if TYPE_CHECKING:
-    from holdfast.rendezvous.config import RendezvousParameters
+    from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
 
 def create_ha_handler(params: RendezvousParameters) -> HaHandler:
@@ -31,7 +31,7 @@ def create_ha_handler(params: RendezvousParameters) -> HaHandler:
 
 def list_of(params: RendezvousParameters, *, make_token: bool = True) -> ClusterList:
     """Return the machines that are to run the cluster, and what guards it."""
-    conf = config.parse(params)
+    conf = rdzv_conf.parse(params)
     return cluster_list(
         parse_machines(params.endpoint),
         params.run_id,

@@ -19,8 +19,8 @@ from typing import Any
 from holdfast import console
 from holdfast.errors import UsageError
 from holdfast.rendezvous.backends import Backend
-from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.handler import RendezvousHandler
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
 GROUP = "torchrun.handlers"
 OUR_OWN = "holdfast."

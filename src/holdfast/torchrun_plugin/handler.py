@@ -22,7 +22,7 @@ from holdfast import console
 from holdfast.core.protocol import Failure
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.rendezvous import errors as ours
-from holdfast.rendezvous.config import RendezvousParameters
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.torchrun_plugin.node import PluginNode
 from holdfast.torchrun_plugin.store import RoundStore
 

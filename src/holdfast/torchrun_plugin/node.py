@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from holdfast.core.protocol import View
-    from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.rendezvous.handler import RendezvousInfo
+    from holdfast.rendezvous.rdzv_conf import RendezvousParameters
     from holdfast.wire.messages import StoreResult
 
 LOOK_S = 0.1

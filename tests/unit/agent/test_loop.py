@@ -17,9 +17,8 @@ import pytest
 
 from holdfast.agent import loop, side_services
 from holdfast.agent.assembly import agent_of
-from holdfast.agent.spec import WorkerSpec
+from holdfast.agent.spec import WorkerSpec, WorkerState
 from holdfast.agent.worker_processes import ProcessSettings, WorkerProcesses
-from holdfast.agent.worker_state import WorkerState
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
 from holdfast.processes.signals import SignalException

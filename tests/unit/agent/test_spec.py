@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast.agent import spec
-from holdfast.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec
-from holdfast.agent.worker_state import WorkerState
+from holdfast.agent.spec import Worker, WorkerGroup, WorkerSpec, WorkerState
 from holdfast.errors import UsageError
 from holdfast.rendezvous.single_node import SingleNodeHandler
 
@@ -31,7 +30,7 @@ def test_fields_states_slots_and_text_are_those_of_torch() -> None:
         assert fields(getattr(spec, name)) == fields(getattr(server, name))
     assert states(WorkerState) == states(server.WorkerState)
     assert set(Worker.__slots__) == set(server.Worker.__slots__)
-    slots = {"state" if name == "state_text" else name for name in WorkerGroup.__slots__}
+    slots = set(WorkerGroup.__slots__)
     assert slots == set(server.WorkerGroup.__slots__)
     assert str(Worker(1, 5, 4, 8, 6)) == str(server.Worker(1, 5, 4, 8, 6))
 
@@ -43,16 +42,3 @@ def test_fields_states_slots_and_text_are_those_of_torch() -> None:
 def test_what_cannot_be_run_is_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"^{next(iter(wrong))}: "):
         made(**wrong)
-
-
-def test_a_state_is_an_enum_to_whoever_asks_and_may_be_set_to_one() -> None:
-    group, result = WorkerGroup(made()), RunResult(spec.StateText.FAILED)
-    assert group.state is WorkerState.INIT
-    assert result.state is WorkerState.FAILED
-    assert result.is_failed()
-    assert result == RunResult(WorkerState.FAILED) != RunResult(WorkerState.HEALTHY)
-    group.state = WorkerState.HEALTHY
-    assert group.state is WorkerState.HEALTHY == group.state_text
-    assert dataclasses.replace(result, state=WorkerState.SUCCEEDED).state is WorkerState.SUCCEEDED
-    with pytest.raises(AttributeError):
-        _ = RunResult.state

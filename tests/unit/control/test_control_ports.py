@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from holdfast.control.connection import ControlConnection
-    from holdfast.control.node_server import Asker
+    from holdfast.control.node_server import Client
     from holdfast.wire.messages import Message
 
 TOKEN = b"a token of the job's own"
@@ -49,7 +49,7 @@ class Node:
     """Answers as an agent's thread would: with who asked, and what has happened by a clock of its own."""
 
     def __init__(self) -> None:
-        self.askers: set[Asker] = set()
+        self.clients: set[Client] = set()
         self.ahead_s = 0.0
         self.happened: list[EventRecord] = []
         self.is_blind = False
@@ -59,7 +59,7 @@ class Node:
         wall = time.time() + self.ahead_s - ago_s
         self.happened.append(EventRecord(wall=wall, text=text))
 
-    def received(self, asker: Asker, message: Message) -> None:
+    def received(self, asker: Client, message: Message) -> None:
         if isinstance(message, Goodbye):
             return
         assert isinstance(message, Query)
@@ -133,12 +133,12 @@ async def served(access: ControlCredentials, *, read_only: bool = False) -> Asyn
     try:
         yield port
     finally:
-        for asker in [*port.server._server.askers]:
+        for asker in [*port.server._server.clients]:
             asker.drop("over")
         port.server.close()
         port.own.close()
         async with asyncio.timeout(10):
-            while port.server._askers:  # noqa: ASYNC110 (no event tells of it)
+            while port.server._clients:  # noqa: ASYNC110 (no event tells of it)
                 await asyncio.sleep(0.001)
 
 
@@ -254,7 +254,7 @@ async def test_once_an_agent_has_ended_another_is_asked_about_the_job() -> None:
             assert (await client.status()).run_id == RUN_ID
             assert client.node == "b"
             job.ports.clear()
-            for asker in [*b.node.askers]:
+            for asker in [*b.node.clients]:
                 asker.drop("over")
             with pytest.raises(JobNotFound):
                 await client.status()

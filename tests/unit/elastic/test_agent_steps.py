@@ -22,7 +22,7 @@ from holdfast.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from holdfast.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
 from holdfast.net.listening import ReservedPort
 from holdfast.processes.signals import SignalException
-from holdfast.rendezvous.config import RendezvousParameters
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.rendezvous.single_node import SingleNodeHandler
 

@@ -15,13 +15,13 @@ from holdfast.elastic._impl.etcd_rendezvous import (
 from holdfast.elastic.rendezvous.registry import get_rendezvous_handler
 from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.etcd.sync_client import EtcdClient
-from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousStateError,
     RendezvousTimeoutError,
 )
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from real_etcd import PATIENCE_S, Etcd, running_etcd
 
 if TYPE_CHECKING:

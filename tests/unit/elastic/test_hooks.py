@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec
-from holdfast.agent.worker_state import WorkerState
+from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from holdfast.elastic._impl.agents import LocalElasticAgent
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec
-from holdfast.agent.worker_state import WorkerState
+from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from holdfast.elastic._impl.agents import SimpleElasticAgent
 from holdfast.processes.failures.failure import ProcessFailure
 from holdfast.processes.signals import SignalException, SignalWatch

@@ -148,7 +148,7 @@ store.close()
 # An agent that asks for rounds, as torchrun's does, has workers that would have its limit.
 OTHERS = """
 import resource
-from holdfast.rendezvous.config import RendezvousParameters
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.coordinator import create_coordinator_handler
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (160, hard))

@@ -29,8 +29,8 @@ from holdfast.observe.lifecycle import (
 )
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.signals import SignalException
-from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import RendezvousTimeoutError
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.rendezvous.single_node import SingleNodeHandler
 

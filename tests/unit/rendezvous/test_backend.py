@@ -28,7 +28,6 @@ from holdfast.rendezvous.backend import (
     RendezvousBackend,
     create_handler,
 )
-from holdfast.rendezvous.config import RendezvousParameters, RendezvousTimeout
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -36,6 +35,7 @@ from holdfast.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from holdfast.rendezvous.polled import ALL_HERE
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters, RendezvousTimeout
 from holdfast.store.memory_store import MemoryStore
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import pytest
 
 from holdfast.errors import UsageError
 from holdfast.rendezvous import errors, registry
-from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.coordinator import CoordinatorHandler
 from holdfast.rendezvous.etcd import EtcdHandler
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.registry import (
     RegistryWithPlugins,
     RendezvousHandlerRegistry,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from holdfast.core.protocol import NodeRole, View
-from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.coordinator import CoordinatorHandler
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.wire.handshake import job_token
 
 VIEW = View(

@@ -32,9 +32,8 @@ from holdfast.agent.assembly import machine_and_membership, services_of, stuck_l
 from holdfast.agent.lifecycle_reporter import LifecycleReporter
 from holdfast.agent.loop import AgentLoop, log_restart
 from holdfast.agent.polled_job import PolledJob
-from holdfast.agent.spec import DEFAULT_ROLE, RunResult, StateText, WorkerGroup
+from holdfast.agent.spec import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerState
 from holdfast.agent.worker_processes import ProcessSettings, WorkerProcesses
-from holdfast.agent.worker_state import WorkerState
 from holdfast.core import supervision
 from holdfast.core.policy import RestartBudget
 from holdfast.core.supervision import State, StopReason, Supervision, stuck_for
@@ -621,10 +620,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         assert context is not None
         context.poll_events(time.monotonic())
         if context.first_failure() is not None:
-            return RunResult(StateText.FAILED, failures=processes.failures_so_far())
+            return RunResult(WorkerState.FAILED, failures=processes.failures_so_far())
         if context.all_ended():
-            return RunResult(StateText.SUCCEEDED, processes.by_global_rank(context.return_values()))
-        return RunResult(StateText.HEALTHY)
+            return RunResult(
+                WorkerState.SUCCEEDED, processes.by_global_rank(context.return_values())
+            )
+        return RunResult(WorkerState.HEALTHY)
 
     def _release_foreign(self) -> None:
         if self._foreign is not None:

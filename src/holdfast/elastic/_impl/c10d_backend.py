@@ -17,7 +17,7 @@ from holdfast.rendezvous.backend import RendezvousBackend, Token
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
 
 if TYPE_CHECKING:
-    from holdfast.rendezvous.config import RendezvousParameters
+    from holdfast.rendezvous.rdzv_conf import RendezvousParameters
     from holdfast.store.file_store import FileStore
     from holdfast.store.interface import ComparingStore
     from holdfast.store.tcp.store_client import TCPStore

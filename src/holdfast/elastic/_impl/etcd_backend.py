@@ -27,7 +27,7 @@ from holdfast.rendezvous.errors import (
 if TYPE_CHECKING:
     from holdfast.etcd.etcd_store import EtcdStore
     from holdfast.etcd.sync_client import EtcdClient
-    from holdfast.rendezvous.config import RendezvousParameters
+    from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
 DEFAULT_TTL_S = 7200
 KEY_PREFIX = "/torch/elastic/rendezvous"

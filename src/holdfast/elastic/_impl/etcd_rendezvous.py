@@ -20,14 +20,14 @@ from holdfast.core.rounds import JobPhase
 from holdfast.elastic._impl.etcd_v2_client import adapted
 from holdfast.etcd.generation_stores import GenerationStores
 from holdfast.etcd.sync_client import EtcdError
-from holdfast.rendezvous import config
-from holdfast.rendezvous.config import RendezvousParameters
+from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.errors import (
     RendezvousConnectionError,
     RendezvousStateError,
     RendezvousTimeoutError,
 )
 from holdfast.rendezvous.etcd import EtcdHandler
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.store.memory_store import as_seconds
 from holdfast.store.store_errors import StoreTimeoutError
 
@@ -57,10 +57,10 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     from holdfast.etcd.sync_client import EtcdClient
     from holdfast.rendezvous.etcd import etcd_settings_of
 
-    conf = config.parse(params)
+    conf = rdzv_conf.parse(params)
     impl = EtcdRendezvous(
         EtcdClient(etcd_settings_of(params)),
-        config.value_of(params, "etcd_prefix"),
+        rdzv_conf.value_of(params, "etcd_prefix"),
         params.run_id,
         params.min_nodes,
         params.max_nodes,

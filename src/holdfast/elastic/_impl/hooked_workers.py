@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.agent.spec import RunResult, StateText
+from holdfast.agent.spec import RunResult, WorkerState
 from holdfast.core import supervision
 from holdfast.core.supervision import State, StopReason
 from holdfast.errors import InternalError
@@ -31,7 +31,7 @@ class HookedWorkers:
     def __init__(self, agent: SimpleElasticAgent, processes: WorkerProcesses | None) -> None:
         self._agent = agent
         self._processes = processes
-        self._result = RunResult(StateText.INIT)
+        self._result = RunResult(WorkerState.INIT)
         self._is_shut_down = False
         hooks = agent._overridden
         self._monitors = processes is None or "_monitor_workers" in hooks
@@ -111,18 +111,18 @@ class HookedWorkers:
         result = agent._monitor_workers(group)
         group.state = result.state
         agent._reporter.workers_observed(result.state.name.lower())
-        if result.state == StateText.HEALTHY:
+        if result.state == WorkerState.HEALTHY:
             return []
         if self._processes is None:
             self._result = result
         else:
             self._processes.result = result
-        if result.state == StateText.SUCCEEDED:
+        if result.state == WorkerState.SUCCEEDED:
             return [
                 supervision.WorkerExited(machine.generation, rank, failed=False)
                 for rank in sorted(machine.running)
             ]
-        if result.state in (StateText.FAILED, StateText.UNHEALTHY):
+        if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
             why, retryable = result.state.name.lower(), agent._restarts_wanted
             return [supervision.WorkersUnhealthy(machine.generation, why, retryable)]
         raise InternalError(

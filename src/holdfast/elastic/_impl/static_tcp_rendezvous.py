@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from holdfast.errors import UsageError
 from holdfast.net.endpoints import format_endpoint
-from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.coordinator import CoordinatorHandler
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
 
 class StaticTCPRendezvous(CoordinatorHandler):

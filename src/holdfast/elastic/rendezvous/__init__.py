@@ -7,7 +7,6 @@ from holdfast.elastic.rendezvous import (  # noqa: F401 (also reached as attribu
     registry,
     utils,
 )
-from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -17,6 +16,7 @@ from holdfast.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.registry import (
     RendezvousHandlerCreator,
     RendezvousHandlerRegistry,

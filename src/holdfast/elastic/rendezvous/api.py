@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -12,6 +11,7 @@ from holdfast.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.registry import (
     RendezvousHandlerCreator,
     RendezvousHandlerRegistry,

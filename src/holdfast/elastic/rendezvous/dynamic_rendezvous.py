@@ -8,7 +8,7 @@ from holdfast.rendezvous.backend import (
     Token,
     create_handler,
 )
-from holdfast.rendezvous.config import RendezvousSettings, RendezvousTimeout
+from holdfast.rendezvous.rdzv_conf import RendezvousSettings, RendezvousTimeout
 
 __all__ = [
     "DynamicRendezvousHandler",

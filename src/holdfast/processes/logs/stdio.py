@@ -8,6 +8,7 @@ terminal that detour is a pseudo-terminal, and programs still see one.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import sys
@@ -269,7 +270,6 @@ class WorkerStdio:
     def _open_detour(self, which: int, *, is_terminal: bool) -> tuple[int, int]:
         if not is_terminal:
             return os.pipe()
-        import fcntl
         import termios
 
         read, write = os.openpty()

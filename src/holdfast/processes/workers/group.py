@@ -29,7 +29,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.core import stopping
+from holdfast.core import blame, stopping
 from holdfast.core.machine import TICK
 from holdfast.core.values import Value
 from holdfast.defaults import SHUTDOWN_S
@@ -48,6 +48,8 @@ from holdfast.processes.keeper import client as keeper_client
 from holdfast.processes.keeper.main import descendants_of
 from holdfast.processes.logs.stdio import WorkerStdio
 from holdfast.processes.poll import min_of, wait_for
+from holdfast.processes.procfs import is_stopped
+from holdfast.side_thread import Hung, SideThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,7 +61,6 @@ if TYPE_CHECKING:
     from holdfast.processes.keeper.deadline import WorkersDeadline
     from holdfast.processes.logs.specs import LogsSpecs
     from holdfast.processes.zygote.client import WarmStart
-    from holdfast.side_thread import SideThread
 
 # How long the agent waits for what a failed worker has written: its file system may not answer.
 READ_S_MAX = 2.0
@@ -650,8 +651,6 @@ class PContext(ABC):
         self._keeper.signal(rank, signum)
 
     def _kill_tree(self, rank: int) -> None:
-        from holdfast.processes.procfs import is_stopped
-
         assert self._keeper is not None
         if is_stopped(self._keeper.pid):
             self._keeper.kill()  # It would kill nobody, and they would live on.
@@ -660,8 +659,6 @@ class PContext(ABC):
 
     def _may_follow(self, exited: WorkerExit) -> bool:
         """Say whether a worker may have failed of a peer whose exit is still to come."""
-        from holdfast.core import blame
-
         now = time.monotonic()
         self._held_until = self._held_until or now + blame.EXIT_NS_MAX / 1e9
         if self._stop is not None or now >= self._held_until or self._world_size == 1:
@@ -671,8 +668,6 @@ class PContext(ABC):
         return self._failure(exited).trace() in (blame.Trace.PEER, blame.Trace.SILENT)
 
     def _failure(self, exited: WorkerExit) -> ProcessFailure:
-        from holdfast.side_thread import Hung, SideThread
-
         self._follow_if_written()
         if self._failure_reader is None:
             self._failure_reader = SideThread("holdfast-failures", READ_S_MAX)

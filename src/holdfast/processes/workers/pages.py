@@ -15,6 +15,7 @@ its directory: that of a killed agent is removed by its keeper, or else by the n
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import sys
 import time
@@ -212,8 +213,6 @@ class WorkerPage:
         return (words, found[NAMES_AT:]) if words[0] == MAGIC else ([], b"")
 
     def _is_in_use(self) -> bool:
-        import fcntl
-
         try:
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

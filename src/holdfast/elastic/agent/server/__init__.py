@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec
+from holdfast.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from holdfast.agent.watchdogs import ENABLE_ENV as TORCHELASTIC_ENABLE_FILE_TIMER
 from holdfast.agent.watchdogs import FILE_ENV as TORCHELASTIC_TIMER_FILE
-from holdfast.agent.worker_state import WorkerState
 from holdfast.elastic._impl.agents import ElasticAgent, SimpleElasticAgent
 from holdfast.elastic.agent.server import (  # noqa: F401 (also reached as attributes)
     api,

@@ -8,8 +8,8 @@ from holdfast.agent.spec import (
     Worker,
     WorkerGroup,
     WorkerSpec,
+    WorkerState,
 )
-from holdfast.agent.worker_state import WorkerState
 from holdfast.elastic._impl.agents import (  # Subclasses of others import the last two as well.
     ElasticAgent,
     SimpleElasticAgent,

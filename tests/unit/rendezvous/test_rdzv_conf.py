@@ -10,9 +10,9 @@ import pytest
 
 from holdfast.core.job_settings import RankOrder
 from holdfast.errors import UsageError
-from holdfast.rendezvous import config
+from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.backends import Backend
-from holdfast.rendezvous.config import (
+from holdfast.rendezvous.rdzv_conf import (
     KEY_OF,
     KEYS,
     SECONDS_MAX,
@@ -35,7 +35,7 @@ def with_value(value: object) -> RendezvousParameters:
 
 
 def parse(backend: str = "c10d", **values: Any) -> RendezvousConfig:
-    return config.parse(RendezvousParameters(backend, "host", "job", 1, 4, **values))
+    return rdzv_conf.parse(RendezvousParameters(backend, "host", "job", 1, 4, **values))
 
 
 @pytest.mark.parametrize(("backend", "least", "most"), [("", 1, 1), ("c10d", 0, 1), ("c10d", 3, 2)])
@@ -127,7 +127,7 @@ def test_the_store_of_a_job_of_one_node_is_open_to_other_jobs_unless_they_say_ot
         (1, {"store": "hosts"}, "hosts"),
     ):
         params = RendezvousParameters("c10d", "", "job", 1, most, **given)
-        assert config.parse(params).job.store.value == expected
+        assert rdzv_conf.parse(params).job.store.value == expected
 
 
 def test_settle_is_the_last_call() -> None:
@@ -160,8 +160,8 @@ def test_what_does_not_go_together_is_refused(given: dict[str, Any]) -> None:
 
 def test_unknown_and_unused_keys_are_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     params = RendezvousParameters("c10d", "", "job", 1, 1, join_timout=3, protocol="x", timeout=9)
-    config.parse(params)
-    config.parse(params)
+    rdzv_conf.parse(params)
+    rdzv_conf.parse(params)
     first, second = caplog.messages
     assert "join_timeout" in first
     assert "protocol" in second
@@ -190,7 +190,7 @@ def test_a_token_that_nobody_asks_for_is_warned_of(
     parse("static", rank=0, **given)
     assert not caplog.messages
     params = RendezvousParameters(backend, "folder", "job", 1, 4, **given)
-    config.parse(params, shares_state=backend != "etcd")
+    rdzv_conf.parse(params, shares_state=backend != "etcd")
     (line,) = caplog.messages
     assert setting in line
     assert "file" in line or "etcd" in line
@@ -202,7 +202,7 @@ def test_keys_that_only_a_shared_state_has_a_use_for(
     caplog: pytest.LogCaptureFixture, key: str
 ) -> None:
     params = RendezvousParameters("c10d", "folder", "job", 1, 4, **{key: "0.5"})
-    assert getattr(config.parse(params, shares_state=True), key) == 0.5
+    assert getattr(rdzv_conf.parse(params, shares_state=True), key) == 0.5
     assert not caplog.messages
     assert getattr(parse(**{key: "0.5"}), key) == KEY_OF[key].default
     assert len(caplog.messages) == 1
