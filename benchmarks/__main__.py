@@ -39,9 +39,9 @@ examples:
   python -m benchmarks --rows whole --repeat 25   one row, with more rounds
   python -m benchmarks --rows whole --launchers holdfast bare
                                                   without the slow one, to tune
-  python -m benchmarks --save docs/benchmark.json also keep the figures there
+  python -m benchmarks --save docs/benchmark.json also write the figures there
 
-The machine should have nothing else to do. The figures are written to benchmarks/results/.
+Run nothing else on the machine. The figures are written to benchmarks/results/.
 """
 
 
@@ -57,7 +57,7 @@ def main() -> int:
         sys.stderr.write(f"benchmarks: error: {problem}\n")
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write("\nbenchmarks: interrupted; everything it started is gone\n")
+        sys.stderr.write("\nbenchmarks: interrupted; all processes have been stopped\n")
         return 130
 
 
@@ -68,7 +68,7 @@ def _run(args: argparse.Namespace, lab: Lab) -> int:
     rows = [row for row in ROWS if row.name in wanted and (args.rows or _rounds(args, row))]
     results: dict[str, list[Result]] = {}
     for index, row in enumerate(rows, 1):
-        rounds = max(1, _rounds(args, row))  # A row that was asked for by name is measured.
+        rounds = max(1, _rounds(args, row))  # A row that is named is always measured.
         label = f"[{index}/{len(rows)}]"
         results[row.name] = measure(lab, row, rounds, args.launchers, label)
     flat = [result for row in rows for result in results[row.name]]
@@ -124,11 +124,11 @@ def _positive(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Compare holdfast with torchrun and with bare processes, in turns.",
+        description="Compare holdfast with torchrun and bare processes, interleaved.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="few rounds: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="few rounds, to check that it works")
     parser.add_argument(
         "--rows", nargs="+", choices=[*NAMES, *GROUPS], metavar="ROW", help="only these rows"
     )
@@ -138,9 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--repeat", type=_positive, metavar="N", help="measured rounds of each row")
     parser.add_argument("--save", type=Path, metavar="PATH", help="also write the figures there")
-    parser.add_argument(
-        "--check", action="store_true", help="exit with 1 if a target was not reached"
-    )
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     return parser
 
 

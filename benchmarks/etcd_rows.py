@@ -21,11 +21,11 @@ def _compared(name: str, what: str, measure: Callable[[Lab, str], Samples], roun
         name,
         measure,
         (
-            Metric("embedded", f"{what}, at an agent's coordinator", "s"),
+            Metric("embedded", f"{what}, coordinator", "s"),
             Metric("etcd", "... on etcd", "s"),
-            Metric("trip", "... one round trip to etcd", "s"),
+            Metric("trip", "... a round trip to etcd", "s"),
             Metric(
-                "ratio", "... (on etcd - a round trip) / at the coordinator", "times",
+                "ratio", "... (on etcd - round trip) / coordinator", "times",
                 (Target("limit", RATIO_MAX),),
             ),
         ),
@@ -37,7 +37,7 @@ def _compared(name: str, what: str, measure: Callable[[Lab, str], Samples], roun
 
 
 def _ha_form(count: int, measure: Callable[[Lab, str], Samples]) -> Row:
-    title = f"{count} agents with --ha, 3 members: last command to all in user code"
+    title = f"{count} agents with --ha: last start to all in user code"
     return Row(
         f"ha-form-{count}",
         measure,
@@ -51,14 +51,14 @@ def _ha_form(count: int, measure: Callable[[Lab, str], Samples]) -> Row:
 
 ETCD_ROWS = (
     _compared(
-        "etcd-form-2", "2 agents, command to all in user code", etcd_work.measure_form_2, 3
+        "etcd-form-2", "2 agents: start to all in user code", etcd_work.measure_form_2, 3
     ),
     _compared(
-        "etcd-form-16", "16 agents, command to all in user code", etcd_work.measure_form_16, 2
+        "etcd-form-16", "16 agents: start to all in user code", etcd_work.measure_form_16, 2
     ),
     _compared(
         "etcd-restart-16",
-        "worker killed, 16 agents -> all in the next generation",
+        "worker killed, 16 agents: to all in user code",
         etcd_work.measure_restart_16,
         2,
     ),
@@ -69,10 +69,10 @@ ETCD_ROWS = (
         etcd_work.measure_ha_restart_16,
         (
             Metric(
-                "embedded", "worker killed, 16 agents -> all in the next generation, coordinator", "s"
+                "embedded", "worker killed, 16 agents: to all in user code, coordinator", "s"
             ),
-            Metric("ha", "... with --ha, 3 members", "s"),
-            Metric("ratio", "... with --ha / at the coordinator", "times", (Target("limit", 1.5),)),
+            Metric("ha", "... with --ha", "s"),
+            Metric("ratio", "... with --ha / coordinator", "times", (Target("limit", 1.5),)),
         ),
         (HOLDFAST,),
         rounds=2,
@@ -84,10 +84,10 @@ ETCD_ROWS = (
         etcd_work.measure_lost,
         (
             Metric(
-                "follower", "node killed on etcd -> survivors in user code", "s",
+                "follower", "node killed on etcd: to the others in user code", "s",
                 (Target("limit", 1.5),),
             ),
-            Metric("leader", "... the node that leads", "s", (Target("limit", 1.5),)),
+            Metric("leader", "... the leading node", "s", (Target("limit", 1.5),)),
         ),
         (HOLDFAST,),
         rounds=5,
@@ -99,7 +99,7 @@ ETCD_ROWS = (
         etcd_work.measure_lost_member,
         (
             Metric(
-                "member", "--ha: the leader killed with etcd's leader -> survivors in user code", "s",
+                "member", "leader and etcd's leader killed with --ha: to the others in user code", "s",
                 (Target("limit", 2.5),),
             ),
         ),
@@ -112,13 +112,13 @@ ETCD_ROWS = (
         "etcd-writes",
         etcd_work.measure_writes,
         (
-            Metric("round", "writes to etcd for a round of 16, for each agent", "writes"),
+            Metric("round", "writes to etcd per agent, a round of 16", "writes"),
             Metric(
-                "idle", "... in a second in which nothing happens", "writes", (Target("limit", 0),)
+                "idle", "... an idle second", "writes", (Target("limit", 0),)
             ),
-            Metric("restart", "... for a restart, for each agent", "writes"),
+            Metric("restart", "... a restart of 16", "writes"),
             Metric(
-                "growth", "... for a round, an agent's at 16 / at 4", "times",
+                "growth", "... a round, 16 agents / 4 agents", "times",
                 (Target("limit", 1.5),),
             ),
         ),

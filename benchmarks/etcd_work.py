@@ -1,8 +1,8 @@
-"""Rows about jobs on etcd, next to the same jobs at the coordinator of one of their agents.
+"""Rows about jobs on etcd, compared with the same jobs at an embedded coordinator.
 
-One turn runs both, one after the other and again, so that both meet the same machine; its sample is
-made of their medians. etcd is a real one, with its data on a disk, on the same machine as all the
-agents. Its round trip is that of a small write.
+One turn runs both alternately, so both see the same machine; its sample is the ratio of their
+medians. etcd is a real one, with its data on a disk, on the same machine as all agents. Its round
+trip is that of a small write.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import HOLDFAST
-from benchmarks.gathering import NS_PER_S
+from benchmarks.joining import NS_PER_S
 from benchmarks.launching import BenchmarkError, descendants_of
+from benchmarks.node_restarts import PAUSE_S
 from benchmarks.nodes import LISTENING, Nodes, free_pairs, open_files, sockets
-from benchmarks.regrouping import PAUSE_S
 from holdfast.core.etcd.calls import Put, Txn, TxnDone
 from holdfast.etcd.etcd_settings import EtcdSettings, parse_endpoints
+from holdfast.etcd.job_records import read_job
 from holdfast.etcd.local_etcd import EtcdServer
 from holdfast.etcd.sync_client import EtcdClient
-from holdfast.rendezvous.etcd import read_job
 
 if TYPE_CHECKING:
     from benchmarks.launching import Lab, Samples
@@ -42,13 +42,13 @@ MEMBERS = 3
 AS_ON_A_NETWORK = (
     "--rdzv-conf",
     "auth=token",
-)  # As on machines of a network; loopback alone needs none.
+)  # As between machines; loopback needs none.
 
 _jobs = itertools.count()
 
 
 def measure_form(count: int, lab: Lab, launcher: str) -> Samples:
-    """So many agents, from the command to the last worker's first line."""
+    """From the start of the agents to the last worker's first line."""
     del launcher
     embedded: list[float] = []
     on_etcd: list[float] = []
@@ -61,7 +61,7 @@ def measure_form(count: int, lab: Lab, launcher: str) -> Samples:
 
 
 def measure_restart(count: int, lab: Lab, launcher: str) -> Samples:
-    """Workers killed one after the other, to all workers of the next generation."""
+    """Kill workers one after the other; from each kill to the last worker's first line."""
     del launcher
     with EtcdServer() as server:
         trip_s = _round_trip_s(server.get_client())
@@ -69,7 +69,7 @@ def measure_restart(count: int, lab: Lab, launcher: str) -> Samples:
 
 
 def measure_ha_form(count: int, lab: Lab, launcher: str) -> Samples:
-    """So many agents of which three run the members, from the last command to all in user code."""
+    """From the start of the last agent to all in user code; three agents run the members."""
     del launcher
     with Nodes(lab, HOLDFAST, f"{count}:{count}", flags=_ha_flags()) as job:
         agents = job.start(count)
@@ -79,7 +79,7 @@ def measure_ha_form(count: int, lab: Lab, launcher: str) -> Samples:
 
 
 def measure_ha_restart(count: int, lab: Lab, launcher: str) -> Samples:
-    """Workers killed one after the other, with the members on the same machine as all agents."""
+    """Kill workers one after the other, with the members on the same machine as all agents."""
     del launcher
     embedded, own = restart_s(lab, count, AS_ON_A_NETWORK), restart_s(lab, count, _ha_flags())
     ratio = statistics.median(own) / statistics.median(embedded)
@@ -87,7 +87,7 @@ def measure_ha_restart(count: int, lab: Lab, launcher: str) -> Samples:
 
 
 def measure_writes(lab: Lab, launcher: str) -> Samples:
-    """How often etcd is written to: for a round, while nothing happens, and for a restart."""
+    """Count the writes to etcd: for a round, in an idle second, and for a restart."""
     del launcher
     with EtcdServer() as server:
         client = server.get_client()
@@ -138,7 +138,7 @@ def _lost_s(lab: Lab, flags: tuple[str, ...], where: list[str], *, leads: bool) 
 
 
 def _give_office(job: Nodes, to: Agent, where: list[str]) -> None:
-    """Have the member below an agent lead etcd: losing that one is the worst case."""
+    """Make the member below an agent the leader of etcd, whose loss is the worst case."""
     below = descendants_of(to.pid)
     status = {one: _asked(one, "/v3/maintenance/status", {}) for one in where}
     for one, its in status.items():
@@ -165,14 +165,14 @@ def _asked(endpoint: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flags(server: EtcdServer) -> tuple[str, ...]:
-    # A job that ended is known for a while under its name.
+    # A run id that ended stays closed for a while.
     name = f"bench-{next(_jobs)}"
     endpoint = server.get_endpoint()
     return ("--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint, "--rdzv-id", name)
 
 
 def _ha_flags() -> tuple[str, ...]:
-    """Three machines of the list are this one."""
+    """A list of three machines, all of them this one."""
     listed = ",".join(f"127.0.0.1:{port}" for port in free_pairs(MEMBERS))
     return ("--rdzv-backend", "ha", "--rdzv-endpoint", listed, *AS_ON_A_NETWORK)
 

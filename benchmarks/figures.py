@@ -1,8 +1,7 @@
 """The figures of a run as pure data: samples in, medians, ratios and verdicts out.
 
-A `Metric` says what a number means and what is to be reached; `Result` adds what was measured.
-A sample that never came, within the time that was waited for it, is `NEVER`. Nothing here measures,
-reads a clock or prints.
+A `Metric` has the meaning of a number and its targets; `Result` adds the samples. A sample that did
+not arrive in time is `NEVER`. Nothing here measures, reads a clock or prints.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ NEVER = math.inf
 
 @dataclass(frozen=True)
 class Summary:
-    """What several samples of one figure come to."""
+    """Median, quartiles and extremes of the samples of one figure."""
 
     count: int
     median: float
@@ -34,7 +33,7 @@ class Summary:
         if len(samples) == 1:
             (only,) = samples
             return cls(1, only, only, only, only, only)
-        if NEVER in samples:  # Between two samples there is then no number: take one of them.
+        if NEVER in samples:  # There is no number between two samples then: take one of them.
             ordered, last = sorted(samples), len(samples) - 1
             quartile1, quartile3 = ordered[last // 4], ordered[(last * 3 + 3) // 4]
             median = ordered[(last + 1) // 2]
@@ -45,8 +44,8 @@ class Summary:
 
 @dataclass(frozen=True)
 class Target:
-    """What Holdfast has to reach: so many times better than `torchrun`, at most so many times a
-    bare process, at most an absolute number, or at least one.
+    """A target: so many times better than `torchrun`, at most so many times a bare process, at most or
+    at least an absolute number.
     """
 
     against: Literal["torchrun", "bare", "limit", "floor"]
@@ -55,7 +54,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target next to what was measured; `reached` is None where there is nothing to compare."""
+    """A target and the measured value; `reached` is None if there is nothing to compare."""
 
     target: str
     measured: float | None
@@ -64,14 +63,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure that a row yields."""
+    """One figure of a row."""
 
     key: str
     title: str
     unit: str
     targets: tuple[Target, ...] = ()
     higher_is_better: bool = False
-    waited: float | None = None  # How long a sample is waited for before it counts as `NEVER`.
+    waited: float | None = None  # The time limit after which a sample counts as `NEVER`.
 
 
 @dataclass
@@ -82,7 +81,7 @@ class Result:
     samples: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, launcher: str, values: list[float]) -> None:
-        """Note the samples of one turn."""
+        """Add the samples of one turn."""
         self.samples.setdefault(launcher, []).extend(values)
 
     def summaries(self) -> dict[str, Summary]:
@@ -90,7 +89,7 @@ class Result:
         return {name: Summary.of(values) for name, values in self.samples.items() if values}
 
     def median(self, launcher: str) -> float | None:
-        """Return a launcher's median, None if it was not measured."""
+        """Return a launcher's median, or None if it was not measured."""
         samples = self.samples.get(launcher)
         return Summary.of(samples).median if samples else None
 
@@ -104,11 +103,11 @@ class Result:
         return _ratio(self.median(HOLDFAST), self.median(BARE))
 
     def verdicts(self) -> list[Verdict]:
-        """Return every target with what was measured for it."""
+        """Return every target with its measured value."""
         return [self._verdict(target) for target in self.metric.targets]
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it as plain data."""
+        """Return the result as plain data."""
         metric = self.metric
         summaries = {name: vars(summary) for name, summary in self.summaries().items()}
         return {
@@ -136,7 +135,7 @@ class Result:
         if target.against == "bare":
             text, measured = f"at most {target.number:g}x bare", self.times_bare()
         else:
-            # What must never be more is held against the worst sample.
+            # An upper limit applies to the worst sample.
             text = f"at most {target.number:g} {self.metric.unit}"
             measured = max(self.samples.get(HOLDFAST, []), default=None)
         return Verdict(text, measured, None if measured is None else measured <= target.number)
@@ -144,12 +143,12 @@ class Result:
 
 def _ratio(above: float | None, below: float | None) -> float | None:
     if not above or not below or above == below == NEVER:
-        return None  # A ratio with nothing says nothing.
+        return None  # A ratio to zero means nothing.
     return above / below
 
 
 def _plain(value: Any) -> Any:
-    """Return it with a word in the place of each `NEVER`, for which JSON has no number."""
+    """Replace each `NEVER`, for which JSON has no number, with a word."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, list):

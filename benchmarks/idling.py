@@ -1,4 +1,4 @@
-"""The row about waiting: what an agent costs while two workers do nothing.
+"""The row about idling: what an agent costs while two workers do nothing.
 
 A helper is any process below the agent that is not a worker. Holdfast has one, `hf-keeper`, which
 holds the workers' process tree; it is counted on its own, and together with the agent as PSS,
@@ -26,7 +26,7 @@ KIB_PER_MIB = 1024
 
 
 def measure_idle(lab: Lab, launcher: str) -> Samples:
-    """Look at an agent, wait, and look again."""
+    """Read an agent's counters, wait, and read them again."""
     with lab.start(launcher, Launch("stamp.py", WORKERS, held=True)) as job:
         workers = {stamp.pid for stamp in job.wait_for_stamps(WORKERS)}
         time.sleep(SETTLE_S)
@@ -55,7 +55,7 @@ def memory_mib(pid: int, what: str) -> float:
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
         if line.startswith(f"{what}:"):
             return int(line.split()[1]) / KIB_PER_MIB
-    raise ValueError(f"the kernel tells no {what}")
+    raise ValueError(f"the kernel has no {what}")
 
 
 def switches_of(pids: Iterable[int]) -> int:

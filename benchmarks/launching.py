@@ -1,7 +1,7 @@
-"""Starts the launchers and bare processes, takes their stamps, and leaves nothing behind.
+"""Starts launchers and bare processes, reads their stamps, and leaves nothing behind.
 
-The one thing to know: nothing here polls. Ends are learnt by pidfd, stamps by a FIFO, so that the
-measuring process uses no CPU while it waits, which matters on a machine with two cores.
+Nothing here polls: exits arrive by pidfd, stamps by a FIFO. So the measuring process uses no CPU
+while it waits, which matters on a machine with two cores.
 
 The measuring process adopts what a killed launcher leaves (it is a "child subreaper"), so that
 `Lab.close` can end every process of an interrupted run.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
 WORKERS = Path(__file__).parent / "workers"
-# A command that takes longer than this hangs; 32 workers that import torch take a third of it.
+# A longer command hangs; 32 workers that import torch take a third of this.
 COMMAND_S_MAX = 120.0
 SWEEP_S_MAX = 10.0
 PR_SET_CHILD_SUBREAPER = 36
@@ -49,7 +49,7 @@ Samples = dict[str, list[float]]  # what one turn yields, by metric
 
 
 class BenchmarkError(Exception):
-    """A launcher did not do what is to be measured."""
+    """A launcher did not do what the row measures."""
 
 
 class Stamp(NamedTuple):
@@ -74,7 +74,7 @@ class Launch:
 
 
 class Stamps:
-    """The FIFO into which workers write when they reached their first line."""
+    """The FIFO to which workers write when they reach their first line."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
@@ -84,7 +84,7 @@ class Stamps:
         self.seen: list[Stamp] = []
 
     def take(self) -> None:
-        """Take in the stamps that are there."""
+        """Read the stamps that have arrived."""
         try:
             data = self._rest + os.read(self._fd, 1 << 16)
         except BlockingIOError:
@@ -111,7 +111,7 @@ class Stamps:
                 )
 
     def close(self) -> None:
-        """Let go of the FIFO."""
+        """Close the FIFO."""
         os.close(self._fd)
 
 
@@ -161,12 +161,12 @@ class Job:
             raise BenchmarkError(f"{self.launcher}: {problem}{self._said()}") from None
 
     def let_go(self) -> None:
-        """Let the workers that wait end by themselves."""
-        # A byte for each; kept open, because a worker may not have come to the gate yet.
+        """Let the waiting workers exit."""
+        # A byte for each; kept open, because a worker may not have opened the gate yet.
         os.write(self._gate, bytes(self._workers))
 
     def wait(self) -> int:
-        """Wait until all of it ended well; return when that was, in ns."""
+        """Wait until all of it succeeded; return the time in ns."""
         deadline = time.monotonic() + COMMAND_S_MAX
         for pidfd in self.pidfds:
             poll = select.poll()
@@ -183,7 +183,7 @@ class Job:
         return ended_ns
 
     def close(self) -> None:
-        """Let go of files and descriptors; the processes are the lab's to end."""
+        """Close files and descriptors; the lab ends the processes."""
         self.stamps.close()
         self._errors.close()
         for fd in (self._gate, self.console, *self.pidfds):
@@ -220,7 +220,7 @@ class Lab:
         return str(beside)
 
     def commands(self, launcher: str, launch: Launch, folder: Path) -> list[list[str]]:
-        """Return the command lines that stand for a launch; `{folder}` in a flag is the job's."""
+        """Return the command lines of a launch; `{folder}` in a flag is the job's."""
         script = str(WORKERS / launch.script)
         if launcher == BARE:
             return [[self.python, "-u", script] for _ in range(launch.workers)]
@@ -254,7 +254,7 @@ class Lab:
         return json.loads(done.stdout)
 
     def note_leftovers(self, launcher: str) -> None:
-        """Count what a launcher that ended has left, and end it."""
+        """Count and kill what a launcher has left."""
         left = len(self.sweep())
         if left:
             self.left_behind[launcher] = self.left_behind.get(launcher, 0) + left
@@ -278,7 +278,7 @@ class Lab:
         return killed
 
     def close(self) -> None:
-        """End every process and remove every file of this run; the last thing to do."""
+        """Kill every process and remove every file of this run."""
         for impatient in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(impatient, signal.SIG_IGN)
         self.sweep()
@@ -292,13 +292,13 @@ class Lab:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return the environment all launchers get: the person's, less what would favour one."""
+    """Return the environment of all launchers: the user's, without variables that would favour one."""
     env = {
         name: value
         for name, value in os.environ.items()
         if name not in DROPPED and not name.startswith(DROPPED_PREFIXES)
     }
-    # Both launchers would set it to 1, and one would say so at length.
+    # Both launchers would set it to 1, and torchrun would print a banner.
     env["OMP_NUM_THREADS"] = "1"
     return env
 
@@ -310,7 +310,7 @@ def children_of(pid: int) -> list[int]:
         try:
             found += map(int, listing.read_text(encoding="ascii").split())
         except (FileNotFoundError, ProcessLookupError):
-            continue  # The thread ended meanwhile.
+            continue  # The thread has exited.
     return found
 
 

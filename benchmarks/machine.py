@@ -1,4 +1,4 @@
-"""What a run was measured on, and how busy that machine was with other things."""
+"""The machine of a run, and how busy other programs kept it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 BUSY_SAMPLE_S = 0.5
-# Above this share of CPU used by others, medians of short rows begin to move.
+# Above this share of CPU used by other programs, medians of short rows begin to move.
 BUSY_SHARE_MAX = 0.10
 
 
 def describe() -> dict[str, Any]:
-    """Return the machine and the versions of what is compared."""
+    """Return the machine and the compared versions."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -37,7 +37,7 @@ def in_words(machine: dict[str, Any]) -> str:
     commit = f" ({machine['commit']})" if machine["commit"] else ""
     return (
         f"machine: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']:g} GiB, "
-        f"{machine['kernel']}; load before: {load}, CPU used by others: "
+        f"{machine['kernel']}; load before: {load}, CPU used by other programs: "
         f"{machine['busy_before']:.0%}\n"
         f"versions: {machine['python']}, torch {machine['torch']}, "
         f"holdfast {machine['holdfast']}{commit}"
@@ -45,15 +45,15 @@ def in_words(machine: dict[str, Any]) -> str:
 
 
 def warnings(machine: dict[str, Any]) -> list[str]:
-    """Return what makes the figures less trustworthy."""
+    """Return warnings about the figures."""
     if machine["busy_before"] <= BUSY_SHARE_MAX:
         return []
     used = f"{machine['busy_before']:.0%}"
-    return [f"others used {used} of the CPU before the start: the times are not to be trusted"]
+    return [f"other programs used {used} of the CPU before the start: do not trust the times"]
 
 
 class CpuTimes:
-    """The machine's CPU time, to see what the host of a virtual machine took away."""
+    """The machine's CPU time, to see what the host of a virtual machine stole."""
 
     def __init__(self) -> None:
         with open("/proc/stat", encoding="ascii") as stat:
@@ -89,7 +89,7 @@ def _version(name: str) -> str:
 
 
 def _commit() -> str:
-    """Return the commit that is measured, empty outside a checkout."""
+    """Return the measured commit, empty outside a checkout."""
     found = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         cwd=Path(__file__).parent,

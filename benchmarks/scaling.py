@@ -1,5 +1,5 @@
 """Rows about one coordinator with very many agents or strangers, and about the simulator; Holdfast
-alone.
+only.
 
 `workers/fleet.py`, `workers/flood.py` and `workers/simulating.py` do the work, each in a process of
 its own.
@@ -20,13 +20,13 @@ FEW, MANY = 1_000, 10_000
 FLEET_S_MAX = 120.0
 SIMULATED_NODES, SIMULATED_MINUTES, SEEDS = 32, 10, 5
 SIMULATION_S_MAX = 120.0
-STRANGERS, KNOCKS = 4_500, 5
+STRANGERS, ATTEMPTS = 4_500, 5
 FLOOD_S_MAX = 120.0
-KNOCK_S_MAX = 13.0  # What an agent has to connect and for its handshake.
+CONNECT_S_MAX = 13.0  # The time limit of an agent's connection and handshake.
 
 
 def measure_agents(lab: Lab, _: str) -> Samples:
-    """A round of 1,000 agents and one of 10,000, and restarts that are told to all."""
+    """A round of 1,000 agents and one of 10,000, and restarts that reach all of them."""
     few, many = fleet(lab, FEW), fleet(lab, MANY)
     told_few, told_many = (statistics.median(one["restarts_s"]) for one in (few, many))
     times = MANY / FEW
@@ -42,10 +42,10 @@ def measure_agents(lab: Lab, _: str) -> Samples:
 
 
 def measure_flood(lab: Lab, _: str) -> Samples:
-    """How long an agent takes to be in while strangers keep up connections of three kinds."""
+    """How long an agent takes to join while strangers hold connections of three kinds."""
     samples: Samples = {}
     for kind in ("silent", "byte", "hello"):
-        found = lab.figures_of("flood.py", (kind, STRANGERS, KNOCKS), FLOOD_S_MAX)
+        found = lab.figures_of("flood.py", (kind, STRANGERS, ATTEMPTS), FLOOD_S_MAX)
         samples[kind] = [NEVER if took_s is None else took_s for took_s in found["in_s"]]
     return samples
 
@@ -61,7 +61,7 @@ def measure_simulator(lab: Lab, _: str) -> Samples:
 
 
 def fleet(lab: Lab, count: int, *more: object) -> dict[str, Any]:
-    """Return the figures of a fleet of so many agents; `more` are further words for its program."""
+    """Return the figures of a fleet of agents; `more` are further arguments of its program."""
     found = lab.figures_of("fleet.py", (count, int(FLEET_S_MAX), *more), FLEET_S_MAX * 2)
     if found is None:
         raise BenchmarkError(f"{count} agents had no round and no restarts after {FLEET_S_MAX:g} s")

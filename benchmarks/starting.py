@@ -18,7 +18,7 @@ NS_PER_MS = 1e6
 
 
 def measure_first_line(lab: Lab, launcher: str) -> Samples:
-    """Two workers: when the first and when the last of them is in user code."""
+    """Two workers: when the first and the last of them run user code."""
     return _first_lines(lab, launcher, FEW)
 
 
@@ -28,7 +28,7 @@ def measure_many(lab: Lab, launcher: str) -> Samples:
 
 
 def measure_whole(lab: Lab, launcher: str) -> Samples:
-    """Two workers that do nothing, until the command is gone."""
+    """Two workers that do nothing, until the command exits."""
     cpu_s = _cpu_s_of_children()
     with lab.start(launcher, Launch("nothing.py", FEW)) as job:
         whole_ns = job.wait() - job.started_ns

@@ -1,4 +1,4 @@
-"""The table a person reads: medians and ratios first, the spread of each below.
+"""The tables: medians and ratios, and the spread of the samples.
 
 The lines are Markdown tables, aligned, so that they read the same on a console and in a document.
 """
@@ -18,7 +18,7 @@ NOTHING = "-"
 
 
 def number(value: float | None, waited: float | None = None) -> str:
-    """Return a figure with three digits that mean something."""
+    """Return a figure with three significant digits."""
     if value is None:
         return NOTHING
     if value == NEVER:
@@ -36,7 +36,7 @@ def times(value: float | None) -> str:
 
 
 def verdict(one: Verdict) -> str:
-    """Return whether a target was reached, in a word."""
+    """Return in a word whether a target was reached."""
     return {True: "yes", False: "NO", None: "not measured"}[one.reached]
 
 
@@ -79,7 +79,7 @@ def medians(results: Sequence[Result]) -> str:
 
 
 def spread(results: Sequence[Result]) -> str:
-    """Return, for each figure and launcher, how far the samples lay apart."""
+    """Return the spread of the samples of each figure and launcher."""
     lines = []
     for result in results:
         title = f"{result.metric.title} ({result.metric.unit})"

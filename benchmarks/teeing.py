@@ -1,9 +1,9 @@
-"""Rows about output: how fast `--tee 3` passes it on, and whether every line arrives whole.
+"""Rows about output: how fast `--tee 3` forwards it, and whether every line arrives whole.
 
 Speed is what the workers wrote, in MB, over the time from the first worker's first line to the
 end of the command, and, as a second figure, to the last byte on the console: the first includes
-how long a launcher takes to notice the end, the second does not. The console, standard output and
-standard error together, is a pipe that is emptied as fast as it fills and only counted.
+how long a launcher takes to notice the end, the second does not. The console, stdout and stderr
+together, is a pipe that is read as fast as it fills.
 
 The bare processes write to that pipe themselves, without prefixes and log files: as fast as this
 machine goes.
@@ -43,7 +43,7 @@ LAUNCH = Launch(
 
 
 def measure_tee(lab: Lab, launcher: str) -> Samples:
-    """Count what comes and time it."""
+    """Count and time the output."""
     lines = arrived_bytes = last_ns = 0
     with lab.start(launcher, LAUNCH) as job:
         for data in _console(job):
@@ -58,13 +58,13 @@ def measure_tee(lab: Lab, launcher: str) -> Samples:
     return {
         "speed": [megabytes / ((ended_ns - begun_ns) / NS_PER_S)],
         "console_speed": [megabytes / ((last_ns - begun_ns) / NS_PER_S)],
-        # A torn or lost line shows in one of the two counts; `measure_lines` looks closer.
+        # A torn or lost line shows in one of the two counts; `measure_lines` compares lines.
         "miscounted": [max(abs(LINES - lines), abs(missing_bytes) / LINE_BYTES)],
     }
 
 
 def measure_lines(lab: Lab, launcher: str) -> Samples:
-    """Compare every line, untimed; count those that were lost, mixed up or out of order."""
+    """Compare every line, untimed; count lost, mixed and reordered ones."""
     whole = 0
     awaited = {(rank, fd): 0 for rank in range(WORKERS) for fd in STREAMS}
     rest = b""
@@ -101,7 +101,7 @@ def _prefix(launcher: str, rank: int) -> bytes:
 
 
 def _console(job: Job) -> Iterator[bytes]:
-    """Yield what arrives on the console until nobody can write there any more."""
+    """Yield the console's output until all writers have closed it."""
     poll = select.poll()
     poll.register(job.console, select.POLLIN)
     while poll.poll(COMMAND_S_MAX * 1000):
@@ -109,7 +109,7 @@ def _console(job: Job) -> Iterator[bytes]:
         if not data:
             return
         yield data
-    raise BenchmarkError(f"{job.launcher}: nothing came for {COMMAND_S_MAX:g} s")
+    raise BenchmarkError(f"{job.launcher}: no output for {COMMAND_S_MAX:g} s")
 
 
 def _check_logs(job: Job) -> None:

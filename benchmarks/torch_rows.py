@@ -9,10 +9,10 @@ from benchmarks.measuring import Row
 BOTH = (TORCHRUN, HOLDFAST)
 
 
-def _meeting_row(count: int) -> Row:
+def _gloo_row(count: int) -> Row:
     return Row(
         f"gloo-{count}",
-        {8: torch_work.measure_meeting_8, 32: torch_work.measure_meeting_32}[count],
+        {8: torch_work.measure_gloo_8, 32: torch_work.measure_gloo_32}[count],
         (
             Metric(
                 "met", f"init_process_group('gloo'), {count} ranks, agent's store", "ms",
@@ -55,7 +55,7 @@ TORCH_ROWS = (
         torch_work.measure_restart,
         (
             Metric(
-                "restart", "worker killed -> all again past 'import torch', --preload torch", "ms",
+                "restart", "restart of workers that import torch, --preload torch", "ms",
                 (Target("torchrun", 15),),
             ),
         ),
@@ -69,16 +69,16 @@ TORCH_ROWS = (
         torch_work.measure_start,
         (
             Metric(
-                "last", "8 workers past 'import torch', --preload torch", "ms",
+                "last", "start of 8 workers that import torch, --preload torch", "ms",
                 (Target("torchrun", 2),),
             ),
-            Metric("first", "... the first of them", "ms"),
+            Metric("first", "... of the first of them", "ms"),
         ),
         (TORCHRUN, HOLDFAST, BARE),
         rounds=4,
         quick_rounds=1,
     ),
-    _meeting_row(8),
-    _meeting_row(32),
+    _gloo_row(8),
+    _gloo_row(32),
     *map(_load_row, (1, 16, 64)),
 )  # fmt: skip

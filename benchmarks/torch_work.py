@@ -1,7 +1,6 @@
-"""Rows about workers that use torch: their start and restart, how they meet, their store.
+"""Rows about workers that use torch: start, restart, process groups, store.
 
-Holdfast's workers are started with `--preload torch` in the rows about starting; torchrun has
-nothing of the kind. In the others both start them in the same way.
+In the rows about starting, Holdfast's workers use `--preload torch`, which torchrun does not have.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.figures import HOLDFAST
+from benchmarks.handlers import QUICK_NAMES
 from benchmarks.launching import Launch
 from benchmarks.restarting import restarts
-from benchmarks.waves import QUICK_NAMES
 
 if TYPE_CHECKING:
     from benchmarks.launching import Lab, Samples
@@ -45,7 +44,7 @@ def measure_start(lab: Lab, launcher: str) -> Samples:
 
 
 def measure_meeting(workers: int, lab: Lab, launcher: str) -> Samples:
-    """Let workers that are ready join a gloo group, several times within one job."""
+    """Let workers join a gloo group, several times within one job."""
     env = {"BENCH_TIMES": str(MEETINGS), **QUICK_NAMES}
     samples = []
     with lab.start(launcher, Launch("meet.py", workers, env=env, held=True)) as job:
@@ -60,12 +59,12 @@ def measure_meeting(workers: int, lab: Lab, launcher: str) -> Samples:
 
 
 def measure_load(clients: int, lab: Lab, launcher: str) -> Samples:
-    """Keep a store busy with so many clients."""
+    """Keep a store busy with many clients."""
     found = lab.figures_of("store_load.py", (launcher, clients, LOAD_S), LOAD_S_MAX)
     return {"speed": [found["per_s"]]}
 
 
-measure_meeting_8, measure_meeting_32 = (partial(measure_meeting, count) for count in (8, 32))
+measure_gloo_8, measure_gloo_32 = (partial(measure_meeting, count) for count in (8, 32))
 measure_load_1, measure_load_16, measure_load_64 = (
     partial(measure_load, count) for count in (1, 16, 64)
 )

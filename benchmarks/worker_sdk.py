@@ -1,4 +1,4 @@
-"""Rows about what a training script pays for telling its progress; Holdfast alone.
+"""Rows about the cost of `holdfast.worker` calls; Holdfast only.
 
 `workers/sdk_calls.py` makes the calls, in a process and to a page as a worker has them.
 """
@@ -19,7 +19,7 @@ CALL_NS_MAX = 1_000
 
 
 def measure_calls(lab: Lab, _: str) -> Samples:
-    """The least that one call costs, of several times very many."""
+    """The lowest cost of one call, of several series."""
     found = lab.figures_of("sdk_calls.py", (CALLS, REPEATS), CALLS_S_MAX)
     return {name: [value] for name, value in found.items()}
 
@@ -30,12 +30,12 @@ WORKER_ROWS = (
         measure_calls,
         (
             Metric(
-                "heartbeat", "a worker's heartbeat()", "ns", (Target("limit", CALL_NS_MAX),)
+                "heartbeat", "worker.heartbeat()", "ns", (Target("limit", CALL_NS_MAX),)
             ),
-            Metric("progress", "... progress(step)", "ns", (Target("limit", CALL_NS_MAX),)),
-            Metric("section", "... a section made, entered and left", "ns"),
-            Metric("section_again", "... a section entered and left", "ns"),
-            Metric("import_ms", "... importing holdfast.worker", "ms"),
+            Metric("progress", "worker.progress(step)", "ns", (Target("limit", CALL_NS_MAX),)),
+            Metric("section", "worker.section: create, enter and leave", "ns"),
+            Metric("section_again", "worker.section: enter and leave", "ns"),
+            Metric("import_ms", "import holdfast.worker", "ms"),
         ),
         (HOLDFAST,),
         rounds=5,

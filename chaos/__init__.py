@@ -3,11 +3,10 @@
     make chaos SEED=1 MINUTES=10
 
 Each job runs on machines of its own: network namespaces behind a switch, with host names. A seed
-decides the backend, the number of nodes and workers, and which faults happen when: workers, keepers,
-agents and whole machines are killed, frozen, cut off, muted in one direction and started again. Every
-worker writes to a ledger what it does and when, all by the one clock of this computer. When the
-faults are over the job must get going and finish; then `rules` reads the ledger, what the agents
-printed, how they ended and what is left of them.
+decides the backend, the number of nodes and workers, and the faults: workers, keepers, agents and
+machines are killed, frozen, cut off, muted in one direction and started again. Every worker records
+its actions in a ledger, with one clock. When the faults are over the job must continue and finish;
+then `rules` checks the ledger, the agents' output and exit codes, and what is left.
 
-A seed gives the same plan each time, not the same run: real processes race.
+A seed gives the same plan, not the same run: real processes race.
 """

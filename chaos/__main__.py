@@ -20,7 +20,7 @@ FAULTS, FAULTS_MAX = 200, 10_000
 EXAMPLES = """\
 examples:
   python -m chaos --minutes 10               random jobs for ten minutes
-  python -m chaos --seed 7 --jobs 1 --keep   one job again, and its consoles
+  python -m chaos --seed 7 --jobs 1 --keep   one job, and keep its consoles
   python -m chaos --backend etcd --jobs 50
   python -m chaos --backend ha --faults 200  one long job with --ha on five machines
 """
@@ -33,11 +33,15 @@ def main() -> int:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seed", type=int, default=1, help="the first job's; others count on")
-    parser.add_argument("--minutes", type=float, help="begin no job after so long")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="the seed of the first job; the others follow"
+    )
+    parser.add_argument("--minutes", type=float, help="start no job after this time")
     parser.add_argument("--jobs", type=int, help="how many jobs; 10 without --minutes")
     parser.add_argument("--backend", choices=(*BACKENDS, "ha"), default="", help="only this one")
-    parser.add_argument("--faults", type=int, help="of the job with --ha; 200 without --minutes")
+    parser.add_argument(
+        "--faults", type=int, help="faults of the job with --ha; 200 without --minutes"
+    )
     parser.add_argument("--parallel", type=int, default=2, help="jobs at the same time (2)")
     parser.add_argument("--keep", action="store_true", help="keep the folders of all jobs")
     args = parser.parse_args()
@@ -68,7 +72,7 @@ def main() -> int:
 
 
 class Tally:
-    """What all jobs together came to."""
+    """The totals of all jobs."""
 
     def __init__(self) -> None:
         self.jobs: Counter[str] = Counter()
@@ -110,7 +114,7 @@ def run_one(plan: Plan, tally: Tally, *, keep: bool = False) -> bool:
 
 
 def run_long(seed: int, faults: int | None, until: float, *, keep: bool) -> int:
-    """Run one job with `--ha` until it has had so many faults or the time is over."""
+    """Run one job with `--ha` until all faults are done or the time is over."""
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-ha-{seed}-"))
     plan = ha.make_plan(seed, faults or (FAULTS if until == float("inf") else FAULTS_MAX))
     record = ha.LongJob(plan, folder, lambda line: print(line, flush=True), until).run()

@@ -1,9 +1,9 @@
-"""One long job with `--ha` on five machines, which meets one fault after the other.
+"""One long job with `--ha` on five machines, with one fault after the other.
 
 Machines 0, 1 and 2 run the members of its etcd, 3 and 4 do not. The workers train with gloo. A seed
-deals the faults like cards: each kind meets each machine before any meets it again. The next comes when the
-job runs on all machines again and all three members are well; some come in pairs that the guide
-(`docs/guides/high-availability.md`) promises to survive. All settings are the default ones.
+shuffles the faults: each kind hits each machine once before any repeats. The next fault begins when
+the job runs on all machines again and all three members are healthy; some faults come in pairs that
+a job survives (`docs/concepts/what-fails.md`). All settings are the defaults.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ CUTS_S = (3.0, 10.0, 20.0)
 DOWNS_S = (0.5, 3.0, 10.0)
 PAIRS_SHARE = 0.15
 APART_S = 3.0
-"""The second fault of a pair begins within so long."""
+"""The second fault of a pair begins within this time."""
 TOGETHER_S_MAX = 20.0
-"""Most members may be away for a minute; what follows takes its time, too."""
+"""The majority of members may be away for a minute, plus the recovery."""
 
 Card = tuple[str, int, float]
 
@@ -55,7 +55,7 @@ def make_deck(rng: random.Random) -> list[Card]:
 
 
 def make_plan(seed: int, count: int) -> Plan:
-    """Return a plan of so many faults; one with a time above 0 overlaps the one before it."""
+    """Return a plan of faults; one with a time above 0 overlaps the previous one."""
     rng = random.Random(seed)
     faults: list[tuple[float, str, int, float]] = []
     deck: list[Card] = []
@@ -72,7 +72,7 @@ def make_plan(seed: int, count: int) -> Plan:
 
 
 def goes_with(first: Card, second: Card) -> bool:
-    """Whether the guide promises that a job survives both at once."""
+    """Whether a job survives both at once."""
     (kind, number, length_s), (other_kind, other, other_s) = first, second
     if number == other:
         return False
@@ -84,9 +84,9 @@ def goes_with(first: Card, second: Card) -> bool:
 
 
 class LongJob(Job):
-    """The job; `report` is called with a line after each fault."""
+    """The job; it calls `report` with a line after each fault."""
 
-    going_s_max = 120.0  # A machine that went several times in some minutes is held back for 30 s.
+    going_s_max = 120.0  # A machine that left several times in some minutes is excluded for 30 s.
 
     def __init__(
         self, plan: Plan, folder: Path, report: Callable[[str], None], until: float = float("inf")
@@ -148,14 +148,14 @@ class LongJob(Job):
             if any(map(is_small, self.faults[before:])):
                 self._wait(SMALL_S)
             over = time.monotonic()
-            stalled = self._await_going(f"the job does not go on after {tell(now)}")
+            stalled = self._await_going(f"the job does not continue after {tell(now)}")
             done += len(now)
             found = violations(self.record([], stalled))
-            took = f"{over - begin:5.1f} s, and {time.monotonic() - over:4.1f} s until all was well"
+            took = f"{over - begin:5.1f} s, and {time.monotonic() - over:4.1f} s until recovery"
             verdict = f"BROKEN: {'; '.join(found)}" if found else "ok"
             self._report(f"{done:4}  {tell(now):60}  {took}  {verdict}")
             if found:
-                return stalled or "the rest of the plan was left out"
+                return stalled or "the rest of the plan was skipped"
         return ""
 
     def _wait(self, length_s: float) -> None:
@@ -179,7 +179,7 @@ class LongJob(Job):
         return found[0] if found else None
 
     def _left(self) -> list[str]:
-        """Members' folders are to be gone too, also those of machines that were killed."""
+        """Members' folders must be gone too, also those of killed machines."""
         left = super()._left()
         for machine in self.machines:
             if not machine.ends[-1].by:
@@ -195,7 +195,7 @@ def tell(faults: list[tuple[float, str, int, float]]) -> str:
 
 
 def summary(record: Record) -> str:
-    """Return what the job went through, one line for each kind of fault."""
+    """Return one line for each kind of fault."""
     kinds = Counter(describe(fault) for fault in record.faults)
     machines = {
         kind: {fault.machine for fault in record.faults if describe(fault) == kind}

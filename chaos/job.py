@@ -1,8 +1,8 @@
 """One job under chaos: its machines, its plan of faults, and its record.
 
-A machine is a network namespace and every process with its mark in the environment, which whatever a
-worker starts inherits. An agent that ends with an error during the faults is started again, as Slurm
-or Kubernetes would.
+A machine is a network namespace and every process with its mark in the environment, which child
+processes inherit. An agent that fails during the faults is started again, as Slurm or Kubernetes
+would do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GOING_S_MAX = 60.0
 GOING_FOR_S = 0.5
 END_S_MAX = 60.0
 GONE_S_MAX = 15.0
-# Short waits, so that a job can meet many faults.
+# Short waits, for many faults per job.
 SETTINGS = "settle=0.3,keep_alive_interval=0.4,keep_alive_max_attempt=5,coordinator_timeout=20"
 SAFE_SHARE = 0.75
 WORKER = Path(__file__).with_name("worker.py")
@@ -40,12 +40,12 @@ KINDS = (
 )  # fmt: skip
 
 
-# What ends all processes of a machine until they are started again.
+# Faults that end all processes of a machine.
 DOWN = ("kill machine", "replace machine")
 
 
 class Plan(NamedTuple):
-    """What a seed decides."""
+    """What the seed determines."""
 
     seed: int
     backend: str
@@ -54,9 +54,9 @@ class Plan(NamedTuple):
     workers: int
     stop_s: float
     safe: bool
-    """Whether the settings promise all rules: nodes that are cut off stop, a coordinator remembers."""
+    """Whether all rules apply: nodes that are cut off stop, and the coordinator has a state file."""
     faults: list[tuple[float, str, int, float]]
-    """When, what, to which machine, and for how long."""
+    """A fault: time, kind, machine and duration."""
 
     def __str__(self) -> str:
         size = f"{self.nodes_min}:{self.nodes} nodes x {self.workers}"
@@ -108,7 +108,7 @@ class Machine:
             self.agent = self.job.run_on(self.number, self.job.agent_command(), console)
 
     def look(self, *, start_again: bool) -> None:
-        """Note an agent that has ended; start one again that did not end well."""
+        """Record an agent that has exited; restart one that failed."""
         if self.agent is not None and self.agent.poll() is not None:
             self.note_end()
         if self.agent is None and start_again and self.ends[-1].code:
@@ -151,7 +151,7 @@ class Machine:
 
 
 class Job:
-    """A job that is run once, and leaves nothing."""
+    """A job that runs once and leaves nothing."""
 
     going_s_max = GOING_S_MAX
 
@@ -174,13 +174,13 @@ class Job:
     # The job.
 
     def run(self) -> Record:
-        """Run the job through its faults to its end, and return what is known of it."""
+        """Run the job through its faults to its end, and return its record."""
         stalled = ""
         try:
             self._start_services()
             for machine in self.machines:
                 machine.start()
-            stalled = self._await_going("the job has not begun")
+            stalled = self._await_going("the job did not start")
             if not stalled:
                 stalled = self._go_through_faults()
             if not stalled:
@@ -191,7 +191,7 @@ class Job:
         return self.record(self._left(), stalled)
 
     def record(self, left: list[str], stalled: str) -> Record:
-        """Return what is known of the job so far."""
+        """Return the record of the job so far."""
         ends = [end for machine in self.machines for end in machine.ends]
         entries = read_ledger(self._ledger.read_text().splitlines())
         return Record(entries, self.faults, ends, left, stalled, self.plan.safe)
@@ -239,16 +239,16 @@ class Job:
             "CHAOS_GOAL": str(self._goal),
             "CHAOS_STOP_S": str(self.plan.stop_s),
             "TMPDIR": str(self.machines[number].temporary),
-            "HOME": str(self.folder),  # Where all machines of a job find its token.
+            "HOME": str(self.folder),  # The token file of all machines of a job.
             **self._variables(),
         }
-        # If the driver itself is killed, so is the agent, and its keeper leaves nothing.
+        # If the driver is killed, so is the agent, and its keeper cleans up.
         words = ["setpriv", "--pdeathsig", "KILL", *self._network.inside(number), *command]
         null = subprocess.DEVNULL
         return subprocess.Popen(words, stdin=null, stdout=console, stderr=console, env=env)
 
     def _variables(self) -> dict[str, str]:
-        """Return more of the environment of agents and workers."""
+        """Return additional environment of agents and workers."""
         return {}
 
     def _settings(self) -> str:
@@ -288,12 +288,12 @@ class Job:
     # Faults.
 
     def _go_through_faults(self) -> str:
-        """Let all happen that is planned; return what was waited for in vain afterwards."""
+        """Execute the plan; return what did not recover afterwards."""
         self._do_faults(self.plan.faults)
-        return self._await_going("the job does not go on after the faults")
+        return self._await_going("the job does not continue after the faults")
 
     def _do_faults(self, faults: list[tuple[float, str, int, float]]) -> None:
-        """Do and undo them, each at its time from now on."""
+        """Begin and end the faults at their times."""
         begin = time.monotonic()
         coming = list(faults)
         while coming or self._undo:
@@ -317,7 +317,7 @@ class Job:
     def _do_fault(self, kind: str, number: int, length_s: float) -> None:
         machine = self.machines[number]
         if self._is_disturbed(number) or machine.agent is None:
-            return  # One thing at a time happens to a machine; all of them may have something.
+            return  # A machine has one fault at a time; all of them may have one.
         now = time.monotonic()
         lasts = kind.split(maxsplit=1)[0] in ("freeze", "cut", "mute", "deafen") or kind in DOWN
         if kind == "kill coordinator" and self._coordinator is None:
@@ -353,7 +353,7 @@ class Job:
                     send(pid, signal.SIGKILL)
             case "kill machine" | "replace machine":
                 machine.ended_by = kind
-                self._network.cut(number)  # A machine that loses its power says no goodbye.
+                self._network.cut(number)  # A machine that loses its power sends nothing.
                 for signum in (signal.SIGSTOP, signal.SIGKILL):
                     machine.signal_all(signum)
             case "kill coordinator":
@@ -379,7 +379,7 @@ class Job:
                 self._start_coordinator()
 
     def _one_way(self, kind: str, number: int) -> list[tuple[int, int]]:
-        """Return from whom to whom nothing comes through."""
+        """Return the blocked directions between machines."""
         others = [other for other in range(self.plan.nodes) if other != number]
         mutes = kind == "mute machine"
         return [(number, other) if mutes else (other, number) for other in others]
@@ -397,7 +397,7 @@ class Job:
             newest = max((one.generation for one in recent), default=0)
             ranks = {one.rank for one in recent if one.generation == newest}
             is_whole = len(ranks) == self.plan.nodes * self.plan.workers
-            # Workers of a killed agent may do one step more, and one that is asked to stop some.
+            # Workers of a killed agent may make one more step; stopping workers may make several.
             is_over = now > begin + 2 * GOING_FOR_S and not any(
                 machine.ended_by for machine in self.machines
             )
@@ -407,7 +407,7 @@ class Job:
         return f"{otherwise} within {self.going_s_max:g} s"
 
     def _is_healthy(self) -> bool:
-        """Whether what is not to be seen from the workers is well, too."""
+        """Whether everything that workers do not show is healthy too."""
         return True
 
     def _await_ends(self) -> str:
@@ -419,18 +419,18 @@ class Job:
                 codes = [machine.ends[-1].code for machine in self.machines]
                 return f"the agents ended with {codes}" if any(codes) else ""
             time.sleep(LOOK_AGAIN_S)
-        return f"the job has not ended {END_S_MAX:g} s after its work was done"
+        return f"the job did not end {END_S_MAX:g} s after its work was finished"
 
     def _entries_since(self, since: float) -> list[Entry]:
         size = self._ledger.stat().st_size
         with self._ledger.open("rb") as ledger:
             ledger.seek(max(0, size - 32768))
-            # The first line may be cut, and the last one just being written.
+            # The first line may be cut, and the last one incomplete.
             lines = ledger.read().decode().split("\n")[1:-1]
         return [one for one in read_ledger(lines) if one.at_s >= since]
 
     def _left(self) -> list[str]:
-        """Return what is still there of the job, once it had time to go."""
+        """Return the processes and files that are left of the job."""
         deadline = time.monotonic() + GONE_S_MAX
         while True:
             pids = marked(f"CHAOS_MARK={self.mark}-")

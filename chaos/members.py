@@ -1,9 +1,9 @@
-"""Looks at the members of a job's own etcd from the switch, again and again.
+"""Observes the members of a job's own etcd from the switch.
 
     python -m chaos.members RUN_ID HOST,HOST,HOST
 
-A line is ``time cluster/has_leader ...``, one word for each machine, with ``-`` for one that is no
-member now.
+A line is ``time cluster/has_leader ...``, one word for each machine; ``-`` stands for one that is
+not a member.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Machines of a network of their own, joined by a switch that can cut and heal their links.
+"""Machines in their own network, connected by a switch that can cut and restore their links.
 
-Each machine is a network, mount and host name namespace, held by a process that sleeps in it, and
-one more is the switch between them. The kernel removes a namespace with the last process in it, and
-the sleepers die with this process, so nothing is left whatever happens; the computer's own network is
-never touched.
+Each machine is a network, mount and host name namespace, held by a sleeping process, and one more is
+the switch. The kernel removes a namespace with its last process, and the sleepers die with this
+process, so nothing is left. The computer's own network does not change.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ import shutil
 import subprocess
 import time
 
-NOWHERE = "02:00:00:00:00:99"  # No interface has this address.
+NOWHERE = "02:00:00:00:00:99"  # An address that no interface has.
 LOOK_AGAIN_S = 0.01
 PATIENCE_S = 60
 SWITCH_ADDRESS = "10.77.0.254"
 
 
 def missing() -> str:
-    """Return why there can be no networks here, or nothing."""
+    """Return why networks are impossible here, or an empty text."""
     if os.geteuid() != 0:
         return "only root may make network namespaces"
     for tool in ("ip", "nsenter", "setpriv", "unshare", "hostname"):
@@ -59,7 +58,7 @@ class Network:
             raise
 
     def inside(self, node: int) -> tuple[str, ...]:
-        """Return what goes before a command that is to run on a node."""
+        """Return the prefix of a command that runs on a node."""
         return _enter(self._nodes[node])
 
     def add_address(self, node: int, one: str) -> None:
@@ -75,25 +74,25 @@ class Network:
         self._run(self.switch, f"ip link set port{node} up")
 
     def silence(self, node: int, to: int) -> None:
-        """Lose all that one node sends to another; the other direction works."""
+        """Drop everything that one node sends to another; the other direction works."""
         self._neighbour("replace", node, to, f"lladdr {NOWHERE} nud permanent")
 
     def unsilence(self, node: int, to: int) -> None:
         self._neighbour("delete", node, to, "")
 
     def narrow(self, node: int, bytes_max: int) -> None:
-        """Lose packets above a size on a node's link, without a word to whoever sent them."""
-        for pid in self._nodes:  # Else the kernel passes many segments on as one.
+        """Drop packets above a size on a node's link silently."""
+        for pid in self._nodes:  # Otherwise the kernel forwards many segments as one.
             self._run(pid, "ip link set eth0 gso_max_segs 1")
         self._run(self.switch, f"ip link set port{node} mtu {bytes_max}")
 
     def throttle(self, node: int, kbit_s: int) -> None:
-        """Make what a node sends slow; nothing is lost."""
+        """Limit the rate at which a node sends; nothing is lost."""
         shape = f"tbf rate {kbit_s}kbit burst 1600 limit 10000000"
         self._run(self._nodes[node], f"tc qdisc replace dev eth0 root {shape}")
 
     def name(self, node: int, host: str, at: str) -> None:
-        """Let a node, and no other, know a host by this address."""
+        """Add a host name to one node only."""
         hosts = f"echo {at} {host} > /run/hosts && mount --bind /run/hosts /etc/hosts"
         self._run(self._nodes[node], "mount -t tmpfs none /run")
         subprocess.run([*self.inside(node), "sh", "-c", hosts], check=True)
@@ -107,7 +106,7 @@ class Network:
         self._run(self._nodes[node], f"ip neighbour {verb} {address(to)} {how} dev eth0")
 
     def _make_namespace(self) -> int:
-        """Return the process that holds a network, mounts and a host name of its own."""
+        """Return a process that holds its own network, mounts and host name."""
         command = ["setpriv", "--pdeathsig", "KILL", "unshare", "-n", "-m", "-u"]
         sleeper = subprocess.Popen([*command, "sleep", "infinity"])
         self._sleepers.append(sleeper)

@@ -1,9 +1,9 @@
-"""What must be true of a job whatever happened to it, read from its ledger and its agents' ends.
+"""What must be true of a job after any faults, read from its ledger and its agents' exits.
 
-Each rule is a function from what is known of a job to its violations, one line each. A fault excuses
-what no launcher could prevent: a process that was frozen may do a step more when it goes on. A job
-with default settings at a coordinator is not promised everything: a node that is cut off lets its
-workers run (`on_lost`), and a coordinator that comes back to nobody begins anew (`state_file`).
+Each rule is a function from the record of a job to its violations, one line each. A fault excuses what
+no launcher can prevent: a frozen process may make one more step when it resumes. With default settings
+at a coordinator, not all rules apply: a node that is cut off lets its workers run (`on_lost`), and a
+coordinator that nobody remembers starts again (`state_file`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-# How long workers that were frozen may go on before their own keeper ends them.
+# How long resumed workers may run before their keeper kills them.
 THAW_S = 1.0
 ALIVE = ("start", "step", "saving", "failing", "done")
-# What is charged as a restart; all else that happens to a job is not the workers' fault.
+# Faults that are charged as a restart.
 CHARGED = ("kill worker", "fail worker", "kill keeper")
 BUG = 70
-# What costs nothing with default settings, and how long afterwards it could.
+# Faults that cost nothing with default settings, and the time in which they could.
 FREEZE_S_MAX = 2.0
 SMALL_S = 4.0
 SHOWN_MAX = 3
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What was done to a machine, and for how long."""
+    """A fault of a machine, and its duration."""
 
     at_s: float
     kind: str
@@ -51,35 +51,35 @@ class Fault(NamedTuple):
 
 
 class End(NamedTuple):
-    """How one run of an agent ended, and all that it printed."""
+    """The exit and the output of one run of an agent."""
 
     machine: int
     code: int | None
     by: str
-    """What ended it, if that was the chaos; empty where it ended by itself."""
+    """The fault that ended it; empty if it exited by itself."""
     printed: str
 
 
 class Look(NamedTuple):
-    """What each machine of `--ha` had at one moment: a cluster, if any, and whether it had a leader."""
+    """The cluster of each machine of `--ha` at one moment, and whether it had a leader."""
 
     at_s: float
     members: tuple[tuple[str, bool], ...]
 
 
 class Record(NamedTuple):
-    """All that is known of a job that is over."""
+    """The record of a job that has ended."""
 
     entries: list[Entry]
     faults: list[Fault]
     ends: list[End]
     left: list[str]
     stalled: str
-    """What was waited for in vain after the faults were over."""
+    """What did not recover after the faults."""
     safe: bool = True
-    """Whether the job's settings promise that nothing runs beside its successor or goes back."""
+    """Whether the job's settings guarantee that generations do not overlap and numbers do not decrease."""
     looks: tuple[Look, ...] = ()
-    """What was seen of the members of the job's own etcd."""
+    """The observations of the members of the job's own etcd."""
 
 
 def read_ledger(lines: Iterable[str]) -> list[Entry]:
@@ -94,7 +94,7 @@ def read_looks(lines: Iterable[str]) -> list[Look]:
     looks = []
     for line in lines:
         if not line[:1].isdigit():
-            continue  # Said about the token.
+            continue  # A line about the token.
         at, *words = line.split()
         members = (word.partition("/") for word in words)
         looks.append(Look(int(at) / 1e9, tuple((name, led == "1") for name, _, led in members)))
@@ -102,7 +102,7 @@ def read_looks(lines: Iterable[str]) -> list[Look]:
 
 
 def violations(record: Record) -> list[str]:
-    """Return what is wrong, the name of the rule first."""
+    """Return the violations, each with the name of its rule."""
     return [
         f"{rule.__name__.replace('_', ' ')}: {what}"
         for rule in RULES
@@ -111,7 +111,7 @@ def violations(record: Record) -> list[str]:
 
 
 def generations_agree(record: Record) -> Iterator[str]:
-    """Workers of one generation have one world, each rank once, at most on the node it is on."""
+    """Workers of a generation have one world size, and each rank runs once."""
     for starts in _starts(record).values():
         generation = starts[0].generation
         worlds = {one.world for one in starts}
@@ -128,8 +128,8 @@ def generations_agree(record: Record) -> Iterator[str]:
             yield f"generation {generation} has ranks {sorted(ranks)} in a world of {worlds}"
 
 
-def generations_only_grow(record: Record) -> Iterator[str]:
-    """No generation, restart count or fence goes back, whoever coordinates."""
+def numbers_do_not_decrease(record: Record) -> Iterator[str]:
+    """No generation, restart count or fence decreases."""
     newest: dict[str, int] = {}
     for one in record.entries:
         if one.event != "start":
@@ -144,7 +144,7 @@ def generations_only_grow(record: Record) -> Iterator[str]:
             newest[name] = max(value, newest.get(name, -1))
 
 
-def one_generation_at_a_time(record: Record) -> Iterator[str]:
+def generations_do_not_overlap(record: Record) -> Iterator[str]:
     """No worker does anything once a worker of a later generation has started."""
     newest = Entry(0.0, "", 0, 0, 0, 0, -1, -1, -1)
     told: set[int] = set()
@@ -169,8 +169,8 @@ def restarts_are_failures(record: Record) -> Iterator[str]:
         yield f"{charged} restarts were charged for {failures} failures"
 
 
-def job_goes_on(record: Record) -> Iterator[str]:
-    """After the faults the job gets going and ends well."""
+def job_continues(record: Record) -> Iterator[str]:
+    """After the faults the job continues and succeeds."""
     if record.stalled:
         yield record.stalled
     for end in record.ends:
@@ -178,8 +178,8 @@ def job_goes_on(record: Record) -> Iterator[str]:
             yield f"the agent of machine {end.machine} did not end"
 
 
-def ends_are_honest(record: Record) -> Iterator[str]:
-    """No bug of ours, no traceback of ours, no other exit code than a documented one."""
+def exits_are_documented(record: Record) -> Iterator[str]:
+    """No bug in Holdfast, no traceback, only documented exit codes."""
     for end in record.ends:
         if end.by:
             continue
@@ -190,22 +190,22 @@ def ends_are_honest(record: Record) -> Iterator[str]:
 
 
 def sums_are_right(record: Record) -> Iterator[str]:
-    """Every rank checks what it trains with."""
+    """Every rank checks its sums."""
     for one in record.entries:
         if one.event == "wrong":
             yield f"rank {one.rank} of generation {one.generation} has a wrong sum in step {one.step}"
 
 
 def progress_is_kept(record: Record) -> Iterator[str]:
-    """A generation goes on from the last step that rank 0 of the one before it has saved."""
+    """A generation continues from the last step that rank 0 of the previous one saved."""
     fence = saved = newest = 0
     for one in record.entries:
         if one.event != "step" or not one.step:
             continue
         if one.fence > fence:
-            # Rank 0 saves before it says so, and may not come to say so.
+            # Rank 0 saves before it records that, and may be killed in between.
             if not saved < one.step <= newest + 2:
-                yield f"generation {one.generation} goes on with step {one.step} after {saved}"
+                yield f"generation {one.generation} continues with step {one.step} after {saved}"
             fence = one.fence
         if one.fence == fence:
             newest = max(newest, one.step)
@@ -213,7 +213,7 @@ def progress_is_kept(record: Record) -> Iterator[str]:
 
 
 def no_job_is_lost(record: Record) -> Iterator[str]:
-    """With `--ha` no agent ends before the work is done, but those that were killed."""
+    """With `--ha` no agent exits before the work is finished, except killed ones."""
     if not record.looks:
         return
     for end in record.ends:
@@ -222,18 +222,18 @@ def no_job_is_lost(record: Record) -> Iterator[str]:
 
 
 def one_cluster_decides(record: Record) -> Iterator[str]:
-    """All leaders that are ever seen are of one cluster."""
+    """All observed leaders belong to one cluster."""
     found = {name for look in record.looks for name, has_leader in look.members if has_leader}
     if len(found) > 1:
         yield f"clusters {sorted(found)} have had leaders"
 
 
 def small_faults_cost_nothing(record: Record) -> Iterator[str]:
-    """With `--ha`, whose times are the default ones, no worker is stopped for these."""
+    """With `--ha` and default times, these faults stop no worker."""
     starts = [one for one in record.entries if one.event == "start"] if record.looks else []
     for fault in filter(is_small, record.faults):
         others = [one for one in record.faults if one is not fault]
-        # Two that are small add up: a node that was frozen needs an etcd that answers right then.
+        # Two small faults add up: a resumed node needs an etcd that responds at once.
         if any(one.at_s <= fault.until_s and fault.at_s <= one.until_s for one in others):
             continue
         next_at_s = [one.at_s for one in others if one.at_s > fault.until_s]
@@ -257,11 +257,11 @@ def nothing_is_left(record: Record) -> Iterator[str]:
 
 RULES: tuple[Callable[[Record], Iterator[str]], ...] = (
     generations_agree,
-    generations_only_grow,
-    one_generation_at_a_time,
+    numbers_do_not_decrease,
+    generations_do_not_overlap,
     restarts_are_failures,
-    job_goes_on,
-    ends_are_honest,
+    job_continues,
+    exits_are_documented,
     sums_are_right,
     progress_is_kept,
     no_job_is_lost,
@@ -280,7 +280,7 @@ def _starts(record: Record) -> dict[int, list[Entry]]:
 
 
 def _was_frozen(record: Record, one: Entry) -> bool:
-    """Whether the machine was frozen, or has only just gone on."""
+    """Whether the machine was frozen, or has just resumed."""
     return any(
         fault.kind.startswith("freeze")
         and fault.machine == one.machine
@@ -290,7 +290,7 @@ def _was_frozen(record: Record, one: Entry) -> bool:
 
 
 def _is_in_touch(record: Record, one: Entry) -> bool:
-    """Whether nothing was between a machine and the coordinator, so far."""
+    """Whether a machine has always been connected to the coordinator."""
     return not any(
         fault.at_s <= one.at_s
         and (

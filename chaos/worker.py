@@ -1,4 +1,4 @@
-"""The worker of a chaos job: writes to the ledger what it does, until the goal is there.
+"""The worker of a chaos job: records its actions in the ledger until the goal file exists.
 
 A line is ``time event machine pid rank world_size generation restarts fence step``, written by one
 call to a file opened for appending, so that lines of many workers never mix. With a folder for
@@ -32,7 +32,7 @@ def write(event: str, step: int = 0) -> None:
 
 
 def stop(_signum: int, _frame: object) -> None:
-    """Be as slow to stop as one that saves its work."""
+    """Stop as slowly as a worker that saves its work."""
     end = time.monotonic() + float(os.environ["CHAOS_STOP_S"])
     while time.monotonic() < end:
         write("saving")
@@ -53,7 +53,7 @@ def count() -> None:
 
 
 def train() -> None:
-    """Go on from the last checkpoint; whoever finds a wrong sum says so."""
+    """Continue from the last checkpoint; record wrong sums."""
     import torch
     import torch.distributed as dist
 
@@ -71,7 +71,7 @@ def train() -> None:
         numbers = torch.tensor([(rank + 1) * step, rank == 0 and os.path.exists(GOAL)])
         dist.all_reduce(numbers)
         found, is_over = numbers.tolist()
-        total += found * 2 // (world * (world + 1))  # Whatever the world: the number of the step.
+        total += found * 2 // (world * (world + 1))  # With any world size: the number of the step.
         if total != step * (step + 1) // 2:
             write("wrong", step)
             os._exit(4)
@@ -88,7 +88,7 @@ if not CHECKPOINTS:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGUSR1, fail)
     count()
-else:  # Signals end it at once: a handler would wait until gloo returns, which may be for ever.
+else:  # Signals end it at once: a handler would wait until gloo returns, perhaps forever.
     try:
         train()
     except Exception as problem:  # noqa: BLE001 (training ends by whatever torch raises)

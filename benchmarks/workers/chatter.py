@@ -1,7 +1,7 @@
-"""A worker that writes many numbered lines, half to standard output, half to standard error.
+"""A worker that writes many numbered lines, half to stdout, half to stderr.
 
 It writes blocks of whole lines, as a program with buffered output does, so that the launcher's
-tee is what limits the speed. Every line names its worker, its stream and its number.
+tee limits the speed. Every line names its worker, its stream and its number.
 """
 
 from time import monotonic_ns

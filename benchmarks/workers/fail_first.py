@@ -1,8 +1,8 @@
-"""A worker of a job in which one fails, and the others because of it, within milliseconds.
+"""A worker of a job in which one fails, and the others fail because of it within milliseconds.
 
-`BENCH_FIRST` is the rank that fails first, `BENCH_HOW` how it does, and `BENCH_NOTICE` what the
-others do about it: an exception of the connection's, one of their own words, or a quiet exit.
-`BENCH_LINK` is what they are connected by: a socket to each other one, or PyTorch's Gloo.
+`BENCH_FIRST` is the rank that fails first, `BENCH_HOW` how it fails, and `BENCH_NOTICE` how the
+others react: an exception of the connection, an exception of their own, or a silent exit.
+`BENCH_LINK` is the connection: sockets between all workers, or PyTorch's Gloo.
 """
 
 import os
@@ -76,7 +76,7 @@ def port_of(other: int) -> int:
                 return int(file.read())
         except FileNotFoundError:
             time.sleep(0.005)
-    raise TimeoutError(f"rank {other} does not come")
+    raise TimeoutError(f"rank {other} does not connect")
 
 
 def by_gloo() -> None:

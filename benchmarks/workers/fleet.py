@@ -4,8 +4,8 @@
 
 The coordinator has a process of its own. All agents are in this one: the real handshake, the real
 machine of a node's membership and heartbeats every second, but no asyncio and no workers, so that
-this side of it costs little. Both share the machine's cores; the coordinator's own CPU time is told
-besides. Answers with one line of JSON.
+this side costs little. Both share the machine's cores. Prints one line of JSON, with the
+coordinator's own CPU time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RUN_ID = "fleet"
 SILENCE_S, GRACE_S, BEAT_S = 5.0, 0.2, 1.0
 RESTARTS = 3
 PAUSE_S = 1.5  # Before each restart, unless given: a heartbeat and a half.
-# Agents of real hosts do not wait for each other in one interpreter: so many connect at a time.
+# How many connect at a time: agents of real hosts do not share an interpreter.
 IN_FLIGHT = 64
 READ_BYTES = 1 << 16
 CALL = b"\xa4call"  # In an acknowledgement that is a roll call.
@@ -75,7 +75,7 @@ class Agent:
         self.generation = -1
         self.beat = b""
         self.on_other: Callable[[Agent, bytes], None] | None = None
-        """Gets what is no concern of the machine."""
+        """Receives what does not concern the machine."""
         self.link = socket.socket()
 
     def connect(self, port: int) -> None:
@@ -85,7 +85,7 @@ class Agent:
         self.link.setblocking(False)  # noqa: FBT003 (the name says it)
 
     def read(self) -> bool:
-        """Take in what came; return whether the agent was told of a new generation."""
+        """Handle received data; return whether the agent learned of a new generation."""
         data = self.link.recv(READ_BYTES)
         if not data:
             raise SystemExit("the coordinator closed a connection")
@@ -157,7 +157,7 @@ class Fleet:
         self._through = 0  # Handshakes that are done.
 
     def form(self) -> float:
-        """Connect all agents; return when the last was told that it is a member."""
+        """Connect all agents; return when the last one learned that it is a member."""
         for agent in self.agents:
             agent.connect(self._port)
             self._by_fd[agent.link.fileno()] = agent
@@ -168,7 +168,7 @@ class Fleet:
         return self.told(0)
 
     def told(self, generation: int) -> float:
-        """Wait until all agents were told of a generation; return when that was."""
+        """Wait until all agents have learned of a generation; return the time."""
         while self._told.get(generation, 0) < len(self.agents):
             self._step(0.1)
         return time.monotonic()
@@ -248,7 +248,7 @@ def main() -> None:
         finally:
             os._exit(1)
     listener.close()
-    gc.disable()  # What this process does besides is to be little.
+    gc.disable()  # This process should do little else.
     try:
         fleet = Fleet(port, count, time.monotonic() + limit_s, token)
         found: object = measure(fleet, server, pause_s)

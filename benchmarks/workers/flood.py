@@ -1,12 +1,11 @@
-"""Strangers who flood a coordinator with connections, and an honest agent who wants in.
+"""Strangers who flood a coordinator with connections, and an honest agent that joins.
 
     flood.py {silent,byte,hello} CONNECTIONS ROUNDS [DESCRIPTORS [BACKLOG]]
 
-The strangers come from 127.0.0.2 and keep up so many connections: whichever is closed is opened
-again at once. They say nothing, one byte, or the first message of the handshake, and never more. The
-coordinator has a token, as many DESCRIPTORS as are given and a process of its own. Answers with one
-line of JSON: how long the honest agent took to be in, each time (null: it gave up), and how many
-connections a second the strangers opened meanwhile.
+The strangers connect from 127.0.0.2 and hold that many connections: a closed one is opened again at
+once. They send nothing, one byte, or the first message of the handshake. The coordinator has a token,
+DESCRIPTORS descriptors and its own process. Prints one line of JSON: how long the honest agent took
+each time (null: it gave up), and how many connections per second the strangers opened.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from holdfast.wire.handshake import ClientHandshake
 TOKEN = b"known to the honest alone"
 STRANGERS = "127.0.0.2"
 OPENED_AT_ONCE = 64
-BUILD_UP_S = 2.0  # Then the flood is as high as it gets.
+BUILD_UP_S = 2.0  # Then the flood has its full size.
 PAUSE_S = 0.5
-NO_WAIT = struct.pack("ii", 1, 0)  # For SO_LINGER: no port is held after the end.
+NO_WAIT = struct.pack("ii", 1, 0)  # For SO_LINGER: the ports are free at once.
 COUNT = struct.Struct("<q")
 PR_SET_PDEATHSIG = 1  # No process outlives this one.
 
 
 def attack(port: int, kind: str, wanted: int, told: int) -> None:
-    """Keep up so many connections until this process is killed; tell how many were ever opened."""
+    """Hold connections until this process is killed; send the number of opened ones."""
     first = {"silent": b"", "byte": b"\0", "hello": ClientHandshake(None).start()}[kind]
     poll = select.epoll()
     held: dict[int, socket.socket] = {}
@@ -78,7 +77,7 @@ def serve(listener: socket.socket, descriptors: int) -> None:
 
 
 async def knock(port: int, rounds: int) -> list[float | None]:
-    """Return how long an honest agent took, each time it wanted in."""
+    """Return how long an honest agent took to join, each time."""
     took: list[float | None] = []
     for _ in range(rounds):
         await asyncio.sleep(PAUSE_S)

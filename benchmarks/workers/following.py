@@ -1,8 +1,8 @@
-"""Follows a worker's log over the agent's own socket: how fast it comes.
+"""Measures how fast a worker's log arrives over the agent's own socket.
 
     following.py SOCKET RUN_ID BYTES
 
-Answers with one line of JSON once so much has come.
+Prints one line of JSON after BYTES bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.wire.control import Here, LogsQuery
 
 
 async def follow(path: str, run_id: str, size: int) -> float:
-    """Return how many seconds so many bytes took, from the first of them on."""
+    """Return the seconds from the first byte to the last."""
     begun, came = 0.0, 0
     async with await open_job(LocalJob(path=path, here=Here(run_id=run_id))) as client:
         async for lines in client.logs("", LogsQuery(follow=True)):

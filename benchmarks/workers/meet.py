@@ -1,8 +1,8 @@
-"""A worker that joins the process group again and again, as `init_process_group` does by `env://`.
+"""A worker that joins the process group repeatedly, as `init_process_group` does with `env://`.
 
-It stamps when it is ready to, as generation 0, and when it is in the group, as generation 1; when
-it is ready for the next time, as generation 2, and so on. Before each time it waits for a byte at
-the gate. Each time has a prefix of its own: the keys of the last would still be there.
+It stamps when it is ready, as generation 0, and when it is in the group, as generation 1; when it is
+ready again, as generation 2, and so on. Before each time it waits for a byte at the gate. Each time
+has its own key prefix.
 """
 
 import os
@@ -29,7 +29,7 @@ for number in range(int(os.environ["BENCH_TIMES"])):
         "gloo", store=distributed.PrefixStore(str(number), store), rank=rank, world_size=size
     )
     stamp(2 * number + 1)
-    distributed.barrier()  # Nobody leaves before all are in.
+    distributed.barrier()  # No worker leaves before all have joined.
     distributed.destroy_process_group()
     stamp(2 * number + 2)
 os._exit(0)

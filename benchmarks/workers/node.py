@@ -1,4 +1,4 @@
-"""A worker of a job over many nodes: it says that it started, where and as what, and holds on.
+"""A worker of a job over many nodes: it writes its node and rank when it starts, and waits.
 
 The clock is CLOCK_MONOTONIC, which all processes of a Linux machine share, so the starts of all
 nodes' workers can be compared. One short write to a FIFO is atomic.

@@ -1,4 +1,4 @@
-"""A worker that writes so many bytes of lines to its standard output, and then waits for its end."""
+"""A worker that writes many lines to stdout, and then waits to be stopped."""
 
 from __future__ import annotations
 

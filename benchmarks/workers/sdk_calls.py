@@ -34,7 +34,7 @@ def main() -> None:
     os.environ.update(pages.environment(0))
     names = {"worker": worker, "made_before": worker.section("forward and backward", timeout=60)}
     worker.heartbeat()
-    # As with a real agent: it has looked at the page, and will look again in a while.
+    # As with a real agent that has read the page and will read it again later.
     with worker.section("first", timeout=30):
         pages.take(time.monotonic())
     found = {"import_ms": IMPORT_NS / 1e6}

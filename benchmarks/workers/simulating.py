@@ -1,4 +1,4 @@
-"""Runs the simulator on a few seeds and prints how many steps it took in how many seconds.
+"""Runs the simulator on a few seeds and prints its steps and CPU time.
 
 simulating.py NODES MINUTES SEEDS PROFILE
 """
@@ -8,6 +8,9 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # The simulator is not installed.
 
 from simulator import simulate
 

@@ -1,7 +1,7 @@
-"""A worker that says when it reached its first line, and then holds on if it is told to.
+"""A worker that writes when it reached its first line, and then waits if asked to.
 
 The clock is CLOCK_MONOTONIC, which all processes of a Linux machine share. One short write to a
-FIFO is atomic, so the workers need no agreement among themselves.
+FIFO is atomic, so the workers need no lock.
 """
 
 from time import monotonic_ns

@@ -1,4 +1,4 @@
-"""A worker that imports torch, says when it has, and then holds on if it is told to."""
+"""A worker that imports torch, writes when it has, and then waits if asked to."""
 
 import os
 from time import monotonic_ns
@@ -16,5 +16,5 @@ assert torch.zeros(1).item() == 0
 if "BENCH_GATE" in os.environ:
     gate = os.open(os.environ["BENCH_GATE"], os.O_RDONLY)
     os.read(gate, 1)
-# Taking torch down takes as long as anything here, and is not what is measured.
+# The shutdown of torch takes long, and is not measured.
 os._exit(0)

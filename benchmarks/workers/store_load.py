@@ -1,10 +1,10 @@
-"""Real torch clients that keep a store busy; prints how many operations it did in a second.
+"""Real torch clients that keep a store busy; prints its operations per second.
 
     store_load.py {torchrun,holdfast} CLIENTS SECONDS
 
 The server has a process of its own: torch's C++ one, or ours in a thread as in an agent. Every
 client is a process with one connection, and does one operation after the other: set, get, add.
-`get` is two requests on the wire, as torch makes it. The answer is one line of JSON.
+torch's `get` is two requests. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
     peer, clients, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     port_read, port_write = os.pipe()
     server = fork(lambda: serve(peer, port_write))
-    os.close(port_write)  # Or a server that fails would be waited for.
+    os.close(port_write)  # Otherwise a failing server would block.
     (port,) = struct.unpack("<i", os.read(port_read, 4))
     go_read, go_write = os.pipe()
     said_read, said_write = os.pipe()
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def fork(run: Callable[[], None]) -> int:
-    """Run something in a child that does not outlive this process."""
+    """Run a function in a child that exits with this process."""
     pid = os.fork()
     if pid == 0:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -78,7 +78,7 @@ def serve(peer: str, port_write: int) -> None:
 
 
 def load(port: int, name: int, seconds: float, go_read: int, said_write: int) -> None:
-    """Do operations for so long, then say how many it were."""
+    """Do operations for that long, then send their number."""
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     key = f"key{name}"
     store.set(key, VALUE)

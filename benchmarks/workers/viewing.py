@@ -1,9 +1,9 @@
-"""What `holdfast top` costs: its own CPU time while it shows a job of many ranks, all of which go on.
+"""The CPU time of `holdfast top` while it shows a job of many ranks that all make steps.
 
     viewing.py NODES RANKS_PER_NODE EVERY_S UPDATES
 
-It draws into a terminal of its own, of 80 columns and 24 lines, that nobody looks at. Again and again it
-is given what a coordinator would send: the message is decoded, taken into the model, and shown.
+It draws into a pseudo-terminal of 80 columns and 24 lines. It repeatedly receives what a coordinator
+would send: the message is decoded, added to the model, and shown.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from holdfast.control.job_client import JobClient
     from holdfast.control.live_job import LiveJob
 
-UNMEASURED = 3  # The first updates: until the screen is there, and rates are known.
+UNMEASURED = 3  # The first updates, until the screen and the rates exist.
 STEPS_PER_S = 10.0
 
 
 def message(at_s: float, nodes: int, size: int, speeds: list[float]) -> bytes:
-    """Return the state of a job after so long."""
+    """Return the state of a job after that time."""
     reports = [
         NodeReport(
             run_id="bench",
@@ -51,7 +51,7 @@ def message(at_s: float, nodes: int, size: int, speeds: list[float]) -> bytes:
             incarnation=1,
             state="running",
             generation=0,
-            running_s=at_s,
+            useful_s=at_s,
             elapsed_s=at_s,
             workers=[
                 WorkerReport(

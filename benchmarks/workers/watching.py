@@ -1,10 +1,9 @@
-"""People who watch a fleet of agents: what a status takes, and what subscribers cost the coordinator.
+"""Watches a fleet of agents: the time of a status, and what subscribers cost the coordinator.
 
     watching.py AGENTS SUBSCRIBERS SECONDS
 
-The fleet is that of `fleet.py`; its agents report as they are asked to, each about eight workers. The
-subscribers are in a process of their own, and have asked for events and for the state of the job. Answers
-with one line of JSON.
+The fleet is that of `fleet.py`; each agent reports eight workers. The subscribers are in their own
+process, and have subscribed to events and to the state of the job. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class WatchedFleet(Fleet):  # type: ignore[misc]
 
 
 async def ask(port: int) -> list[float]:
-    """Return how long statuses took, in seconds."""
+    """Return the durations of statuses, in seconds."""
     place = Endpoint(host="127.0.0.1", port=port, run_id=RUN_ID)
     took = []
     async with await open_job(place) as client:
@@ -101,7 +100,7 @@ async def ask(port: int) -> list[float]:
 
 
 async def subscribe(port: int, count: int) -> None:
-    """Follow the events of a job, so many times, and ask for its workers now and then."""
+    """Subscribe many times to the events of a job, and request its workers from time to time."""
     place = Endpoint(host="127.0.0.1", port=port, run_id=RUN_ID)
 
     async def follow() -> None:
@@ -152,7 +151,7 @@ def main() -> None:
             fleet.rest(0.05)
         children.remove(asking)
         statuses = json.loads(os.read(told, 1 << 16))
-        fleet.rest(12.0)  # Until nobody watches any more.
+        fleet.rest(12.0)  # Until there is no subscriber.
         cpu_s = cpu_s_of(server)
         fleet.rest(seconds)
         alone = (cpu_s_of(server) - cpu_s) / seconds

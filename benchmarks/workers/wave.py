@@ -1,10 +1,10 @@
-"""Many rendezvous handlers that join one round at the same moment; prints how long that took.
+"""Many rendezvous handlers that join one round at the same moment; prints the duration.
 
     wave.py {torchrun,holdfast} HANDLERS PROCESSES LIMIT_S
 
-The handlers are spread over a few processes, a thread each, as a machine with few cores allows; the
-server is in a process of its own. All settings are the defaults; `HOLDFAST_TOKEN` may be set. The clock runs from the first
-call of `next_rendezvous` to the last return; the answer is one line of JSON.
+The handlers are threads of a few processes; the server has its own process. All settings are the
+defaults; `HOLDFAST_TOKEN` may be set. The clock runs from the first call of `next_rendezvous` to the
+last return. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def main() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     share = [handlers // processes + (one < handlers % processes) for one in range(processes)]
-    # Each gets a pair of pipes: one tells it to connect and to go, the other takes its answers.
+    # Each gets two pipes: one for commands, one for responses.
     children = [Child(make, port, handlers, count) for count in share]
     server = serve(port)
     for child in children:
         os.write(child.orders, b"c")
     if not all(child.is_ready(limit_s) for child in children):
-        sys.exit("not all handlers could be made")
+        sys.exit("could not create all handlers")
     began = time.monotonic()
     for child in children:
         os.write(child.orders, b"g")
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 class Child:
-    """A process with its share of the handlers."""
+    """A process with some of the handlers."""
 
     def __init__(self, make: Callable[[int, int], Any], port: int, whole: int, count: int) -> None:
         self.count = count
@@ -99,7 +99,7 @@ class Child:
 
 
 def run_handlers(handlers: list[Any], orders: int, said: int) -> None:
-    """Let all handlers join when the order comes; hold on until this process is killed."""
+    """Let all handlers join on command; wait until this process is killed."""
 
     def join(handler: Any) -> None:
         called = time.monotonic_ns()
@@ -119,7 +119,7 @@ def run_handlers(handlers: list[Any], orders: int, said: int) -> None:
 
 
 def of_torch() -> tuple[Callable[[int], Any], Callable[[int, int], Any]]:
-    """Return what makes torch's store and its handlers."""
+    """Return factories of torch's store and handlers."""
     from torch.distributed import TCPStore
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
@@ -138,7 +138,7 @@ def of_torch() -> tuple[Callable[[int], Any], Callable[[int, int], Any]]:
 
 
 def of_holdfast() -> tuple[Callable[[int], Any], Callable[[int, int], Any]]:
-    """Return what makes Holdfast's coordinator and its handlers."""
+    """Return factories of Holdfast's coordinator and handlers."""
     import asyncio
 
     from holdfast.coordinator.server import CoordinatorServer
@@ -148,7 +148,7 @@ def of_holdfast() -> tuple[Callable[[int], Any], Callable[[int, int], Any]]:
     from holdfast.rendezvous.registry import get_rendezvous_handler
 
     async def forever(listener: socket.socket) -> None:
-        token = load_token(os.environ)  # Which the handlers have too.
+        token = load_token(os.environ)  # The handlers have it too.
         server = CoordinatorServer(listener, silence_s=5.0, grace_s=0.2, token=token)
         await asyncio.Event().wait()
         del server

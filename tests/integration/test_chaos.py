@@ -14,12 +14,12 @@ from chaos.rules import violations
 if TYPE_CHECKING:
     from pathlib import Path
 
-# A worker fails, a machine is cut off, and an agent is killed meanwhile.
+# A worker fails, a machine is cut off, and an agent is killed during that.
 FAULTS = [(0.0, "fail worker", 0, 0.0), (0.3, "cut machine", 1, 1.0), (0.6, "kill agent", 2, 0.0)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_job_under_chaos_breaks_no_rule(tmp_path: Path, backend: str) -> None:
+def test_job_under_chaos_breaks_no_rule(tmp_path: Path, backend: str) -> None:
     reason = missing()
     if reason:
         pytest.skip(reason)
@@ -31,8 +31,8 @@ def test_a_job_under_chaos_breaks_no_rule(tmp_path: Path, backend: str) -> None:
     assert violations(record) == []
 
 
-# Most members are killed again and again, which costs nothing; then a machine comes back with nothing
-# while another is cut off.
+# The majority of members is killed repeatedly, which costs nothing; then a machine returns empty while
+# another is cut off.
 HA_FAULTS = [
     *[(0.1 * number, "kill member", number % 2, 0.0) for number in range(10)],
     (0.0, "replace machine", 1, 0.5),
@@ -40,7 +40,7 @@ HA_FAULTS = [
 ]
 
 
-def test_a_job_with_ha_under_chaos_breaks_no_rule(tmp_path: Path) -> None:
+def test_job_with_ha_under_chaos_breaks_no_rule(tmp_path: Path) -> None:
     reason = missing()
     if reason:
         pytest.skip(reason)

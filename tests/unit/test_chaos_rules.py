@@ -1,4 +1,4 @@
-"""The rules of chaos jobs find what is wrong, in ledgers written by hand."""
+"""The rules of chaos jobs find violations in ledgers written by hand."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def record(
     return Record(read_ledger(ledger.splitlines()), [*faults], [*ends], [*left], stalled)
 
 
-def test_a_good_job_breaks_no_rule() -> None:
+def test_good_job_breaks_no_rule() -> None:
     assert violations(record()) == []
 
 
@@ -41,23 +41,26 @@ def test_a_good_job_breaks_no_rule() -> None:
         (record(GOOD + "2030000000 start 1 14 1 3 1 1 2"), "generations agree"),
         (record(GOOD + "2030000000 start 2 14 1 2 1 1 2"), "generations agree"),
         (record(GOOD + "2030000000 start 2 14 5 2 2 1 3"), "generations agree"),
-        (record(GOOD + "2030000000 start 0 14 0 2 0 1 2"), "generations only grow"),
-        (record(GOOD + "2030000000 start 0 14 0 2 2 1 1"), "generations only grow"),
-        (record(GOOD + "2030000000 start 0 14 0 2 2 0 3"), "generations only grow"),
-        (record(GOOD + "2030000000 saving 1 11 1 2 0 0 1"), "one generation at a time"),
+        (record(GOOD + "2030000000 start 0 14 0 2 0 1 2"), "numbers do not decrease"),
+        (record(GOOD + "2030000000 start 0 14 0 2 2 1 1"), "numbers do not decrease"),
+        (record(GOOD + "2030000000 start 0 14 0 2 2 0 3"), "numbers do not decrease"),
+        (record(GOOD + "2030000000 saving 1 11 1 2 0 0 1"), "generations do not overlap"),
         (record(faults=()), "restarts are failures"),
-        (record(stalled="it stands still"), "job goes on"),
-        (record(ends=(End(0, None, "", ""),)), "job goes on"),
-        (record(ends=(End(0, 70, "", "x"),)), "ends are honest"),
-        (record(ends=(End(0, 1, "", "Traceback (most recent call last)"),)), "ends are honest"),
+        (record(stalled="it stands still"), "job continues"),
+        (record(ends=(End(0, None, "", ""),)), "job continues"),
+        (record(ends=(End(0, 70, "", "x"),)), "exits are documented"),
+        (
+            record(ends=(End(0, 1, "", "Traceback (most recent call last)"),)),
+            "exits are documented",
+        ),
         (record(left=("process 7",)), "nothing is left"),
     ],
 )
-def test_a_broken_rule_is_named(broken: Record, rule: str) -> None:
+def test_violation_names_the_rule(broken: Record, rule: str) -> None:
     assert rule in {one.partition(":")[0] for one in violations(broken)}
 
 
-def test_a_worker_that_was_frozen_may_do_one_step_more() -> None:
+def test_resumed_worker_may_make_one_more_step() -> None:
     late = GOOD + "2030000000 step 1 11 1 2 0 0 1"
     freeze = Fault(1.5, "freeze machine", 1, 2.0)
     assert violations(record(late, (FAILURE, freeze))) == []
@@ -65,7 +68,7 @@ def test_a_worker_that_was_frozen_may_do_one_step_more() -> None:
     assert violations(record(late, (FAILURE, freeze._replace(until_s=1.0))))
 
 
-def test_a_seed_is_one_plan() -> None:
+def test_seed_determines_the_plan() -> None:
     assert make_plan(3) == make_plan(3)
     assert len({str(make_plan(seed)) for seed in range(50)}) > 40
 
@@ -94,7 +97,7 @@ def training(
     return job._replace(looks=tuple(read_looks((LOOKS + looks).splitlines())))
 
 
-def test_a_good_job_with_ha_breaks_no_rule() -> None:
+def test_good_job_with_ha_breaks_no_rule() -> None:
     assert violations(training("2000000000 step 0 12 0 1 1 0 2 2")) == []
     killed = End(0, -9, "kill machine", "")
     assert violations(training(ends=(killed,))) == []
@@ -116,23 +119,23 @@ def test_a_good_job_with_ha_breaks_no_rule() -> None:
         ),
     ],
 )
-def test_a_rule_of_ha_that_is_broken_is_named(broken: Record, rule: str) -> None:
+def test_violation_with_ha_names_the_rule(broken: Record, rule: str) -> None:
     assert {one.partition(":")[0] for one in violations(broken)} == {rule}
 
 
-def test_a_machine_that_was_frozen_for_long_may_cost_a_generation() -> None:
+def test_long_freeze_may_cost_a_generation() -> None:
     start = "2000000000 start 0 12 0 1 1 0 2 0"
     assert violations(training(start, faults=(Fault(1.1, "freeze machine", 1, 11.1),))) == []
 
 
-def test_every_kind_of_fault_meets_every_machine() -> None:
+def test_every_kind_of_fault_hits_every_machine() -> None:
     faults = ha.make_plan(5, 43).faults
     met = {(kind, number, length if "freeze" in kind else 0) for _, kind, number, length in faults}
     assert len(met) == len(faults) == 43
     assert ha.make_plan(5, 43) == ha.make_plan(5, 43)
 
 
-def test_with_default_settings_a_node_that_is_cut_off_may_run_on() -> None:
+def test_node_that_is_cut_off_may_keep_running_with_default_settings() -> None:
     late = record(GOOD + "2030000000 step 1 11 1 2 0 0 1")
     cut = Fault(1.5, "cut machine", 1, 5.0)
     assert violations(late._replace(faults=[FAILURE, cut]))

@@ -25,20 +25,18 @@ RESTART = Metric("restart", "a restart", "s", (Target("torchrun", 8),))
         ([1, NEVER], Summary(2, NEVER, 1, NEVER, 1, NEVER)),
     ],
 )
-def test_a_summary_takes_samples_that_never_came_for_the_slowest(
-    samples: list[float], summary: Summary
-) -> None:
+def test_missing_samples_count_as_slowest(samples: list[float], summary: Summary) -> None:
     assert Summary.of(samples) == summary
 
 
-def test_the_table_says_never_and_how_long_was_waited() -> None:
+def test_table_shows_never_with_time_limit() -> None:
     measured = Result(LOSS, {"torchrun": [NEVER], "holdfast": [0.5]})
     line = table.medians([measured]).splitlines()[2]
     cells = [cell.strip() for cell in line.split("|")[1:-1]]
     assert cells == ["a node lost (s)", "never (> 30)", "0.5", "-", "-", "-", "at most 1 s", "yes"]
 
 
-def test_one_sample_that_never_came_misses_a_limit() -> None:
+def test_one_missing_sample_misses_a_limit() -> None:
     measured = Result(LOSS, {"holdfast": [0.5, NEVER, 0.5]})
     assert [one.reached for one in measured.verdicts()] == [False]
 
@@ -47,14 +45,14 @@ def test_one_sample_that_never_came_misses_a_limit() -> None:
     ("torchrun", "holdfast", "reached"),
     [(NEVER, 1.0, True), (9.0, NEVER, False), (NEVER, NEVER, None)],
 )
-def test_a_ratio_knows_who_never_came(
+def test_ratio_handles_missing_samples(
     torchrun: float, holdfast: float, reached: bool | None
 ) -> None:
     measured = Result(RESTART, {"torchrun": [torchrun], "holdfast": [holdfast]})
     assert [one.reached for one in measured.verdicts()] == [reached]
 
 
-def test_what_never_came_is_a_word_in_json() -> None:
+def test_missing_samples_are_a_word_in_json() -> None:
     told = Result(LOSS, {"torchrun": [NEVER, NEVER], "holdfast": [0.5]}).as_json()
     read = json.loads(json.dumps(told, allow_nan=False))
     assert read["samples"]["torchrun"] == ["never", "never"]
@@ -63,6 +61,6 @@ def test_what_never_came_is_a_word_in_json() -> None:
 
 
 @pytest.mark.parametrize(("speeds", "reached"), [([90, 100, 110], True), ([90, 99, 200], False)])
-def test_a_floor_is_held_against_the_median(speeds: list[float], reached: bool) -> None:
+def test_lower_limit_applies_to_the_median(speeds: list[float], reached: bool) -> None:
     floor = Metric("steps", "a simulator", "steps/s", (Target("floor", 100),))
     assert [one.reached for one in Result(floor, {"holdfast": speeds}).verdicts()] == [reached]

@@ -77,7 +77,7 @@ def job(lab: Bench) -> Iterator[Nodes]:
         yield nodes
 
 
-def test_a_job_has_formed_when_every_worker_of_every_agent_started(job: Nodes) -> None:
+def test_job_has_formed_when_every_worker_started(job: Nodes) -> None:
     agents = job.start(2)
     starts = job.formed(2, within_s=WITHIN_S)
     assert sorted(start.node for start in starts) == [0, 0, 1, 1]
@@ -85,7 +85,7 @@ def test_a_job_has_formed_when_every_worker_of_every_agent_started(job: Nodes) -
     assert all(start.reached_ns > agents[0].started_ns for start in starts)
 
 
-def test_only_starts_after_the_change_and_in_the_new_world_count(job: Nodes) -> None:
+def test_only_starts_after_the_change_with_the_new_world_size_count(job: Nodes) -> None:
     agents = job.start(2)
     job.formed(2, within_s=WITHIN_S)
     killed_ns = time.monotonic_ns()
@@ -96,7 +96,7 @@ def test_only_starts_after_the_change_and_in_the_new_world_count(job: Nodes) -> 
         job.wait_for([agents[1]], world=2, within_s=0.1)
 
 
-def test_waiting_ends_when_an_agent_ends(job: Nodes) -> None:
+def test_wait_fails_when_an_agent_exits(job: Nodes) -> None:
     agents = job.start(2)
     job.formed(2, within_s=WITHIN_S)
     killed_ns = agents[0].kill()
@@ -104,27 +104,27 @@ def test_waiting_ends_when_an_agent_ends(job: Nodes) -> None:
         job.wait_for(agents, since_ns=killed_ns, within_s=WITHIN_S)
 
 
-def test_workers_that_are_let_go_end_their_agents(job: Nodes) -> None:
+def test_agents_exit_when_their_workers_are_released(job: Nodes) -> None:
     agents = job.start(2)
     job.formed(2, within_s=WITHIN_S)
     job.let_go()
     assert [agent.wait(WITHIN_S) for agent in agents] == [0, 0]
 
 
-def test_what_agents_said_is_in_the_error(job: Nodes) -> None:
+def test_error_contains_the_output_of_agents(job: Nodes) -> None:
     job.add(env={"HF_PORT": "no number"})
     with pytest.raises(BenchmarkError, match="invalid literal for int"):
         job.formed(1, within_s=WITHIN_S)
 
 
-def test_the_agent_that_listens_on_the_endpoint_is_found(job: Nodes) -> None:
+def test_finds_the_agent_that_listens_on_the_endpoint(job: Nodes) -> None:
     job.add()
     hosting = job.add(env={"HF_PORT": str(job.port)})
     job.formed(2, within_s=WITHIN_S)
     assert job.host() is hosting
 
 
-def test_a_connection_is_found_by_the_port_of_its_peer() -> None:
+def test_finds_a_connection_by_the_port_of_its_peer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert not sockets(ESTABLISHED, port, of_peer=True) & open_files(os.getpid())
@@ -133,5 +133,5 @@ def test_a_connection_is_found_by_the_port_of_its_peer() -> None:
         assert sockets(LISTENING, port) & open_files(os.getpid())
 
 
-def test_a_free_port_can_be_bound() -> None:
+def test_free_port_can_be_bound() -> None:
     socket.create_server(("127.0.0.1", free_port())).close()

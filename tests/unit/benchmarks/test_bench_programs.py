@@ -1,4 +1,4 @@
-"""The programs that rows of Holdfast's own parts run: small sizes, to see that they still fit."""
+"""The programs of rows about Holdfast's own parts run with small sizes."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ def run(program: str, *words: object) -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_fleet_forms_and_is_told_of_every_restart() -> None:
+def test_fleet_forms_and_learns_of_every_restart() -> None:
     found = run("fleet.py", 20, 30, 0)
     assert found["formed_s"] > 0
     assert [took_s > 0 for took_s in found["restarts_s"]] == [True] * 3
 
 
-def test_a_fleet_without_time_has_no_figures() -> None:
+def test_fleet_without_time_has_no_figures() -> None:
     assert run("fleet.py", 20, 0, 0) is None
 
 
-def test_a_fleet_is_watched() -> None:
+def test_fleet_can_be_watched() -> None:
     found = run("watching.py", 10, 2, 0.2)
     assert found["status_s"] > 0
     assert found["core_watched"] > 0
 
 
-def test_a_job_is_viewed() -> None:
+def test_top_shows_a_job() -> None:
     assert run("viewing.py", 2, 2, 0.05, 3)["core"] > 0
 
 
-def test_a_wave_of_handlers_joins_one_round() -> None:
+def test_many_handlers_join_one_round() -> None:
     found = run("wave.py", "holdfast", 5, 2, 30)
     assert (found["done"], found["of"]) == (5, 5)
     assert found["took_s"] > 0
 
 
 @pytest.mark.parametrize("kind", ["silent", "byte", "hello"])
-def test_an_agent_is_in_while_strangers_keep_up_connections(kind: str) -> None:
+def test_agent_joins_while_strangers_hold_connections(kind: str) -> None:
     found = run("flood.py", kind, 300, 2)
     assert None not in found["in_s"]
     assert len(found["in_s"]) == 2
@@ -61,5 +61,5 @@ def test_the_simulator_counts_its_steps() -> None:
 
 
 @pytest.mark.torch
-def test_clients_of_torch_keep_our_store_busy() -> None:
+def test_torch_clients_use_the_store() -> None:
     assert run("store_load.py", "holdfast", 2, 0.2)["per_s"] > 0

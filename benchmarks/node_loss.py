@@ -1,8 +1,8 @@
 """Rows about losing a node: killed, stopped, or replaced by a standby.
 
-The node that is lost is never the one that listens on the endpoint: with torchrun, losing that one
-ends the job. The clock stops when the last worker of the nodes that are left is in user code, in a
-world of the new size.
+The lost node is never the one that listens on the endpoint: with torchrun, losing that one ends the
+job. The clock stops when the last worker of the remaining nodes runs user code, with the new world
+size.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from benchmarks.figures import NEVER
-from benchmarks.gathering import NS_PER_S, WORKAROUND, WORKERS
+from benchmarks.joining import NS_PER_S, WORKAROUND, WORKERS
 from benchmarks.launching import BenchmarkError
 from benchmarks.nodes import Nodes, NotReached
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from benchmarks.launching import Lab, Samples
     from benchmarks.nodes import Agent
 
-# Twice the time after which torchrun's rendezvous itself holds a silent node for dead.
+# Twice the time after which torchrun's rendezvous considers a silent node dead.
 LOSS_S_MAX = 30.0
 CONNECT_S_MAX = 30.0
 LOOK_AGAIN_S = 0.02
-# A standby that has connected has been put on the list of those who wait by then.
+# By then, a standby that has connected is on the waiting list.
 LISTED_S = 2.0
 
 
@@ -36,7 +36,7 @@ def measure_killed(lab: Lab, launcher: str) -> Samples:
 
 
 def measure_stopped(lab: Lab, launcher: str) -> Samples:
-    """SIGSTOP one of three agents of `2:3`: its connections stay, but it says nothing."""
+    """SIGSTOP one of three agents of `2:3`: its connections stay, but it is silent."""
     return {"stopped": [_loss_s(lab, launcher, lambda agent: agent.send(signal.SIGSTOP))]}
 
 

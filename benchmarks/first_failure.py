@@ -1,8 +1,8 @@
-"""`python -m benchmarks.blaming`: in how many jobs is the worker named that failed first?
+"""`python -m benchmarks.first_failure`: how often the report names the worker that failed first.
 
-In each job one worker fails and the others fail of it within milliseconds. Every node's report is
-read; a job counts as named if all of them name the worker that was first, as narrowed down if they
-say that it is one of some among which it is, and else as wrong.
+In each job one worker fails and the others fail because of it within milliseconds. A job counts as
+named if the reports of all nodes name the first worker, as narrowed down if they list it among
+several, and otherwise as wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NAMED, NARROWED, WRONG = "named", "one of", "wrong"
 
 
 class Case(NamedTuple):
-    """What is done in one job."""
+    """What happens in one job."""
 
     kind: str
     link: str
@@ -177,7 +177,7 @@ def _table(tables: dict[tuple[str, ...], Counter[str]]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.blaming", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.first_failure", description=__doc__)
     parser.add_argument("--jobs", type=int, default=200, help="of each kind (200)")
     parser.add_argument("--seed", type=int, default=0, help="of the first job (0)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])

@@ -12,19 +12,19 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from benchmarks.gathering import NS_PER_S
+from benchmarks.joining import NS_PER_S
 from benchmarks.nodes import Nodes
 
 if TYPE_CHECKING:
     from benchmarks.launching import Lab, Samples
 
 KILLS = 5
-# A launcher that looks every second is met at any point of its interval.
+# The kill happens at any point of a polling interval of one second.
 PAUSE_S = (0.5, 1.5)
 
 
 def measure_restart(count: int, lab: Lab, launcher: str) -> Samples:
-    """Kill workers, one after the other, of as many agents with one worker each."""
+    """Kill workers of several agents, one after the other."""
     samples = []
     nnodes = f"{count}:{count}"
     with Nodes(lab, launcher, nnodes, flags=("--max-restarts", str(KILLS))) as job:

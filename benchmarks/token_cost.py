@@ -1,8 +1,7 @@
-"""The row about sealed messages: the same with a token and without, Holdfast alone.
+"""The row about the cost of a token: the same with a token and without, Holdfast only.
 
-Both take turns in one run, and what is compared are their medians. Two agents are real ones, with
-workers; a thousand are those of `workers/fleet.py`. On loopback no token is needed, so the
-agents without one have none.
+Both take turns in one run, and their medians are compared. Two agents are real ones with workers; a
+thousand are those of `workers/fleet.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ TOKEN = "of-a-fleet-0123456789abcdef"
 FLEET_PAUSE_S = 0.2
 
 
-def measure_sealed(lab: Lab, _: str) -> Samples:
+def measure_token_cost(lab: Lab, _: str) -> Samples:
     """A start, a restart, and a round of 1,000 agents: with a token / without."""
     starts = _in_turns(STARTS, lambda sealed: [form_s(lab, 2, _flags(sealed=sealed))])
     restarts = _in_turns(JOBS, lambda sealed: restart_s(lab, 2, _flags(sealed=sealed)))

@@ -14,12 +14,12 @@ PROCESSES = 8
 WAVE_S_MAX = 120.0
 # For the imports and the connections, which are not measured.
 SET_UP_S_MAX = 90.0
-# torch asks for the name of each client's address; where DNS is slow this need not take minutes.
+# torch looks up the name of each client; this limits the time if DNS is slow.
 QUICK_NAMES = {"RES_OPTIONS": "timeout:1 attempts:1"}
 
 
 def measure_wave(handlers: int, lab: Lab, launcher: str) -> Samples:
-    """Let so many handlers join one round."""
+    """Let many handlers join one round."""
     words = (launcher, handlers, PROCESSES, int(WAVE_S_MAX))
     limit_s = WAVE_S_MAX * 2 + SET_UP_S_MAX
     took_s = lab.figures_of("wave.py", words, limit_s, QUICK_NAMES)["took_s"]

@@ -1,7 +1,7 @@
-"""Rows about coming together: a job of `2:3` forms, and a third node joins it.
+"""Rows about joining: a job of `2:3` forms, and a third node joins it.
 
-With the default settings, and with the settings that make torchrun quick: a last call of 1 s, and
-its way around a defect by which a node that joins ends the job.
+With the default settings, and with settings that make torchrun fast: a last call of 1 s, and the
+workaround for a defect by which a joining node ends the job.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 WORKERS = 2
 NS_PER_S = 1e9
-# torchrun's default last call takes 30 s; what comes later than this does not come.
+# torchrun's default last call takes 30 s.
 FORM_S_MAX = 90.0
-# torchrun ends the job 60 s after the third agent came.
+# torchrun ends the job 60 s after the third agent started.
 JOIN_S_MAX = 75.0
 QUICK_CONF = {"last_call_timeout": 1}
 WORKAROUND = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -37,14 +37,14 @@ def measure_form_quick(lab: Lab, launcher: str) -> Samples:
 
 
 def measure_join(lab: Lab, launcher: str) -> Samples:
-    """A third agent comes to two of `2:3`, with the default settings."""
+    """A third agent joins two of `2:3`, with the default settings."""
     with Nodes(lab, launcher, "2:3", workers=WORKERS) as job:
         _form_s(job)
         return {"join": [_join_s(job)]}
 
 
 def measure_join_quick(lab: Lab, launcher: str) -> Samples:
-    """The same with a last call of 1 s, and for torchrun in the way that works."""
+    """The same with a last call of 1 s, and the workaround for torchrun."""
     with Nodes(
         lab, launcher, "2:3", workers=WORKERS, conf=QUICK_CONF, env=WORKAROUND
     ) as job:  # fmt: skip

@@ -1,8 +1,8 @@
-"""Rows about people who watch a job: what a status takes, what subscribers and views cost, how fast
-logs come.
+"""Rows about watching a job: the time of a status, the cost of subscribers and views, the speed of
+logs.
 
-`workers/watching.py`, `viewing.py` and `following.py` do the work. That a job which nobody watches pays
-nothing shows in the rows of starts and of waiting.
+`workers/watching.py`, `viewing.py` and `following.py` do the work. The rows of starts and of idling
+show that a job without watchers pays nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LOOK_AGAIN_S = 0.05
 END_S_MAX = 10.0
 
 
-def measure_watching(lab: Lab, _: str) -> Samples:
-    """A status of many agents, and the coordinator's CPU time without and with subscribers."""
+def measure_status(lab: Lab, _: str) -> Samples:
+    """The status of many agents, and the coordinator's CPU time without and with subscribers."""
     found = lab.figures_of("watching.py", (AGENTS, SUBSCRIBERS, WINDOW_S), WATCHING_S_MAX)
     return {
         "status": [found["status_s"] * 1e3],
@@ -39,15 +39,15 @@ def measure_watching(lab: Lab, _: str) -> Samples:
     }
 
 
-def measure_viewing(lab: Lab, _: str) -> Samples:
-    """The CPU time of `holdfast top`, of a job with many ranks."""
+def measure_top(lab: Lab, _: str) -> Samples:
+    """The CPU time of `holdfast top` for a job with many ranks."""
     words = (VIEWED_NODES, VIEWED_RANKS, VIEWED_EVERY_S, VIEWED_UPDATES)
     found = lab.figures_of("viewing.py", words, VIEWING_S_MAX, {"TERM": "xterm-256color"})
     return {"core": [found["core"] * 100]}
 
 
-def measure_following(lab: Lab, launcher: str) -> Samples:
-    """How fast what a worker writes comes to one who follows it, by the agent's socket."""
+def measure_follow(lab: Lab, launcher: str) -> Samples:
+    """How fast a follower at the agent's socket receives a worker's output."""
     folder = lab.folder / "following"
     runtime = folder / "run"
     runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -76,4 +76,4 @@ def _socket_in(folder: Path, agent: subprocess.Popen[bytes]) -> str:
         if found:
             return str(found[0])
         time.sleep(LOOK_AGAIN_S)
-    raise BenchmarkError("the agent cannot be reached")
+    raise BenchmarkError("cannot connect to the agent")
