@@ -51,9 +51,6 @@ if TYPE_CHECKING:
             """The membership in a job of several nodes, or None if this agent decides alone."""
 
         @property
-        def standby_s(self) -> float: ...
-
-        @property
         def live_workers(self) -> dict[int, int]:
             """Process ids by local rank, of workers that have not exited."""
 
