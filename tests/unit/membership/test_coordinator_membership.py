@@ -235,7 +235,7 @@ def test_a_view_for_the_incarnation_before_is_not_shown() -> None:
     with started(one := one_node()):
         old = until(one, member)
         new = one.rejoin()
-        one._deliver(old)
+        one._mailbox.put(old)
         assert one.view is not old
         until(one, lambda view: view.incarnation == new)
 
