@@ -438,7 +438,7 @@ class Supervision(TableMachine):
         if action in ("drain", "undrain"):
             return "too-few-nodes", "the job has no other node"
         if action not in ("restart", "stop"):
-            return "unknown", f"{action!r} is not a request of this version of Holdfast"
+            return "unknown", f"{action!r} is not known to this version of Holdfast"
         if self.state is State.RUNNING:
             return "", ""
         if self.state in (State.LEAVING, State.DONE) or self.signum or self._stop_asked:
