@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.coordinator.places import LOOK_S
+from holdfast.coordinator.endpoint_list import PROBE_S
 from holdfast.core.limits import PLACES_MAX, REPORT_BYTES_MAX
 from holdfast.core.protocol import Action, Request
 from holdfast.core.rounds import drained_nodes
@@ -632,7 +632,7 @@ class FaultInjector:
         old.resume()
         for one in world.replaced:
             one.resume()
-            world.schedule(world.now + self._between(0.1, 2 * LOOK_S), self._find_out, one)
+            world.schedule(world.now + self._between(0.1, 2 * PROBE_S), self._find_out, one)
 
     def _find_out(self, old: Coordinator) -> None:
         world = self._world
@@ -641,7 +641,7 @@ class FaultInjector:
             world.note(old, "finds that it was replaced")
             old.die(host_too=False)
         elif old.alive:  # There is nobody to be found just now.
-            world.schedule(world.now + LOOK_S, self._find_out, old)
+            world.schedule(world.now + PROBE_S, self._find_out, old)
 
     def _coordinator_host(self) -> None:
         self._coordinator(host_too=True)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.cli.parser import CommandParser, Help
 from holdfast.coordinator.connect import CoordinatorConnector
-from holdfast.coordinator.places import FIRST_LOOK_S, Places
+from holdfast.coordinator.endpoint_list import FIRST_PROBE_S, EndpointList
 from holdfast.coordinator.server import CoordinatorServer
 from holdfast.coordinator.state_file import StateFile
 from holdfast.core.limits import PLACES_MAX
@@ -256,12 +256,12 @@ def _places(
     config: RendezvousConfig,
     ends: Sequence[tuple[str, int]],
     token: bytes | None,
-) -> Places:
+) -> EndpointList:
     """Return how to look for coordinators at the other endpoints, as an agent of the job would."""
     run_id = args.rdzv_id or "none"
     tls = config.tls_with(token, run_id)
     context = tls.for_client() if tls is not None else None
-    return Places(
+    return EndpointList(
         [
             CoordinatorConnector(
                 host,
@@ -289,7 +289,7 @@ def _serve(
     state: StateFile | None,
     *,
     place: int = 0,
-    places: Places | None = None,
+    places: EndpointList | None = None,
 ) -> None:
     where = format_endpoint(host, listener.getsockname()[1])
 
@@ -304,7 +304,9 @@ def _serve(
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, end, signum)
         if places is not None:
-            answers = await (places.others(place) if place else places.replaced_at(0, FIRST_LOOK_S))
+            answers = await (
+                places.others(place) if place else places.replaced_at(0, FIRST_PROBE_S)
+            )
             if answers:
                 raise EnvironmentProblem(
                     f"a coordinator answers at {answers}: none is needed at {where}"
@@ -348,7 +350,7 @@ def _serve(
         checking = loop.create_task(warn_of_name(host, port))  # Name servers may be slow.
         by = ""
 
-        async def watch(places: Places) -> None:
+        async def watch(places: EndpointList) -> None:
             nonlocal by
             by = await places.replaced(place)
             end(None)

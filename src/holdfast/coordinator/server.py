@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.coordinator.admission import HALF_OPEN_MAX, HANDSHAKE_S, Acceptor
-from holdfast.coordinator.kv import JobStores
+from holdfast.coordinator.job_stores import JobStores
 from holdfast.coordinator.operators import Operators
 from holdfast.coordinator.server_connection import (
     READ_BYTES,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.coordinator.connect import CoordinatorConnector
-from holdfast.coordinator.kv import DEFAULT_TIMEOUT_S, KeyValueStore
-from holdfast.coordinator.places import FIRST_LOOK_S, Places
+from holdfast.coordinator.endpoint_list import FIRST_PROBE_S, EndpointList
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.membership.coordinator_store import DEFAULT_TIMEOUT_S, CoordinatorStore
 from holdfast.membership.interface import ControlAccess
 from holdfast.membership.threaded import ThreadedMembership
 from holdfast.net import addresses, listening
@@ -68,7 +68,7 @@ class CoordinatorMembership(ThreadedMembership):
     This process runs the coordinator if it can bind the endpoint. If the coordinator exits and the endpoint is on this machine, the membership's thread binds it and
     runs the coordinator from then on. The other nodes connect to it and report the job's state. With
     `later` endpoints, the membership follows a coordinator that took over at one of them; such a
-    coordinator replaces the one here (`coordinator.places`).
+    coordinator replaces the one here (`coordinator.endpoint_list`).
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class CoordinatorMembership(ThreadedMembership):
         self.control = CoordinatorControl(self)
         self._host, self._port = endpoint_host, endpoint_port
         self._later = later
-        self._places: Places | None = None
+        self._endpoints: EndpointList | None = None
         self._watch: asyncio.Task[None] | None = None
         self._is_host, self._token, self._tls = is_host, token, tls
         self._grace_s, self._advertised_port = reconnect_grace_s, advertised_port
@@ -144,7 +144,7 @@ class CoordinatorMembership(ThreadedMembership):
 
     def _current(self) -> tuple[int, tuple[str, int]]:
         """Return the place of the current coordinator in the list of endpoints, and its endpoint."""
-        place = self._places.place if self._places is not None else 0
+        place = self._endpoints.place if self._endpoints is not None else 0
         return place, [(self._host, self._port), *self._later][place]
 
     def on_watch(self, watched: Callable[[Watch], None]) -> None:
@@ -164,8 +164,8 @@ class CoordinatorMembership(ThreadedMembership):
 
     # The job's store.
 
-    def store(self, scope: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> KeyValueStore:
-        return KeyValueStore(self, scope, timeout_s)
+    def store(self, scope: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> CoordinatorStore:
+        return CoordinatorStore(self, scope, timeout_s)
 
     def begin_call(self, call: StoreCall) -> Future[StoreResult]:
         answer: Future[StoreResult] = Future()
@@ -185,13 +185,13 @@ class CoordinatorMembership(ThreadedMembership):
         connector = self._connector(self._host, self._port, when_refused=when_refused)
         if self._later:
             ends = [(self._host, self._port), *self._later]
-            self._places = Places(
+            self._endpoints = EndpointList(
                 [self._connector(*one, place=place) for place, one in enumerate(ends)],
                 floor=lambda: self._session.session.place if self._session is not None else 0,
                 host=connector if self._may_host else None,
             )
             if self._listener is not None:
-                by = await self._places.replaced_at(0, FIRST_LOOK_S)
+                by = await self._endpoints.replaced_at(0, FIRST_PROBE_S)
                 if by:
                     self._listener.close()
                     self._listener = None
@@ -200,7 +200,7 @@ class CoordinatorMembership(ThreadedMembership):
             self._serve(self._listener, self._open_state())
         elif self._may_host:
             asyncio.get_running_loop().call_later(PREIMPORT_S, preimport_server)
-        self._session = self._drive(self._places or connector, self._timeouts, self._advice)
+        self._session = self._drive(self._endpoints or connector, self._timeouts, self._advice)
         return self._session
 
     def _connector(
@@ -254,12 +254,14 @@ class CoordinatorMembership(ThreadedMembership):
             state=state,
         )
         self.hosting = True
-        if self._places is not None:
-            self._watch = asyncio.get_running_loop().create_task(self._until_replaced(self._places))
+        if self._endpoints is not None:
+            self._watch = asyncio.get_running_loop().create_task(
+                self._until_replaced(self._endpoints)
+            )
 
-    async def _until_replaced(self, places: Places) -> None:
+    async def _until_replaced(self, endpoints: EndpointList) -> None:
         """Stop the coordinator here when another took over because this one was cut off."""
-        by = await places.replaced(0)
+        by = await endpoints.replaced(0)
         why = f"a coordinator took over at {by}"
         console.warning(f"{why}: stopping the one at {self.where} and joining there")
         server, self._server = self._server, None

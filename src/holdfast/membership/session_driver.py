@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from holdfast.coordinator.connect import ConnectFailed
-from holdfast.coordinator.kv import StoreCalls
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.limits import NAME_CHARS_MAX, REPORT_BYTES_MAX, SUMMARY_CHARS_MAX
 from holdfast.core.machine import TICK
@@ -31,6 +30,7 @@ from holdfast.core.session import (
     SessionEvent,
     StatusChanged,
 )
+from holdfast.membership.coordinator_store import StoreCalls
 from holdfast.membership.interface import JoinRefused, News
 from holdfast.net.deadline_timer import DeadlineTimer
 from holdfast.printable import one_line

@@ -13,9 +13,9 @@ from concurrent import futures
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.coordinator.kv import SLACK_S, KeyValueStore
 from holdfast.core.protocol import Failure, JobOutcome, NodePhase
 from holdfast.membership.coordinator import CoordinatorMembership
+from holdfast.membership.coordinator_store import SLACK_S, CoordinatorStore
 from holdfast.rendezvous.coordinator import CoordinatorHandler
 from holdfast.rendezvous.polled import RoundOver
 from holdfast.wire.handshake import FILE_VARIABLE, VARIABLE
@@ -86,7 +86,7 @@ class PluginNode(CoordinatorHandler):
             time.sleep(LOOK_S)
 
 
-class RoundKeys(KeyValueStore):
+class RoundKeys(CoordinatorStore):
     """The keys of a round, for as long as it lasts; then a call raises `RoundOver`."""
 
     def __init__(self, node: PluginNode, scope: str, timeout_s: float) -> None:

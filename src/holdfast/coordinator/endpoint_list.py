@@ -1,12 +1,12 @@
-"""Several endpoints in order: the coordinator is at the first, or where a person had it taken over.
+"""A list of endpoints, in order: the coordinator runs at the first, or where an operator moved it.
 
-A machine that is cut off looks the same as one that is gone, so no agent ever decides by itself that
-another one is to coordinate. It dials all endpoints, from the last one on at which it was connected: a
-coordinator takes over at a later place, never back at an earlier one (`core.coordinator`). At a later
-place only one that took over there answers.
+A machine that is cut off looks like one that failed, so no agent decides by itself that another machine
+takes over. An agent dials all endpoints, starting with the last one at which it was connected: a
+coordinator takes over at a later *place* in the list, never at an earlier one (`core.coordinator`). At a
+later place only a coordinator that took over there responds.
 
-Whoever coordinates looks at the later places before it begins and every `LOOK_S` from then on. If
-it finds that it was replaced, which means that it was cut off and somebody thought it dead, it ends.
+A coordinator probes the later places before it starts and every `PROBE_S` after that. If another has
+taken over, because this one was cut off and an operator considered it dead, it stops.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
     from holdfast.coordinator.connect import ClientConnection, CoordinatorConnector
 
-STAGGER_S = 0.05  # Later places are not dialled if an earlier one answers at once.
-LOOK_S = 5.0
-"""How often a coordinator looks whether it was replaced. Raising it lets one that was, and is back, go
-on for longer with the nodes that it still has."""
-FIRST_LOOK_S = 1.0
-"""How long that may take before it begins. Machines that are up answer at once; for one that is down
-nobody can wait longer than this, since it may stay so."""
+STAGGER_S = 0.05  # A later place is not dialled if an earlier one responds at once.
+PROBE_S = 5.0
+"""How often a coordinator checks whether it was replaced. A higher value lets a replaced one that is
+reachable again continue for longer with the nodes that it still has."""
+FIRST_PROBE_S = 1.0
+"""How long the first check may take. Machines that are up respond at once; one that is down may stay
+down."""
 
 
-class Places:
+class EndpointList:
     """A `Connector` to the coordinator at one of several endpoints.
 
-    `floor` returns the first place that may be dialled. `host` connects to the first one where nobody
-    listens any more, if this process may coordinate there; nobody must have taken over, then.
+    `floor` returns the first place that may be dialled. `host` connects to the first place when it
+    refuses connections, if this process may run the coordinator there and no other has taken over.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class Places:
         self._floor = floor
         self._host = host
         self.place = 0
-        """Where the last connection was made, or tried first."""
+        """The place of the last connection, or of the first one that was tried."""
 
     @property
     def suspicion(self) -> str:
-        """What seems wrong with the attempt that is under way; any thread may look."""
+        """What seems wrong with the attempt in progress; any thread may read it."""
         return self._connectors[self.place].suspicion
 
     async def connect(self) -> ClientConnection:
-        """Return a connection to the first that answers; or raise what was wrong at the first place."""
+        """Return a connection to the first that responds, or raise the problem at the first place."""
         floor = self._floor()
         try:
             connection, self.place = await first_of(self._connectors[floor:])
@@ -79,10 +79,10 @@ class Places:
         return format_endpoint(self._connectors[at].host, self._connectors[at].port)
 
     async def others(self, place: int) -> str:
-        """Return the endpoint at which somebody coordinates already, besides a place, or nothing.
+        """Return another endpoint at which a coordinator already runs, or nothing.
 
-        At the first it is enough that anybody listens: what does not answer now, or wants another
-        token, may all the same be the coordinator that is to be replaced.
+        At the first place any listener counts: one that does not respond, or wants another token, may
+        still be the coordinator that is about to be replaced.
         """
         others = [one for one in self._connectors if one.place != place]
         found = await asyncio.gather(*(one.connect() for one in others), return_exceptions=True)
@@ -101,14 +101,14 @@ class Places:
     async def replaced(self, place: int) -> str:
         """Wait until a coordinator has taken over from a place; return its endpoint."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            by = await self.replaced_at(place, LOOK_S)
+            await asyncio.sleep(PROBE_S)
+            by = await self.replaced_at(place, PROBE_S)
             if by:
                 return by
 
 
 async def first_of(connectors: Sequence[CoordinatorConnector]) -> tuple[ClientConnection, int]:
-    """Return the first connection that is there, and its place; raise as the first connector does."""
+    """Return the first connection that opens, and its place; raise as the first connector does."""
     loop = asyncio.get_running_loop()
 
     async def dial(turn: int, one: CoordinatorConnector) -> ClientConnection:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from certificates import make_ca, make_certificate
-from holdfast.coordinator import connect, places
+from holdfast.coordinator import connect, endpoint_list
 from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
-from holdfast.coordinator.places import Places
+from holdfast.coordinator.endpoint_list import EndpointList
 from holdfast.core.limits import TERMS_PER_PLACE
 from holdfast.etcd.runner import hold_port
 from holdfast.net.tls import TlsFiles
@@ -37,10 +37,10 @@ async def test_only_one_that_took_over_answers_at_a_later_place() -> None:
             assert caught.value.reached
             assert not caught.value.permanent
         found = [one.connector(place=place) for place, one in enumerate((first, another, third))]
-        from_the_second = Places(found, floor=lambda: 1)
+        from_the_second = EndpointList(found, floor=lambda: 1)
         (await from_the_second.connect()).abort()
         assert from_the_second.place == 2
-        from_the_first = Places(found, floor=lambda: 0)
+        from_the_first = EndpointList(found, floor=lambda: 0)
         (await from_the_first.connect()).abort()
         assert from_the_first.place == 0
         assert await from_the_first.replaced_at(0, 20) == f"{LOCAL}:{third.port}"
@@ -51,9 +51,9 @@ async def test_only_one_that_took_over_answers_at_a_later_place() -> None:
 
 @in_loop
 async def test_a_search_leaves_no_connection_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "STAGGER_S", 0.0)
+    monkeypatch.setattr(endpoint_list, "STAGGER_S", 0.0)
     async with serving() as first, serving(place=1) as second:
-        found = Places([first.connector(), second.connector(place=1)], floor=lambda: 0)
+        found = EndpointList([first.connector(), second.connector(place=1)], floor=lambda: 0)
         connection = await found.connect()
         await soon(lambda: first.server.connections + second.server.connections == 1)
         connection.abort()
@@ -77,7 +77,7 @@ async def test_whoever_listens_at_the_first_place_is_there(monkeypatch: pytest.M
         async with serving(token=b"another") as other, serving(place=1) as own:
             for port in (other.port, mute.getsockname()[1]):
                 first = CoordinatorConnector(LOCAL, port, run_id="job")
-                found = Places([first, own.connector(place=1)], floor=lambda: 0)
+                found = EndpointList([first, own.connector(place=1)], floor=lambda: 0)
                 assert f"{LOCAL}:{port}" in await found.others(1)
 
 
@@ -131,7 +131,7 @@ def test_a_coordinator_that_was_replaced_gives_way(
     ports: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody comes to its place again, also when the other is away for a moment."""
-    monkeypatch.setattr(places, "LOOK_S", 0.05)
+    monkeypatch.setattr(endpoint_list, "PROBE_S", 0.05)
     with started(*(nodes := [listed(ports, name) for name in "ab"])):
         for one in nodes:
             until(one, member)

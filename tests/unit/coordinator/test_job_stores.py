@@ -1,15 +1,13 @@
-"""What tests/integration cannot show: limits, waits, and connections that break."""
+"""The stores of a coordinator: limits and waits."""
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from holdfast.coordinator import kv
-from holdfast.coordinator.kv import JobStores, KeyValueStore, StoreCalls
+from holdfast.coordinator import job_stores
+from holdfast.coordinator.job_stores import JobStores
 from holdfast.wire.limits import STORE_VALUE_BYTES_MAX
 from holdfast.wire.messages import StoreCall, StoreOp, StoreResult
 
@@ -130,7 +128,7 @@ def test_bytes_are_limited_per_job_and_over_all() -> None:
 
 def test_what_is_waited_for_takes_room_and_gives_it_back() -> None:
     name = "x" * 1000
-    calls = Calls(bytes_max=2 * (len(name) + kv.WAITED_KEY_BYTES))
+    calls = Calls(bytes_max=2 * (len(name) + job_stores.WAITED_KEY_BYTES))
     for _ in range(3):
         assert calls("get", name, timeout_s=1) is None
         assert calls("wait", name, by="you", timeout_s=2) is None
@@ -158,7 +156,7 @@ def test_the_number_of_waiting_calls_is_limited_and_answered_ones_do_not_pile_up
 def test_of_too_many_scopes_the_one_unused_for_longest_goes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv, "SCOPES_MAX", 2)
+    monkeypatch.setattr(job_stores, "SCOPES_MAX", 2)
     calls = Calls()
     ok(calls("set", "k", scope="a"))
     assert calls("get", "never", by="you", scope="b", timeout_s=5) is None
@@ -171,135 +169,3 @@ def test_of_too_many_scopes_the_one_unused_for_longest_goes(
 
 
 # The client's side.
-
-
-class Connection:
-    """A connection that may be down, and what was sent over it."""
-
-    def __init__(self) -> None:
-        self.up = True
-        self.sent: list[StoreCall] = []
-        self.calls = StoreCalls(self.send)
-
-    def send(self, call: StoreCall) -> bool:
-        if self.up:
-            self.sent.append(call)
-        return self.up
-
-    def begin(self, op: StoreOp = "get", key: str = "k") -> Future[StoreResult]:
-        answer: Future[StoreResult] = Future()
-        self.calls.begin(StoreCall(id=0, run_id="job", op=op, keys=(key,)), answer)
-        return answer
-
-    def breaks(self) -> None:
-        self.up = False
-        self.calls.disconnected()
-
-    def is_back(self) -> None:
-        self.up = True
-        self.calls.connected()
-
-
-@pytest.fixture
-def connection() -> Connection:
-    return Connection()
-
-
-@pytest.mark.parametrize(
-    ("op", "is_repeatable"),
-    [("set", True), ("get", True), ("wait", True), ("check", True), ("num_keys", True),
-     ("add", False), ("compare_set", False), ("append", False), ("delete", False)],
-)  # fmt: skip
-def test_only_what_changes_nothing_when_repeated_is_sent_again(
-    connection: Connection, op: StoreOp, is_repeatable: bool
-) -> None:
-    answer = connection.begin(op)
-    connection.breaks()
-    later = connection.begin(op)  # It was never sent.
-    connection.is_back()
-    assert [call.id for call in connection.sent] == ([1, 1, 2] if is_repeatable else [1, 2])
-    assert not later.done()
-    if not is_repeatable:
-        with pytest.raises(ConnectionError):
-            answer.result(0)
-
-
-def test_answers_reach_their_callers_until_the_end(connection: Connection) -> None:
-    first, second, late = connection.begin(), connection.begin(), connection.begin()
-    connection.calls.forget(late)
-    connection.calls.forget(late)
-    for number in (3, 2, 1, 1):
-        connection.calls.answered(StoreResult(id=number, ok=True, amount=number))
-    assert (first.result(0).amount, second.result(0).amount) == (1, 2)
-    assert not late.done()
-    before = connection.begin()
-    connection.calls.fail("it is over")
-    for answer in (before, connection.begin()):
-        with pytest.raises(ConnectionError, match="it is over"):
-            answer.result(0)
-
-
-def test_calls_that_cannot_be_made(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="cannot be sent"):
-        connection.begin(key="\ud800").result(0)
-    monkeypatch.setattr(kv, "PENDING_MAX", 1)
-    connection.begin()
-    with pytest.raises(RuntimeError):
-        connection.begin().result(0)
-    assert len(connection.sent) == 1
-
-
-class Direct:
-    """Calls a store in this process; one whose answer would have to wait gets none."""
-
-    run_id = "job"
-    where = "head:29400"
-
-    def __init__(self) -> None:
-        self.stores = JobStores()
-        self.down = ""
-        self.forgotten: list[Future[StoreResult]] = []
-
-    def begin_call(self, call: StoreCall) -> Future[StoreResult]:
-        answer: Future[StoreResult] = Future()
-        if not self.down:
-            for _, result in self.stores.call(0.0, self, call):
-                answer.set_result(result)
-        return answer
-
-    def forget_call(self, answer: Future[StoreResult]) -> None:
-        self.forgotten.append(answer)
-
-    def problem(self) -> str:
-        return self.down
-
-
-def test_an_answer_that_does_not_come_is_a_timeout_or_a_connection_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(kv, "SLACK_S", 0.01)
-    direct = Direct()
-    store = KeyValueStore(direct, "s", timeout_s=0.01)
-    with pytest.raises(TimeoutError, match=r"\bk$"):
-        store.get("k")
-    assert len(direct.forgotten) == 1
-    with pytest.raises(TimeoutError, match=r"a$"):
-        KeyValueStore(direct, "s", timeout_s=3600).wait(["a"], timedelta(0))
-    direct.down = "no coordinator at head:29400 for 3 s: connection refused"
-    with pytest.raises(ConnectionError, match="head:29400"):
-        store.set("k", "v")
-    broken: Future[StoreResult] = Future()
-    broken.set_exception(ConnectionError("it broke"))
-    direct.begin_call = lambda call: broken  # type: ignore[method-assign]
-    with pytest.raises(ConnectionError, match="head:29400: it broke"):
-        store.add("k", 1)
-
-
-def test_what_no_coordinator_takes_is_not_sent() -> None:
-    store = KeyValueStore(Direct(), "s")
-    with pytest.raises(ValueError, match="over 4000"):
-        store.wait(["k" * 4001])
-    with pytest.raises(ValueError, match="10001"):
-        store.wait(["k"] * 10_001)
-    with pytest.raises(ValueError, match="500000"):
-        store.set("k", b"x" * 500_000)
