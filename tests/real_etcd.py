@@ -12,12 +12,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
 import signal
 import ssl
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from certificates import Pair, make_ca, make_certificate
@@ -26,7 +26,6 @@ from holdfast.etcd.runner import LOOPBACK, EtcdProcess, find_binary, hold_port, 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 PATIENCE_S = 30.0  # Only a test that fails waits for so long.
 LOOK_AGAIN_S = 0.01
@@ -171,8 +170,9 @@ class Etcd:
         """Stop it as a machine that hangs would; its connections stay."""
         running = self._running()
         running.signal(signal.SIGSTOP)
-        # It has stopped once it can be waited for; until then it may still answer.
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+        stat = Path(f"/proc/{self.pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "T":  # Until then it may respond.
+            time.sleep(0.001)
         self.paused = True
 
     def resume(self) -> None:

@@ -1,4 +1,4 @@
-"""Figures that several parts share; all are TorchElastic's."""
+"""Constants that several packages share."""
 
 from __future__ import annotations
 
@@ -9,3 +9,8 @@ SHUTDOWN_S = 30
 
 EXIT_BARRIER_S = 300
 """How long an agent whose workers are done waits for the other agents of the job."""
+
+AGENT_SECRETS = (
+    "HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE", "HOLDFAST_ETCD_USER", "HOLDFAST_ETCD_PASSWORD",
+)  # fmt: skip
+"""Variables that authorize an agent for any job. Workers and etcd do not inherit them."""

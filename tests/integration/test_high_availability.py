@@ -172,7 +172,7 @@ def test_an_etcd_that_ends_or_hangs_costs_nothing_and_a_killed_agent_leaves_noth
         assert hung not in {one.pid for one in local_workers()}
         os.kill(hung, signal.SIGSTOP)
         os.kill(etcd_of(cluster.agents["b"]), signal.SIGKILL)  # Most of them, for a moment.
-        cluster.agents["b"].says("etcd on this machine ended")
+        cluster.agents["b"].says("etcd on this machine exited")
         os.kill(hung, signal.SIGCONT)
         cluster.agents["b"].says(JOINED, times=2)
         assert cluster.is_quiet()

@@ -83,8 +83,7 @@ class CoordinatedJob:
         self._repeats_notice = False
         """Whether the user is told of each change in what is missing."""
         self._shown: View | None = None
-        self._standby_since: float | None = None
-        self._standby_s = 0.0
+        self._is_standby = False
 
     @property
     def _connected(self) -> Membership:
@@ -130,6 +129,7 @@ class CoordinatedJob:
 
     def events(self, now: float) -> list[Event]:
         """Return what has arrived."""
+        del now
         events: list[Event] = []
         # The others need the node that coordinates, and their workers the one with their store.
         is_needed = self._connected.hosting or self._handler.serves_workers
@@ -147,7 +147,7 @@ class CoordinatedJob:
                         self._handler.serve_workers(message)
                     if message.answered is not None and self.on_answer is not None:
                         self.on_answer(message.answered)
-                    self._show(now, message)
+                    self._show(message)
                     events.append(coordinated_supervision.ViewReceived(message))
                 case coordinated_supervision.CoordinatorLost():
                     self._loss = self._handler.describe_loss(message)
@@ -329,11 +329,6 @@ class CoordinatedJob:
             f"{why}: the workers were killed, before others may take their place (on_lost)"
         )
 
-    def standby_s(self, now: float) -> float:
-        """Return for how long this node was a standby, drained or not."""
-        since = self._standby_since
-        return self._standby_s + (now - since if since is not None else 0.0)
-
     @property
     def last_reason(self) -> str:
         """Why the coordinator last changed the round or the generation."""
@@ -342,11 +337,11 @@ class CoordinatedJob:
 
     # Lines on the console.
 
-    def _show(self, now: float, view: View) -> None:
+    def _show(self, view: View) -> None:
         last, self._shown = self._shown, view
-        if (view.role is NodeRole.STANDBY) != (self._standby_since is not None):
-            self._standby_s = self.standby_s(now)
-            self._standby_since = now if view.role is NodeRole.STANDBY else None
+        if (view.role is NodeRole.STANDBY) is not self._is_standby:
+            self._is_standby = not self._is_standby
+            self._reporter.standby_changed(is_standby=self._is_standby)
         if last is not None and view.request and view.request != last.request:
             self._reporter.requested(view.request, view.asked)
         if view.slow and (last is None or last.slow != view.slow):

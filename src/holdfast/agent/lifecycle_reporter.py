@@ -113,6 +113,10 @@ class LifecycleReporter:
             self.machine.story.node,
         )
 
+    def standby_changed(self, *, is_standby: bool) -> None:
+        if self.observers:
+            self.report(lifecycle.StandbyChanged(now()[0], is_standby))
+
     def describe_rendezvous(self, error: BaseException | None = None) -> lifecycle.RendezvousEnded:
         at, wall = now()
         took_s = at - self._rendezvous_since

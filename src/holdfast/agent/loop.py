@@ -512,11 +512,6 @@ class AgentLoop:
         return self.membership.last_reason
 
     @property
-    def standby_s(self) -> float:
-        """For how long this node was a standby."""
-        return self.membership.standby_s(time.monotonic())
-
-    @property
     def is_attended(self) -> bool:
         """Whether this loop serves everything at once, so that threads can start on demand.
 

@@ -27,7 +27,7 @@ from holdfast.coordinator.state_file import StateFile
 from holdfast.core.limits import PLACES_MAX
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.etcd.cluster_list import advice, parse_machines
-from holdfast.launcher.cluster_member import running_member
+from holdfast.etcd.cluster_member import running_member
 from holdfast.launcher.config import STORY_ENV
 from holdfast.launcher.flag_values import parse_rdzv_conf
 from holdfast.launcher.story_file import StoryFile

@@ -19,7 +19,7 @@ from holdfast.control.connection import JobUnreachable
 from holdfast.control.discovery import Directory, JobChoice, local_jobs, place_of, stored_jobs
 from holdfast.control.job_logs import follow_logs
 from holdfast.core.limits import ASKED_WHY_CHARS_MAX, GRACE_S_MAX
-from holdfast.core.protocol import Action
+from holdfast.core.requests import Action
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.launcher.flag_values import parse_rdzv_conf
 from holdfast.views import tables

@@ -39,7 +39,7 @@ from holdfast.control.connection import (
 from holdfast.control.discovery import Directory, LocalJob, find_job, only_one, read
 from holdfast.control.history import NodeHistory
 from holdfast.core.limits import ASKED_WHY_CHARS_MAX, NAME_CHARS_MAX
-from holdfast.core.protocol import Action, Request
+from holdfast.core.protocol import Request
 from holdfast.printable import one_line, visible
 from holdfast.wire import control
 from holdfast.wire.handshake import READ_ONLY_PREFIX
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from holdfast.control.connection import ControlConnection
     from holdfast.control.discovery import JobChoice, Place
+    from holdfast.core.requests import Action
     from holdfast.wire.messages import EventRecord
 
 WATCH_S = 2.5

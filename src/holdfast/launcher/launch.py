@@ -145,7 +145,7 @@ def cluster_of(launch: Launch) -> AbstractContextManager[object]:
     """Return the context in which this machine runs its member of the job's own etcd, with `--ha`."""
     if Backend.named(launch.config.rdzv_backend) is not Backend.HA:
         return nullcontext()
-    from holdfast.launcher.cluster_member import running_member
+    from holdfast.etcd.cluster_member import running_member
     from holdfast.rendezvous.ha import list_of
     from holdfast.rendezvous.rdzv_conf import parse
 

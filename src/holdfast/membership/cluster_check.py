@@ -1,6 +1,6 @@
 """Whether an etcd cluster is the one that a job with `--ha` started with.
 
-The job's own machines run the cluster (`launcher.cluster_member`). It serves one job and records which.
+The job's own machines run the cluster (`etcd.cluster_member`). It serves one job and records which.
 It lives no longer than the job: if an agent finds another cluster in its place, it does not continue
 there, because the new cluster does not know the job's earlier decisions.
 """

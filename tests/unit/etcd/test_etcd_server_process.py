@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import Any
 
 import pytest
 
@@ -21,9 +21,7 @@ from holdfast.core.etcd.calls import Get, Txn, TxnDone
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.etcd.local_etcd import EtcdServer, is_healthy, stop_etcd
 from holdfast.etcd.runner import BINARY_VARIABLE, EtcdProcess, find_binary, last_words
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from real_coordinators import eventually
 
 PATIENCE_S = 20.0  # Only a test that fails waits for so long.
 
@@ -144,8 +142,8 @@ def test_one_that_is_never_ready_costs_no_more_than_the_time_given(
     started: list[EtcdProcess] = []
 
     class Counted(EtcdProcess):
-        def __init__(self, command: Sequence[str], *, log: int | IO[str]) -> None:
-            super().__init__(command, log=log)
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
             started.append(self)
 
     named(tmp_path, monkeypatch, "exec sleep infinity")
@@ -181,12 +179,32 @@ def owned(script: str) -> tuple[subprocess.Popen[str], int]:
     return owner, os.pidfd_open(int(pid))
 
 
-def test_it_is_gone_when_its_owner_is_killed() -> None:
+def field_of(path: str, name: str) -> int:
+    return next(
+        int(line.split()[1])
+        for line in Path(path).read_text().splitlines()
+        if line.startswith(name)
+    )
+
+
+def test_killed_owner_leaves_neither_etcd_nor_folder(temporary: Path) -> None:
     owner, pidfd = owned(WAIT)
     with owner:
+        assert list(temporary.iterdir())
         owner.send_signal(signal.SIGKILL)
         assert select.select([pidfd], [], [], PATIENCE_S)[0], "etcd still runs"
         os.close(pidfd)
+    eventually(lambda: not list(temporary.iterdir()))
+
+
+def test_etcd_exits_with_its_guard() -> None:
+    owner, pidfd = owned(WAIT)
+    with owner:
+        etcd = field_of(f"/proc/self/fdinfo/{pidfd}", "Pid:")
+        os.kill(field_of(f"/proc/{etcd}/status", "PPid:"), signal.SIGKILL)
+        assert select.select([pidfd], [], [], PATIENCE_S)[0], "etcd still runs"
+        os.close(pidfd)
+        owner.kill()
 
 
 def test_it_does_not_end_with_a_child_that_was_forked() -> None:

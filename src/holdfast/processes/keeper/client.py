@@ -22,6 +22,7 @@ from _thread import get_ident
 from errno import EBADF, EMFILE
 
 from holdfast.core.values import Value
+from holdfast.defaults import AGENT_SECRETS
 from holdfast.errors import EnvironmentProblem, UsageError, shortage_hint
 from holdfast.processes.keeper import main as keeper_program
 
@@ -42,11 +43,6 @@ KILLED_MS_MAX = 1_000
 CLOSE_MS_MAX = keeper_program.SHUTDOWN_MS_MAX + 5_000
 # How long a keeper may take to respond at all. It is waited for only where all else took too long.
 RESPONSE_MS_MAX = 2_000
-# What lets its holder into any job, at the coordinator and on etcd; see `holdfast.net.token` and
-# `holdfast.rendezvous.etcd`.
-AGENT_SECRETS = (
-    "HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE", "HOLDFAST_ETCD_USER", "HOLDFAST_ETCD_PASSWORD",
-)  # fmt: skip
 
 
 class Spawned(Value):

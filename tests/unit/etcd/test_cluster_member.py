@@ -11,7 +11,9 @@ import pytest
 
 from holdfast.errors import EnvironmentProblem
 from holdfast.etcd.cluster_list import cluster_list, parse_machines
-from holdfast.launcher.cluster_member import find_etcd, find_place, remove_orphans
+from holdfast.etcd.cluster_member import remove_orphans
+from holdfast.etcd.own_entry import claim_entry
+from holdfast.etcd.runner import find_etcd
 from real_teams import held_pairs
 
 if TYPE_CHECKING:
@@ -43,24 +45,24 @@ def test_a_program_that_will_not_do_is_named(
         program.chmod(0o755)
     monkeypatch.setenv("TORCHELASTIC_ETCD_BINARY_PATH", str(program))
     with pytest.raises(EnvironmentProblem, match=named) as refused:
-        find_etcd()
+        find_etcd("--ha")
     assert str(program) in str(refused.value)
 
 
 def test_a_machine_that_is_not_listed_has_no_place() -> None:
-    assert find_place(a_list(f"{ELSEWHERE}:7000")) is None
+    assert claim_entry(a_list(f"{ELSEWHERE}:7000")) is None
 
 
 def test_agents_of_one_job_on_one_machine_take_the_places_in_turn() -> None:
     with held_pairs(2) as (first, second):
         of = a_list(f"{ELSEWHERE}:7000,127.0.0.1:{first},127.0.0.1:{second}")
-        one, other = find_place(of), find_place(of)
+        one, other = claim_entry(of), claim_entry(of)
         assert one is not None
         assert other is not None
         assert (one.port, other.port) == (first, second)
-        assert find_place(of) is None
+        assert claim_entry(of) is None
         one.release()
-        again = find_place(of)
+        again = claim_entry(of)
         assert again is not None
         assert again.port == first
         for place in (other, again):
@@ -69,10 +71,10 @@ def test_agents_of_one_job_on_one_machine_take_the_places_in_turn() -> None:
 
 def test_the_place_of_another_job_is_refused_though_nobody_listens_there() -> None:
     with held_pairs(1) as (port,):
-        place = find_place(a_list(f"127.0.0.1:{port}"))
+        place = claim_entry(a_list(f"127.0.0.1:{port}"))
         assert place is not None
         with pytest.raises(EnvironmentProblem, match=rf"port {port}\b"):
-            find_place(a_list(f"127.0.0.1:{port}", "other"))
+            claim_entry(a_list(f"127.0.0.1:{port}", "other"))
         place.release()
 
 
@@ -81,7 +83,7 @@ def test_whoever_has_one_of_the_ports_is_named(offset: int) -> None:
     with held_pairs(1) as (port,), socket.create_server(("127.0.0.1", port + offset)):
         named = rf"port {port + offset}\b.* pid {os.getpid()},"
         with pytest.raises(EnvironmentProblem, match=named):
-            find_place(a_list(f"127.0.0.1:{port}"))
+            claim_entry(a_list(f"127.0.0.1:{port}"))
 
 
 def test_what_a_killed_machine_left_is_removed_and_what_is_in_use_is_not(tmp_path: Path) -> None:
