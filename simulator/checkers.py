@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from holdfast.core.job_settings import RankOrder
-from holdfast.core.protocol import Action, JobOutcome, NodePhase, NodeRole
+from holdfast.core.protocol import JobOutcome, NodePhase, NodeRole
+from holdfast.core.requests import Action
 from holdfast.core.rounds import RECOVER_S_MAX, JobPhase, is_eligible
 from holdfast.core.supervision import Outcome, State, StopReason
 

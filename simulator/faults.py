@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from holdfast.coordinator.endpoint_list import PROBE_S
 from holdfast.core.limits import PLACES_MAX, REPORT_BYTES_MAX
-from holdfast.core.protocol import Action, Request
+from holdfast.core.protocol import Request
+from holdfast.core.requests import Action
 from holdfast.core.rounds import drained_nodes
 from holdfast.core.supervision import SIGINT, State
 from holdfast.core.values import Value

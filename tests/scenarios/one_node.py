@@ -62,7 +62,8 @@ class SupervisionPlayer:
         self.machine.check()
         if isinstance(event, supervision.Requested):
             refusal, why = self.machine.answers[event.id]
-            happened.append(f"{event.id} is {refusal or 'granted'}{why and f': {why}'}")
+            answer = refusal.value if refusal else "granted"
+            happened.append(f"{event.id} is {answer}{why and f': {why}'}")
         return [*happened, self._state()]
 
     def _make(self, settings: SupervisionSettings) -> None:

@@ -15,7 +15,15 @@ from holdfast.core.etcd.keys import pack
 from holdfast.core.etcd.leader import Leadership
 from holdfast.core.etcd.session import EtcdSession
 from holdfast.core.etcd.witness import WatchState, Witness
-from holdfast.core.protocol import Ack, JobOutcome, NodeRole, Request, RequestRefusal, Status, View
+from holdfast.core.protocol import (
+    Ack,
+    JobOutcome,
+    NodeRole,
+    Request,
+    Status,
+    View,
+)
+from holdfast.core.requests import RequestRefusal
 from holdfast.core.rounds import JobPhase, NodeLost, Rounds
 from holdfast.core.session import Session
 from holdfast.core.shared_state import (

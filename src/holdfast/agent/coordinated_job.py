@@ -1,7 +1,7 @@
 """This node's part in a job that a coordinator (or an etcd leader) decides about.
 
 `CoordinatedJob` stands between the agent's loop and the connection. It turns messages into events
-of the machine, sends the machine's reports, and prints how the job goes on. It decides nothing.
+of the machine, sends the machine's reports, and prints the progress of the job. It decides nothing.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 
 SUMMARY_CHARS_MAX = 500
-# What an agent of several may need at once: for its connections, the coordinator that it may be and
-# the store of its workers; and for each of them.
+# The file descriptors that an agent may need at once: for its connections, for the coordinator and the
+# workers' store that it may serve; and for each worker.
 JOB_DESCRIPTORS = 20
 WORKER_DESCRIPTORS = 3
 
@@ -83,8 +83,7 @@ class CoordinatedJob:
         self._repeats_notice = False
         """Whether the user is told of each change in what is missing."""
         self._shown: View | None = None
-        self._standby_since: float | None = None
-        self._standby_s = 0.0
+        self._is_standby = False
 
     @property
     def _connected(self) -> Membership:
@@ -130,6 +129,7 @@ class CoordinatedJob:
 
     def events(self, now: float) -> list[Event]:
         """Return what has arrived."""
+        del now
         events: list[Event] = []
         # The others need the node that coordinates, and their workers the one with their store.
         is_needed = self._connected.hosting or self._handler.serves_workers
@@ -147,7 +147,7 @@ class CoordinatedJob:
                         self._handler.serve_workers(message)
                     if message.answered is not None and self.on_answer is not None:
                         self.on_answer(message.answered)
-                    self._show(now, message)
+                    self._show(message)
                     events.append(coordinated_supervision.ViewReceived(message))
                 case coordinated_supervision.CoordinatorLost():
                     self._loss = self._handler.describe_loss(message)
@@ -229,14 +229,14 @@ class CoordinatedJob:
         self._handler.serve_now()
 
     def _describe_failure(self) -> tuple[Failure, bytes]:
-        """Return this node's first failure in short, and in full if it may be the job's last."""
+        """Return a summary of this node's first failure, and a full report if no restart follows."""
         node = self._handler.node_id
         failures = self._failures()
         retryable = self._machine.retryable
         unhealthy = self._machine.unhealthy
         if unhealthy or not failures:
             summary = (unhealthy or "the workers are not healthy")[:SUMMARY_CHARS_MAX]
-            sudden = bool(unhealthy)  # What failed of it elsewhere is a consequence.
+            sudden = bool(unhealthy)  # Failures of other nodes are consequences of it.
             return Failure(node=node, summary=summary, sudden=sudden, retryable=retryable), b""
         error = ChildFailedError("", failures)
         rank, first = error.get_first_failure()
@@ -263,7 +263,7 @@ class CoordinatedJob:
     # The end of the job.
 
     def failures(self, local: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
-        """Return the failures of the whole job as far as known: its first, then this node's."""
+        """Return the known failures of the whole job: its first, then this node's."""
         view = self._machine.view
         failure = view.failure if view is not None else None
         if view is None or failure is None:
@@ -289,13 +289,13 @@ class CoordinatedJob:
                 place=0,
             )
         for one in local.values():
-            one.consequence = True  # Of the failure elsewhere, for which all were stopped.
+            one.consequence = True  # Of the failure on another node, which stopped all workers.
             one.order += len(first)
         next(iter(first.values())).rivals = failure.rivals
         return {**local, **first}
 
     def error(self, outcome: supervision.Outcome) -> Exception | None:
-        """Return the error of a node that could not be in the job to its end, if it is one."""
+        """Return the error of a node whose part ended before the job, or None."""
         if outcome is supervision.Outcome.COORDINATOR_LOST:
             return RendezvousConnectionError(self._loss)
         if outcome is supervision.Outcome.JOIN_TIMED_OUT:
@@ -304,7 +304,7 @@ class CoordinatedJob:
         over = view is not None and view.role is NodeRole.CLOSED
         if outcome is supervision.Outcome.SUCCEEDED and self._loss and not over:
             console.warning(
-                f"{self._loss}; this node's workers succeeded, but how the job ended on other "
+                f"{self._loss}; this node's workers succeeded, but the result of the job on other "
                 "nodes is not known here"
             )
         refused = outcome is supervision.Outcome.REFUSED
@@ -329,11 +329,6 @@ class CoordinatedJob:
             f"{why}: the workers were killed, before others may take their place (on_lost)"
         )
 
-    def standby_s(self, now: float) -> float:
-        """Return for how long this node was a standby, drained or not."""
-        since = self._standby_since
-        return self._standby_s + (now - since if since is not None else 0.0)
-
     @property
     def last_reason(self) -> str:
         """Why the coordinator last changed the round or the generation."""
@@ -342,11 +337,11 @@ class CoordinatedJob:
 
     # Lines on the console.
 
-    def _show(self, now: float, view: View) -> None:
+    def _show(self, view: View) -> None:
         last, self._shown = self._shown, view
-        if (view.role is NodeRole.STANDBY) != (self._standby_since is not None):
-            self._standby_s = self.standby_s(now)
-            self._standby_since = now if view.role is NodeRole.STANDBY else None
+        if (view.role is NodeRole.STANDBY) is not self._is_standby:
+            self._is_standby = not self._is_standby
+            self._reporter.standby_changed(is_standby=self._is_standby)
         if last is not None and view.request and view.request != last.request:
             self._reporter.requested(view.request, view.asked)
         if view.slow and (last is None or last.slow != view.slow):

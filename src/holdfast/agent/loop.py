@@ -512,11 +512,6 @@ class AgentLoop:
         return self.membership.last_reason
 
     @property
-    def standby_s(self) -> float:
-        """For how long this node was a standby."""
-        return self.membership.standby_s(time.monotonic())
-
-    @property
     def is_attended(self) -> bool:
         """Whether this loop serves everything at once, so that threads can start on demand.
 
@@ -601,7 +596,7 @@ def log_restart(machine: Supervision, failures: dict[int, ProcessFailure]) -> No
     if machine.reason is StopReason.REGROUP:
         console.info("nodes are waiting to join: regrouping")
         return
-    if machine.reason is StopReason.ASKED:
+    if machine.reason is StopReason.REQUESTED:
         return  # The request was reported when it was granted.
     budget = machine.budget
     causes = {rank: failure for rank, failure in failures.items() if not failure.consequence}

@@ -181,10 +181,6 @@ class PolledJob:
         del outcome
         return None
 
-    def standby_s(self, now: float) -> float:
-        del now
-        return 0.0
-
     # Polling.
 
     @property

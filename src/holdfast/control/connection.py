@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
-from holdfast.core.protocol import RequestRefusal
+from holdfast.core.requests import RequestRefusal
 from holdfast.errors import HoldfastError
 from holdfast.net.endpoints import format_endpoint
 from holdfast.printable import one_line, quoted

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.control.runtime_dir import socket_of
 from holdfast.core import supervision
+from holdfast.core.requests import RequestRefusal
 from holdfast.core.supervision import State
 from holdfast.observe import lifecycle
 
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
         @property
         def connection(self) -> Membership | None:
             """The membership in a job of several nodes, or None if this agent decides alone."""
-
-        @property
-        def standby_s(self) -> float: ...
 
         @property
         def live_workers(self) -> dict[int, int]:
@@ -189,16 +187,15 @@ class ControlPoint:
                 continue
             nodes = agent.group.group_world_size or 1
             if nodes > 1:
-                from holdfast.core.protocol import RequestRefusal  # Imports msgspec.
-
                 why = f"the job has {nodes} nodes, and no coordinator to reach the others"
                 refusal = RequestRefusal.NO_COORDINATOR.value
                 self._answer(answer, request.id, refusal, why)
                 continue
             known = request.id in agent.machine.answers
             yield supervision.Requested(request.id, request.action, str(request), request.grace_s)
-            self._answer(answer, request.id, *agent.machine.answers[request.id])
-            if not known and not agent.machine.answers[request.id][0]:
+            refused, why = agent.machine.answers[request.id]
+            self._answer(answer, request.id, refused.value if refused else "", why)
+            if not known and refused is None:
                 agent.requested(request.id, str(request))
 
     def answered(self, answer: RequestAnswer) -> None:

@@ -35,7 +35,8 @@ from holdfast.control.node_report import (
 )
 from holdfast.coordinator.connect import ConnectFailed
 from holdfast.core.limits import WHY_CHARS_MAX
-from holdfast.core.protocol import Request, RequestRefusal
+from holdfast.core.protocol import Request
+from holdfast.core.requests import RequestRefusal
 from holdfast.net.loop_thread import LoopThread
 from holdfast.observe import lifecycle
 from holdfast.printable import one_line, quoted

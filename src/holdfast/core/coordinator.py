@@ -47,12 +47,12 @@ from holdfast.core.protocol import (
     RefusalReason,
     Request,
     RequestAnswer,
-    RequestRefusal,
     Status,
     View,
     reason,
 )
 from holdfast.core.quotas import JOB_NODES_MAX, JOBS_MAX, MEMORIES_MAX, Shares
+from holdfast.core.requests import RequestRefusal
 from holdfast.core.rounds import (
     RECOVER_S_MAX,
     CloseRequested,

@@ -166,48 +166,6 @@ class ControlPort(msgspec.Struct, frozen=True, array_like=True):
         return f"ControlPort({self.port})"
 
 
-class Action(Enum):
-    """What can be asked of a job.
-
-    In a message it is text: one that another version has added is refused, not misread.
-    """
-
-    RESTART = "restart"
-    """Start all workers anew, as the next generation; no restart is charged."""
-    DRAIN = "drain"
-    """Stop the workers of a node, and let it take no part until it is undrained."""
-    UNDRAIN = "undrain"
-    STOP = "stop"
-    """End the job on all nodes, for good."""
-
-
-class RequestRefusal(Enum):
-    """Why a request is refused; in messages it is text, as an `Action` is."""
-
-    UNKNOWN = "unknown"
-    """This version does not know what is asked for."""
-    OVER = "over"
-    """The job is over."""
-    NO_ROUND = "no-round"
-    """No round is running that could be restarted."""
-    NOT_NOW = "not-now"
-    """The job is being recovered: the same request may be granted in a moment."""
-    NO_SUCH_NODE = "no-such-node"
-    NO_SUCH_JOB = "no-such-job"
-    TOO_FEW_NODES = "too-few-nodes"
-    """Without the node the job would have fewer than it needs, and there is no standby."""
-    TOO_MANY = "too-many"
-    """A limit is reached."""
-    READ_ONLY = "read-only"
-    """Whoever asks may look, and change nothing."""
-    NO_ANSWER = "no-answer"
-    """Whoever would have to answer did not in time, or is not connected."""
-    NOT_HERE = "not-here"
-    """It is there for other jobs, and not for this one."""
-    NO_COORDINATOR = "no-coordinator"
-    """The job has several nodes, and this agent can reach its own alone."""
-
-
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     """What somebody asks of a job: which, who and why. Repeated under the same id it is the same one."""
 

@@ -96,7 +96,6 @@ from holdfast.core.machine import Event, InvalidEvent, Story
 from holdfast.core.node_order import order_nodes
 from holdfast.core.policy import RestartBudget, Verdict, judge
 from holdfast.core.protocol import (
-    Action,
     ControlPort,
     Failure,
     Heartbeat,
@@ -108,7 +107,6 @@ from holdfast.core.protocol import (
     RefusalReason,
     Request,
     RequestAnswer,
-    RequestRefusal,
     Status,
     View,
     check_address,
@@ -119,10 +117,19 @@ from holdfast.core.protocol import (
     sound_request,
 )
 from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks
+from holdfast.core.requests import (
+    GRANTED,
+    Action,
+    RequestRefusal,
+    unknown_action,
+    with_answer,
+)
 from holdfast.core.values import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from holdfast.core.requests import Refused
 
 NO_CLAIM = (0, -1, 0)
 RETIRED_MAX = 4_096  # Late messages of more incarnations than this would be taken for new nodes.
@@ -160,8 +167,6 @@ Raising these lets one that lies push the job further with each time that it joi
 TERMS_AHEAD_MAX = 2**36  # On etcd they are its revisions, which begin anew if it is set up anew.
 FENCE_AHEAD_MAX = 2**32  # Milliseconds by the clock of another machine: seven weeks.
 FIRST_HEARD_MAX = REPORTED_COUNTER_MAX // 2  # Where nothing is known to compare with.
-ANSWERS_MAX = 64
-"""A request is known again by its id as long as no more than so many others came after it."""
 DRAINED_MAX = 1_024  # Nodes that are there or not.
 NO_RANKS = NodeRanks(0, 0, 0, 0)
 NAMES_MAX = 3
@@ -1276,8 +1281,7 @@ class Rounds:
         answer = RequestAnswer(
             id=request.id, refusal=refusal.value if refusal else "", why=reason(why)
         )
-        kept = [*job.answers.items()][-ANSWERS_MAX + 1 :]
-        job.answers = {**dict(kept), request.id: answer}
+        job.answers = with_answer(job.answers, request.id, answer)
         if why:
             self._tell(f"{'refused: ' if refusal else ''}{request}: {answer.why}")
             return []
@@ -1296,15 +1300,16 @@ class Rounds:
         self._changed(asked)
         return self._send_all()
 
-    def _objection(self, request: Request) -> tuple[RequestRefusal | None, str]:
+    def _objection(self, request: Request) -> Refused:
         """Return why a request is refused, if it is."""
         job, action = self.job, request.action
-        if action not in (one.value for one in Action):
-            return RequestRefusal.UNKNOWN, f"{action!r} is not known to this version of Holdfast"
+        unknown = unknown_action(action)
+        if unknown != GRANTED:
+            return unknown
         if job.phase is JobPhase.CLOSED:
             return RequestRefusal.OVER, f"the job is over: {job.why}"
         if action == Action.STOP.value:
-            return None, ""
+            return GRANTED
         if job.phase is JobPhase.RECOVERING:
             return (
                 RequestRefusal.NOT_NOW,
@@ -1313,12 +1318,12 @@ class Rounds:
         if action == Action.RESTART.value:
             if job.phase is not JobPhase.ACTIVE:
                 return RequestRefusal.NO_ROUND, "no round is running: the job waits for nodes"
-            return None, ""
+            return GRANTED
         named = self._named(request.node)
         if not named:
             return RequestRefusal.NO_SUCH_NODE, f"{request.node!r} is no node or host of the job"
         if action == Action.UNDRAIN.value:
-            return None, ""
+            return GRANTED
         if len({*drained_nodes(job), *named}) > DRAINED_MAX:
             return RequestRefusal.TOO_MANY, f"{DRAINED_MAX} nodes are drained already"
         missed = sum(name in job.nodes and is_eligible(job, name) for name in named)
@@ -1326,7 +1331,7 @@ class Rounds:
         if missed and left < needed:
             why = f"{left} other node{'s' * (left != 1)} would be left, and the job needs {needed}"
             return RequestRefusal.TOO_FEW_NODES, why
-        return None, ""
+        return GRANTED
 
     def _fulfilled(self, request: Request) -> str:
         """Return why a request that may be granted changes nothing, or nothing if it does."""

@@ -17,5 +17,5 @@ def events_wanted(destination: str) -> bool:
 
 def metrics_wanted() -> bool:
     """Whether a program configured a metric handler."""
-    handlers = sys.modules.get("holdfast.observe.metrics.handlers")
+    handlers = sys.modules.get("holdfast.observe.metrics.metric_handlers")
     return handlers is not None and bool(handlers.has_handler())

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from holdfast.observe.events.event_recorder import JobEvents, RendezvousRecorder
     from holdfast.observe.lifecycle import LifecycleEvent, Observer
-    from holdfast.observe.metrics.recorder import MetricQueues
+    from holdfast.observe.metrics.metric_recorder import MetricQueues
 
 NO_EVENTS, RENDEZVOUS_EVENTS, JSON_LINES = "null", "dynamic_rendezvous", "jsonl"
 
@@ -53,7 +53,7 @@ class StandaloneRecords:
             self._rendezvous = RendezvousRecorder()
             self._recorders.append(self._rendezvous)
         if metrics_wanted():
-            from holdfast.observe.metrics.recorder import MetricQueues, MetricRecorder
+            from holdfast.observe.metrics.metric_recorder import MetricQueues, MetricRecorder
 
             self._metrics = MetricQueues()
             self._recorders.append(MetricRecorder(self._metrics.put))

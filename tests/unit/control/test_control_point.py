@@ -9,7 +9,8 @@ import pytest
 
 from holdfast.control.control_point import ControlPoint
 from holdfast.control.node_report import own_summary
-from holdfast.core.protocol import Action, Request, RequestRefusal
+from holdfast.core.protocol import Request
+from holdfast.core.requests import Action, RequestRefusal
 from holdfast.core.supervision import Begun, RoundJoined, Supervision, WorkersStarted
 from holdfast.wire.messages import NodeReport
 

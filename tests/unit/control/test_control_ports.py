@@ -16,7 +16,8 @@ from holdfast.control.discovery import Directory
 from holdfast.control.job_client import open_job
 from holdfast.control.job_logs import follow_logs
 from holdfast.control.port_server import HALF_OPEN_MAX, PortServer
-from holdfast.core.protocol import ControlPort, RequestRefusal
+from holdfast.core.protocol import ControlPort
+from holdfast.core.requests import RequestRefusal
 from holdfast.net.agent_port import ON, READ_ONLY, AgentPort, ControlCredentials
 from holdfast.net.token_certificates import make_certificate
 from holdfast.wire import control

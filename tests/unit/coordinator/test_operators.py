@@ -9,7 +9,8 @@ import pytest
 from holdfast.control.connection import Endpoint, RequestRefused
 from holdfast.control.job_client import open_job
 from holdfast.coordinator import operators, server_connection
-from holdfast.core.protocol import Action, Heartbeat, Request, RequestRefusal, View
+from holdfast.core.protocol import Heartbeat, Request, View
+from holdfast.core.requests import Action, RequestRefusal
 from holdfast.wire import control
 from holdfast.wire.handshake import job_token, read_only_token
 from holdfast.wire.messages import (

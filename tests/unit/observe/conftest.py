@@ -8,7 +8,7 @@ import pytest
 
 from holdfast import console
 from holdfast.observe.events import destinations
-from holdfast.observe.metrics import handlers, recorder
+from holdfast.observe.metrics import metric_handlers, metric_recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,12 +23,12 @@ def nothing_configured() -> Iterator[None]:
         safe.close(5.0)
     for table in (*tables, destinations._added):
         table.clear()
-    handlers.configure(handlers.NullMetricHandler())
-    handlers._handlers.clear()
-    handlers._faulty.clear()
-    for queue in recorder._unfinished.values():
+    metric_handlers.configure(metric_handlers.NullMetricHandler())
+    metric_handlers._handlers.clear()
+    metric_handlers._faulty.clear()
+    for queue in metric_recorder._unfinished.values():
         queue.close(20.0)
-    recorder._unfinished.clear()
+    metric_recorder._unfinished.clear()
 
 
 @pytest.fixture

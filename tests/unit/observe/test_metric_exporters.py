@@ -9,7 +9,7 @@ import pytest
 from holdfast.errors import EnvironmentProblem
 from holdfast.observe.lifecycle import Observers
 from holdfast.observe.metrics.exporters import open_exporters
-from holdfast.observe.metrics.handlers import ConsoleMetricHandler, configure
+from holdfast.observe.metrics.metric_handlers import ConsoleMetricHandler, configure
 from recorded_runs import first_start, success
 
 PATIENCE_S = 20

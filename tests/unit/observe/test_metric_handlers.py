@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from holdfast.observe.metrics.handlers import (
+from holdfast.observe.metrics.metric_handlers import (
     MetricData,
     MetricHandler,
     NullMetricHandler,
@@ -14,7 +14,7 @@ from holdfast.observe.metrics.handlers import (
     has_handler,
     put_metric,
 )
-from holdfast.observe.metrics.recorder import HANDLERS_MAX, MetricQueues
+from holdfast.observe.metrics.metric_recorder import HANDLERS_MAX, MetricQueues
 
 PATIENCE_S = 20.0
 

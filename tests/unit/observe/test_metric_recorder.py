@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.observe import lifecycle
-from holdfast.observe.metrics.recorder import MetricRecorder
+from holdfast.observe.metrics.metric_recorder import MetricRecorder
 from recorded_runs import began, ended, failure, first_start, met, ranked, restart, success
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 
 from holdfast.events import Event, EventSource, NodeState, OpenTelemetryEventHandler, RdzvEvent
-from holdfast.observe.metrics import otel
+from holdfast.observe.metrics import metric_otel
 from holdfast.observe.metrics.families import Family, Histogram
-from holdfast.observe.metrics.otel import OtelMetricExporter
+from holdfast.observe.metrics.metric_otel import OtelMetricExporter
 from holdfast.observe.otlp import EXPORT_S, OneLineExporter
 
 if TYPE_CHECKING:
@@ -155,14 +155,14 @@ def collect() -> list[Family]:
 
 
 def test_the_metrics_arrive_as_they_are(collector: Collector) -> None:
-    export = otel.start_export(collect)
+    export = metric_otel.start_export(collect)
     assert export is not None
     export.close()
     [(path, body)] = collector.requests
     [resource] = ExportMetricsServiceRequest.FromString(body).resource_metrics
     [scope] = resource.scope_metrics
     metrics = {one.name: one for one in scope.metrics}
-    assert (path, scope.scope.name) == ("/v1/metrics", f"{otel.SERVICE}.metrics")
+    assert (path, scope.scope.name) == ("/v1/metrics", f"{metric_otel.SERVICE}.metrics")
     assert metrics.keys() == {"up", "seen_total", "took_seconds"}
     [up] = metrics["up"].gauge.data_points
     labels = {one.key: one.value.string_value for one in up.attributes}
@@ -193,7 +193,7 @@ def test_they_are_sent_again_and_again_and_a_refusal_is_reported_once(
 def test_a_collector_that_is_away_keeps_nobody_for_long(
     monkeypatch: pytest.MonkeyPatch, collector: Collector
 ) -> None:
-    monkeypatch.setattr(otel, "CLOSE_S", 0.05)
+    monkeypatch.setattr(metric_otel, "CLOSE_S", 0.05)
     collector.status = 503  # It is to be asked again, which would go on for `EXPORT_S`.
     export = OtelMetricExporter(collect, interval_s=0.01)
     export.start()

@@ -8,8 +8,13 @@ import pytest
 from event_fakes import Failing, event
 
 from holdfast.observe.lifecycle import GenerationStopped, LifecycleEvent, Observers
-from holdfast.observe.metrics import handlers
-from holdfast.observe.metrics.handlers import MetricData, MetricHandler, configure, put_metric
+from holdfast.observe.metrics import metric_handlers
+from holdfast.observe.metrics.metric_handlers import (
+    MetricData,
+    MetricHandler,
+    configure,
+    put_metric,
+)
 from holdfast.observe.safe_handler import FAULTS_MAX, SafeHandler
 
 if TYPE_CHECKING:
@@ -112,7 +117,7 @@ def test_an_observer_that_fails_keeps_nothing_from_the_others() -> None:
 
 
 def test_only_so_many_faulty_metric_handlers_are_remembered() -> None:
-    for _ in range(handlers.FAULTY_MAX + 10):
+    for _ in range(metric_handlers.FAULTY_MAX + 10):
         configure(Fragile())
         put_metric("bad", 1)
-    assert len(handlers._faulty) == handlers.FAULTY_MAX
+    assert len(metric_handlers._faulty) == metric_handlers.FAULTY_MAX

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from holdfast.control.connection import RequestRefused
 from holdfast.control.history import RESTART_STAGES, Generation, NodeHistory
-from holdfast.core.protocol import Action
+from holdfast.core.requests import Action
 from holdfast.views.top import app as app_module
 from holdfast.views.top import columns
 from holdfast.views.top.app import Top

@@ -9,7 +9,7 @@ import time
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from holdfast.observe.metrics.handlers import DEFAULT_GROUP, put_metric
+from holdfast.observe.metrics.metric_handlers import DEFAULT_GROUP, put_metric
 
 if TYPE_CHECKING:
     from collections.abc import Callable

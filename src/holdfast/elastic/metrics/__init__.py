@@ -11,7 +11,7 @@ from holdfast.elastic._impl.metrics import (
     publish_metric,
 )
 from holdfast.elastic.metrics import api  # noqa: F401 (also reached as an attribute)
-from holdfast.observe.metrics.handlers import (
+from holdfast.observe.metrics.metric_handlers import (
     ConsoleMetricHandler,
     MetricData,
     MetricHandler,

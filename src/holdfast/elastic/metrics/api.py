@@ -9,7 +9,7 @@ from holdfast.elastic._impl.metrics import (
     profile,
     publish_metric,
 )
-from holdfast.observe.metrics.handlers import (
+from holdfast.observe.metrics.metric_handlers import (
     ConsoleMetricHandler,
     MetricData,
     MetricHandler,

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from holdfast.observe.lifecycle import Observers
     from holdfast.observe.metrics.job_metrics import JobMetrics, Progress
-    from holdfast.observe.metrics.otel import OtelMetricExporter
+    from holdfast.observe.metrics.metric_otel import OtelMetricExporter
+    from holdfast.observe.metrics.metric_recorder import MetricQueues
     from holdfast.observe.metrics.prometheus import MetricsEndpoint
-    from holdfast.observe.metrics.recorder import MetricQueues
 
 OTEL_ENV = "OTEL_METRICS_EXPORTER"
 
@@ -64,7 +64,7 @@ def open_exporters(
     """
     exporters = MetricExporters()
     if metrics_wanted():
-        from holdfast.observe.metrics.recorder import MetricQueues, MetricRecorder
+        from holdfast.observe.metrics.metric_recorder import MetricQueues, MetricRecorder
 
         exporters.queues = MetricQueues()
         observers.add(MetricRecorder(exporters.queues.put))
@@ -80,7 +80,7 @@ def open_exporters(
         endpoint.start()
         exporters.endpoint = endpoint
     if otel_wanted():
-        from holdfast.observe.metrics.otel import start_export
+        from holdfast.observe.metrics.metric_otel import start_export
 
         exporters.otel = start_export(metrics.collect)
     observers.add(metrics)

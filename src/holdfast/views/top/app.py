@@ -19,7 +19,7 @@ from textual.widgets import Footer, Input
 
 from holdfast.control.connection import ControlProblem, JobUnreachable
 from holdfast.control.live_job import LiveJob
-from holdfast.core.protocol import Action
+from holdfast.core.requests import Action
 from holdfast.views.top import columns, screens
 from holdfast.views.top.table import Cell, Lines, Table
 

@@ -18,8 +18,8 @@ from holdfast.core.supervision import StopReason
 from holdfast.observe import lifecycle
 from holdfast.observe.background import CALL_S_MAX, CLOSE_S, QUEUED_MAX, BackgroundHandler
 from holdfast.observe.events.event_handlers import EventHandler
-from holdfast.observe.metrics import handlers
-from holdfast.observe.metrics.handlers import MetricData, MetricHandler, NullMetricHandler
+from holdfast.observe.metrics import metric_handlers
+from holdfast.observe.metrics.metric_handlers import MetricData, MetricHandler, NullMetricHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,9 +177,9 @@ class MetricQueues:
 
     def put(self, name: str, value: int) -> None:
         """Queue a metric of the agent; its time is now."""
-        stream = handlers.getStream(handlers.DEFAULT_GROUP)
+        stream = metric_handlers.getStream(metric_handlers.DEFAULT_GROUP)
         handler = stream.handler
-        if type(handler) is NullMetricHandler or handlers.is_dropped(handler):
+        if type(handler) is NullMetricHandler or metric_handlers.is_dropped(handler):
             return
         queue = self._queues.get(id(handler))
         if queue is None or queue.is_dropped:
@@ -223,7 +223,7 @@ class _MetricQueue(BackgroundHandler):
         self._metric_handler = handler
 
     def drop(self, why: str) -> None:
-        handlers.faults_of(self._metric_handler).is_dropped = True
+        metric_handlers.faults_of(self._metric_handler).is_dropped = True
         super().drop(why)
 
 
