@@ -1,8 +1,8 @@
-"""The agents of one job, as those know them who ask: each is asked over a connection of its own.
+"""The agents of one job, each over a connection of its own.
 
-A coordinator passes on what is asked of nodes. Where there is none, an agent is asked itself, at its
-socket if it is on this machine, else at its control port. Connections are opened when they are first
-needed. An agent that cannot be reached is named, with the reason, and keeps nobody from the others.
+A coordinator passes queries on to nodes. In a job without one, the client connects to each agent: at
+its socket if the agent is on this machine, otherwise at its port. Connections open when they are first
+needed. An agent that is not reachable is named, with the reason, and does not delay the others.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 MANY_AGENTS = 256
-"""From so many on their connections may need more descriptors than a process is given."""
+"""With more agents, the connections may need more descriptors than a process gets by default."""
 CONNECTING_MAX = 32
-"""Agents to which connections are opened at the same time."""
+"""Connections that open at the same time."""
 AGAIN_S = 5.0
-"""An agent that could not be reached is not tried again before that."""
+"""The pause before another attempt to reach an agent."""
 LOOK_S = 1.0
-"""How often it is looked where the agents are, at most."""
+"""The pause between two lookups of where the agents are, at least."""
 REPORTS_S = 0.5
-"""How long a status waits for agents, at least; what they reported in the last seconds is shown."""
+"""How long a status waits for agents, at least. Older reports of a few seconds count too."""
 REPORT_S_PER_NODE = 0.005
-"""The work of opening one connection, several times over."""
-KEPT_S = 5.0
-"""How long agents have to tell what has happened, before those that did are listened to."""
-TOLD_MAX = 1_024
-"""Events of a node that are known again; it keeps fewer itself."""
+"""Several times the work of opening one connection."""
+RECENT_S = 5.0
+"""How long agents may take to send their recent events."""
+KNOWN_MAX = 1_024
+"""Events of a node that the client recognizes when it gets them again; the node keeps fewer."""
 CLOCKS_DIFFER_S = 0.1
-"""What is less than that may be the way there as well."""
+"""A smaller difference may be the delay of the network."""
 
 
 class Agents:
-    """Opens the connections to the agents of one job, beside `own`, until `close`.
+    """The connection `own` to one agent or the coordinator, and those to other agents, until `close`.
 
-    With `passes_on` whoever is at `own` answers for all nodes. `beside` has the sockets of agents on
-    this machine by node. `look` returns where the others are, and `reopen` a connection to one of them
-    in the place of `own`.
+    With `passes_on`, the peer of `own` answers for all nodes. `beside` has the sockets of agents on
+    this machine, by node. `look` returns where the others are, and `reopen` a connection to another
+    agent that replaces `own`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Agents:
     ) -> None:
         self.passes_on = passes_on
         self.on_unreached: Callable[[str], object] = lambda _: None
-        """Gets a line about each agent that cannot be asked, once for each reason."""
+        """Gets a line about each agent that is not reachable, once for each reason."""
         self.own = own
         self._reopen = reopen
         self._reopening = asyncio.Lock()
@@ -102,23 +102,23 @@ class Agents:
 
     @property
     def unreached(self) -> list[str]:
-        """A line about each node whose agent cannot be asked now."""
+        """A line about each node whose agent is not reachable now."""
         return [_about(node, problem) for node, (_, problem) in sorted(self._unreached.items())]
 
     @property
     def is_lost(self) -> bool:
-        """Whether the agent at `own` is gone, and another can be asked in its place."""
+        """Whether the agent at `own` has exited, and another can replace it."""
         return bool(self.own.problem) and self._reopen is not None
 
     async def anyone(self) -> ControlConnection:
-        """Return where to ask about the whole job: an agent that has ended is not the end of it."""
+        """Return the connection for queries about the whole job, to another agent if the first exited."""
         async with self._reopening:
             if self._reopen is not None and self.is_lost:
                 self.own = await self._reopen()
             return self.own
 
     async def at(self, node: str) -> ControlConnection:
-        """Return where to ask about a node; raise `ControlProblem` if its agent cannot be reached."""
+        """Return the connection for queries about a node; raise `ControlProblem` without one."""
         is_own = node == self.own.node and not self.is_lost
         if not node or is_own or (self.passes_on and node not in self._beside):
             return await self.anyone()
@@ -136,7 +136,7 @@ class Agents:
         return outcome
 
     async def nodes(self) -> list[str]:
-        """Return the nodes whose agents are known, that of this connection first."""
+        """Return the nodes whose agents are known, that of `own` first."""
         try:
             await self._look_again()
         except ControlProblem as problem:
@@ -157,7 +157,7 @@ class Agents:
                     run_id = self.own.run_id
                     opened = await open_contact(contact, run_id, self._found, self._tls)
         except ControlProblem as problem:
-            self._contacts.pop(node, None)  # It may be elsewhere by now.
+            self._contacts.pop(node, None)  # The node may have another address by now.
             again_at = asyncio.get_running_loop().time() + AGAIN_S
             known = self._unreached.get(node)
             self._unreached[node] = (again_at, problem)
@@ -175,13 +175,13 @@ class Agents:
             await self._look_again()
         contact = self._contacts.get(node)
         if contact is None:
-            raise JobNotFound("it is not in the job any more, or not yet")
+            raise JobNotFound("the node is not in the job")
         if not contact.port:
             raise JobUnreachable("its agent is reachable only from its own host (control=off)")
         return contact
 
     async def _look_again(self) -> None:
-        """Look where the agents are, unless that was done just now."""
+        """Look up where the agents are, unless that happened just now."""
         async with self._looking:
             now = asyncio.get_running_loop().time()
             if now - self._looked_at >= LOOK_S:
@@ -209,7 +209,7 @@ class Agents:
     # Reports.
 
     async def reports(self, nodes: Sequence[str], wait_s: float) -> dict[str, NodeReport]:
-        """Return what agents report of their nodes, as far as they do in time."""
+        """Return the reports of those nodes that respond in time."""
         loop = asyncio.get_running_loop()
         for node in nodes:
             if node not in self._reporting:
@@ -252,7 +252,7 @@ def _about(node: str, problem: ControlProblem) -> str:
 async def events_at(
     connection: ControlConnection, *, follow: bool, node: str = ""
 ) -> AsyncIterator[control.Events]:
-    """Yield the events that are kept somewhere, and with `follow` each as it comes."""
+    """Yield the recent events that a peer knows; with `follow`, also each new one."""
     body = control.pack(control.EventsQuery(follow=follow))
     async for reply in connection.stream(control.EVENTS, node=node, body=body):
         yield unpacked(control.Events, reply.body)
@@ -261,21 +261,21 @@ async def events_at(
 class MergedEvents:
     """The events of all agents of a job without a coordinator, in one order.
 
-    What was kept is ordered by how long ago it was, since the clocks of hosts may differ; what comes
-    after that, as it comes. Agents that come later, or come back, are listened to as well.
+    Recent events are ordered by their age, because the clocks of hosts may differ; new events by their
+    arrival. Agents that join or rejoin later are followed too.
     """
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
-        self._skews: dict[str, float] = {}  # By so much the clock here is ahead of a node's.
-        self._told: dict[str, dict[EventRecord, None]] = {}  # The newest of each node.
+        self._skews: dict[str, float] = {}  # How far this clock is ahead of a node's.
+        self._known: dict[
+            str, dict[EventRecord, None]
+        ] = {}  # The newest known events of each node.
         self._fresh: asyncio.Queue[EventRecord] = asyncio.Queue(REPLIES_MAX)
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._listening: dict[str, asyncio.Task[None]] = {}
-        self._again_at: dict[
-            str, float
-        ] = {}  # When one that does not tell anything is tried again.
-        self._heard: set[str] = set()
+        self._again_at: dict[str, float] = {}  # When to try a silent agent again.
+        self._followed: set[str] = set()
         self._watching: asyncio.Task[None] | None = None
         self._end: ControlProblem = JobUnreachable("the agents have ended")
 
@@ -284,9 +284,9 @@ class MergedEvents:
             task.cancel()
 
     async def kept(self) -> list[EventRecord]:
-        """Return what has happened, as far as the agents that answer in time remember it."""
+        """Return the recent events of the agents that respond in time."""
         asked = [asyncio.ensure_future(self._kept_of(node)) for node in await self._agents.nodes()]
-        done, late = await asyncio.wait(asked, timeout=KEPT_S)
+        done, late = await asyncio.wait(asked, timeout=RECENT_S)
         for one in late:
             one.cancel()
         found: list[EventRecord] = []
@@ -301,7 +301,7 @@ class MergedEvents:
         return sorted(found, key=lambda event: event.wall)
 
     async def next(self) -> EventRecord:
-        """Return the next event that happens; raise `ControlProblem` once nobody is left to tell."""
+        """Return the next event; raise `ControlProblem` once no agent is left."""
         while True:
             if self._watching is None:
                 self._watching = asyncio.ensure_future(self._watch())
@@ -318,7 +318,7 @@ class MergedEvents:
             try:
                 await self._agents.anyone()
             except ControlProblem as problem:
-                # It says that the job is over; or that also the etcd of --ha is gone, which tells less.
+                # The job is over; or the etcd of --ha has exited too, which explains less.
                 raise (problem if isinstance(problem, JobNotFound) else self._end) from None
             self._watching = None
             await asyncio.sleep(LOOK_S)
@@ -327,27 +327,27 @@ class MergedEvents:
         connection = await self._agents.at(node)
         async for found in events_at(connection, follow=False):
             self._note(node, found)
-        return [self._placed(node, event) for event in self._told.get(node, ())]
+        return [self._placed(node, event) for event in self._known.get(node, ())]
 
     async def _watch(self) -> None:
-        """Listen to all agents, also to those that come later, until none is left."""
+        """Follow all agents, also those that join later, until none is left."""
         now = asyncio.get_running_loop().time
         while True:
             try:
                 nodes = await self._agents.nodes()
             except ControlProblem:
-                nodes = []  # Those who are listened to already go on.
+                nodes = []  # The agents that are followed already go on.
             for node in nodes:
                 if node not in self._listening and now() >= self._again_at.get(node, 0.0):
                     self._listening[node] = asyncio.ensure_future(self._listen(node))
             self._again_at = {node: at for node, at in self._again_at.items() if node in nodes}
             if not self._listening:
                 return
-            self._news.clear()
+            self._changed.clear()
             try:
-                # Somebody may be out of reach for a while, as long as others tell of the job.
-                async with asyncio.timeout(AGAIN_S if self._again_at and self._heard else None):
-                    await self._news.wait()
+                # An agent may be unreachable for a while, as long as others send events.
+                async with asyncio.timeout(AGAIN_S if self._again_at and self._followed else None):
+                    await self._changed.wait()
             except TimeoutError:
                 continue
             await asyncio.sleep(LOOK_S)
@@ -355,34 +355,34 @@ class MergedEvents:
     async def _listen(self, node: str) -> None:
         try:
             connection = await self._agents.at(node)
-            self._heard.add(node)
+            self._followed.add(node)
             self._again_at.pop(node, None)
             async for found in events_at(connection, follow=True):
                 for event in self._note(node, found):
                     await self._fresh.put(self._placed(node, event))
-                self._news.set()
+                self._changed.set()
         except ControlProblem as problem:
             self._end = problem
         finally:
-            self._heard.discard(node)
+            self._followed.discard(node)
             self._again_at[node] = asyncio.get_running_loop().time() + AGAIN_S
             del self._listening[node]
-            self._news.set()
+            self._changed.set()
 
     def _note(self, node: str, found: control.Events) -> list[EventRecord]:
-        """Take in some events of a node; return those that are new."""
+        """Note some events of a node; return the new ones."""
         if found.now:
             skew = time.time() - found.now
             self._skews[node] = min(self._skews.get(node, skew), skew)
-        told = self._told.setdefault(node, {})
-        fresh = [event for event in found.events if event not in told]
-        told.update(dict.fromkeys(fresh))
-        for old in [*told][: max(0, len(told) - TOLD_MAX)]:
-            del told[old]
+        known = self._known.setdefault(node, {})
+        fresh = [event for event in found.events if event not in known]
+        known.update(dict.fromkeys(fresh))
+        for old in [*known][: max(0, len(known) - KNOWN_MAX)]:
+            del known[old]
         return fresh
 
     def _placed(self, node: str, event: EventRecord) -> EventRecord:
-        """Return an event by the clock here."""
+        """Return an event with its time by this clock."""
         skew = self._skews.get(node, 0.0)
         if abs(skew) >= CLOCKS_DIFFER_S:
             event = msgspec.structs.replace(event, wall=max(0.0, event.wall + skew))
@@ -390,5 +390,5 @@ class MergedEvents:
 
 
 def printable_event(event: EventRecord) -> EventRecord:
-    """Return an event whose texts may be shown."""
+    """Return an event whose texts are safe to print."""
     return msgspec.structs.replace(event, source=quoted(event.source), text=one_line(event.text))
