@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from holdfast.control.agents import Agents, MergedEvents, events_at, printable_event
 from holdfast.control.connection import (
     ANSWER_S,
+    Agents,
     ControlProblem,
     JobNotFound,
     JobUnreachable,
@@ -34,6 +34,7 @@ from holdfast.control.connection import (
 )
 from holdfast.control.discovery import Directory, LocalJob, find_job, only_one, read
 from holdfast.control.history import NodeHistory
+from holdfast.control.merged_events import MergedEvents, events_at, printable_event
 from holdfast.core.limits import ASKED_WHY_CHARS_MAX, NAME_CHARS_MAX
 from holdfast.core.protocol import Request
 from holdfast.printable import one_line, visible
