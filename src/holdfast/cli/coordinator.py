@@ -21,13 +21,12 @@ from holdfast import console
 from holdfast.cli.parser import CommandParser
 from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.coordinator.endpoint_list import FIRST_PROBE_S, EndpointList
-from holdfast.coordinator.server import CoordinatorServer
+from holdfast.coordinator.server import CoordinatorServer, warn_if_open
 from holdfast.coordinator.state_file import StateFile
 from holdfast.core.limits import PLACES_MAX
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.launcher.flag_values import parse_rdzv_conf
 from holdfast.launcher.story_file import story_to
-from holdfast.membership.coordinator import warn_if_open
 from holdfast.net import addresses
 from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoints
 from holdfast.net.listening import is_local, raise_descriptor_limit, try_bind
