@@ -505,7 +505,7 @@ class SessionPlayer:
             case "stuck":
                 return ms.LoopStuck(" ".join(words))
             case "turned":
-                return ms.LoopTurned()
+                return ms.LoopResumed()
             case "asked":
                 return ms.RequestMade(Request(id=words[0], action="restart", who="ann@login"))
             case "ack":

@@ -113,8 +113,8 @@ from holdfast.core.protocol import (
     check_names,
     names_in,
     reason,
-    sound_failure,
-    sound_request,
+    sanitized_failure,
+    sanitized_request,
 )
 from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks
 from holdfast.core.requests import (
@@ -335,7 +335,7 @@ class Job(msgspec.Struct, kw_only=True):
     """Of `View`."""
 
 
-def sound_job(job: Job) -> Job:
+def sanitized_job(job: Job) -> Job:
     """Return a stored job as it may be gone on with; raise `ValueError` if it may not be.
 
     Besides what holds for messages (`core.protocol`), it must be one that this machine can make.
@@ -347,14 +347,14 @@ def sound_job(job: Job) -> Job:
         names += (name, record.host)
     for one in (*job.nodes.values(), *job.departed.values()):
         names += names_in(one.info)
-        one.failure = sound_failure(one.failure)
+        one.failure = sanitized_failure(one.failure)
     names += (*job.exclusions, *job.asking, *job.answers)
     check_names(*names)
     job.exclusions = {
         node: msgspec.structs.replace(one, reason=reason(one.reason))
         for node, one in job.exclusions.items()
     }
-    job.asking = {node: sound_request(one) for node, one in job.asking.items()}
+    job.asking = {node: sanitized_request(one) for node, one in job.asking.items()}
     job.asked = reason(job.asked)
     check_address(job.coordinator_address)
     for info in (*job.members, *(one.info for one in job.nodes.values())):
@@ -362,7 +362,7 @@ def sound_job(job: Job) -> Job:
     for incarnation, fate in job.retired.items():
         if not fate.why.isprintable():
             job.retired[incarnation] = msgspec.structs.replace(fate, why=reason(fate.why))
-    job.failure = sound_failure(job.failure)
+    job.failure = sanitized_failure(job.failure)
     job.why, job.slow = reason(job.why), reason(job.slow)
     wrong = contradiction(job)
     if wrong:
@@ -526,9 +526,9 @@ class Rounds:
                 if event.report:  # It may be large, and stories are kept.
                     event = msgspec.structs.replace(event, report=b"")
             case NodeLost():
-                views = self._lose((event,))
+                views = self._remove_lost((event,))
             case NodesLost(lost):
-                views = self._lose(lost)
+                views = self._remove_lost(lost)
             case WaitEnded():
                 awaited = any(event == wait.ended for wait in self.waits)
                 views = self._wait_ended(event) if awaited else []
@@ -539,15 +539,15 @@ class Rounds:
             case _:
                 raise InvalidEvent(f"{event!r} is not an event of a job")
         if self.job.asking and self.job.phase is not JobPhase.RECOVERING:
-            newer = self._answer_asking()  # What came of the event itself is over by then.
+            newer = self._decide_requests()  # What came of the event itself is over by then.
             told = {(view.node, view.incarnation) for view in newer}
             views = [one for one in views if (one.node, one.incarnation) not in told] + newer
         if self.job.final:
             contenders, self._contenders = self._contenders, {}
             for status in contenders.values():
                 views += self._status(status)
-        if self._release():
-            self._changed(self.job.why)
+        if self._release_generation():
+            self._record_change(self.job.why)
             views += self._send_members()
         self.story.record(now, phase, event, views, cause)
         return views
@@ -645,7 +645,7 @@ class Rounds:
         if known is not None and known.info.incarnation == info.incarnation:
             if status.seq <= known.seq:
                 return []
-            self._note_request(status)
+            self._keep_request(status)
             return self._update(known, status)
         before = self._contenders.pop(info.incarnation, None)
         if before is not None and status.term <= job.term:
@@ -667,7 +667,7 @@ class Rounds:
             return []
         if job.phase is JobPhase.CLOSED:
             return [self._send_end(status)]
-        wrong = objection(job, status) or overstatement(job, status)
+        wrong = objection(job, status) or implausible_report(job, status)
         if wrong:
             refusal = RefusalReason.SETTINGS
             return [self._send_outsider(info, NodeRole.REFUSED, wrong, refusal, heard=status.term)]
@@ -683,7 +683,7 @@ class Rounds:
             if not known.info.yields:
                 return self._contend(status, known)
             why = f"another agent took the place of {info.node} (on {info.host or 'its host'})"
-            broken = why if self._take_out(known, why, superseded=True) else ""
+            broken = why if self._remove(known, why, superseded=True) else ""
             views = [self._send_outsider(known.info, NodeRole.REFUSED, why, RefusalReason.REPLACED)]
         views += self._join(status, broken, reviewed=reviewed)
         if status.phase is NodePhase.CLOSING:
@@ -702,18 +702,18 @@ class Rounds:
                 view,
                 present=len(self.job.nodes),
                 needed=self._settings.min_nodes,
-                held_back=why_held_off(known.info),
+                held_back=contender_waits_text(known.info),
             )
         ]
 
     def _refuse_contender(self, status: Status) -> list[View]:
         info = status.info
-        why = why_refused(self.job.nodes[info.node].info)
+        why = contender_refused_text(self.job.nodes[info.node].info)
         self._retire(info, why, superseded=True)
         refusal = RefusalReason.REPLACED
         return [self._send_outsider(info, NodeRole.REFUSED, why, refusal, heard=status.term)]
 
-    def _go_on(self, broken: str) -> list[View]:
+    def _admit_contenders(self, broken: str) -> list[View]:
         """Let those in whose place is free now; `broken` is why the round must change, if it must."""
         views: list[View] = []
         for incarnation, status in [*self._contenders.items()]:
@@ -727,15 +727,15 @@ class Rounds:
         self._note_clear(known, status)
         if status.phase is NodePhase.LEAVING:
             why = f"{known.info.node} left"
-            broken = why if self._take_out(known, why) else ""
+            broken = why if self._remove(known, why) else ""
             if not self.job.nodes:  # Nobody failed: they were all asked to leave.
                 self.job.restarts = 0
-            return self._go_on(broken)
+            return self._admit_contenders(broken)
         self._note_ports(known, status.info.ports)
         if status.stuck:
             lost = NodeLost(known.info.node, known.info.incarnation, status.stuck)
             return [
-                *self._lose((lost,)),
+                *self._remove_lost((lost,)),
                 self._send_outsider(known.info, NodeRole.FENCED, status.stuck),
             ]
         known.phase, known.generation = status.phase, status.generation
@@ -824,8 +824,8 @@ class Rounds:
         if status.drained and len(drained_nodes(job)) < DRAINED_MAX:
             drained = Exclusion(ExclusionKind.DRAINED, "drained under an earlier coordinator")
             job.exclusions = {info.node: drained, **job.exclusions}
-        self._note_request(status)
-        self._take_place(node)
+        self._keep_request(status)
+        self._take_over_record(node)
         after_another = self._outranked(status)
         if after_another:
             job.term = status.term + 1
@@ -878,7 +878,7 @@ class Rounds:
         if exclusion is not None:
             if exclusion.kind is ExclusionKind.DRAINED or job.phase is JobPhase.ACTIVE:
                 return [self._send(newcomer, anew=True)]
-            self._changed(delays(job))
+            self._record_change(delays(job))
             return self._send_all()
         if job.phase is JobPhase.FORMING:
             if here >= self._settings.min_nodes:
@@ -894,7 +894,7 @@ class Rounds:
     def _wait_ended(self, event: WaitEnded) -> list[View]:
         job = self.job
         if event.kind is WaitKind.STOPPING:
-            return self._name_slow()
+            return self._report_slow()
         if event.kind is WaitKind.QUIET:
             job.quiet += 1
             job.flaps = {
@@ -913,9 +913,9 @@ class Rounds:
         if job.phase is JobPhase.CLOSED:
             return self._finalize()
         if job.phase is JobPhase.RECOVERING:
-            back = self._whole_round()
+            back = self._complete_round()
             if back:
-                return self._carry_on(back)
+                return self._resume_round(back)
             missing = "not all nodes came back after the coordinator was gone"
             return self._repair(missing if claimants(job) else why_formed(job))
         if job.phase is JobPhase.FORMING:
@@ -936,14 +936,14 @@ class Rounds:
         job.phase = JobPhase.RECOVERING
         job.round = max(job.round, status.round)
         self._begin_wait()
-        back = self._whole_round() if len(job.nodes) >= status.size else []
+        back = self._complete_round() if len(job.nodes) >= status.size else []
         # One that has not started may wait for workers of nodes that are not in it. Whoever was
         # connected is back by the end of the wait.
         if any(one.generation == job.generation for one in back):
-            return self._carry_on(back)
+            return self._resume_round(back)
         return []
 
-    def _whole_round(self) -> list[Node]:
+    def _complete_round(self) -> list[Node]:
         """Return the members of an earlier coordinator's round by rank, if all of them are back."""
         back = claimants(self.job)
         if not back or [one.claimed_rank for one in back] != list(range(back[0].claimed_size)):
@@ -952,7 +952,7 @@ class Rounds:
             return []  # Somebody heard of a later one, so this round was over.
         return back
 
-    def _carry_on(self, back: list[Node]) -> list[View]:
+    def _resume_round(self, back: list[Node]) -> list[View]:
         """Go on with an earlier coordinator's round."""
         job = self.job
         job.members = [one.info for one in back]
@@ -967,15 +967,15 @@ class Rounds:
         self.rank_table = RankTable(job)
         for one in job.nodes.values():
             one.claim = NO_CLAIM  # From now on the round says who has which rank.
-        self._changed("the coordinator is back, and all nodes with it")
+        self._record_change("the coordinator is back, and all nodes with it")
         if self._size(self._here) > len(back):
             self._settle(anew=True)
         for one in back:  # What they could not report while there was no coordinator.
             if one.generation == job.generation and one.phase is NodePhase.SUCCEEDED:
                 job.succeeded.add(one.info.node)
-        return self._catch_up(back) or self._send_all()
+        return self._apply_missed_reports(back) or self._send_all()
 
-    def _catch_up(self, back: list[Node]) -> list[View]:
+    def _apply_missed_reports(self, back: list[Node]) -> list[View]:
         job = self.job
         if len(job.succeeded) == len(job.members):
             return self._close(JobOutcome.SUCCEEDED, "all workers succeeded")
@@ -1038,9 +1038,9 @@ class Rounds:
         job.succeeded = set()
         job.slow = ""
         job.master_port = self._fresh_port(job.members[0])
-        self._release()
+        self._release_generation()
         self.rank_table = RankTable(job)
-        self._changed(why)
+        self._record_change(why)
 
     def _fresh_port(self, first: NodeInfo) -> int:
         """Return a port of the first node at which no workers can have met.
@@ -1053,7 +1053,7 @@ class Rounds:
         fresh = [port for port in first.ports if known is None or port not in known.used_ports]
         return fresh[0] if fresh else first.ports[self.job.generation % len(first.ports)]
 
-    def _release(self) -> bool:
+    def _release_generation(self) -> bool:
         """Let the current generation start, if it may and has not; return whether it does now."""
         job = self.job
         if not is_held(job) or self._with_workers:
@@ -1063,10 +1063,10 @@ class Rounds:
         self._expect_workers()
         return True
 
-    def _name_slow(self) -> list[View]:
+    def _report_slow(self) -> list[View]:
         """Tell everybody whom the current generation waits for."""
-        self.job.slow = who_is_slow(self.job)
-        self._changed(self.job.why)
+        self.job.slow = slow_stop_text(self.job)
+        self._record_change(self.job.why)
         return self._send_all()
 
     def _expect_workers(self) -> None:
@@ -1109,10 +1109,10 @@ class Rounds:
         self.job.waiting = False
         for node in self.job.nodes.values():
             node.claim = NO_CLAIM  # It is about to stop its workers of that round.
-        self._changed(why)
+        self._record_change(why)
         return self._send_all()
 
-    def _lose(self, lost: tuple[NodeLost, ...]) -> list[View]:
+    def _remove_lost(self, lost: tuple[NodeLost, ...]) -> list[View]:
         """Remove all nodes that were lost together, for one new round."""
         broken = ""
         for one in lost:
@@ -1121,12 +1121,12 @@ class Rounds:
             if gone is not None and (one.is_silent or not gone.info.stops_alone):
                 self._set_workers(gone, -1)
             why = f"{one.node} was lost: {one.why}"
-            if known is not None and self._take_out(known, why):
+            if known is not None and self._remove(known, why):
                 broken = broken or why
             self._contenders.pop(one.incarnation, None)
-        return self._go_on(broken)
+        return self._admit_contenders(broken)
 
-    def _take_out(self, known: Node, why: str, *, superseded: bool = False) -> bool:
+    def _remove(self, known: Node, why: str, *, superseded: bool = False) -> bool:
         """Remove a node; return whether the job cannot go on as it is without it."""
         job, info = self.job, known.info
         was_member = self.rank_table.incarnation_of(info.node) == info.incarnation
@@ -1162,9 +1162,9 @@ class Rounds:
             job.flaps, job.forgotten_at = {}, job.quiet
         elif departures:
             record = FlapRecord(gone.host, departures, forgotten_at)
-            heir = self._heir(gone) if broken else None
+            heir = self._early_successor(gone) if broken else None
             if heir is not None:
-                self._inherit(heir, record)
+                self._give_record(heir, record)
                 return
             job.flaps[gone.node] = record
             if len(job.flaps) > FLAPS_MAX:
@@ -1172,7 +1172,7 @@ class Rounds:
                 for node in absent[:-FLAPS_MAX]:
                     del job.flaps[node]
 
-    def _heir(self, gone: NodeInfo) -> Node | None:
+    def _early_successor(self, gone: NodeInfo) -> Node | None:
         """Return the node that took a node's place before that one was known to be gone."""
         job = self.job
         if not job.waiting or not job.nodes:
@@ -1182,7 +1182,7 @@ class Rounds:
         is_new = name not in self.rank_table.rank_of and name not in job.flaps
         return newest if is_new and gone.host and newest.info.host == gone.host else None
 
-    def _take_place(self, node: Node) -> None:
+    def _take_over_record(self, node: Node) -> None:
         """Give a newcomer the record of the node whose place it takes."""
         job, info = self.job, node.info
         left = info.node
@@ -1192,9 +1192,9 @@ class Rounds:
             if not same_host:
                 return
             left = max(same_host, key=lambda name: job.flaps[name].departures)
-        self._inherit(node, job.flaps.pop(left))
+        self._give_record(node, job.flaps.pop(left))
 
-    def _inherit(self, node: Node, record: FlapRecord) -> None:
+    def _give_record(self, node: Node, record: FlapRecord) -> None:
         """Give a connected node a record; exclude the node if that has too many departures."""
         job, name = self.job, node.info.node
         job.flaps[name] = record
@@ -1235,13 +1235,13 @@ class Rounds:
         job.waiting = False
         if not job.final:
             self._begin_wait()
-        self._changed(why)
+        self._record_change(why)
         return self._send_all()
 
     def _finalize(self) -> list[View]:
         self.job.final = True
         self.job.waiting = False
-        self._changed(self.job.why)
+        self._record_change(self.job.why)
         return self._send_all()
 
     # What people ask for.
@@ -1250,12 +1250,12 @@ class Rounds:
         """Return what became of a request, unless it is unknown or was long ago."""
         return self.job.answers.get(request_id)
 
-    def _note_request(self, status: Status) -> None:
+    def _keep_request(self, status: Status) -> None:
         """Keep what is asked for through a node until it can be decided, which is mostly at once."""
         if status.request is not None:
             self.job.asking[status.info.node] = status.request
 
-    def _answer_asking(self) -> list[View]:
+    def _decide_requests(self) -> list[View]:
         job = self.job
         views: dict[tuple[str, int], View] = {}
         asking, job.asking = job.asking, {}
@@ -1277,13 +1277,13 @@ class Rounds:
             return []
         refusal, why = self._objection(request)
         if refusal is None:
-            why = self._fulfilled(request)
+            why = self._unchanged_because(request)
         answer = RequestAnswer(
             id=request.id, refusal=refusal.value if refusal else "", why=reason(why)
         )
         job.answers = with_answer(job.answers, request.id, answer)
         if why:
-            self._tell(f"{'refused: ' if refusal else ''}{request}: {answer.why}")
+            self._record_line(f"{'refused: ' if refusal else ''}{request}: {answer.why}")
             return []
         asked = reason(str(request))
         job.request, job.asked = request.id, asked
@@ -1294,10 +1294,10 @@ class Rounds:
             case Action.RESTART if not is_held(job):
                 return self._next_generation(asked)
             case Action.DRAIN:
-                return self._drain(self._named(request.node), asked)
+                return self._drain(self._nodes_named(request.node), asked)
             case Action.UNDRAIN:
-                return self._undrain(self._named(request.node), asked)
-        self._changed(asked)
+                return self._undrain(self._nodes_named(request.node), asked)
+        self._record_change(asked)
         return self._send_all()
 
     def _objection(self, request: Request) -> Refused:
@@ -1319,7 +1319,7 @@ class Rounds:
             if job.phase is not JobPhase.ACTIVE:
                 return RequestRefusal.NO_ROUND, "no round is running: the job waits for nodes"
             return GRANTED
-        named = self._named(request.node)
+        named = self._nodes_named(request.node)
         if not named:
             return RequestRefusal.NO_SUCH_NODE, f"{request.node!r} is no node or host of the job"
         if action == Action.UNDRAIN.value:
@@ -1333,18 +1333,18 @@ class Rounds:
             return RequestRefusal.TOO_FEW_NODES, why
         return GRANTED
 
-    def _fulfilled(self, request: Request) -> str:
+    def _unchanged_because(self, request: Request) -> str:
         """Return why a request that may be granted changes nothing, or nothing if it does."""
         if request.action not in (Action.DRAIN.value, Action.UNDRAIN.value):
             return ""
-        named = self._named(request.node)
+        named = self._nodes_named(request.node)
         is_drain = request.action == Action.DRAIN.value
         if any(is_drained(self.job, name) != is_drain for name in named):
             return ""
         verb = "is" if len(named) == 1 else "are"
         return f"{names_of(named)} {verb} {'already' if is_drain else 'not'} drained"
 
-    def _named(self, name: str) -> list[str]:
+    def _nodes_named(self, name: str) -> list[str]:
         """Return the nodes that go by a name: by their own, or by their host's."""
         job = self.job
         if name in job.nodes or is_drained(job, name):
@@ -1361,12 +1361,12 @@ class Rounds:
             is_missed = is_missed or (self._is_member(name) and name not in job.succeeded)
         if is_missed:
             return self._repair(why)
-        self._changed(why)
+        self._record_change(why)
         return self._send_all()
 
     def _undrain(self, nodes: list[str], why: str) -> list[View]:
         job = self.job
-        self._changed(why)
+        self._record_change(why)
         back = [name for name in nodes if is_drained(job, name)]
         self._include(*back)
         views = self._send_all()
@@ -1408,15 +1408,15 @@ class Rounds:
         if anew:
             self.job.settle_seq = self.job.wait_seq
 
-    def _changed(self, why: str) -> None:
+    def _record_change(self, why: str) -> None:
         job = self.job
         job.revision += 1
         job.why = reason(why)
         line = f"{job.phase.value}, round {job.round}, generation {job.generation}: {job.why}"
         if not self.history or self.history[-1] != line:  # It may only start now, or be final.
-            self._tell(line)
+            self._record_line(line)
 
-    def _tell(self, line: str) -> None:
+    def _record_line(self, line: str) -> None:
         self.history.append(line)
         self.changes += 1
 
@@ -1676,20 +1676,20 @@ def view_for_outsider(
     )
 
 
-def whose_place(there: NodeInfo) -> str:
+def place_taken_text(there: NodeInfo) -> str:
     """Return who has the place that a contender wants."""
     where = f" on {there.host}" if there.host else ""
     return f"another agent{where} is in the job as {there.node}"
 
 
-def why_held_off(there: NodeInfo) -> str:
+def contender_waits_text(there: NodeInfo) -> str:
     """Return why a contender has to wait."""
-    return f"{whose_place(there)}: this one is let in when that one is gone"
+    return f"{place_taken_text(there)}: this one is let in when that one is gone"
 
 
-def why_refused(there: NodeInfo) -> str:
+def contender_refused_text(there: NodeInfo) -> str:
     """Return why a contender gets no place."""
-    return f"{whose_place(there)}, and is alive"
+    return f"{place_taken_text(there)}, and is alive"
 
 
 def is_held(job: Job) -> bool:
@@ -1697,7 +1697,7 @@ def is_held(job: Job) -> bool:
     return job.phase is JobPhase.ACTIVE and job.released < job.generation
 
 
-def who_is_slow(job: Job) -> str:
+def slow_stop_text(job: Job) -> str:
     """Return whose workers a generation waits for."""
     there = (*job.nodes.values(), *job.departed.values())
     names = [one.info.node for one in there if one.workers >= 0]
@@ -1730,7 +1730,7 @@ def objection(job: Job, status: Status) -> str:
     return ""
 
 
-def overstatement(job: Job, status: Status) -> str:
+def implausible_report(job: Job, status: Status) -> str:
     """Return what a node reports and cannot have heard, or nothing."""
     fence = max(job.fence, job.fence_floor)
     for name, reported, known, ahead_max in (

@@ -61,17 +61,17 @@ from holdfast.core.etcd.calls import (
     end_of_prefix,
 )
 from holdfast.core.etcd.election import (
+    BecomeLeader,
     Election,
     ElectionEvent,
     FailSession,
     LeaderKeyChanged,
     LeadershipLost,
     LeaseReplaced,
-    LeaveOffice,
     ResignRequested,
     SessionLost,
     SessionUp,
-    TakeOffice,
+    StopLeading,
 )
 from holdfast.core.etcd.keys import (
     JobKeys,
@@ -661,9 +661,9 @@ class Leadership:
     def _elect(self, now: float, event: ElectionEvent) -> list[LeaderEffect]:
         effects: list[LeaderEffect] = []
         for effect in self.election.handle(now, event, self._cause):
-            if isinstance(effect, TakeOffice):
+            if isinstance(effect, BecomeLeader):
                 effects += self._load()
-            elif isinstance(effect, LeaveOffice):
+            elif isinstance(effect, StopLeading):
                 effects += self._stop()
             else:
                 effects.append(effect)
