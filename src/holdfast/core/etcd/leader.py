@@ -212,7 +212,7 @@ class LedJob:
                 term=self.job.term,
                 revision=stored_views.get(peer, -1),
             )
-            view = self.rounds.behind(beat)  # What the last leader had no time to store.
+            view = self.rounds.missing_view(beat)  # What the last leader had no time to store.
             if view is not None:
                 views[peer] = view
                 self.is_changed = True  # Its number must not be given to another view.
