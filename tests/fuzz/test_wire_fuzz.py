@@ -438,7 +438,8 @@ bodies: tuple[type[msgspec.Struct], ...] = (
     control.LogsQuery,
     control.LogLines,
     control.Stacks,
-    control.Stages,
+    control.StatusQuery,
+    control.JobSummaries,
     control.More,
     control.Contacts,
     NodeReport,
@@ -454,7 +455,7 @@ def test_any_bytes_as_what_is_asked_for(kind: type[msgspec.Struct], body: bytes)
     assert control.unpack(kind, control.pack(found)) == found
 
 
-@given(st.data(), st.sampled_from((Request, control.LogsQuery, control.EventsQuery, control.More)))
+@given(st.data(), st.sampled_from((Request, control.LogsQuery, control.StatusQuery, control.More)))
 def test_what_is_asked_for_comes_back_as_it_was(data: st.DataObject, kind: Any) -> None:
     sent = data.draw(structs(kind))
     assert control.unpack(kind, control.pack(sent)) == sent

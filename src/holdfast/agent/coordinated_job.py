@@ -1,7 +1,7 @@
 """This node's part in a job that a coordinator (or an etcd leader) decides about.
 
 `CoordinatedJob` stands between the agent's loop and the connection. It turns messages into events
-of the machine, sends the machine's reports, and prints how the job goes on. It decides nothing.
+of the machine, sends the machine's reports, and prints the progress of the job. It decides nothing.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 
 SUMMARY_CHARS_MAX = 500
-# What an agent of several may need at once: for its connections, the coordinator that it may be and
-# the store of its workers; and for each of them.
+# The file descriptors that an agent may need at once: for its connections, for the coordinator and the
+# workers' store that it may serve; and for each worker.
 JOB_DESCRIPTORS = 20
 WORKER_DESCRIPTORS = 3
 
@@ -229,14 +229,14 @@ class CoordinatedJob:
         self._handler.serve_now()
 
     def _describe_failure(self) -> tuple[Failure, bytes]:
-        """Return this node's first failure in short, and in full if it may be the job's last."""
+        """Return a summary of this node's first failure, and a full report if no restart follows."""
         node = self._handler.node_id
         failures = self._failures()
         retryable = self._machine.retryable
         unhealthy = self._machine.unhealthy
         if unhealthy or not failures:
             summary = (unhealthy or "the workers are not healthy")[:SUMMARY_CHARS_MAX]
-            sudden = bool(unhealthy)  # What failed of it elsewhere is a consequence.
+            sudden = bool(unhealthy)  # Failures of other nodes are consequences of it.
             return Failure(node=node, summary=summary, sudden=sudden, retryable=retryable), b""
         error = ChildFailedError("", failures)
         rank, first = error.get_first_failure()
@@ -263,7 +263,7 @@ class CoordinatedJob:
     # The end of the job.
 
     def failures(self, local: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
-        """Return the failures of the whole job as far as known: its first, then this node's."""
+        """Return the known failures of the whole job: its first, then this node's."""
         view = self._machine.view
         failure = view.failure if view is not None else None
         if view is None or failure is None:
@@ -289,13 +289,13 @@ class CoordinatedJob:
                 place=0,
             )
         for one in local.values():
-            one.consequence = True  # Of the failure elsewhere, for which all were stopped.
+            one.consequence = True  # Of the failure on another node, which stopped all workers.
             one.order += len(first)
         next(iter(first.values())).rivals = failure.rivals
         return {**local, **first}
 
     def error(self, outcome: supervision.Outcome) -> Exception | None:
-        """Return the error of a node that could not be in the job to its end, if it is one."""
+        """Return the error of a node whose part ended before the job, or None."""
         if outcome is supervision.Outcome.COORDINATOR_LOST:
             return RendezvousConnectionError(self._loss)
         if outcome is supervision.Outcome.JOIN_TIMED_OUT:
@@ -304,7 +304,7 @@ class CoordinatedJob:
         over = view is not None and view.role is NodeRole.CLOSED
         if outcome is supervision.Outcome.SUCCEEDED and self._loss and not over:
             console.warning(
-                f"{self._loss}; this node's workers succeeded, but how the job ended on other "
+                f"{self._loss}; this node's workers succeeded, but the result of the job on other "
                 "nodes is not known here"
             )
         refused = outcome is supervision.Outcome.REFUSED

@@ -1,7 +1,7 @@
-"""The agent's side of observing: turns what it does into lifecycle events.
+"""Turns the steps of an agent into lifecycle events, and sends them to the observers.
 
-The agent calls a method for each step; here the step is put together with what the agent knows of
-itself, and sent to the observers. While there are none, nothing is put together at all.
+The agent calls a method for each step; the method adds ranks, generation and times. Without
+observers it does nothing.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 FAILURES_AFTER_S = 1.0
-"""Tracebacks are looked for after a restart, not before; unless that takes so long."""
+"""Tracebacks are read after the restart, or after this time if the restart takes longer."""
 
 
 class LifecycleReporter:
     """Reports the lifecycle events of one agent to its observers.
 
-    It is a context around one run. An agent that no launcher observes keeps its own records for
-    that time, if any handler is configured; entering it again inside adds nothing.
+    It is a context around one run. If no launcher observes the agent and a handler is configured,
+    it keeps records of the run itself. Nested use has no effect.
     """
 
     def __init__(self, group: WorkerGroup, logs_specs: object = None) -> None:
@@ -199,7 +199,7 @@ class LifecycleReporter:
     def generation_stopped(
         self, generation: int, failures: dict[int, ProcessFailure] | None = None
     ) -> None:
-        """Report that all workers are gone; `failures` has those that failed by global rank."""
+        """Report that all workers have exited; `failures` has those that failed, by global rank."""
         at = self._rendezvous_since = now()[0]
         self._rendezvous_is_over = False
         if self.observers:
@@ -208,7 +208,7 @@ class LifecycleReporter:
                 self._failed, self.failures_due = (generation, failures), at + FAILURES_AFTER_S
 
     def report_failures(self) -> None:
-        """Report why workers of a generation before had failed, if that was not done yet."""
+        """Report why the workers of the last generation failed, unless that was done."""
         failed, self._failed, self.failures_due = self._failed, None, None
         if failed is not None:
             generation, failures = failed

@@ -596,7 +596,7 @@ def log_restart(machine: Supervision, failures: dict[int, ProcessFailure]) -> No
     if machine.reason is StopReason.REGROUP:
         console.info("nodes are waiting to join: regrouping")
         return
-    if machine.reason is StopReason.ASKED:
+    if machine.reason is StopReason.REQUESTED:
         return  # The request was reported when it was granted.
     budget = machine.budget
     causes = {rank: failure for rank, failure in failures.items() if not failure.consequence}

@@ -1,6 +1,6 @@
-"""What the agents of one round exchange through its store: ranks, and that they are done.
+"""The exchange of ranks, and the exit barrier, through the store of a round.
 
-Keys and values are TorchElastic's. A round of one node needs no store at all.
+Keys and values are TorchElastic's. A round of one node does not use the store.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def node_ranks(
     spec: WorkerSpec,
     is_broken: Callable[[], bool] = _never,
 ) -> NodeRanks:
-    """Return the ranks of this node's workers: the first node assigns those of all nodes.
+    """Return the ranks of this node's workers. The first node of the round assigns all ranks.
 
-    `is_broken` is asked every `monitor_interval`; once it is true, the wait for a node that will
-    never come is over and `RoundBroken` is raised.
+    Calls `is_broken` every `monitor_interval`; once it is true, raises `RoundBroken` instead of
+    waiting for a node that has left.
     """
     if os.environ.get("TORCH_ELASTIC_WORKER_IDENTICAL") == "1":
         return identical_ranks(group_rank, group_world_size, spec.local_world_size)
@@ -64,7 +64,7 @@ def node_ranks(
     if group_rank == 0:
         keys = [f"{ROLE_INFO}{node}" for node in range(group_world_size)]
         infos = _multi_get(store, keys, is_broken, interval)
-        # A store of the user's that knows the ranks by itself may have no infos to give.
+        # A user's own store may know the ranks by itself, and have no infos.
         nodes = [_decoded(key, info, _shape) for key, info in zip(keys, infos, strict=False)]
         assigned = [
             json.dumps(
@@ -84,7 +84,7 @@ def node_ranks(
 
 
 def _decoded(key: str, value: bytes, read: Callable[[Any], T]) -> T:
-    """Return what another agent stored; raise `RendezvousStateError` if none can have."""
+    """Decode another agent's value; raise `RendezvousStateError` if it is not valid."""
     import json
 
     try:
@@ -130,10 +130,10 @@ def _multi_set(store: Any, keys: list[str], values: list[str]) -> None:
 def _await(store: Any, keys: list[str], is_broken: Callable[[], bool], interval_s: float) -> None:
     """Return when the keys have values; raise `RoundBroken` if the round breaks before.
 
-    A store can only be asked or waited for, not both, so this asks: soon at first, then ever more
-    rarely. One that cannot be asked, as TorchElastic does not require it, is waited for by `get`.
+    It polls with `check`, at growing intervals, since a blocking `get` could not notice a broken
+    round. TorchElastic does not require `check`: without it, the caller's `get` waits.
     """
-    if is_broken is _never or not _can_be_asked(store, keys):
+    if is_broken is _never or not _has_check(store, keys):
         return
     pause, asked_at = FIRST_POLL_S, time.monotonic()
     while not store.check(keys):
@@ -145,8 +145,8 @@ def _await(store: Any, keys: list[str], is_broken: Callable[[], bool], interval_
         pause = min(2 * pause, interval_s)
 
 
-def _can_be_asked(store: Any, keys: list[str]) -> bool:
-    """Whether a store has `check`: those that derive from torch's inherit one that only raises."""
+def _has_check(store: Any, keys: list[str]) -> bool:
+    """Whether a store has a working `check`; the one inherited from torch only raises."""
     try:
         store.check(keys)
     except Exception:  # noqa: BLE001 (if the store is lost, the `get` that follows says so)
@@ -155,9 +155,9 @@ def _can_be_asked(store: Any, keys: list[str]) -> bool:
 
 
 def exit_barrier(group: WorkerGroup, timeout_s: float) -> None:
-    """Wait until every node's workers are done, so that none takes the store away too early.
+    """Wait until every node's workers are done, so that the store outlives them all.
 
-    Nodes that do not arrive in time are logged; this node's own success stands.
+    A timeout is logged, and does not change this node's result.
     """
     if group.group_world_size == 1:
         return

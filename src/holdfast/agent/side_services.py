@@ -1,7 +1,7 @@
-"""What an agent serves besides its workers, in the same loop and without a thread of its own.
+"""The services of an agent besides its workers, in the agent's loop and without a thread.
 
-Watchdog timers and sections (`watchdogs`), the health probe and readiness check
-(`holdfast.observe.health`), and importing ahead what a failure will need.
+They are the watchdogs, the health probe and readiness check (`holdfast.observe.health`), samples of
+the workers' progress, the control point, and the early import of what a failure will need.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 HEALTH_PORT_ENV = "TORCHELASTIC_HEALTH_CHECK_PORT"
 
-# A start imports little, to be fast. But what a failure and a restart need must not be looked for
-# when they happen: by then the installation may have been upgraded under the job, or its file
-# system may be gone. A job that ends sooner than this imports nothing of it. Workers that are
-# functions in interpreters of their own do need the files (`spawn`, `forkserver`).
+# A start imports little, to be fast. But modules that a failure or a restart needs must be loaded
+# before it happens: by then the installation may have been upgraded under the job, or its file
+# system may be unavailable. A shorter job imports none of them. Functions in new interpreters
+# (`spawn`, `forkserver`) need the files in any case.
 PREIMPORT_AFTER_S = 1.0
-# Progress is sampled for the record in the log directory: often at first, and ever less often, so that the
-# time between two samples is a twentieth of the time covered. Only where workers report any.
+# Progress is sampled for the record in the log directory, if workers report any. The interval grows:
+# it is a twentieth of the time since the first sample.
 SAMPLE_PART = 0.05
 SAMPLE_S_MIN, SAMPLE_S_MAX = 0.1, 30.0
 PREIMPORTED = (
@@ -68,7 +68,7 @@ PREIMPORTED = (
     "holdfast.store.tcp.store_server",
     "holdfast.timers.reaper",
 )
-# And these, if the first of a line is in use.
+# The modules of a line, if its first is loaded.
 PREIMPORTED_WITH = {
     "holdfast.rendezvous.coordinator": ("holdfast.coordinator.server",),
     "holdfast.rendezvous.etcd": ("holdfast.wire.job_summary", "holdfast.etcd.sync_client"),
@@ -80,7 +80,7 @@ PREIMPORTED_WITH = {
 
 
 class SideServices:
-    """Begins and ends with a run. `look` when a descriptor is readable or the deadline has come."""
+    """Begins and ends with a run. Call `look` when a descriptor is readable or the deadline passes."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class SideServices:
             from holdfast.observe.health.health_server import Readiness, server_from_environment
             from holdfast.observe.health.loop_probe import LoopProbe
 
-            if self._readiness is None:  # Else it observes already, since an earlier run.
+            if self._readiness is None:  # Otherwise it observes since an earlier run.
                 self._readiness = Readiness()
                 self._observers.add(self._readiness)
             self._probe = LoopProbe()
@@ -145,7 +145,7 @@ class SideServices:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the run has lasted for so long that nothing is put off any more."""
+        """Whether the first second of the run is over."""
         return self._preimport_at is None
 
     def descriptors(self) -> list[int]:
@@ -197,7 +197,7 @@ class SideServices:
         self.end_samples()
 
     def end_samples(self) -> None:
-        """Take the last sample of a generation, which is taken even if no other was."""
+        """Take the last sample of a generation, even if it is the only one."""
         self._sample()
         self._sampled.clear()
         self._sample_at = None
@@ -220,7 +220,7 @@ class SideServices:
             self._reporter.progress_sampled(tuple(changed))
 
     def away(self, what: str) -> AbstractContextManager[None]:
-        """Return a context in which the agent waits for something else than its loop."""
+        """Return a context in which the loop waits, for the health probe."""
         return self._probe.busy(what) if self._probe is not None else nullcontext()
 
     def _close_probe(self) -> None:
@@ -229,12 +229,12 @@ class SideServices:
             try:
                 probe.close()
             except OSError:
-                pass  # Somebody has closed its descriptor.
+                pass  # Its descriptor is closed already.
 
 
 def preimport() -> None:
-    """Import what a failure will need, and have the keeper's program in memory."""
-    gc.collect()  # What starting left goes first, so that this takes its place in memory.
+    """Load the modules that a failure will need, and the keeper's program."""
+    gc.collect()  # Free the memory of the start first, so that this reuses it.
     used = [names for first, names in PREIMPORTED_WITH.items() if first in sys.modules]
     try:
         for name in [*PREIMPORTED, *(name for names in used for name in names)]:

@@ -1,4 +1,4 @@
-"""The nouns of an agent: what to run, the workers, their group, and how a run ended.
+"""The data of an agent: its specification, the workers, their group and the result of a run.
 
 Names, fields and defaults are TorchElastic's.
 """
@@ -25,7 +25,7 @@ DEFAULT_ROLE = "default"
 
 
 class WorkerState(str, Enum):  # noqa: UP042 (StrEnum's text differs from TorchElastic's)
-    """How a group of workers is."""
+    """The state of a group of workers."""
 
     UNKNOWN = "UNKNOWN"
     INIT = "INIT"
@@ -52,11 +52,11 @@ def run_script_path(training_script: str, *training_script_args: str) -> None:
 
 @lazy_dataclass
 class WorkerSpec:
-    """What the workers of a node are, and how often they may be started again.
+    """What the workers of a node run, and how often they may restart.
 
     `entrypoint` is a program, with `args` as its arguments, or a function that is called with
-    them. `monitor_interval` matters only where the agent has to poll: a rendezvous handler
-    that must be asked, or an agent subclass that has nothing but its `_monitor_workers`.
+    them. `monitor_interval` matters only if the agent polls: a user's own rendezvous handler, or a
+    subclass of TorchElastic's agents that overrides `_monitor_workers`.
     """
 
     role: str
@@ -84,7 +84,7 @@ class WorkerSpec:
             )
         if self.monitor_interval <= 0:
             raise UsageError(
-                f"monitor_interval: {self.monitor_interval} is not a number of seconds; "
+                f"monitor_interval: {self.monitor_interval} is not a valid interval in seconds; "
                 "accepted: above 0"
             )
         if self.fn is not None:
@@ -104,7 +104,7 @@ class WorkerSpec:
 
 
 class Worker:
-    """One worker's place in the job; `id` is what `_start_workers` returned, a pid usually."""
+    """One worker and its ranks; `id` is what started it returned, usually a pid."""
 
     __slots__ = ("global_rank", "id", "local_rank", "role_rank", "role_world_size", "world_size")
 
@@ -136,7 +136,7 @@ class Worker:
 def place_workers(
     count: int, first_rank: int, first_role_rank: int, world_size: int, role_world_size: int
 ) -> list[Worker]:
-    """Return the workers of a node with their ranks, which follow one another."""
+    """Return the workers of a node with consecutive ranks."""
     return [
         Worker(one, first_rank + one, first_role_rank + one, world_size, role_world_size)
         for one in range(count)
@@ -144,7 +144,7 @@ def place_workers(
 
 
 class WorkerGroup:
-    """The workers of one agent, and their places in the last round."""
+    """The workers of one agent, and their ranks in the last round."""
 
     __slots__ = (
         "group_rank",

@@ -1,10 +1,10 @@
 """Detects workers that take too long: expired timers, sections, uninterruptible sleep.
 
-Workers set timers through a named pipe (`holdfast.timers`), if the environment of the agent asks
-for one, and report sections through a page of memory each (`holdfast.worker`). Both expire in the
+Workers set timers through a named pipe (`holdfast.timers`), if the agent's environment enables
+it, and report sections through a page of memory each (`holdfast.worker`). Both expire in the
 same way, as `TimersExpired`. The supervision decides what follows: the worker's stacks are written
 to its log, and it gets the timer's signal. Its exit is an event like any other, and the report
-names the timer. Workers in uninterruptible sleep are `blocked_workers`.
+names the timer. `blocked_workers` detects uninterruptible sleep.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ TRUE_WORDS = ("1", "true", "yes", "on")
 EXPIRED = "timer expired"
 KILLED = "kill worker process"
 DUMP_S = 2.0
-"""How long all dumps of one `look` may take; the agent does nothing else meanwhile."""
+"""The limit for all dumps of one decision; the agent does nothing else meanwhile."""
 DUMP_EACH_S_MIN = 0.1
-"""How long each may take, however many there are: enough for what the kernel knows."""
+"""The minimum for each dump: enough for what the kernel knows."""
 STACKS_CHARS_MAX = 64 * 1024
 """Kept of a worker's stacks for the report, if it has no log."""
 
@@ -56,12 +56,12 @@ class TimeoutKill:
         self._who = "" if direct else f"its process {pid} "
 
     def is_of(self, failure: ProcessFailure) -> bool:
-        """Whether the worker died of it: itself, or like a shell whose program was killed."""
+        """Whether the worker died of this signal, or is a shell whose program did."""
         own = failure.exitcode == -self._signum and self._direct
         return own or failure.exitcode == 128 + self._signum
 
     def why(self, failure: ProcessFailure) -> str:
-        """Return what it has to do with the failure; a worker may outlive a signal."""
+        """Return what the signal did; a worker may survive it."""
         survived = self._direct and not self.is_of(failure)
         what = f"got signal {self._signum:d}" if survived else "was killed"
         return f"{self._who}{what} because timer {self._scope!r} expired"
@@ -99,7 +99,7 @@ class Watchdogs:
     # One generation after the other.
 
     def begin(self, ranks: Iterable[int], environ: Mapping[str, str]) -> None:
-        """Make what the workers of a generation need."""
+        """Prepare pages and the pipe for the workers of a generation."""
         self._workers, self._roots, self._kills, self._stacks = {}, {}, {}, {}
         self._late_timers, self._late_sections = {}, {}
         if self._pages is None and not self._pages_failed:
@@ -124,14 +124,14 @@ class Watchdogs:
             self._timers_failed = self._timers is None
 
     def environment(self, rank: int) -> dict[str, str]:
-        """Return what a worker needs in its environment."""
+        """Return the variables that a worker needs."""
         found = self._pages.environment(rank) if self._pages is not None else {}
         if PAGE_ENV not in found and os.environ.get(PAGE_ENV):
-            found[PAGE_ENV] = ""  # What they inherit is the page of whoever started this agent.
+            found[PAGE_ENV] = ""  # This agent's own page: it is itself a worker of another agent.
         if self._timers is not None:
             found[FILE_ENV] = self._timers_path
         elif self._timers_failed:
-            found[FILE_ENV] = ""  # What they inherit names a pipe that nobody reads.
+            found[FILE_ENV] = ""  # The inherited variable names a pipe without a reader.
         return found
 
     def started(self, generation: int, pids: Mapping[int, int], logs: Mapping[int, str]) -> None:
@@ -170,7 +170,7 @@ class Watchdogs:
             _close_quietly(timers)
             self._record("watchdog stopped", None)
 
-    # In the agent's loop.
+    # For the agent's loop.
 
     def descriptors(self) -> list[int]:
         return [one.fileno() for one in (self._timers, self._pages) if one is not None]
@@ -204,7 +204,7 @@ class Watchdogs:
         return events
 
     def _expired(self) -> tuple[ExpiredTimer, ...]:
-        """Return the late timers, of each process the one that its signal comes from."""
+        """Return the late timers: of each process the one whose signal it gets."""
         from holdfast.timers.reaper import fatal_of
 
         expired = []
@@ -244,7 +244,7 @@ class Watchdogs:
             _close_quietly(pages)
 
     def _find_late(self, pages: WorkerPages, now: float) -> dict[int, list[FileTimerRequest]]:
-        """Return the sections that were not left in time, by process."""
+        """Return the sections that passed their deadline, by process."""
         late: dict[int, list[FileTimerRequest]] = {}
         for rank, section in pages.take(now):
             from holdfast.timers.reaper import section_timer
@@ -265,7 +265,7 @@ class Watchdogs:
     # Reports.
 
     def explain(self, failure: ProcessFailure) -> None:
-        """Put into the failure of a worker that was killed here why it was."""
+        """Add to the failure of a worker that a watchdog killed why it did."""
         kill = self._kills.get(failure.pid)
         if kill is None:
             return
@@ -291,7 +291,7 @@ class Watchdogs:
         """Return each worker's last step, and when it was reported, also of those that have ended."""
         return self._pages.steps() if self._pages is not None else []
 
-    # Timers, and how a late worker is killed.
+    # Timers and dumps.
 
     def _serve_timers(self, path: str) -> FileTimerServer | None:
         from holdfast.timers.timer_server import FileTimerServer
@@ -302,7 +302,7 @@ class Watchdogs:
             server = FileTimerServer(
                 path, self._run_id, log_event=self._record, is_ours=self._is_ours, dump=self._dump
             )
-        except UsageError as problem:  # The round has formed: this is no reason to end it.
+        except UsageError as problem:  # The job runs without timers.
             console.warning(f"{problem.message}: timers disabled ({problem.hint})")
             return None
         except OSError as problem:
@@ -315,7 +315,7 @@ class Watchdogs:
         return server
 
     def _own_path(self) -> str:
-        """Return a path that nobody else has, and that is swept if this agent is killed."""
+        """Return a unique path, in the folder that is removed even if this agent is killed."""
         if self._pages is not None:
             return os.path.join(self._pages.folder, "timers")
         import tempfile
@@ -355,7 +355,7 @@ class Watchdogs:
             return
         pid = request.worker_pid
         if what == EXPIRED:
-            # Now: of a process that was killed nobody knows any more whose it was.
+            # Now: the ancestors of a killed process are unknown.
             self._roots[pid] = root_of(pid, self._workers)
         elif what == KILLED:
             root = self._roots.get(pid, pid)
@@ -370,4 +370,4 @@ def _close_quietly(one: FileTimerServer | WorkerPages) -> None:
     try:
         one.close()
     except OSError:
-        pass  # Somebody has closed its descriptors.
+        pass  # Its descriptors are closed already.

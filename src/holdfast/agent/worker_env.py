@@ -1,9 +1,9 @@
-"""The environment each worker is given, variable by variable as TorchElastic gives it.
+"""The environment variables of each worker. Names and values are TorchElastic's.
 
-Two are ours. `HOLDFAST_GENERATION` counts the starts of the workers over the whole job, whatever the
-reason, and is the same on every node; `TORCHELASTIC_RESTART_COUNT` counts failures only.
-`HOLDFAST_FENCE` is the same on every node too and higher in every later generation, also where a
-coordinator that forgot all counts from 0 again.
+Two are Holdfast's own. `HOLDFAST_GENERATION` counts the starts of the workers over the whole job,
+whatever the reason, and is the same on every node; `TORCHELASTIC_RESTART_COUNT` counts failures only.
+`HOLDFAST_FENCE` is the same on every node, too, and grows with every generation. Unlike the
+generation it keeps growing if the coordinator loses its state and counts from 0 again.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def worker_environment(
     fence: int = 0,
     inherited: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return what a worker's environment has on top of the agent's own."""
+    """Return the variables that a worker gets on top of the agent's environment."""
     spec = group.spec
-    # At an address that the caller names, the agent serves nothing.
+    # If the caller sets the address, something else serves the store.
     serves = spec.rdzv_handler.use_agent_store and not (spec.master_addr or spec.master_port)
     env = {
         "LOCAL_RANK": str(worker.local_rank),
@@ -63,7 +63,7 @@ def worker_environment(
 
 
 def substitute_local_rank(arg: Any, local_rank: int | str) -> Any:
-    """Replace `${local_rank}` and `$local_rank` in a text argument; leave all else as it is."""
+    """Replace `${local_rank}` and `$local_rank` in a text argument; leave other values unchanged."""
     if not isinstance(arg, str) or "local_rank" not in arg:
         return arg
     import re
@@ -72,7 +72,7 @@ def substitute_local_rank(arg: Any, local_rank: int | str) -> Any:
 
 
 def log_line_prefix(template: str, role: str, worker: Worker) -> str:
-    """Fill a prefix template; names it does not know stay as they are."""
+    """Fill a prefix template; unknown names stay unchanged."""
     from string import Template
 
     return Template(template).safe_substitute(
@@ -81,7 +81,7 @@ def log_line_prefix(template: str, role: str, worker: Worker) -> str:
 
 
 def timeout_from_environment(name: str) -> float | None:
-    """Return the seconds a variable gives, None where it is unset, unreadable or not positive."""
+    """Return the seconds in a variable; None if it is unset, not a number, or not positive."""
     try:
         seconds = float(os.environ.get(name, ""))
     except ValueError:

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from holdfast.cli.commands import TABLE
-from holdfast.cli.parser import CommandParser, Help
+from holdfast.cli.parser import CommandParser
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -76,7 +76,6 @@ def build_parser(name: str) -> CommandParser:
         usage="holdfast completion SHELL",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=Help,
     )
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     return parser

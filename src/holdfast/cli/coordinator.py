@@ -1,11 +1,11 @@
-"""The verb `coordinator`: the coordinator on its own, in the foreground, until a signal ends it.
+"""The command `coordinator`: a coordinator without an agent, in the foreground, until a signal ends it.
 
-Agents need it only where none of them should coordinate: then the job outlives the loss of any
-agent's machine but this one's. It starts no workers. One that is started again at the same endpoint
-learns from the agents where their jobs are, and with `--state` from a file too.
+With it a job survives the loss of any agent's machine, but not of this one. It starts no workers. A
+coordinator that is restarted at the same endpoint learns the state of its jobs from the agents, and with
+`--state` from a file too.
 
-Its output is one line per change of a job; a line that cannot be written at once is dropped,
-because jobs must not wait for a console.
+It prints one line per change of a job. A line that cannot be written at once is dropped: jobs do not wait
+for a console.
 """
 
 from __future__ import annotations
@@ -15,37 +15,30 @@ import os
 import select
 import signal
 import sys
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.cli.parser import CommandParser, Help
+from holdfast.cli.parser import CommandParser
 from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.coordinator.endpoint_list import FIRST_PROBE_S, EndpointList
-from holdfast.coordinator.server import CoordinatorServer
+from holdfast.coordinator.server import CoordinatorServer, warn_if_open
 from holdfast.coordinator.state_file import StateFile
 from holdfast.core.limits import PLACES_MAX
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.etcd.cluster_list import advice, parse_machines
-from holdfast.etcd.cluster_member import running_member
-from holdfast.launcher.config import STORY_ENV
 from holdfast.launcher.flag_values import parse_rdzv_conf
-from holdfast.launcher.story_file import StoryFile
-from holdfast.membership.coordinator import warn_if_open
+from holdfast.launcher.story_file import story_to
 from holdfast.net import addresses
 from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoints
 from holdfast.net.listening import is_local, raise_descriptor_limit, try_bind
 from holdfast.net.token import choose_token
 from holdfast.printable import one_line
 from holdfast.processes.signals import SignalException, in_words
-from holdfast.rendezvous.ha import list_of
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters, parse
 
 if TYPE_CHECKING:
     import argparse
     import socket
     from collections.abc import Sequence
-    from contextlib import AbstractContextManager
 
     from holdfast.net.tls import TlsFiles, TlsToken
     from holdfast.rendezvous.rdzv_conf import RendezvousConfig
@@ -56,10 +49,11 @@ RESOLVE_S = 30.0
 ADDRESSES_SHOWN_MAX = 4
 NODES_SHOWN_MAX = 100
 OWN_PLACE_S = 5.0
-DRAIN_S = 5.0  # For nodes to receive how their job ended.
+DRAIN_S = 5.0
+"""How long nodes have to receive the outcome of their job."""
 
 DESCRIPTION = """\
-Run a coordinator without an agent. Start the agents of all jobs with this
+Run a coordinator without an agent. Start the agents of all jobs with its
 endpoint as --rdzv-endpoint, and with --rdzv-conf is_host=0.
 """
 EXAMPLES = """\
@@ -69,23 +63,21 @@ examples:
   holdfast coordinator --endpoint head:29400
       for agents on all machines that have the same ~/.holdfast/token
   HOLDFAST_TOKEN_FILE=/etc/jobs/token holdfast coordinator --endpoint head:29400
-      for those that have the same token, wherever
+      for agents that have this token, anywhere
   holdfast coordinator --endpoint localhost:0
-      at any free port; the first line of output names it
+      at any free port; the first line of output shows it
   holdfast coordinator --endpoint head:29400 --state /var/lib/holdfast/state.json
-      so that one that is started again goes on where this one was
+      with a file from which a restarted coordinator continues
   holdfast coordinator --endpoint head --rdzv-conf tls_cert=head.pem,tls_key=head.key
-      with TLS; agents get tls_ca
-
+      with TLS; agents set tls_ca
   holdfast coordinator --take-over --endpoint node0,node1,node2
-      on node1, when node0, where the coordinator of a job with this list was, is
-      known to be gone
-
+      on node1, once node0 is known to be lost: it ran the coordinator of the jobs
+      that have this list
   holdfast coordinator --ha node0,node1,login --rdzv-id my-job
       on login: a third vote in the cluster of a job of two machines
 
-SIGINT or SIGTERM stops it. Agents keep their workers running and wait for a
-coordinator to be back at the endpoint.
+SIGINT or SIGTERM stops the coordinator. Agents keep their workers running and
+reconnect when a coordinator runs at the endpoint again.
 """
 
 
@@ -96,7 +88,6 @@ def build_parser(name: str) -> CommandParser:
         usage="holdfast coordinator [flags]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=Help,
     )
     parser.add_argument(
         "--endpoint",
@@ -104,16 +95,16 @@ def build_parser(name: str) -> CommandParser:
         "--rdzv_endpoint",
         default=DEFAULT_ENDPOINT,
         metavar="HOST[:PORT],...",
-        help=f"where to listen; the default port is {DEFAULT_PORT}, 0 is any free one. Loopback names "
-        "listen on loopback only, all others on every address of this machine. Of a list, as the agents "
-        "have it, the first",
+        help=f"where to listen; the default port is {DEFAULT_PORT}, 0 is any free one. A loopback name "
+        "listens on loopback only, any other on every address of this machine. A list, as the agents have "
+        "it, stands for its first endpoint",
     )
     parser.add_argument(
         "--take-over",
         action="store_true",
-        help="coordinate for agents that have this list as --rdzv-endpoint, at the place of this machine "
-        "in it, because the machine that did so is gone. That is for you to know: this only sees whether "
-        "it answers, and refuses to begin if it does. Ends with the jobs that it took over",
+        help="replace the coordinator of the agents that have this list as --rdzv-endpoint, at this "
+        "machine's endpoint in the list. Use it only if the machine of that coordinator is lost: the command "
+        "cannot verify this, and refuses only if a coordinator responds. It ends with the jobs it took over",
     )
     parser.add_argument(
         "--rdzv-conf",
@@ -128,23 +119,22 @@ def build_parser(name: str) -> CommandParser:
         "--state",
         default="",
         metavar="FILE",
-        help="keep in FILE where the jobs are, so that a coordinator that is started again knows it "
-        "though their agents are away: generation and restarts never go back, and a job that is "
-        "over stays over",
+        help="keep the state of the jobs in FILE. A restarted coordinator then knows it even while the "
+        "agents are disconnected: generations and restarts never decrease, and an ended job stays ended",
     )
     parser.add_argument(
         "--ha",
         default="",
         metavar="HOST[:PORT],...",
-        help="be one of the machines that run the etcd of a job with --ha, instead of a coordinator; "
-        "the same list as for holdfast run",
+        help="run a member of the etcd of a job with --ha, instead of a coordinator; the same list as for "
+        "holdfast run",
     )
     parser.add_argument(
         "--rdzv-id",
         "--rdzv_id",
         default="",
         metavar="ID",
-        help="run id of the job: with --ha (none); with --take-over, to take over this one alone",
+        help="run id of the job: with --ha (none); with --take-over, to take over only this job",
     )
     parser.add_argument(
         "--ready-fd",
@@ -157,16 +147,16 @@ def build_parser(name: str) -> CommandParser:
         "--story",
         default="",
         metavar="FILE",
-        help="append every step of the coordinator to FILE, each with its cause: see holdfast story",
+        help="append every step of the coordinator to FILE, with its cause, for holdfast story",
     )
     return parser
 
 
 def execute(args: argparse.Namespace) -> None:
-    """Coordinate until a signal comes, which is raised as `SignalException`."""
+    """Coordinate until a signal arrives, and raise it as `SignalException`."""
     console.check_level()
     if args.ha:
-        with _story(args.story):
+        with story_to(args.story):
             _be_member(args)
         return
     ends = parse_rendezvous_endpoints(args.endpoint, DEFAULT_PORT, PLACES_MAX, flag="--endpoint")
@@ -186,36 +176,23 @@ def execute(args: argparse.Namespace) -> None:
     raise_descriptor_limit()
     state_path = args.state or config.state_file
     places = _places(args, config, ends, token) if len(ends) > 1 else None
-    with _story(args.story):
+    with story_to(args.story):
         try:
             listener = try_bind(host, port, is_host=True)
         except EnvironmentProblem as problem:
             if not args.take_over:
                 raise
-            hint = "did another coordinator take over here? Agents know of no other port on this machine"
+            hint = (
+                "did another coordinator take over here? Agents know only this port of the machine"
+            )
             raise EnvironmentProblem(problem.message, hint=hint) from None
         assert listener is not None
         try:
             warn_if_open(listener, token, tls, host)
-            state = _open_state(state_path)
+            state = StateFile(state_path) if state_path else None
             _serve(args, config, host, listener, token, tls, state, place=place, places=places)
         finally:
             listener.close()
-
-
-def _story(path: str) -> AbstractContextManager[object]:
-    named = path or os.environ.get(STORY_ENV, "")
-    if not named:
-        return nullcontext()
-
-    return StoryFile(named, source="--story" if path else STORY_ENV)
-
-
-def _open_state(path: str | None) -> StateFile | None:
-    if not path:
-        return None
-
-    return StateFile(path)
 
 
 def _config(args: argparse.Namespace) -> RendezvousConfig:
@@ -224,7 +201,7 @@ def _config(args: argparse.Namespace) -> RendezvousConfig:
 
 
 def _own_place(args: argparse.Namespace, ends: Sequence[tuple[str, int]]) -> int:
-    """Return which of the endpoints is this machine's, to take over at."""
+    """Return the position of this machine in the list of endpoints."""
     if len(ends) == 1:
         raise UsageError(
             f"--take-over: --endpoint names one machine, {args.endpoint!r}; accepted: the list that the "
@@ -235,7 +212,7 @@ def _own_place(args: argparse.Namespace, ends: Sequence[tuple[str, int]]) -> int
         try:
             found = addresses.resolve_within(host, port, OWN_PLACE_S)
         except OSError:
-            continue  # The name of a machine that is gone may be gone with it.
+            continue  # The name of a lost machine may not resolve any more.
         if all(is_local(one) for one in found):
             own.append(place)
     if any(own):
@@ -244,7 +221,7 @@ def _own_place(args: argparse.Namespace, ends: Sequence[tuple[str, int]]) -> int
         raise UsageError(
             f"--take-over: this machine is {format_endpoint(*ends[0])}, the first of the list; accepted: a "
             "later one",
-            hint="start the agent here again, and it coordinates",
+            hint="start the agent here again: it runs the coordinator",
         )
     raise UsageError(
         f"--take-over: this machine is not in {args.endpoint!r}; accepted: one of the list, after the first"
@@ -257,7 +234,7 @@ def _places(
     ends: Sequence[tuple[str, int]],
     token: bytes | None,
 ) -> EndpointList:
-    """Return how to look for coordinators at the other endpoints, as an agent of the job would."""
+    """Return the client that looks for coordinators at the other endpoints, as an agent does."""
     run_id = args.rdzv_id or "none"
     tls = config.tls_with(token, run_id)
     context = tls.for_client() if tls is not None else None
@@ -309,9 +286,9 @@ def _serve(
             )
             if answers:
                 raise EnvironmentProblem(
-                    f"a coordinator answers at {answers}: none is needed at {where}"
+                    f"a coordinator responds at {answers}: no other is needed at {where}"
                 )
-        known: set[str] = set()
+        seen: set[str] = set()
 
         def report(run_id: str, line: str) -> None:
             _print_line(f"job {run_id!r}: {line}")
@@ -319,10 +296,10 @@ def _serve(
             if place and all(one.job.final for one in jobs):
                 end(None)
 
-        def came(run_id: str, node: str, address: str) -> None:
-            if node not in known and len(known) < NODES_SHOWN_MAX:
-                known.add(node)
-                _print_line(f"job {run_id!r}: {node} came from {address}")
+        def joined(run_id: str, node: str, address: str) -> None:
+            if node not in seen and len(seen) < NODES_SHOWN_MAX:
+                seen.add(node)
+                _print_line(f"job {run_id!r}: {node} joined from {address}")
 
         server = CoordinatorServer(
             listener,
@@ -337,7 +314,7 @@ def _serve(
             recover_s=config.recover_timeout,
             state=state,
             on_change=report,
-            on_node=came if place else None,
+            on_node=joined if place else None,
         )
         port = listener.getsockname()[1]
         secured = [name for name, there in (("a token", token), ("TLS", tls)) if there]
@@ -370,11 +347,16 @@ def _serve(
     stopped_by = asyncio.run(serve())
     if stopped_by is not None:
         raise SignalException(f"stopped by {in_words(stopped_by)}", stopped_by)
-    _print_line("all jobs that were taken over are over")
+    _print_line("all jobs that were taken over have ended")
 
 
 def _be_member(args: argparse.Namespace) -> None:
-    """Run a member of a job's cluster until a signal comes, through as many runs as there are."""
+    """Run a member of a job's etcd cluster until a signal arrives, for one run of the job after the other."""
+    # Only --ha needs these, and the package h11.
+    from holdfast.etcd.cluster_list import advice, parse_machines
+    from holdfast.etcd.cluster_member import running_member
+    from holdfast.rendezvous.ha import list_of
+
     if args.endpoint != DEFAULT_ENDPOINT or args.state or args.take_over:
         other = "--state" if args.state else "--take-over" if args.take_over else "--endpoint"
         raise UsageError(f"{other}: conflicts with --ha; accepted: one of the two")
@@ -400,8 +382,8 @@ def _be_member(args: argparse.Namespace) -> None:
             with running_member(machines, patience_s=patience_s, on_over=over) as member:
                 if member is None:
                     raise UsageError(
-                        f"--ha: {args.ha!r} does not name this machine, or an agent of the job here has "
-                        "its place; accepted: a list with an address of this machine"
+                        f"--ha: {args.ha!r} does not name this machine, or an agent of the job already "
+                        "runs its member; accepted: a list with an address of this machine"
                     )
                 _print_line(f"a member of the cluster of job {run_id!r} at {member.name}")
                 _announce(args.ready_fd, int(member.name.rpartition(":")[2]))
@@ -409,22 +391,22 @@ def _be_member(args: argparse.Namespace) -> None:
                 end = await news.get()
             if end is not None:
                 return end
-            _print_line(f"job {run_id!r}: the run is over; ready for the next one")
+            _print_line(f"job {run_id!r}: the run has ended; ready for the next one")
 
     signum = asyncio.run(serve())
     raise SignalException(f"stopped by {in_words(signum)}", signum)
 
 
 async def warn_of_name(host: str, port: int) -> None:
-    """Warn of an endpoint that is not this machine's, as far as can be seen from here.
+    """Warn about an endpoint that does not resolve to this machine.
 
-    It may be a service's or a load balancer's, so this is no reason not to serve.
+    It may belong to a service or a load balancer, so the coordinator serves anyway.
     """
     try:
         async with asyncio.timeout(RESOLVE_S):
             found = await addresses.resolve_async(host, port)
     except TimeoutError:
-        why = f"cannot be resolved here: no answer within {RESOLVE_S:g} s"
+        why = f"cannot be resolved here: no response within {RESOLVE_S:g} s"
     except OSError as error:
         why = f"cannot be resolved here: {error.strerror or error}"
     else:
@@ -438,7 +420,7 @@ async def warn_of_name(host: str, port: int) -> None:
 
 
 def _print_line(line: str) -> None:
-    """Print a line, if it can be written at once."""
+    """Print a line if it can be written at once."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), select.POLLOUT)
@@ -446,7 +428,7 @@ def _print_line(line: str) -> None:
             sys.stdout.write(f"{one_line(line)}\n")
             sys.stdout.flush()
     except (OSError, ValueError, AttributeError):
-        pass  # There is no console.
+        pass  # No console.
 
 
 def _announce(descriptor: int, port: int) -> None:

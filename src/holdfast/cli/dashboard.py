@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.cli.operate import add_place, choose_job
-from holdfast.cli.parser import CommandParser, Help
+from holdfast.cli.parser import CommandParser
 from holdfast.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ def build_parser(name: str) -> CommandParser:
         usage="holdfast dashboard [flags] [JOB]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=Help,
     )
     parser.add_argument(
         "--port",

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from holdfast.cli.operate import add_place, choice_of, connect, print_text
-from holdfast.cli.parser import CommandParser, Help
+from holdfast.cli.parser import CommandParser
 from holdfast.control.connection import JobNotFound
 from holdfast.control.stack_groups import grouped
 from holdfast.errors import HoldfastError, UsageError
@@ -63,7 +63,6 @@ def build_parser(name: str) -> CommandParser:
         usage="holdfast dump [flags] [PID ...]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=Help,
     )
     parser.add_argument(
         "--all-nodes",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.cli.parser import CommandParser, Help
+from holdfast.cli.parser import CommandParser
 from holdfast.control import job_client
 from holdfast.control.connection import JobUnreachable
 from holdfast.control.discovery import Directory, JobChoice, local_jobs, place_of, stored_jobs
@@ -139,7 +139,6 @@ def build_parser(name: str) -> CommandParser:
         usage=f"holdfast {name} [flags]{operand}",
         description=description,
         epilog=examples,
-        formatter_class=Help,
     )
     if "NODE" in operand:
         parser.add_argument("node", metavar="NODE", help="a node or a host of the job")

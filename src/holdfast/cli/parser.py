@@ -1,9 +1,9 @@
-"""argparse parsers with one-line errors, and one for flags that are followed by another command.
+"""argparse parsers whose errors are one line, and one for flags that are followed by a script.
 
-`ScriptParser` splits the command line at the script before argparse sees it. What follows the script
-belongs to the script alone, even if it looks like an abbreviation of a flag of ours, and a prefix
-that fits only the two spellings of one flag is that flag. Errors are one line with exit code 2, never
-a usage dump. The flags of `holdfast run` are in `launcher.config`.
+`ScriptParser` splits the command line at the script before argparse parses it. What follows the script
+belongs to the script alone, even if it looks like an abbreviation of one of our flags. A prefix that fits
+only the two spellings of one flag is that flag. The exit code of an error is 2, and no usage is printed.
+The flags of `holdfast run` are in `launcher.config`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ HELP_COLUMNS, HELP_COLUMNS_MAX = 80, 100
 HELP_INDENT = 26
 SUGGESTIONS_MAX = 1
 STRAY_CHARS_MAX = 2
-"""A word that is a prefix of one flag but for so many letters at its end means that flag."""
+"""A word that is a prefix of one flag, except for this many letters at its end, means that flag."""
 PREFIX_CHARS_MIN = 6  # Shorter prefixes, like `--no-`, say little.
 SIMILARITY_MIN = 0.6
-RDZV, RDZV_SIMILARITY_MIN = "--rdzv-", 0.8  # They all begin alike.
+RDZV, RDZV_SIMILARITY_MIN = "--rdzv-", 0.8  # They all start with the same letters.
 
 
 class InvalidFlag(Exception):
@@ -50,8 +50,12 @@ class Help(argparse.RawDescriptionHelpFormatter):
 class CommandParser(argparse.ArgumentParser):
     """A parser whose errors are one line with exit code 2, in the form of our own messages."""
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=Help, **settings)
+        self._positionals.title, self._optionals.title = "Arguments", "Flags"
+
     def error(self, message: str) -> NoReturn:
-        """Report what argparse found."""
+        """Report an error that argparse found."""
         self.fail(self._in_our_words(message))
 
     def fail(self, text: str) -> NoReturn:
@@ -104,7 +108,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:
-    """Return which of the words that are known was meant, as a question; or nothing."""
+    """Return a question that suggests a known word; empty if none is similar."""
     from difflib import get_close_matches
 
     name = word.partition("=")[0].replace("_", "-")
@@ -156,7 +160,7 @@ class ScriptParser(CommandParser):
             return f"no script given{self._swallowed}; usage: {self.usage}"
         return super()._in_our_words(message)
 
-    _swallowed = ""  # A hint about a script that was parsed as the value of a flag.
+    _swallowed = ""  # The hint that the script was parsed as the value of a flag.
 
     def _split(self, words: list[str]) -> tuple[list[str], list[str]]:
         """Return the flags, with abbreviations expanded, and the script with its arguments."""

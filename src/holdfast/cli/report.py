@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from holdfast.cli.parser import CommandParser, Help
+from holdfast.cli.parser import CommandParser
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.printable import one_line
 
@@ -53,7 +53,6 @@ def build_parser(name: str) -> CommandParser:
         usage="holdfast report [--output FILE] [--json] FOLDER ...",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=Help,
     )
     parser.add_argument(
         "--output",

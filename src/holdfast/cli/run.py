@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent.spec import run_script_path
-from holdfast.cli.parser import Help, InvalidFlag, ScriptParser
+from holdfast.cli.parser import InvalidFlag, ScriptParser
 from holdfast.cli.script import check_can_start, get_use_env, parse_preload, worker_command
 from holdfast.errors import UsageError
 from holdfast.launcher import flag_values as values
@@ -89,7 +89,6 @@ def build_parser(name: str = "run") -> ScriptParser:
         usage=USAGE,
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=Help,
         add_help=False,
     )
     names = dict.fromkeys(flag.group for flag in FLAGS)

@@ -11,7 +11,7 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from holdfast.cli.parser import CommandParser, Help
+from holdfast.cli.parser import CommandParser
 from holdfast.core.values import Value
 from holdfast.errors import UsageError
 from holdfast.printable import one_line
@@ -171,7 +171,6 @@ def build_parser(name: str) -> CommandParser:
         usage="holdfast story [--from STEP | --why STEP] FILE ...",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=Help,
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(

@@ -1,7 +1,7 @@
-"""The command `token`: makes the user's token, and derives those of single jobs from it.
+"""The command `token`: creates the user's token, and derives the tokens of single jobs from it.
 
-The token is the one that agents of this user have: that of `HOLDFAST_TOKEN_FILE` or `HOLDFAST_TOKEN`,
-else the user's own. It is shown only on request, since it opens all jobs.
+It is the token that this user's agents have: from `HOLDFAST_TOKEN_FILE` or `HOLDFAST_TOKEN`, otherwise
+from the user's own file. The command prints it only on request, since it opens all jobs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from holdfast.cli.parser import CommandParser, Help
+from holdfast.cli.parser import CommandParser
 from holdfast.core.limits import RUN_ID_CHARS_MAX
 from holdfast.errors import UsageError
 from holdfast.net.token import load_token, make_token, own_path, read_token
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     import argparse
 
 DESCRIPTION = """\
-Make the token by which the agents and coordinators of a user know each other,
-unless there is one: ~/.holdfast/token, or the file of HOLDFAST_TOKEN_FILE.
+Create the token by which your agents and coordinators authenticate each other,
+unless it exists: ~/.holdfast/token, or the file of HOLDFAST_TOKEN_FILE.
 """
 EXAMPLES = """\
 examples:
   holdfast token
-      make it, and say where it is
+      create it, and print its path
   scp "$(holdfast token --path)" node1:.holdfast/token
-      copy it to a machine with another home (which has the folder)
+      copy it to a machine that does not share your home (the directory must exist)
   export HOLDFAST_TOKEN=$(holdfast token --job nightly)
-      let agents that are started from here join --rdzv-id nightly, and no other
-      job, at a coordinator that has the token itself
+      let agents that are started from this shell join --rdzv-id nightly, and no
+      other job, at a coordinator that has your token
   holdfast token --read-only --job nightly > nightly.token
-      let people look at that job, and change nothing (without --job: at all jobs)
+      allow others to watch this job, but not to change it (without --job: all jobs)
   holdfast token --new
-      draw another one, for all jobs that are started from now on
+      replace it, for all jobs that are started from now on
 """
 
 
@@ -52,14 +52,13 @@ def build_parser(name: str) -> CommandParser:
         usage="holdfast token [--path | --job ID | --show | --new] [--read-only]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=Help,
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--path", action="store_true", help="print the path of its file")
+    what.add_argument("--path", action="store_true", help="print the path of the token file")
     what.add_argument(
         "--job",
         metavar="ID",
-        help="print the token of one job, which is of no use for any other: ID is its --rdzv-id",
+        help="print the token of one job, which opens no other; ID is its --rdzv-id",
     )
     what.add_argument(
         "--show", action="store_true", help="print the token itself, which opens all jobs"
@@ -67,31 +66,30 @@ def build_parser(name: str) -> CommandParser:
     what.add_argument(
         "--new",
         action="store_true",
-        help="replace it. Agents and coordinators that run keep the old one until they end",
+        help="create another one. Running agents and coordinators keep the old one until they end",
     )
     parser.add_argument(
         "--read-only",
         "--read_only",
         action="store_true",
-        help="print the token by which people can look at all jobs, or at one with --job, and change "
-        "nothing",
+        help="print a token that allows to watch, but not to change, all jobs, or one with --job",
     )
     return parser
 
 
 def execute(args: argparse.Namespace) -> None:
-    """Do what is asked, and print what is asked for and nothing else."""
+    """Print what the flags request, and nothing else."""
     path = _file()
     if path is None:
         if args.path or args.new:
             raise UsageError(
-                f"{VARIABLE} is set, so the token is in no file", hint=f"unset {VARIABLE} for this"
+                f"{VARIABLE} is set, so the token is not in a file", hint=f"unset {VARIABLE}"
             )
         token, what = load_token(os.environ), f"the token is that of {VARIABLE}"
         assert token is not None
     else:
         made = (args.new or not os.path.lexists(path)) and make_token(path, anew=args.new)
-        token, what = read_token(path, path), f"{path}: {'made' if made else 'is there'}"
+        token, what = read_token(path, path), f"{path}: {'created' if made else 'exists'}"
     if args.read_only:
         if args.path or args.show or args.new:
             raise UsageError("--read-only: accepted alone, or with --job")
@@ -106,7 +104,7 @@ def execute(args: argparse.Namespace) -> None:
 
 
 def _file() -> str | None:
-    """Return the file that the token is in; None if it is in the environment itself."""
+    """Return the file of the token; None if the token is in the environment."""
     if FILE_VARIABLE in os.environ:
         path = os.environ[FILE_VARIABLE]
         if not path:
@@ -121,7 +119,7 @@ def _of_job(token: bytes, run_id: str) -> bytes:
             f"--job: accepted: the run id of a job, 1 to {RUN_ID_CHARS_MAX} characters"
         )
     if is_job_token(token):
-        raise UsageError("--job: the token is that of one job already, and makes no others")
+        raise UsageError("--job: the token is already that of one job, and derives no others")
     return job_token(token, run_id)
 
 

@@ -1,4 +1,8 @@
-"""One connection to a coordinator or an agent: queries and their replies.
+"""Connections to a job: queries and their replies, over one connection per agent or coordinator.
+
+A coordinator passes queries on to nodes. In a job without one, the client connects to each agent: at
+its socket if the agent is on this machine, otherwise at its port. Connections open when they are first
+needed. An agent that is not reachable is named, with the reason, and does not delay the others.
 
 Any number of queries may be pending at once. Every failure is a `ControlProblem` with one line for
 the user.
@@ -15,22 +19,19 @@ from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
 from holdfast.core.requests import RequestRefusal
 from holdfast.errors import HoldfastError
 from holdfast.net.endpoints import format_endpoint
+from holdfast.net.listening import raise_descriptor_limit
+from holdfast.net.tls import mutual_context
 from holdfast.printable import one_line, quoted
 from holdfast.wire import control
 from holdfast.wire.errors import WireError
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import READ_ONLY_ALL_PREFIX
 from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
-from holdfast.wire.messages import (
-    Goodbye,
-    Query,
-    Reply,
-    decode,
-)
+from holdfast.wire.messages import Goodbye, NodeReport, Query, Reply, decode
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from holdfast.coordinator.connect import ClientConnection
     from holdfast.wire.messages import Message
@@ -44,6 +45,18 @@ ALIVE_S = 60.0
 """A client that only receives sends something this often: servers close silent connections."""
 REPLIES_MAX = 4_096
 """Replies to one query that the reader has not taken yet; log streams have their own limit."""
+MANY_AGENTS = 256
+"""With more agents, the connections may need more descriptors than a process gets by default."""
+CONNECTING_MAX = 32
+"""Connections that open at the same time."""
+AGAIN_S = 5.0
+"""The pause before another attempt to reach an agent."""
+LOOK_S = 1.0
+"""The pause between two lookups of where the agents are, at least."""
+REPORTS_S = 0.5
+"""How long a status waits for agents, at least. Older reports of a few seconds count too."""
+REPORT_S_PER_NODE = 0.005
+"""Several times the work of opening one connection."""
 AGENT = "the agent"
 
 
@@ -281,8 +294,6 @@ def tls_of(found: control.Contacts) -> ssl.SSLContext | None:
     """Return how connections to agents are encrypted, if they are."""
     if not found.pem:
         return None
-    from holdfast.net.tls import mutual_context
-
     try:
         ca, cert, key = found.pem
         return mutual_context(ca, cert, key, serving=False)
@@ -301,3 +312,196 @@ def unpacked(kind: type[T], body: bytes) -> T:
         return control.unpack(kind, body)
     except WireError as problem:
         raise JobUnreachable(f"the reply is not valid: {problem}") from None
+
+
+class Agents:
+    """The connection `own` to one agent or the coordinator, and those to other agents, until `close`.
+
+    With `passes_on`, the peer of `own` answers for all nodes. `beside` has the sockets of agents on
+    this machine, by node. `look` returns where the others are, and `reopen` a connection to another
+    agent that replaces `own`.
+    """
+
+    def __init__(
+        self,
+        own: ControlConnection,
+        *,
+        passes_on: bool,
+        beside: Mapping[str, str] | None = None,
+        look: Callable[[], Awaitable[control.Contacts]] | None = None,
+        reopen: Callable[[], Awaitable[ControlConnection]] | None = None,
+        found: control.Contacts | None = None,
+    ) -> None:
+        self.passes_on = passes_on
+        self.on_unreached: Callable[[str], object] = lambda _: None
+        """Gets a line about each agent that is not reachable, once for each reason."""
+        self.own = own
+        self._reopen = reopen
+        self._reopening = asyncio.Lock()
+        self._beside = dict(beside or {})
+        self._look = look or self._ask_own
+        self._looked_at = -LOOK_S
+        self._looking = asyncio.Lock()
+        self._found = control.Contacts()
+        self._contacts: dict[str, control.Contact] = {}
+        self._tls: ssl.SSLContext | None = None
+        self._opened: dict[str, ControlConnection] = {}
+        self._opening: dict[str, asyncio.Task[ControlConnection | ControlProblem]] = {}
+        self._turns = asyncio.Semaphore(CONNECTING_MAX)
+        self._unreached: dict[str, tuple[float, ControlProblem]] = {}
+        self._reporting: dict[str, asyncio.Task[None]] = {}
+        self._reports: dict[str, tuple[float, NodeReport]] = {}
+        if found is not None:
+            self._take(found)
+
+    def close(self) -> None:
+        for task in (*self._opening.values(), *self._reporting.values()):
+            task.cancel()
+        for one in (self.own, *self._opened.values()):
+            one.close()
+
+    @property
+    def unreached(self) -> list[str]:
+        """A line about each node whose agent is not reachable now."""
+        return [_about(node, problem) for node, (_, problem) in sorted(self._unreached.items())]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the agent at `own` has exited, and another can replace it."""
+        return bool(self.own.problem) and self._reopen is not None
+
+    async def anyone(self) -> ControlConnection:
+        """Return the connection for queries about the whole job, to another agent if the first exited."""
+        async with self._reopening:
+            if self._reopen is not None and self.is_lost:
+                self.own = await self._reopen()
+            return self.own
+
+    async def at(self, node: str) -> ControlConnection:
+        """Return the connection for queries about a node; raise `ControlProblem` without one."""
+        is_own = node == self.own.node and not self.is_lost
+        if not node or is_own or (self.passes_on and node not in self._beside):
+            return await self.anyone()
+        opened = self._opened.get(node)
+        if opened is not None and not opened.problem:
+            return opened
+        again_at, problem = self._unreached.get(node, (0.0, None))
+        if problem is not None and asyncio.get_running_loop().time() < again_at:
+            raise problem
+        if node not in self._opening:
+            self._opening[node] = asyncio.ensure_future(self._open(node))
+        outcome = await asyncio.shield(self._opening[node])
+        if isinstance(outcome, ControlProblem):
+            raise outcome
+        return outcome
+
+    async def nodes(self) -> list[str]:
+        """Return the nodes whose agents are known, that of `own` first."""
+        try:
+            await self._look_again()
+        except ControlProblem as problem:
+            if self.own.problem:
+                raise
+            self.on_unreached(problem.message)
+        own = () if self.is_lost else (self.own.node,)
+        return [*dict.fromkeys((*own, *self._contacts))]
+
+    async def _open(self, node: str) -> ControlConnection | ControlProblem:
+        try:
+            async with self._turns:
+                path = self._beside.get(node)
+                if path is not None:
+                    opened = await open_socket(path, self.own.run_id, node)
+                else:
+                    contact = await self._contact_of(node)
+                    run_id = self.own.run_id
+                    opened = await open_contact(contact, run_id, self._found, self._tls)
+        except ControlProblem as problem:
+            self._contacts.pop(node, None)  # The node may have another address by now.
+            again_at = asyncio.get_running_loop().time() + AGAIN_S
+            known = self._unreached.get(node)
+            self._unreached[node] = (again_at, problem)
+            if known is None or known[1].message != problem.message:
+                self.on_unreached(_about(node, problem))
+            return problem
+        finally:
+            del self._opening[node]
+        self._unreached.pop(node, None)
+        self._opened[node] = opened
+        return opened
+
+    async def _contact_of(self, node: str) -> control.Contact:
+        if node not in self._contacts:
+            await self._look_again()
+        contact = self._contacts.get(node)
+        if contact is None:
+            raise JobNotFound("the node is not in the job")
+        if not contact.port:
+            raise JobUnreachable("its agent is reachable only from its own host (control=off)")
+        return contact
+
+    async def _look_again(self) -> None:
+        """Look up where the agents are, unless that happened just now."""
+        async with self._looking:
+            now = asyncio.get_running_loop().time()
+            if now - self._looked_at >= LOOK_S:
+                self._looked_at = now
+                self._take(await self._look())
+
+    def _take(self, found: control.Contacts) -> None:
+        if found.pem and found.pem != self._found.pem:
+            self._tls = tls_of(found)
+        if len(found.contacts) > MANY_AGENTS:
+            raise_descriptor_limit()
+        self._found = found
+        self._contacts = {one.node: one for one in found.contacts}
+
+    async def _ask_own(self) -> control.Contacts:
+        found = control.Contacts()
+        async for reply in self.own.stream(control.CONTACTS):
+            part = unpacked(control.Contacts, reply.body)
+            contacts = found.contacts + part.contacts
+            found = msgspec.structs.replace(part, contacts=contacts, pem=part.pem or found.pem)
+        return found
+
+    # Reports.
+
+    async def reports(self, nodes: Sequence[str], wait_s: float) -> dict[str, NodeReport]:
+        """Return the reports of those nodes that respond in time."""
+        loop = asyncio.get_running_loop()
+        for node in nodes:
+            if node not in self._reporting:
+                self._reporting[node] = asyncio.ensure_future(self._report_of(node))
+        limit_s = max(wait_s, REPORTS_S, REPORT_S_PER_NODE * len(nodes))
+        await asyncio.wait([self._reporting[node] for node in nodes], timeout=limit_s)
+        recent = loop.time() - AGAIN_S
+        names = {*nodes}
+        self._reports = {
+            node: one for node, one in self._reports.items() if node in names and one[0] >= recent
+        }
+        self._unreached = {node: one for node, one in self._unreached.items() if node in names}
+        for node in nodes:
+            if node in self._reporting and node not in self._reports:
+                contact = self._contacts.get(node)
+                who = named(contact) if contact is not None else AGENT
+                late = JobUnreachable(f"no response from {who} within {limit_s:g} s")
+                self._unreached.setdefault(node, (loop.time(), late))
+        return {node: report for node, (_, report) in self._reports.items()}
+
+    async def _report_of(self, node: str) -> None:
+        try:
+            connection = await self.at(node)
+            reply = await connection.ask(control.REPORT)
+            report = unpacked(NodeReport, reply.body)
+        except ControlProblem as problem:
+            again_at = asyncio.get_running_loop().time() + AGAIN_S
+            self._unreached.setdefault(node, (again_at, problem))
+        else:
+            self._reports[node] = (asyncio.get_running_loop().time(), report)
+            self._unreached.pop(node, None)
+        finally:
+            del self._reporting[node]
+
+
+def _about(node: str, problem: ControlProblem) -> str:
+    return f"{quoted(node)}: {problem.message}"

@@ -238,7 +238,7 @@ def end_of(one: Generation, following: Generation | None) -> tuple[str, str]:
     if one.cause:
         is_charged = following is not None and following.restarts > one.restarts
         return "failed", why if why and is_charged else one.cause
-    if one.reason == StopReason.ASKED.value and one.detail:
+    if one.reason == StopReason.REQUESTED.value and one.detail:
         return "regrouped" if following is not None else "stopped", one.detail
     if one.detail:
         return "failed", one.detail
@@ -439,7 +439,7 @@ class History:
             case lifecycle.Requested():
                 self._requested = one_line(event.what, WHY_CHARS_MAX)
                 newest = self.newest
-                if newest is not None and newest.reason == StopReason.ASKED.value:
+                if newest is not None and newest.reason == StopReason.REQUESTED.value:
                     newest.detail = self._requested
             case lifecycle.RunEnded():
                 self._ended(event)
@@ -528,7 +528,7 @@ class History:
         if one.is_over:
             return
         one.stopping_at, one.reason = event.at, event.reason.value
-        is_requested = event.reason is StopReason.ASKED
+        is_requested = event.reason is StopReason.REQUESTED
         one.detail = self._requested if is_requested else one_line(event.detail, WHY_CHARS_MAX)
         self.node_state = NodeState.STOPPING
         if event.reason is not StopReason.SUCCEEDED:  # Else workers of other nodes may run.

@@ -1,16 +1,12 @@
-"""A client of running jobs: what they are doing, what happens in them, and what is asked of them.
+"""A client of running jobs: their state, events, logs and stacks, and requests to change them.
 
-    async with await open_job(find_one("nightly")) as job:
+    async with await connect(JobChoice(run_id="nightly")) as job:
         summary = await job.status(watch=True)
         async for event in job.events(follow=True):
             ...
 
-A place is where a job can be reached: the socket of one of its agents on this machine, its
-coordinator, or where its agents have stored their control ports. What can be asked is the same at all.
-A `JobClient` belongs to one loop; any number of calls may be under way at once. Whatever goes wrong is a
-`ControlProblem`.
-
-All text that comes from others is made printable here, but for what workers wrote themselves.
+A `JobClient` belongs to one loop, and any number of calls may be pending at once. Every failure is a
+`ControlProblem`. All text from others is made printable here, except what workers wrote.
 """
 
 from __future__ import annotations
@@ -24,9 +20,9 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from holdfast.control.agents import Agents, MergedEvents, events_at, printable_event
 from holdfast.control.connection import (
     ANSWER_S,
+    Agents,
     ControlProblem,
     JobNotFound,
     JobUnreachable,
@@ -38,6 +34,7 @@ from holdfast.control.connection import (
 )
 from holdfast.control.discovery import Directory, LocalJob, find_job, only_one, read
 from holdfast.control.history import NodeHistory
+from holdfast.control.merged_events import MergedEvents, events_at, printable_event
 from holdfast.core.limits import ASKED_WHY_CHARS_MAX, NAME_CHARS_MAX
 from holdfast.core.protocol import Request
 from holdfast.printable import one_line, visible
@@ -56,16 +53,16 @@ if TYPE_CHECKING:
     from holdfast.wire.messages import EventRecord
 
 WATCH_S = 2.5
-"""How long nodes have to report for the first time."""
-NOBODY_S = 10.0
-"""After this time without an answer of anybody no others are tried: a firewall may drop it all."""
+"""How long nodes may take to report for the first time."""
+GIVE_UP_S = 10.0
+"""If no agent has responded by then, give up: a firewall may drop everything."""
 STAGGER_S = 0.5
-"""After this time without an answer of an agent the next one is tried besides."""
+"""If an agent has not responded by then, try the next one too."""
 ROOM_MIN_BYTES = 1_024
 
 
 class NodeStacks(msgspec.Struct, frozen=True, kw_only=True):
-    """The stacks of a node's workers, or why they are not known."""
+    """The stacks of a node's workers, or why there are none."""
 
     node: str
     workers: list[control.WorkerStacks] = []
@@ -73,7 +70,7 @@ class NodeStacks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobClient:
-    """A connection to a job, or with an empty run id to all of a coordinator."""
+    """A client of one job, or with an empty run id of all jobs of a coordinator."""
 
     def __init__(
         self,
@@ -84,7 +81,7 @@ class JobClient:
     ) -> None:
         self.agents = agents
         self.read_only = read_only
-        """Whether it is known that nothing can be changed over this connection."""
+        """Whether this client can change nothing, as far as it knows."""
         self._closed = closed
 
     async def __aenter__(self) -> Self:
@@ -113,15 +110,13 @@ class JobClient:
 
     @property
     def node(self) -> str:
-        """The node whose agent this is a connection to; empty at a coordinator."""
+        """The node whose agent it is connected to; empty for a coordinator."""
         return self.agents.own.node
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can be asked any more, of this agent or another."""
+        """Whether neither this agent nor another can be reached any more."""
         return bool(self.agents.own.problem) and not self.agents.is_lost
-
-    # What can be asked.
 
     async def jobs(self) -> list[JobSummary]:
         """Return all jobs that this connection can see, in short."""
@@ -167,16 +162,16 @@ class JobClient:
         grace_s: float = -1.0,
         request_id: str = "",
     ) -> str:
-        """Ask for something; raise `ControlProblem` with the reason if it is refused.
+        """Submit a request; raise `ControlProblem` with the reason if it is refused.
 
-        Return nothing, or why it changes nothing: a node may be drained already.
+        Return nothing, or why the request changes nothing: a node may be drained already.
         """
         request = Request(
             id=request_id or secrets.token_hex(8),
             action=action.value,
             node=node,
             grace_s=grace_s,
-            who=who_asks(),
+            who=author(),
             why=one_line(why, ASKED_WHY_CHARS_MAX),
         )
         connection = await self.agents.anyone()
@@ -184,7 +179,7 @@ class JobClient:
         return one_line(reply.why)
 
     async def events(self, *, follow: bool = False, node: str = "") -> AsyncIterator[EventRecord]:
-        """Yield the events that are kept, and with `follow` each as it comes."""
+        """Yield the recent events; with `follow`, also each new one."""
         if self.agents.passes_on or node:
             connection = await self.agents.at(node)
             async for found in events_at(connection, follow=follow, node=node):
@@ -203,7 +198,7 @@ class JobClient:
     async def logs(
         self, node: str, wanted: control.LogsQuery, *, streams: int = 1
     ) -> AsyncIterator[control.LogLines]:
-        """Yield what workers of a node wrote; `streams` are read at the same time."""
+        """Yield what workers of a node wrote; the client reads `streams` nodes at the same time."""
         room = max(ROOM_MIN_BYTES, control.WINDOW_BYTES // max(1, streams))
         query = msgspec.structs.replace(wanted, room=room)
         taken = 0
@@ -235,7 +230,9 @@ class JobClient:
         except ControlProblem as problem:
             return NodeStacks(node=node, workers=workers, problem=problem.message)
         except TimeoutError:
-            return NodeStacks(node=node, workers=workers, problem=f"no answer in {ANSWER_S:g} s")
+            return NodeStacks(
+                node=node, workers=workers, problem=f"no response within {ANSWER_S:g} s"
+            )
         return NodeStacks(node=node, workers=workers)
 
     async def history(self, node: str) -> list[NodeHistory]:
@@ -271,9 +268,9 @@ async def connect(
 
 
 async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
-    """Return a connection to a job, or raise `ControlProblem`.
+    """Return a client of a job, or raise `ControlProblem`.
 
-    What is about a node whose agent is one of those `beside` is asked there.
+    Queries about a node whose agent is one of `beside` go to that agent.
     """
     if isinstance(place, LocalJob):
         here = place.here
@@ -303,10 +300,10 @@ async def _open_listed(place: Directory) -> JobClient:
 
 
 async def _open_anyone(place: Directory) -> tuple[ControlConnection, control.Contacts]:
-    """Return a connection to the leader's agent, or to the first of the others that answers."""
+    """Return a connection to the leader's agent, or to the first other agent that responds."""
     found = await read(place.contacts)
-    there = [one for one in found.contacts if one.port]
-    if not there:
+    reachable = [one for one in found.contacts if one.port]
+    if not reachable:
         where = f"of {place.run_id!r} at {place.where}"
         if not found.contacts:
             job = await read(lambda: place.summary(place.run_id))
@@ -315,23 +312,23 @@ async def _open_anyone(place: Directory) -> tuple[ControlConnection, control.Con
         raise JobUnreachable(
             f"the agents {where} are reachable only from their own hosts (control=off)"
         )
-    return await _first_that_answers(there, place, found), found
+    return await _first_that_responds(reachable, place, found), found
 
 
-async def _first_that_answers(
-    there: list[control.Contact], place: Directory, found: control.Contacts
+async def _first_that_responds(
+    reachable: list[control.Contact], place: Directory, found: control.Contacts
 ) -> ControlConnection:
     tls = tls_of(found)
     now = asyncio.get_running_loop().time
-    deadline = now() + NOBODY_S
-    others = there[1:]
-    random.shuffle(others)  # Neighbours in the list may be neighbours in a rack that is cut off.
-    left = [*others, there[0]]
+    deadline = now() + GIVE_UP_S
+    others = reachable[1:]
+    random.shuffle(others)  # Neighbours in the list may share a rack that is cut off.
+    left = [*others, reachable[0]]
     trying: set[asyncio.Task[ControlConnection]] = set()
-    answered: list[ControlConnection] = []
+    responded: list[ControlConnection] = []
     problem: ControlProblem | None = None
     try:
-        while not answered and (left or trying):
+        while not responded and (left or trying):
             if left:
                 work = open_contact(left.pop(), place.run_id, found, tls)
                 trying.add(asyncio.ensure_future(work))
@@ -342,16 +339,16 @@ async def _first_that_answers(
                 left.clear()
             for one in done:
                 try:
-                    answered.append(one.result())
+                    responded.append(one.result())
                 except ControlProblem as refused:
                     problem = problem or refused
     finally:
         for one in trying:
             one.cancel()
-    if answered:
-        for connection in answered[1:]:
+    if responded:
+        for connection in responded[1:]:
             connection.close()
-        return answered[0]
+        return responded[0]
     job = await read(lambda: place.summary(place.run_id))
     if job is not None and job.outcome:
         raise JobNotFound(f"job {place.run_id!r} is over: {job.outcome}")
@@ -359,8 +356,8 @@ async def _first_that_answers(
     raise problem
 
 
-def who_asks() -> str:
-    """Return who this is, for people: `user@host`."""
+def author() -> str:
+    """Return the author of requests: `user@host`."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from holdfast.wire.control import LogsQuery
 
 TURN_BYTES = 1024 * 1024
-"""What a stream reads before it is another's turn."""
+"""What a stream reads in one turn, before others get theirs."""
 FILES_MAX = 1_024
 TAIL_BLOCK_BYTES = 64 * 1024
 LOOK_AGAIN_S = 1.0  # Where inotify is not available.
 
 
 class LogFile:
-    """One worker's file, and how far it was read."""
+    """One file of a worker, and how far it was read."""
 
     __slots__ = ("at", "fd", "generation", "is_ready", "rank", "stream", "watch")
 
@@ -44,7 +44,7 @@ class LogFile:
         self.is_ready = True
 
     def skip_to_tail(self, lines: int) -> None:
-        """Begin so many lines before the end."""
+        """Start this many lines before the end."""
         end = at = os.fstat(self.fd).st_size
         missing = lines + 1  # The last line has its own end.
         while at > 0:
@@ -62,19 +62,19 @@ class LogFile:
         self.at = 0 if lines else end
 
     def read(self, room: int, *, is_over: bool) -> bytes:
-        """Return whole lines, and the rest of a file that nobody writes any more."""
+        """Return whole lines; of a file that is complete, also an unfinished last line."""
         if os.fstat(self.fd).st_size < self.at:
-            self.at = 0  # It was begun anew.
+            self.at = 0  # The file was truncated.
         data = os.pread(self.fd, room, self.at)
         end = data.rfind(b"\n") + 1
         if not end and (len(data) == room or is_over):
-            end = len(data)  # A line longer than there is room for, or one without an end.
+            end = len(data)  # A line longer than the room, or without an end.
         self.at += end
         return data[:end]
 
 
 class LogStream:
-    """What one query asks for; belongs to a loop."""
+    """The log stream of one query; belongs to a loop."""
 
     def __init__(self, wanted: LogsQuery, loop: asyncio.AbstractEventLoop) -> None:
         self.follows = wanted.follow
@@ -92,9 +92,9 @@ class LogStream:
         self._is_closed = False
 
     def add(self, generation: int, files: list[tuple[int, str, str]]) -> int:
-        """Read these too; return how many files of the wanted ranks there are now."""
+        """Read these files too; return how many files of the wanted ranks there are now."""
         if self._is_closed:
-            return 0  # Who asked has gone meanwhile.
+            return 0  # The client disconnected meanwhile.
         if generation != self._generation:
             is_first = self._generation < 0
             self._generation = generation
@@ -106,7 +106,7 @@ class LogStream:
                 try:
                     one = LogFile(path, rank, stream, generation)
                 except OSError:
-                    continue  # Somebody has removed it.
+                    continue  # It was removed.
                 self._files.append(one)
                 try:
                     if is_first and self._wanted.tail >= 0:

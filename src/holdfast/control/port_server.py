@@ -16,6 +16,7 @@ from holdfast.coordinator.admission import HANDSHAKE_S, Acceptor
 from holdfast.coordinator.server_connection import READ_BYTES, ServerConnection
 from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.net.peer_user import is_own_user
+from holdfast.net.tls import mutual_context
 from holdfast.printable import one_line, quoted
 from holdfast.wire.errors import HandshakeRefused
 from holdfast.wire.frames import encode_frame
@@ -69,8 +70,6 @@ class PortServer:
         self._sweeping: asyncio.TimerHandle | None = None
         self._tls = None
         if own.credentials.pem is not None:
-            from holdfast.net.tls import mutual_context
-
             self._tls = mutual_context(*own.credentials.pem, serving=True)
         self._acceptor = Acceptor(None, self._make_peer, self._note, half_open_max=HALF_OPEN_MAX)
         self.adopt = self._acceptor.adopt

@@ -1,7 +1,7 @@
-"""The folder in which the agents of a user can be found on this machine: one socket each.
+"""The folder with the sockets of a user's agents on this machine.
 
-`$XDG_RUNTIME_DIR/holdfast`, or `/tmp/holdfast-UID` where there is no such folder. It is the user's
-alone (0700), so nobody else can open a socket in it, put one there, or even see which there are.
+It is `$XDG_RUNTIME_DIR/holdfast`, or `/tmp/holdfast-UID` if there is no such folder. Only the user can
+access it (0700), so no other user can connect to a socket in it, create one, or list them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 
 SUFFIX = ".sock"
-FALLBACK = "/tmp"  # noqa: S108 (what is made there is checked)
+FALLBACK = "/tmp"  # noqa: S108 (checked before use)
 PATH_BYTES_MAX = 107  # The kernel's: 108 with the zero at the end.
 
 
 def runtime_dir(*, make: bool = False) -> str:
-    """Return the folder, or nothing if there is none; raise `OSError` if it is not safe to use."""
+    """Return the folder, or nothing if it does not exist; raise `OSError` if it is not safe to use."""
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     user = os.geteuid()
     if base and os.path.isdir(base):
@@ -31,12 +31,12 @@ def runtime_dir(*, make: bool = False) -> str:
     except FileNotFoundError:
         return ""
     if found.st_uid != user or found.st_mode & 0o170_077 != 0o040_000:
-        raise PermissionError(f"{folder} is not a folder that only this user can use")
+        raise PermissionError(f"{folder} is not a folder that only this user can access")
     return folder
 
 
 def socket_of(pid: int) -> str:
-    """Return the path for the socket of an agent; raise `OSError` if there can be none."""
+    """Return the path for the socket of an agent; raise `OSError` if there is none."""
     path = os.path.join(runtime_dir(make=True), f"{pid}-{os.urandom(3).hex()}{SUFFIX}")
     if len(os.fsencode(path)) > PATH_BYTES_MAX:
         raise OSError(f"{path} is too long for a socket")
@@ -44,12 +44,12 @@ def socket_of(pid: int) -> str:
 
 
 def pid_of(path: str) -> str:
-    """Return the process whose socket this is."""
+    """Return the process id of the agent with this socket."""
     return os.path.basename(path).partition("-")[0]
 
 
 def sockets_here() -> list[str]:
-    """Return the sockets of all agents of this user, also of some that were killed."""
+    """Return the sockets of all agents of this user, including agents that were killed."""
     folder = runtime_dir()
     names = sorted(os.listdir(folder)) if folder else []
     return [os.path.join(folder, name) for name in names if name.endswith(SUFFIX)]

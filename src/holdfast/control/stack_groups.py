@@ -1,4 +1,4 @@
-"""Stacks of many workers, those that are at the same place together."""
+"""Groups the stacks of many workers by where their main threads are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PLACE_CHARS_MAX = 200
 
 
 class StackGroup:
-    """Workers that are at the same place; `text` is the stacks of the first of them."""
+    """Workers at the same place; `text` has the stacks of the first one."""
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -34,7 +34,7 @@ class StackGroup:
 
 
 def grouped(stacks: list[tuple[int, str]]) -> list[StackGroup]:
-    """Return stacks by where their main threads are; the largest group first."""
+    """Return the groups, the largest first."""
     groups: dict[str, StackGroup] = {}
     for rank, text in sorted(stacks):
         place = place_of(text)
@@ -48,7 +48,7 @@ def place_of(text: str) -> str:
     """Return the innermost frame of the main thread: `all_reduce, train.py:88`.
 
     py-spy writes `all_reduce (lib/train.py:88)`, Python itself `File "lib/train.py", line 88 in
-    all_reduce`; of what is neither the first line counts.
+    all_reduce`. Otherwise the first line counts.
     """
     main = text.partition('"MainThread"')[2] or text.partition("Current thread")[2] or text
     found = re.search(r"^ +(\S.*) \((.+):(\d+)\)$", main, re.MULTILINE)
@@ -58,6 +58,6 @@ def place_of(text: str) -> str:
         found = re.search(r'File "(.+)", line (\d+) in (.+)', main)
         if not found:
             first = text.strip().partition("\n")[0]
-            return one_line(first, PLACE_CHARS_MAX) or "nothing is known"
+            return one_line(first, PLACE_CHARS_MAX) or "unknown"
         path, line, function = found.groups()
     return f"{function}, {os.path.basename(path)}:{line}"

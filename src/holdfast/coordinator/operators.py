@@ -1,13 +1,13 @@
-"""What a coordinator does for people: their requests, events as they come, and what nodes answer.
+"""What a coordinator does for control clients ("operators"): requests, status, events, and relayed queries.
 
 ::
 
     operator ── Query ──► coordinator ── Query ──► node        over a connection of its own, which
-    operator ◄── Reply ── coordinator ◄── Reply ── node        it opens when it is first asked to
+    operator ◄── Reply ── coordinator ◄── Reply ── node        the node opens for the first query
 
-Nothing here delays a job. What a stream may send is limited by what its reader says it has room for
-(`wire.control.MORE`), so nothing piles up here; whoever does not read its events is dropped. Nodes
-report only while somebody watches, and no more often than the coordinator can take in.
+Nothing here delays a job. A log stream sends no more than its reader has room for
+(`wire.control.MORE`), so nothing accumulates here; a subscriber that does not read its events is
+dropped. Nodes report only while a client watches, and no more often than the coordinator can process.
 """
 
 from __future__ import annotations
@@ -48,49 +48,49 @@ if TYPE_CHECKING:
     """A run id and a node."""
 
 EVENTS_KEPT_MAX = 256  # Of each job.
-GATHER_S = 0.1  # Events that come within this time go to subscribers together.
+GATHER_S = 0.1  # Events within this time go to subscribers together.
 SUBSCRIPTIONS_MAX = 4_096
 SUBSCRIPTIONS_EACH_MAX = 16
 """Of one connection."""
 UNREAD_EVENTS_BYTES_MAX = 1024 * 1024
 """A subscriber that leaves more of its events unread is dropped."""
 WATCH_S = 10.0
-"""For so long nodes report after somebody has asked; who goes on watching asks again before that."""
+"""How long nodes report after a status query; a client that watches repeats the query sooner."""
 REPORT_EVERY_S = 1.0
 REPORT_S_PER_NODE = 0.002
-"""A coordinator's work for one report, some twenty times over."""
+"""Some twenty times the coordinator's work for one report."""
 ATTACH_S = 5.0
-"""How long a node has to open its connection for queries."""
+"""How long a node may take to open its connection for queries."""
 STATUS_WAITS_EACH_MAX = 16
 """Status queries of one connection that wait for reports; others are answered at once."""
 RELAYS_MAX = 1_024
-"""Queries to nodes that one operator may have under way."""
+"""Pending queries to nodes of one operator."""
 
 
 class Host(Protocol):
-    """What is needed of the server."""
+    """What this module needs of the server."""
 
     machine: CoordinatorMachine
 
     def send(self, answers: Sequence[View | Ack]) -> None: ...
 
     def connection_of(self, key: NodeKey) -> ServerConnection | None:
-        """Return the connection by which a node speaks."""
+        """Return the connection of a node."""
 
     def answer(self, peer: ServerConnection, frame: bytes, *, is_large: bool = False) -> None:
         """Send a reply; a large one may exceed what a peer may leave unread."""
 
     def may_know(self, peer: ServerConnection) -> bool:
-        """Whether a peer may learn more of a job than that it is there."""
+        """Whether a peer may learn more about a job than that it exists."""
 
 
 class Relay:
-    """A query that is passed on to a node."""
+    """A query that was relayed to a node."""
 
-    __slots__ = ("asked_by", "id", "place", "query")
+    __slots__ = ("id", "operator", "place", "query")
 
-    def __init__(self, asked_by: ServerConnection, query: Query, place: Place) -> None:
-        self.asked_by, self.query, self.place = asked_by, query, place
+    def __init__(self, operator: ServerConnection, query: Query, place: Place) -> None:
+        self.operator, self.query, self.place = operator, query, place
         self.id = query.id
 
 
@@ -112,11 +112,11 @@ class StatusWait:
 
 
 class Operators:
-    """The operators of one coordinator, and the nodes that answer them."""
+    """The operators of one coordinator, and the nodes that answer their queries."""
 
     def __init__(self, host: Host, loop: asyncio.AbstractEventLoop) -> None:
         self._host, self._loop = host, loop
-        self._relays: dict[int, Relay] = {}  # By the id that the node knows it by.
+        self._relays: dict[int, Relay] = {}  # By the id that the node gets.
         self._by_operator: dict[tuple[ServerConnection, int], int] = {}
         self._relays_made = 0
         self._attached: dict[Place, ServerConnection] = {}
@@ -126,14 +126,14 @@ class Operators:
         self._fresh: dict[str, list[EventRecord]] = {}
         self._gathering: asyncio.TimerHandle | None = None
         self._seen: dict[str, int] = {}  # How many changes of each job are among the events.
-        self._watched: dict[str, tuple[float, float, bool]] = {}  # Until when, told when, workers.
+        self._watched: dict[str, tuple[float, float, bool]] = {}  # Until when, since when, workers.
         self._reports: dict[Place, NodeReport] = {}
         self._status_waits: dict[tuple[ServerConnection, int], StatusWait] = {}
 
-    # What comes from connections.
+    # Messages.
 
     def query(self, peer: ServerConnection, query: Query) -> None:
-        """Answer, pass on or refuse what an operator asks for."""
+        """Answer, relay or refuse a query."""
         run_id = query.run_id or peer.run_id
         if peer.run_id and run_id != peer.run_id:
             raise BadMessage(f"a query about {quoted(repr(run_id))}, another's job")
@@ -146,32 +146,32 @@ class Operators:
             why = "the token is read-only"
             self._refuse(peer, query.id, RequestRefusal.READ_ONLY, why)
         elif not self._host.may_know(peer):
-            why = "only this coordinator's user may ask that without a token"
+            why = "without a token, only this coordinator's user may query jobs"
             self._refuse(peer, query.id, RequestRefusal.READ_ONLY, why)
         elif run_id not in self._host.machine.jobs:
-            why = f"there is no job {run_id!r} here"
+            why = f"this coordinator has no job {run_id!r}"
             self._refuse(peer, query.id, RequestRefusal.NO_SUCH_JOB, why)
         elif query.node:
-            self._pass_on(peer, query, (run_id, query.node))
+            self._relay(peer, query, (run_id, query.node))
         elif query.what == control.ACT:
             self._act(peer, query, run_id)
         elif query.what == control.EVENTS:
             self._subscribe(peer, query, run_id)
         else:
-            why = f"{query.what!r} is not known to this version of Holdfast"
+            why = f"this version of Holdfast does not know {query.what!r}"
             self._refuse(peer, query.id, RequestRefusal.UNKNOWN, why)
 
     def reply(self, peer: ServerConnection, reply: Reply) -> None:
-        """Hand a node's answer to whoever asked."""
+        """Pass a node's reply to its operator."""
         relay = self._relays.get(reply.id)
         if relay is None:
-            return  # Nobody wants it any more.
+            return  # The operator has disconnected or cancelled.
         if self._attached.get(relay.place) is not peer:
             raise BadMessage("an answer to a query to another node")
         self._answer(relay, reply)
 
     def attach(self, peer: ServerConnection, attach: Attach) -> None:
-        """Ask a node over this connection from now on."""
+        """Use this connection for queries to a node from now on."""
         place = (attach.run_id, attach.node)
         if attach.run_id != peer.run_id or peer.read_only:
             raise BadMessage(f"{quoted(attach.node)} on a connection that is not for its job")
@@ -191,7 +191,7 @@ class Operators:
                 self._send_query(peer, number, relay.query)
 
     def report(self, peer: ServerConnection, report: NodeReport) -> None:
-        """Keep what a node reports, while somebody watches."""
+        """Keep the report of a node, while a client watches."""
         key = peer.key
         if key is None or key != (report.run_id, report.node, report.incarnation):
             raise BadMessage(f"a report of {quoted(report.node)} on another's connection")
@@ -212,14 +212,14 @@ class Operators:
             del self._subscribers[key]
         for key in [key for key in self._status_waits if key[0] is peer]:
             self._status_waits.pop(key).timer.cancel()
-        for asked_by, number in [key for key in self._by_operator if key[0] is peer]:
-            self._cancel(asked_by, number)
+        for operator, number in [key for key in self._by_operator if key[0] is peer]:
+            self._cancel(operator, number)
 
     # Status.
 
     def _status(self, peer: ServerConnection, query: Query, run_id: str) -> None:
         if peer.owes_reply:  # A short query can bring a long reply.
-            raise BadMessage("it asks again before it has read the reply")
+            raise BadMessage("it sent another query before it read the reply")
         wanted = control.unpack(control.StatusQuery, query.body)
         if wanted.watch and run_id and self._host.may_know(peer):
             self.watch(run_id)
@@ -275,20 +275,20 @@ class Operators:
         if rounds is None:
             return
         now = self._loop.time()
-        until, told_at, told_workers = self._watched.get(run_id, (0.0, -WATCH_S, False))
-        workers = workers or (told_workers and now < until)
-        if now - told_at >= WATCH_S / 2 or workers != told_workers:
-            told_at = now
+        until, since, with_workers = self._watched.get(run_id, (0.0, -WATCH_S, False))
+        workers = workers or (with_workers and now < until)
+        if now - since >= WATCH_S / 2 or workers != with_workers:
+            since = now
             every_s = max(REPORT_EVERY_S, REPORT_S_PER_NODE * len(rounds.job.nodes))
             frame = encode_frame(Watch(for_s=WATCH_S, every_s=every_s if workers else 0.0))
             for name, node in rounds.job.nodes.items():
                 peer = self._host.connection_of((run_id, name, node.info.incarnation))
                 if peer is not None:
                     peer.post(frame)
-        self._watched[run_id] = (now + WATCH_S, told_at, workers)
+        self._watched[run_id] = (now + WATCH_S, since, workers)
 
     def sweep(self, now: float) -> None:
-        """Forget what nobody watches any more, and what belongs to jobs and nodes that are gone."""
+        """Forget reports that no client watches any more, and those of lost jobs and nodes."""
         jobs = self._host.machine.jobs
         for run_id in [*{run_id for run_id in self._subscribers.values() if run_id in jobs}]:
             self.watch(run_id, workers=False)
@@ -350,7 +350,7 @@ class Operators:
                 ],
             )
             if rounds.job.outcome is not None:
-                self.publish()  # The agents that it goes through may end at any moment.
+                self.publish()  # The agents that relay it may exit at any moment.
 
     def _note(self, run_id: str, events: Sequence[EventRecord]) -> None:
         if not events:
@@ -379,7 +379,7 @@ class Operators:
             self.watch(run_id, workers=False)
 
     def publish(self) -> None:
-        """Tell subscribers what has happened since they were last told."""
+        """Send new events to subscribers."""
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
@@ -390,7 +390,7 @@ class Operators:
                 if job != run_id:
                     continue
                 if peer.unread_answers_bytes > UNREAD_EVENTS_BYTES_MAX:
-                    why = "it does not read the events that it asked for"
+                    why = "it does not read the events that it subscribed to"
                     peer.reject(why, encode_frame(Goodbye(why=why)))
                     continue
                 for body in bodies:
@@ -398,21 +398,21 @@ class Operators:
 
     # Queries to nodes.
 
-    def _pass_on(self, peer: ServerConnection, query: Query, place: Place) -> None:
+    def _relay(self, peer: ServerConnection, query: Query, place: Place) -> None:
         rounds = self._host.machine.jobs[place[0]]
         node = rounds.job.nodes.get(place[1])
         agent = None
         if node is not None:
             agent = self._host.connection_of((*place, node.info.incarnation))
-        under_way = sum(asked_by is peer for asked_by, _ in self._by_operator)
+        pending = sum(operator is peer for operator, _ in self._by_operator)
         if node is None:
-            why = f"{place[1]!r} is no node of the job"
+            why = f"{place[1]!r} is not a node of the job"
             self._refuse(peer, query.id, RequestRefusal.NO_SUCH_NODE, why)
         elif agent is None:
             why = f"{place[1]} is not connected"
             self._refuse(peer, query.id, RequestRefusal.NO_ANSWER, why)
-        elif under_way >= RELAYS_MAX or (peer, query.id) in self._by_operator:
-            why = f"{under_way} queries are under way already"
+        elif pending >= RELAYS_MAX or (peer, query.id) in self._by_operator:
+            why = f"{pending} queries are pending already"
             self._refuse(peer, query.id, RequestRefusal.TOO_MANY, why)
         else:
             self._relays_made += 1
@@ -429,15 +429,15 @@ class Operators:
             self._awaiting.setdefault(place, []).append(number)
 
     def _give_up(self, place: Place) -> None:
-        why = f"{place[1]} did not answer within {ATTACH_S:g} s"
+        why = f"{place[1]} did not respond within {ATTACH_S:g} s"
         self._fail(self._awaiting.pop(place, []), why)
 
     def _detach(self, peer: ServerConnection, place: Place) -> None:
         peer.attached = None
         if self._attached.get(place) is peer:
             del self._attached[place]
-            under_way = [number for number, one in self._relays.items() if one.place == place]
-            self._fail(under_way, f"the connection to {place[1]} was lost")
+            pending = [number for number, one in self._relays.items() if one.place == place]
+            self._fail(pending, f"the connection to {place[1]} was lost")
 
     def _fail(self, numbers: Iterable[int], why: str) -> None:
         for number in numbers:
@@ -447,7 +447,7 @@ class Operators:
                 self._answer(relay, Reply(id=number, refusal=refusal, why=why))
 
     def _answer(self, relay: Relay, reply: Reply) -> None:
-        peer, number = relay.asked_by, reply.id
+        peer, number = relay.operator, reply.id
         if reply.last:
             del self._relays[number]
             del self._by_operator[peer, relay.id]
@@ -463,7 +463,7 @@ class Operators:
         )
 
     def _follow_up(self, peer: ServerConnection, query: Query) -> None:
-        """Pass on what belongs to a query that is under way."""
+        """Relay what belongs to a pending query."""
         if query.what == control.CANCEL:
             self._subscribers.pop((peer, query.id), None)
             if (peer, query.id) in self._by_operator:
@@ -498,7 +498,7 @@ class Operators:
 
 
 def _portions(events: list[EventRecord]) -> list[bytes]:
-    """Return events as the bodies of replies, by the time of day that their nodes have."""
+    """Return events as the bodies of replies, ordered by their nodes' time of day."""
     events = sorted(events, key=lambda one: one.wall)
     size = control.EVENTS_AT_ONCE
     return [

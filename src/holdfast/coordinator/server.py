@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ from holdfast.core.protocol import (
 from holdfast.core.quotas import CONNECTIONS_MAX, UNREAD_ANSWERS_BYTES_MAX, Shares
 from holdfast.core.rounds import JobPhase
 from holdfast.net import addresses
+from holdfast.net.endpoints import format_endpoint
 from holdfast.net.listening import descriptor_limit
 from holdfast.net.peer_user import is_local_user, is_own_user
 from holdfast.printable import one_line, quoted
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from holdfast.coordinator.state_file import StateFile, WriteAhead
+    from holdfast.net.tls import TlsFiles, TlsToken
     from holdfast.wire.messages import Hello
 
 SPARE_DESCRIPTORS = 128  # What this process needs besides connections.
@@ -561,3 +564,22 @@ class CoordinatorServer:
 def _descriptors_max() -> int:
     """Return how many connections this process may have, unfinished ones included."""
     return max(16, descriptor_limit() - SPARE_DESCRIPTORS)
+
+
+_warned = threading.Event()
+
+
+def warn_if_open(
+    listener: socket.socket, token: bytes | None, tls: TlsFiles | TlsToken | None, host: str
+) -> None:
+    """Warn, once, that a coordinator without a token accepts everybody who can reach it."""
+    address, port = listener.getsockname()[:2]
+    if token is not None or addresses.is_loopback(str(address)) or _warned.is_set():
+        return
+    if tls is not None and tls.ca is not None:
+        return  # It requires a certificate.
+    _warned.set()
+    console.warning(
+        f"the coordinator at {format_endpoint(host, port)} requires no token (auth=none): anybody "
+        "who can reach the port can join or disrupt the job"
+    )

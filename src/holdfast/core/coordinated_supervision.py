@@ -1,26 +1,26 @@
-"""What one agent does about its workers when a coordinator decides for the whole job.
+"""The machine of one agent in a job with a coordinator, which decides for all nodes.
 
-The states are those of `core.supervision`, and so is everything about one node's workers. What
-differs is who decides: failures and successes are reported to the coordinator, and its newest view
-determines what to do next. The rules:
+The states are those of `core.supervision`, and so are the rules for one node's workers. The
+difference: the node reports failures and successes to the coordinator, and follows its newest view.
+The rules:
 
-1.  Only the newest view counts: it is kept whenever it arrives and applied as soon as the state of
-    the workers allows it. Views that came in between are as if never sent.
-2.  A member runs the generation of its view, once. A higher one, or not being a member any more,
-    means to stop the workers first. While the view does not say to start, the node waits: workers
-    of an earlier generation are still there on another node.
-3.  A failure is reported at once, before the other workers are stopped, so that all nodes stop at
-    the same time; and again when they are gone, with the whole report.
-4.  A node whose workers are all done waits for the job to close. Until then it may have to start
-    them again.
-5.  A fenced node begins anew as another incarnation. A refused one ends; so does one whose
-    coordinator stayed away for too long. How the job ended is then not known; a node whose workers
-    were done in the newest generation it heard of, fenced or not, ends as they did.
+1.  Only the newest view counts. The node keeps every view that arrives, and applies it as soon as the
+    state of the workers allows it. A newer view replaces one that was not applied.
+2.  A member runs the generation of its view, once. If the view has a higher generation, or the node
+    is no longer a member, it stops its workers first. If the view says not to start yet, the node
+    waits: another node still has workers of an earlier generation.
+3.  If a worker fails, the node reports that at once, before it stops the others, so that all nodes
+    stop at the same time. It reports again, with the full report, when they have exited.
+4.  If all its workers are done, the node waits for the job to close. It may have to start them again
+    before that.
+5.  If the node is fenced, it rejoins as another incarnation. If it is refused, or its coordinator
+    does not respond for too long, it ends without knowing how the job ended. But if its workers were
+    done in the newest generation it knows, fenced or not, it ends with success.
 6.  On a signal the node reports at once that it leaves. Then it stops its workers and ends.
-7.  Workers that were killed since others may take their place (`core.liveness.StopDeadline`) did
-    not fail: the node is ready for the next generation.
-8.  When the job is closed, the node ends as the job did, once its view is final or no more views
-    come. Closed is final: a later coordinator that knows nothing of the end is left.
+7.  If the keeper killed the workers because others may have their ranks (`core.liveness.StopDeadline`),
+    that is not a failure: the node is ready for the next generation.
+8.  When the job is closed, the node ends as the job did, once its view is final or the connection is
+    lost. Closed is final: the node leaves a later coordinator that does not know of the end.
 9.  If no round with this node forms within the join timeout, the node ends. A node that stands by
     does not wait. If the others' workers are not done within the exit barrier's limit, the node
     ends with success; a node that the others need waits without a limit.
@@ -57,16 +57,16 @@ WAIT_NOTICE_AFTER_S = 2.0
 
 
 class ViewReceived(Event):
-    """The coordinator has a new view for this node."""
+    """A new view for this node arrived."""
 
     view: View
 
 
 class CoordinatorLost(Event):
-    """The coordinator stayed away past the limit, or this side of the connection is broken."""
+    """The coordinator did not respond within the limit, or this side of the connection failed."""
 
     why: str
-    """Without the endpoint, which whoever tells the user adds."""
+    """Without the endpoint, which the message to the user adds."""
     away_s: float = 0.0
 
 
@@ -82,7 +82,7 @@ class ReportStatus(Effect):
     phase: NodePhase
     generation: int
     clear: int = -1
-    """Of generations before this one no worker is left here, nor will one be started."""
+    """This node has no workers of earlier generations than this one, and will start none."""
 
 
 class Rejoin(Effect):
@@ -97,7 +97,7 @@ class NoticeWait(Effect):
 
 
 class CoordinatedSupervision(Supervision):
-    """The machine of an agent for which a coordinator decides."""
+    """The machine of an agent that follows a coordinator."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class CoordinatedSupervision(Supervision):
 
     @property
     def grace_s(self) -> float:
-        """How long workers have to end: whoever had the job stopped may have said so."""
+        """How long workers have to end; a request to stop the job may limit it."""
         return self.view.grace_s if self.view is not None else -1.0
 
     def handle(self, now: float, event: Event, cause: str = "") -> list[Effect]:
@@ -188,12 +188,12 @@ class CoordinatedSupervision(Supervision):
             NodeRole.STANDBY,
             NodeRole.MEMBER,
         )
-        if event.view.role is NodeRole.MEMBER:  # The job's count, whatever this node knew before.
+        if event.view.role is NodeRole.MEMBER:  # The job's count replaces this node's.
             self.budget = RestartBudget(self.budget.max_restarts, event.view.restarts)
         return self._apply()
 
     def _closed_before(self) -> list[Effect]:
-        """Stay with the end that is known; only a later coordinator can contradict it."""
+        """Keep the known end of the job, which a later coordinator does not know."""
         assert self.view is not None
         self.view = msgspec.structs.replace(self.view, final=True)
         effects = self._apply()
@@ -201,7 +201,7 @@ class CoordinatedSupervision(Supervision):
         return [self._report(NodePhase.LEAVING), *effects] if left else effects
 
     def _apply(self) -> list[Effect]:
-        """Do what the newest view asks for, if the state of the workers allows it."""
+        """Follow the newest view, if the state of the workers allows it."""
         view = self.view
         if view is None:
             return []
@@ -233,7 +233,7 @@ class CoordinatedSupervision(Supervision):
         return []
 
     def _report_clear(self) -> list[Effect]:
-        """Report that no workers are here, if whoever decides may not know it."""
+        """Report that this node has no workers, unless the coordinator knows it."""
         term = self.view.term if self.view is not None else 0
         told = (term, self._clear()) <= self._reported_clear
         return [] if told else [self._report(NodePhase.READY)]
@@ -244,11 +244,11 @@ class CoordinatedSupervision(Supervision):
         return ReportStatus(phase, self.generation, clear)
 
     def _clear(self) -> int:
-        """Return the first generation of which workers may be here, now or later."""
+        """Return the first generation of which this node may have workers, now or later."""
         if self._has_workers:
             return self.generation
         told = -1
-        if self.view is not None:  # A member may be told to start, others only the next one.
+        if self.view is not None:  # A member may start this generation, others only the next one.
             told = self.view.generation + (self.view.role is not NodeRole.MEMBER)
         return max(self.generation + 1, told)
 
@@ -288,7 +288,7 @@ class CoordinatedSupervision(Supervision):
         self.running = frozenset()
         self._has_workers = event.unkillable > 0
         reason = self._after_stop
-        if event.unkillable:  # No other worker may ever run beside those that remain.
+        if event.unkillable:  # No other worker may run beside those that remain.
             return [self._report(NodePhase.LEAVING), *self._finish(Outcome.FAILED)]
         failed = reason in (StopReason.WORKER_FAILED, StopReason.UNHEALTHY)
         if self.signum:
@@ -300,7 +300,7 @@ class CoordinatedSupervision(Supervision):
             self._done = self.generation
             return [self._report(NodePhase.SUCCEEDED), *self._apply()]
         self.state = State.JOINING
-        # One that had failed before all were stopped may be why others failed.
+        # A worker that failed before the stop may be the cause of other failures.
         failed = failed or (reason is StopReason.COORDINATOR and event.failed)
         report = self._report(NodePhase.FAILED if failed else NodePhase.READY)
         return [report, *self._apply()]
@@ -308,7 +308,7 @@ class CoordinatedSupervision(Supervision):
     def _barrier_ended(self, _event: BarrierEnded) -> list[Effect]:
         return [self._report(NodePhase.LEAVING), *self._finish(Outcome.SUCCEEDED)]
 
-    # Signals, and a coordinator that is gone.
+    # Signals, and the loss of the coordinator.
 
     def _signal_running(self, event: SignalReceived) -> list[Effect]:
         return [self._report(NodePhase.LEAVING), *super()._signal_running(event)]
@@ -318,9 +318,7 @@ class CoordinatedSupervision(Supervision):
 
     def _signal_stopping(self, event: SignalReceived) -> list[Effect]:
         first = [] if self.signum else [self._report(NodePhase.LEAVING)]
-        if (
-            first and self._after_stop is StopReason.SUCCEEDED
-        ):  # So that its workers are not missed.
+        if first and self._after_stop is StopReason.SUCCEEDED:  # The success of its workers counts.
             first.insert(0, self._report(NodePhase.SUCCEEDED))
         return [*first, *super()._signal_stopping(event)]
 
@@ -332,7 +330,7 @@ class CoordinatedSupervision(Supervision):
         ]
 
     def _end_by_signal(self, *, failed: bool) -> list[Effect]:
-        """End; but a failure that ended the job anyway stays the reason."""
+        """End; a failure that ends the job in any case remains the reason."""
         if self.view is not None and self.view.role is NodeRole.CLOSED:
             return self._end_with_job(self.view)
         if failed and judge(self.budget, retryable=self.retryable) is Verdict.GIVE_UP:

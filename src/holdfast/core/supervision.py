@@ -1,4 +1,4 @@
-"""What one agent does about its workers: the machine that makes every decision of one node.
+"""The machine of one agent: it makes every decision about the workers of one node.
 
 ::
 
@@ -15,18 +15,19 @@ The rules:
 
 1.  One worker's failure stops all workers of the node. What comes after the stop began is a
     consequence of it and changes nothing.
-2.  A failure is answered by a restart while the budget lasts, and charged to it. A regroup
-    because nodes wait is not.
-3.  A failure that a new start would only repeat (the program cannot be started, a process that
-    SIGKILL does not end) is answered by giving up.
-4.  A signal stops the workers with that same signal, and nothing starts after it. A second SIGINT
-    kills them at once. A failure before the signal stays the reason if it ended the job anyway.
-5.  Success is when every worker exited with code 0. What they left is cleaned up all the same;
-    then the node waits for the others at the barrier.
+2.  If a worker fails, all workers restart while the budget lasts, and the restart is charged to it
+    (`core.policy`). A regroup because nodes wait is not charged.
+3.  If a new start would only repeat the failure (the program cannot be started, or SIGKILL does not
+    end a process), the job ends.
+4.  If the agent receives a signal, the workers get the same signal, and none starts after it. A
+    second SIGINT kills them at once. A failure before the signal remains the reason if it would have
+    ended the job.
+5.  If every worker exited with code 0, the node has succeeded. Processes that the workers left are
+    ended; then the node waits for the others at the barrier.
 6.  A generation is one start of the workers; its number only grows.
-7.  A restart that somebody asks for is not charged. After a stop that somebody asks for nothing
-    starts; a failure before it stays the reason if it ended the job anyway. What is asked again
-    under the same id is answered as before, and what cannot be now is refused with why.
+7.  A restart that an operator requests is not charged. After a stop that an operator requests,
+    nothing starts; an earlier failure remains the reason if it would have ended the job. A repeated
+    request id gets the first answer. A request that is impossible now is refused with a reason.
 8.  If a timer of a worker expires, the stacks of its process are dumped, and the process gets the
     timer's signal. The stacks of all late processes are dumped before the first is signalled.
 9.  If a worker stays in uninterruptible sleep for the limit, the workers are unhealthy, and a new
@@ -58,7 +59,7 @@ SIGINT, SIGKILL = 2, 9
 
 
 class State(Enum):
-    """Where the agent is with its workers."""
+    """The state of the agent."""
 
     IDLE = "idle"
     JOINING = "joining"
@@ -75,22 +76,22 @@ class StopReason(Enum):
     SUCCEEDED = "all workers succeeded"
     WORKER_FAILED = "a worker failed"
     UNHEALTHY = "the workers are not healthy"
-    SIGNAL = "a signal asked to stop"
+    SIGNAL = "a signal was received"
     REGROUP = "nodes are waiting to join"
-    COORDINATOR = "the coordinator decided so"
+    COORDINATOR = "the coordinator changed the generation"
     COORDINATOR_LOST = "the coordinator was lost"
-    CUT_OFF = "others may have taken their place"
-    ASKED = "somebody asked for it"
+    CUT_OFF = "workers may have been replaced elsewhere"
+    REQUESTED = "an operator requested it"
 
 
 class Outcome(Enum):
-    """How the agent's work ended."""
+    """How the run of the agent ended."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     SIGNALLED = "signalled"
     STOPPED = "stopped"
-    """Somebody asked for it."""
+    """An operator requested it."""
     REFUSED = "refused"
     COORDINATOR_LOST = "coordinator lost"
     JOIN_TIMED_OUT = "no round within the join timeout"
@@ -100,11 +101,11 @@ class Outcome(Enum):
 
 
 class Begun(Event):
-    """The agent was asked to run."""
+    """The run began."""
 
 
 class RoundJoined(Event):
-    """A round has formed, and this node is in it."""
+    """A round with this node has formed."""
 
     round: int
     group_rank: int
@@ -112,7 +113,7 @@ class RoundJoined(Event):
 
 
 class WorkersStarted(Event):
-    """Every worker of the generation was started."""
+    """Every worker of the generation has started."""
 
     generation: int
 
@@ -127,7 +128,7 @@ class WorkerExited(Event):
 
 
 class WorkersUnhealthy(Event):
-    """The workers run but make no progress any more, or what they need is gone."""
+    """The workers run without progress, or have lost something they need, such as their store."""
 
     generation: int
     why: str
@@ -174,34 +175,34 @@ class StacksDumped(Event):
 
 
 class NodesWaiting(Event):
-    """Nodes outside the round want in."""
+    """Nodes outside the round wait to join."""
 
     count: int
 
 
 class SignalReceived(Event):
-    """The agent got a signal it handles."""
+    """The agent received a signal that it handles."""
 
     signum: int
 
 
 class Requested(Event):
-    """Somebody asks for something: a `core.protocol.Request`, in what is needed here."""
+    """An operator sent a request: the fields of a `core.protocol.Request` that matter here."""
 
     id: str
     action: str
     asked: str
-    """All of it in words."""
+    """The whole request in words."""
     grace_s: float = -1.0
 
 
 class WorkersStopped(Event):
-    """Nothing is left of the generation, but for so many processes that cannot be killed."""
+    """All processes of the generation have exited, except those that cannot be killed."""
 
     generation: int
     unkillable: int = 0
     failed: bool = False
-    """Whether a worker had failed before the stop began, though that was seen only later."""
+    """Whether a worker had failed before the stop began, detected during the stop."""
 
 
 class WorkersExpired(Event):
@@ -214,7 +215,7 @@ class WorkersExpired(Event):
 
 
 class BarrierEnded(Event):
-    """The other nodes are done too, or the wait for them is over."""
+    """The other nodes are done, or the wait for them has ended."""
 
 
 # Effects.
@@ -240,7 +241,7 @@ class StopWorkers(Effect):
 
 
 class KillWorkers(Effect):
-    """Kill at once what is being stopped."""
+    """Kill the workers that are being stopped, at once."""
 
     generation: int
 
@@ -259,20 +260,20 @@ class SignalProcess(Effect):
 
 
 class EnterBarrier(Effect):
-    """Wait for the other nodes to be done."""
+    """Wait until the other nodes are done."""
 
 
 class Finish(Effect):
-    """End the agent's work with this outcome."""
+    """End the run with this outcome."""
 
     outcome: Outcome
     signum: int = 0
 
 
 class Supervision(TableMachine):
-    """The machine of an agent that decides for itself.
+    """The machine of an agent that decides alone.
 
-    `core.coordinated_supervision` has that of an agent for which a coordinator decides.
+    `core.coordinated_supervision` is for an agent that follows a coordinator.
     """
 
     state: State
@@ -282,7 +283,7 @@ class Supervision(TableMachine):
     ) -> None:
         """`stuck_limit_s` limits how long a worker may stay blocked; None for no limit."""
         if local_world_size < 1:
-            raise ValueError(f"{local_world_size} workers would never be done")
+            raise ValueError(f"{local_world_size} workers cannot run")
         super().__init__(Story("supervision"))
         self.state = State.IDLE
         self.generation = -1
@@ -294,12 +295,12 @@ class Supervision(TableMachine):
         self._after_stop = StopReason.SUCCEEDED
         self._alone = True
         self.retryable = True  # Whether a new start could help against this generation's failure.
-        self.signum = 0  # The signal that ends it all, if one came.
+        self.signum = 0  # The signal that ends the run, if one was received.
         self._interrupts = 0
-        self.asked = ""  # The newest request that was granted, in words.
-        self.stop_grace_s = -1.0  # How long workers have, if somebody said so.
+        self.asked = ""  # The newest granted request, in words.
+        self.stop_grace_s = -1.0  # How long workers have to end, if a request says so.
         self.answers: Mapping[str, Refused] = {}
-        """Of requests, by their id."""
+        """By request id."""
         self._stop_asked = False
         self.stuck: dict[int, str] = {}
         """Workers that stayed blocked for the limit, by local rank, each with a description."""
@@ -314,7 +315,7 @@ class Supervision(TableMachine):
 
     @property
     def interrupted(self) -> bool:
-        """Whether a SIGINT came already, so that the next one kills."""
+        """Whether a SIGINT was received, so that the next one kills."""
         return self._interrupts > 0
 
     @property
@@ -324,7 +325,7 @@ class Supervision(TableMachine):
 
     @property
     def grace_s(self) -> float:
-        """How long workers have to end when they are stopped; below 0 as long as configured."""
+        """How long workers have to end when they are stopped; below 0 for the configured time."""
         return self.stop_grace_s
 
     def handle(self, now: float, event: Event, cause: str = "") -> list[Effect]:
@@ -369,7 +370,7 @@ class Supervision(TableMachine):
     def _started(self, event: WorkersStarted) -> list[Effect]:
         self._expect_generation(event.generation)
         self.state = State.RUNNING
-        if self.signum:  # It came while they were being started.
+        if self.signum:  # Received during the start.
             signum = SIGKILL if self._interrupts >= 2 else self.signum
             return self._stop(StopReason.SIGNAL, signum)
         return []
@@ -431,12 +432,12 @@ class Supervision(TableMachine):
         self.asked = event.asked
         if event.action == Action.STOP.value:
             self._stop_asked, self.stop_grace_s = True, event.grace_s
-        return self._stop(StopReason.ASKED) if self.state is State.RUNNING else []
+        return self._stop(StopReason.REQUESTED) if self.state is State.RUNNING else []
 
     def _objection(self, action: str) -> Refused:
         """Return why a request is refused, if it is."""
         if action in (Action.DRAIN.value, Action.UNDRAIN.value):
-            return RequestRefusal.TOO_FEW_NODES, "the job has one node, and needs it"
+            return RequestRefusal.TOO_FEW_NODES, "the job has no other node"
         unknown = unknown_action(action)
         if unknown != GRANTED or self.state is State.RUNNING:
             return unknown
@@ -453,7 +454,7 @@ class Supervision(TableMachine):
         failed = reason in (StopReason.WORKER_FAILED, StopReason.UNHEALTHY)
         if event.unkillable:
             self.retryable = False
-            failed = failed or reason in (StopReason.REGROUP, StopReason.ASKED)
+            failed = failed or reason in (StopReason.REGROUP, StopReason.REQUESTED)
         if reason is StopReason.SUCCEEDED and (self._alone or not self.signum):
             self.state = State.LEAVING
             return [EnterBarrier()]
@@ -562,7 +563,7 @@ Supervision._handlers = {
     (_S.LEAVING, Requested): Supervision._requested,
     (_S.DONE, Requested): Supervision._requested,
 }
-# What may still arrive when it no longer matters; in DONE also the outcome of a wait broken off.
+# Events that may arrive too late to matter; in DONE also the outcome of an interrupted wait.
 _REPORTS = (WorkerExited, WorkersUnhealthy)
 _TIMERS = (TimersExpired, StacksDumped)
 _LATE = (*_REPORTS, *_TIMERS, NodesWaiting)

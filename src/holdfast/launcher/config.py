@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 RDZV_TIMEOUT_S = 900
 """How long a rendezvous may take when neither `rdzv_timeout` nor `rdzv_configs` gives a time."""
-STORY_ENV = "HOLDFAST_DEBUG"
 SHUTDOWN_TIMEOUT_ENV = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 DEFAULT_MASTER_PORT = 29500
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")

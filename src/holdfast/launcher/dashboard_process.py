@@ -1,9 +1,9 @@
-"""The dashboard of `--dashboard`: a process of its own below the agent of the first node.
+"""The dashboard of `--dashboard`: a child process of the first node's agent.
 
-It is an observer: it begins with the first generation in which this node has rank 0, goes on through
-restarts, and is begun again if it has ended by then. It holds one end of a pipe whose other end is
-the agent's, so it ends with the agent however that ends. The agent imports nothing of it, waits for
-nothing of it, and does not care if it fails: what there is to say it says itself, on standard error.
+It starts with the first generation in which this node has rank 0 and continues through restarts. If it has
+exited by the next generation, it starts again. It holds one end of a pipe, and the agent the other, so it
+ends with the agent, even if the agent is killed. The agent imports none of its code and does not wait for
+it. The dashboard reports its own errors, on standard error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.processes.logs.specs import LogsSpecs
 
 END_S = 2.0
-"""For it to end by itself when the agent does; then it is killed."""
+"""How long it may take to exit when the agent ends; after that it is killed."""
 
 
 class DashboardProcess:
@@ -38,16 +38,16 @@ class DashboardProcess:
             if event.group_rank in (0, None):
                 self._begin()
             else:
-                self._let_go()
+                self._close_pipe()
         elif isinstance(event, RunEnded):
-            self._let_go()
+            self._close_pipe()
 
     def _begin(self) -> None:
         if self._process is not None:
             assert self._process.stdin is not None
             if self._process.poll() is None and not self._process.stdin.closed:
                 return
-            self._let_go()
+            self._close_pipe()
         folder = getattr(self._logs, "run_dir", None) or ""
         command = [
             sys.executable, "-P", "-m", "holdfast", "dashboard",
@@ -61,20 +61,22 @@ class DashboardProcess:
                 command, stdin=subprocess.PIPE, stdout=2, start_new_session=True
             )
         except OSError as problem:
-            console.warning(f"--dashboard: cannot start it: {problem.strerror or problem}")
+            console.warning(
+                f"--dashboard: cannot start the dashboard: {problem.strerror or problem}"
+            )
 
-    def _let_go(self) -> None:
-        """Have it end soon; a loop that must go on does not wait for that."""
+    def _close_pipe(self) -> None:
+        """Make it exit, without waiting."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
 
     def end(self) -> None:
-        """End it, and wait for that."""
+        """Make it exit, and wait."""
         if self._process is None:
             return
 
-        self._let_go()
+        self._close_pipe()
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:

@@ -19,9 +19,8 @@ from holdfast.errors import (
     shortage_behind,
     shortage_hint,
 )
-from holdfast.launcher.config import STORY_ENV
 from holdfast.launcher.observers import LaunchObservers
-from holdfast.launcher.story_file import StoryFile
+from holdfast.launcher.story_file import story_to
 from holdfast.net.addresses import own_address
 from holdfast.processes.failures.failure import ChildFailedError
 from holdfast.processes.logs.specs import DefaultLogsSpecs
@@ -114,7 +113,7 @@ def launch_agent(
     run_id = config.run_id or os.urandom(16).hex()
     launch = Launch(config, run_id, entrypoint, args, logs_of_this_launch(config))
     check_binding(config)
-    with story_of(config), cluster_of(launch):
+    with story_to(config.story), cluster_of(launch):
         return _run(launch, health_check_server)
 
 
@@ -131,14 +130,6 @@ class Launch(NamedTuple):
     def name(self) -> str:
         """The workers' name in reports: the script rather than the interpreter."""
         return entrypoint_name(self.entrypoint, self.args)
-
-
-def story_of(config: LaunchConfig) -> AbstractContextManager[object]:
-    """Return the context in which all machines of this process write their steps, if they are to."""
-    path = config.story or os.environ.get(STORY_ENV, "")
-    if not path:
-        return nullcontext()
-    return StoryFile(path, source="--story" if config.story else STORY_ENV)
 
 
 def cluster_of(launch: Launch) -> AbstractContextManager[object]:

@@ -1,13 +1,14 @@
-"""The observers of a launch: the records of events and metrics, as the config asks for them.
+"""The observers of a launch: the recorders of events and metrics that the config requests.
 
-None of it delays a start. Lifecycle events before the workers run are buffered, and what is needed
-to record them is imported while the workers start; or at the end, if nobody could read the record
-before; and not at all if it would be thrown away.
+They do not delay the start. Lifecycle events are buffered until the workers run. The recorders are imported
+while the workers start, which is why most imports here are inside functions. If only a failed run keeps its
+records, they are imported when the run has failed.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from typing import TYPE_CHECKING
 
 from holdfast import console
@@ -16,8 +17,6 @@ from holdfast.observe import events_wanted, metrics_wanted
 from holdfast.observe.lifecycle import GenerationStarted, LifecycleEvent, RunEnded
 
 if TYPE_CHECKING:
-    from collections import deque
-
     from holdfast.agent.loop import AgentLoop
     from holdfast.launcher.config import LaunchConfig
     from holdfast.launcher.dashboard_process import DashboardProcess
@@ -25,17 +24,15 @@ if TYPE_CHECKING:
     from holdfast.observe.lifecycle import Observer
     from holdfast.observe.metrics.exporters import MetricExporters
     from holdfast.processes.logs.specs import LogsSpecs
-else:
-    from _collections import deque  # Without the rest of `collections`.
 
 DEFAULT_EVENT_HANDLERS = ("null", "jsonl")
 OTEL_ENV = "OTEL_METRICS_EXPORTER"
 EARLY_EVENTS_MAX = 10_000
-"""Lifecycle events that are buffered; of a job that fails, the newest matter most."""
+"""Limit of buffered lifecycle events. The oldest are dropped."""
 
 
 class LaunchObservers:
-    """All observers of one launch, from `begin` to `end`; itself one for the agent."""
+    """All observers of one launch, from `begin` to `end`. It is an observer of the agent itself."""
 
     name = "the record of events"
 

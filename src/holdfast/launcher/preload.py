@@ -1,22 +1,22 @@
-"""Which modules a node imports ahead for its workers: those that are named, and those of `auto`.
+"""The modules that a node imports before it forks its workers: the named ones, and those of `auto`.
 
-`auto` reads what the workers will run and imports nothing of it. It takes the modules that this
-source imports at its top level and that are installed. Without a source to read it prints one line
-and the job runs without; only speed is lost.
+`auto` reads the source that workers run, and imports none of it. It takes the modules that the source
+imports at its top level and that are installed. Without a source it prints one line, and the job runs
+without preloading; only speed is lost.
 
-An import counts if a worker runs it for sure, or may well: a statement of the module, or one below
-`try`, `else`, `finally`, `with` or `if`. Not what only a type checker reads (`if TYPE_CHECKING`),
-nor fallbacks (`except`), nor what is inside a function or a class. Below `if __name__ ==
-"__main__"` it depends on whether the source is a worker's program or the module of a function.
+An import counts if a worker certainly or probably runs it: a statement of the module, or one below `try`,
+`else`, `finally`, `with` or `if`. Imports for type checkers (`if TYPE_CHECKING`), fallbacks (`except`) and
+imports inside a function or a class do not count. Below `if __name__ == "__main__"` an import counts if the
+source is a worker's program, not if it is the module of a function.
 
-A script that sets a variable which modules read as they are imported (`HF_HOME`, `OMP_NUM_THREADS`,
-`TORCH_LOGS`, …) prepares for what it imports after that. None of it that is not of the standard
-library is imported ahead then: each such module may bring in the one that the variable is for.
+A script that sets a variable which modules read at import (`HF_HOME`, `OMP_NUM_THREADS`, `TORCH_LOGS`, ...)
+sets it for the imports that follow. Of these, only modules of the standard library are preloaded: any other
+may import the module that reads the variable.
 
-A module is installed if the folder where Python finds it first holds the standard library or is
-called `site-packages` (`dist-packages` on Debian). Everything else (beside the script, in the
-working directory, on PYTHONPATH, an editable install) is being worked on: it may change between two
-starts of the workers, and may ask at import which worker it is in.
+A module is installed if the directory where Python finds it first has the standard library or is named
+`site-packages` (`dist-packages` on Debian). Everything else (beside the script, in the working directory,
+on PYTHONPATH, an editable install) is under development: it may change between two starts of the workers,
+and may read at import which worker it is in.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Setting(Value):
-    """A statement that sets a variable of the environment; `value` is None if it is computed."""
+    """A statement that sets an environment variable; `value` is None if it is computed."""
 
     variable: str
     value: str | None
@@ -61,7 +61,7 @@ def top_level_imports(source: bytes | str, *, as_main: bool) -> list[Import]:
 
 
 def top_level_steps(source: bytes | str, *, as_main: bool) -> list[Import | Setting]:
-    """Return the imports, as `top_level_imports` does, and what is set before and after them."""
+    """Return the imports, as `top_level_imports` does, with the variables set between them."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # The worker that runs it shows them.
@@ -95,7 +95,7 @@ def _steps_of(statements: Sequence[ast.stmt], *, as_main: bool) -> Iterator[Impo
 
 
 def _settings_of(statement: ast.Assign | ast.Expr) -> Iterator[Setting]:
-    """Return what `os.environ[...] = ...`, `setdefault` or `update` sets, as far as it is written."""
+    """Return the variables that `os.environ[...] = ...`, `setdefault` or `update` sets, if they are literals."""
     given: list[tuple[ast.expr | None, ast.expr]] = []
     match statement:
         case ast.Assign(targets=targets, value=value):
@@ -128,7 +128,7 @@ def _is_environ(value: ast.expr) -> bool:
 
 
 def _truth(test: ast.expr, *, as_main: bool) -> bool | None:
-    """Return what a condition is known to be in a worker, `None` if only the worker knows."""
+    """Return the value that a condition has in every worker; `None` if it is not known."""
     match test:
         case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
             return False
@@ -146,13 +146,13 @@ def _truth(test: ast.expr, *, as_main: bool) -> bool | None:
 
 
 INSTALLED_FOLDERS = ("site-packages", "dist-packages")
-# Not worth an import ahead: part of the interpreter, or of ours. And mpi4py joins its job when it
-# is imported, as one process, which a fork would make into several.
+# Part of the interpreter, or of Holdfast. And mpi4py joins its job at import as one process, which a fork
+# would duplicate.
 SKIPPED = frozenset({"__future__", "__main__", "holdfast", "mpi4py", *sys.builtin_module_names})
 
 
 class PathEntry(Value):
-    """A folder of a search path for modules."""
+    """A directory of a search path for modules."""
 
     folder: str
     installed: bool
@@ -196,9 +196,9 @@ def find_module(name: str, places: Sequence[PathEntry]) -> FoundModule | None:
 def _step(full_name: str, places: Sequence[PathEntry]) -> FoundModule | None:
     """Find a module in the first place that has it.
 
-    Folders without an `__init__.py` are one package together, unless a later place has a module.
+    Directories without an `__init__.py` are one package together, unless a later place has a module.
     """
-    # Not PathFinder: it asks the parent of such a package for its path, which is not imported.
+    # PathFinder would need the parent of such a package to be imported.
 
     portions: list[PathEntry] = []
     for place in places:
@@ -252,11 +252,11 @@ SOURCE_BYTES_MAX = 4 << 20
 
 
 class NoSource(Exception):
-    """There is no source to read; the message gives the reason."""
+    """No source can be read; the message gives the reason."""
 
 
 class Source(Value):
-    """What workers run: its text, and the search path of its imports."""
+    """The source that workers run, and the search path of its imports."""
 
     name: str
     text: bytes
@@ -267,7 +267,7 @@ class Source(Value):
 def modules_to_preload(
     wanted: Sequence[str], entrypoint: Callable[..., Any] | str, args: Sequence[Any]
 ) -> tuple[str, ...]:
-    """Return the modules to import ahead, with those that `auto` finds in its place."""
+    """Return the modules to preload, with `auto` replaced by the modules it finds."""
     if PRELOAD_AUTO not in wanted:
         return tuple(wanted)
     at = wanted.index(PRELOAD_AUTO)
@@ -276,7 +276,7 @@ def modules_to_preload(
 
 
 def modules_of_auto(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> list[str]:
-    """Return the installed modules that workers import first, and print them."""
+    """Return and print the installed modules that workers import at the top level."""
     foreign = isinstance(entrypoint, str) and not is_this_python(entrypoint)
     try:
         source = source_of(entrypoint, [str(arg) for arg in args], foreign=foreign)
@@ -284,7 +284,7 @@ def modules_of_auto(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -
     except NoSource as reason:
         console.notice(f"--preload auto finds no modules: {reason}")
         return []
-    # What another interpreter has installed is not known here.
+    # This process does not know what another interpreter has installed.
     found = installed_among(imports, source.places, missing_counts=foreign)
     if found:
         console.info(f"--preload auto finds in {source.name}: {', '.join(found)}")
@@ -296,7 +296,7 @@ def modules_of_auto(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -
     return found
 
 
-# How variables begin that well-known packages, and the libraries below them, read at import.
+# Prefixes of variables that well-known packages, and the libraries below them, read at import.
 READ_AT_IMPORT = (
     "DATASETS_", "GOMP_", "HF_", "HUGGINGFACE_", "JAX_", "KMP_", "MKL_", "NUMEXPR_", "OMP_",
     "OPENBLAS_", "PYTORCH_", "TF_", "TORCH", "TRANSFORMERS_", "XLA_",
@@ -304,9 +304,9 @@ READ_AT_IMPORT = (
 
 
 def prepares_imports(setting: Setting, later: Iterable[Import], environ: Mapping[str, str]) -> bool:
-    """Whether a statement sets, to another value than it has, what a module reads at import.
+    """Whether a statement changes a variable that a later module reads at import.
 
-    The modules of a package are taken to read variables that begin with its name.
+    The modules of a package are assumed to read the variables that begin with its name.
     """
     variable = setting.variable
     if variable in environ and setting.value in (None, environ[variable]):
@@ -318,7 +318,7 @@ def prepares_imports(setting: Setting, later: Iterable[Import], environ: Mapping
 def split_at_preparation(
     steps: Sequence[Import | Setting], environ: Mapping[str, str]
 ) -> tuple[list[Import], list[Import], Setting | None]:
-    """Return the imports that may be done ahead, those that are prepared for, and by what."""
+    """Return the imports to preload, those that a setting precedes, and that setting."""
     imports: list[Import] = []
     for at, step in enumerate(steps):
         if not isinstance(step, Setting):
@@ -333,7 +333,7 @@ def split_at_preparation(
 
 
 def _read_imports(source: Source, *, foreign: bool) -> tuple[list[Import], list[str]]:
-    """Return the imports to do ahead, and the modules that are left out."""
+    """Return the imports to preload, and the modules that are left out."""
     try:
         steps = top_level_steps(source.text, as_main=source.as_main)
     except ValueError as problem:
@@ -351,9 +351,9 @@ def _read_imports(source: Source, *, foreign: bool) -> tuple[list[Import], list[
 
 
 def is_this_python(program: str) -> bool:
-    """Whether a program is the interpreter that runs this, and so has the same modules.
+    """Whether a program is the interpreter of this process, so that it has the same modules.
 
-    The folder must be the same too: those of two virtual environments lead to one interpreter.
+    The directory must be the same too: two virtual environments can link to one interpreter.
     """
     if os.sep not in program:
         candidates = (os.path.join(folder, program) for folder in os.get_exec_path())
@@ -366,7 +366,7 @@ def is_this_python(program: str) -> bool:
 def source_of(
     entrypoint: Callable[..., Any] | str, args: Sequence[str], *, foreign: bool = False
 ) -> Source:
-    """Return what workers run first, or raise `NoSource`."""
+    """Return the source that workers run, or raise `NoSource`."""
     if not isinstance(entrypoint, str):
         if entrypoint is run_script_path and args:
             return _script(args[0], foreign=False)
@@ -399,7 +399,7 @@ def _module(name: str, *, foreign: bool) -> Source:
 
 
 def _module_of_function(function: Callable[..., Any]) -> Source:
-    """Return the module that workers import to call a function; there it is not `__main__`."""
+    """Return the module that workers import to call a function, which is not `__main__` there."""
     while isinstance(function, partial):
         function = function.func
     home = str(getattr(function, "__module__", None))
@@ -410,7 +410,7 @@ def _module_of_function(function: Callable[..., Any]) -> Source:
 
 
 def _search_path(first: str, *, foreign: bool) -> list[PathEntry]:
-    """Return a worker's search path for modules; for another interpreter, what is known here."""
+    """Return a worker's search path for modules; for another interpreter, the part that is known."""
     if not foreign:
         return path_entries([first, *sys.path])
     given = os.environ.get("PYTHONPATH", "")
@@ -418,14 +418,14 @@ def _search_path(first: str, *, foreign: bool) -> list[PathEntry]:
 
 
 def _read(path: str) -> bytes:
-    # Only what can be read twice: a pipe is the worker's.
+    # A pipe can be read only once, by the worker.
     if not os.path.isfile(path):
-        raise NoSource(f"{path} is {'a folder' if os.path.isdir(path) else 'no file'}")
+        raise NoSource(f"{path} is {'a directory' if os.path.isdir(path) else 'not a file'}")
     try:
         with open(path, "rb") as file:
             text = file.read(SOURCE_BYTES_MAX + 1)
     except OSError as problem:
-        raise NoSource(f"{path} cannot be read: {problem.strerror}") from None
+        raise NoSource(f"cannot read {path}: {problem.strerror}") from None
     if len(text) > SOURCE_BYTES_MAX:
         raise NoSource(f"{path} is larger than {SOURCE_BYTES_MAX >> 20} MiB")
     return text

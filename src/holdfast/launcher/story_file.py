@@ -1,18 +1,19 @@
-"""The story of a job in a file: every step of every machine in this process, with its cause.
+"""The story of a job in a file: every step of every state machine in this process, with its cause.
 
 One line per step, its fields separated by tabs::
 
     STEP  CAUSE  STATE  EVENT  EFFECTS
 
-`STEP` is `node/machine#number`. `CAUSE` is the step that led to this one, or the message that
-brought it (`n1/status#5`, `n1/view#2.7`), which the step that sent it shows among its effects. So a
-failure can be followed over all nodes. A line is appended by one write, so several agents may share
-a file. There are no times: hosts' clocks differ, and `holdfast story` orders steps by their causes.
+`STEP` is `node/machine#number`. `CAUSE` is the step that led to this one, or the message that caused it
+(`n1/status#5`, `n1/view#2.7`); the step that sent the message has it among its effects. So a failure can
+be followed over all nodes. One write appends one line, so several agents can share a file. There are no
+times: the clocks of hosts differ, and `holdfast story` orders steps by their causes.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from holdfast import console
@@ -22,17 +23,27 @@ from holdfast.printable import one_line
 from holdfast.side_thread import SideThread
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from typing import Self
 
 STDERR = "-"
 
 
+STORY_ENV = "HOLDFAST_DEBUG"
 WRITE_S = 0.5
-"""How long a step may take to be written. Machines take their steps in the loops that they drive."""
+"""Limit for writing a step. Machines take their steps in the loops that they drive."""
+
+
+def story_to(path: str) -> AbstractContextManager[object]:
+    """Return the context in which machines write their steps to this file, or to that of the variable."""
+    named = path or os.environ.get(STORY_ENV, "")
+    if not named:
+        return nullcontext()
+    return StoryFile(named, source="--story" if path else STORY_ENV)
 
 
 class StoryFile:
-    """While entered, all machines of this process write their steps to the file."""
+    """While it is entered, all machines of this process write their steps to the file."""
 
     def __init__(self, path: str, *, source: str) -> None:
         try:
@@ -43,7 +54,6 @@ class StoryFile:
                 f"{source}: {path!r} cannot be written: {problem.strerror}; accepted: a file, or "
                 "- for standard error"
             ) from None
-
         self._writer = SideThread("holdfast-story", WRITE_S)
 
     def __enter__(self) -> Self:
@@ -52,7 +62,7 @@ class StoryFile:
 
     def __exit__(self, *problem: object) -> None:
         Story.sink = None
-        if not self._writer.is_hanging:  # Else the descriptor is still in use.
+        if not self._writer.is_hanging:  # Otherwise the descriptor is still in use.
             os.close(self._fd)
 
     def _write(self, step: Step) -> None:

@@ -149,7 +149,7 @@ class BackendMembership(ThreadedMembership):
             control=port.control if port is not None else None,
         )
         monitor = LoopMonitor(now, self._mailbox, self._timeouts.lost_after_s)
-        self._session = BackendDriver(session, self.backend, self._deliver, monitor)
+        self._session = BackendDriver(session, self.backend, self._mailbox.put, monitor)
         return self._session
 
     async def _shut(self, drain_s: float) -> None:

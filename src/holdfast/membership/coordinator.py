@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.membership.coordinator_store import DEFAULT_TIMEOUT_S, CoordinatorStore
 from holdfast.membership.interface import ControlAccess
 from holdfast.membership.threaded import ThreadedMembership
-from holdfast.net import addresses, listening
+from holdfast.net import listening
 from holdfast.net.endpoints import format_endpoint
 
 if TYPE_CHECKING:
@@ -235,7 +234,8 @@ class CoordinatorMembership(ThreadedMembership):
     def _serve(
         self, listener: socket.socket, state: StateFile | None, *, follows_another: bool = False
     ) -> None:
-        from holdfast.coordinator.server import CoordinatorServer
+        # Only a node that runs the coordinator needs the server.
+        from holdfast.coordinator.server import CoordinatorServer, warn_if_open
 
         if self._may_raise_limit:
             listening.raise_descriptor_limit()
@@ -315,22 +315,3 @@ def preimport_server() -> None:
         __import__("holdfast.coordinator.state_file")
     except Exception as problem:  # noqa: BLE001 (nothing has failed yet)
         console.warning(f"this node cannot take over the coordinator: {console.describe(problem)}")
-
-
-_warned = threading.Event()
-
-
-def warn_if_open(
-    listener: socket.socket, token: bytes | None, tls: TlsFiles | TlsToken | None, host: str
-) -> None:
-    """Warn, once, that a coordinator without a token accepts everybody who can reach it."""
-    address, port = listener.getsockname()[:2]
-    if token is not None or addresses.is_loopback(str(address)) or _warned.is_set():
-        return
-    if tls is not None and tls.ca is not None:
-        return  # It requires a certificate.
-    _warned.set()
-    console.warning(
-        f"the coordinator at {format_endpoint(host, port)} requires no token (auth=none): anybody "
-        "who can reach the port can join or disrupt the job"
-    )

@@ -52,12 +52,14 @@ class Membership(Protocol):
     """
 
     run_id: str
-    view: View | None
-    """The newest view of this incarnation."""
     hosting: bool
     """Whether all other nodes depend on this process."""
     heartbeat: LoopHeartbeat
     """The agent's loop starts it to promise that it calls `take` regularly."""
+
+    @property
+    def view(self) -> View | None:
+        """The newest view of this incarnation."""
 
     @property
     def where(self) -> str:

@@ -17,14 +17,16 @@ LOSSES_MAX = 16  # Besides the newest view.
 
 
 class Mailbox:
-    """Holds the newest view and the first few losses until the agent takes them.
+    """Holds the newest view of an incarnation and the first few losses until the agent takes them.
 
-    Its descriptor is readable while there are any, from `open` to `close`. It calls nothing, so an
-    owner may hold a lock around any call.
+    Its descriptor is readable while there are any, from `open` to `close`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, incarnation: int) -> None:
         self.heartbeat = LoopHeartbeat()
+        self.view: View | None = None
+        """The newest view of this incarnation, taken or not."""
+        self._incarnation = incarnation
         self._lock = threading.Lock()
         self._view: View | None = None
         self._losses: list[CoordinatorLost | JoinRefused] = []
@@ -44,10 +46,12 @@ class Mailbox:
         return self._eventfd
 
     def put(self, news: News) -> None:
-        """Replace the previous view, or add a loss unless there are too many."""
+        """Replace the previous view unless this one is another incarnation's; or add a loss."""
         with self._lock:
             if isinstance(news, View):
-                self._view = news
+                if news.incarnation != self._incarnation:
+                    return
+                self.view = self._view = news
             elif len(self._losses) < LOSSES_MAX:
                 self._losses.append(news)
             else:
@@ -63,10 +67,11 @@ class Mailbox:
                 heartbeat.is_requested = True
                 os.eventfd_write(self._eventfd, 1)
 
-    def discard_view(self) -> None:
-        """Drop a view that the agent has not taken."""
+    def begin_incarnation(self, incarnation: int) -> None:
+        """Accept views of this incarnation only, from now on."""
         with self._lock:
-            self._view = None
+            self._incarnation = incarnation
+            self.view = self._view = None
 
     def take(self) -> list[News]:
         with self._lock:

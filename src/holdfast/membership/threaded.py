@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from holdfast import console
@@ -89,11 +88,8 @@ class ThreadedMembership:
 
     def __init__(self, *, run_id: str, info: NodeInfo, settings: JobSettings) -> None:
         self.run_id = run_id
-        self.view: View | None = None
         self._info, self._settings = info, settings
-        self._incarnation = info.incarnation
-        self._lock = threading.Lock()  # For the incarnation and its view.
-        self._mailbox = Mailbox()
+        self._mailbox = Mailbox(info.incarnation)
         self.heartbeat = self._mailbox.heartbeat
         self._thread: LoopThread | None = None
         self._driver: Driver | None = None
@@ -171,6 +167,10 @@ class ThreadedMembership:
         """What this node connects to, in words."""
         return f"{self.authority} at {self.where}"
 
+    @property
+    def view(self) -> View | None:
+        return self._mailbox.view
+
     def fileno(self) -> int:
         return self._mailbox.fileno()
 
@@ -209,12 +209,10 @@ class ThreadedMembership:
         driver.guard(renew_unless_hosting)
 
     def rejoin(self, *, cause: str = "") -> int:
-        with self._lock:
-            self._incarnation = draw_incarnation()
-            self._mailbox.discard_view()  # It belongs to the previous incarnation.
-            self.view = None
-        self._handle(Rejoined(self._incarnation), cause)
-        return self._incarnation
+        incarnation = draw_incarnation()
+        self._mailbox.begin_incarnation(incarnation)
+        self._handle(Rejoined(incarnation), cause)
+        return incarnation
 
     def problem(self) -> str:
         if self._driver is None:
@@ -263,15 +261,7 @@ class ThreadedMembership:
                 notices.lost(session, why)
 
         monitor = LoopMonitor(now, self._mailbox, timeouts.silence_s)
-        return SessionDriver(session, connector, self._deliver, note_outage, monitor)
-
-    def _deliver(self, news: News) -> None:
-        with self._lock:
-            if isinstance(news, View):
-                if news.incarnation != self._incarnation:
-                    return
-                self.view = news
-            self._mailbox.put(news)
+        return SessionDriver(session, connector, self._mailbox.put, note_outage, monitor)
 
     def _broke(self, what: str) -> None:
         self._mailbox.put(CoordinatorLost(f"this side of the connection failed: {what}"))

@@ -50,7 +50,7 @@ MEANINGS: dict[int, str] = {
 
 
 class SignalException(Exception):
-    """Raised out of an agent that a signal asked to stop, after its workers were stopped."""
+    """Raised by an agent that a signal ended, after its workers were stopped."""
 
     def __init__(self, msg: str, sigval: int) -> None:
         super().__init__(msg)

@@ -1,4 +1,4 @@
-"""What is in the bodies of queries and replies (`wire.messages.Query`), and what can be asked for.
+"""The queries of control clients: what each asks for, and the bodies of queries and replies.
 
 ===========  ====================  ============================================================
 what         body                  replies
@@ -6,15 +6,15 @@ what         body                  replies
 `here`       nothing               one `Here`; only at an agent's own socket
 `status`     `StatusQuery`         one `JobSummaries`, once the nodes have reported
 `act`        `Request`             one, refused or not
-`events`     `EventsQuery`         `Events`, the kept ones first; then each as it comes
-`logs`       `LogsQuery`           `LogLines`, until all is sent that was asked for
+`events`     `EventsQuery`         `Events`: the recent ones, then each new one
+`logs`       `LogsQuery`           `LogLines`, until everything is sent
 `stacks`     nothing               one `Stacks`
 `history`    nothing               `control.history.NodeHistory`, some generations in each
 `report`     nothing               one `NodeReport`
 `contacts`   nothing               `Contacts`; only at an agent's own socket
-`more`       `More`                none: the query of that id may send so much more; an empty one to a
-                                   stream of a node is answered by an empty reply, to show that it is there
-`cancel`     nothing               none: the query of that id is over
+`more`       `More`                none: the stream with that id may send that much more; size 0 to a
+                                   node's stream gets an empty reply, which shows that it is open
+`cancel`     nothing               none: the query with that id ends
 ===========  ====================  ============================================================
 
 `logs`, `stacks`, `history` and `report` are for one node, `status` and `act` for the coordinator, `events` for
@@ -44,11 +44,11 @@ MORE, CANCEL = "more", "cancel"
 READS = (STATUS, EVENTS, LOGS, STACKS, HISTORY, REPORT, MORE, CANCEL)
 """What a read-only client may ask for."""
 WINDOW_BYTES = 2 * 1024 * 1024
-"""What all streams of an operator may send before he says that there is room for more. It must stay
-below `quotas.UNREAD_BYTES_MAX`, at which a coordinator drops whoever does not read."""
+"""What all log streams of a client may send before the client grants more. It must stay below
+`quotas.UNREAD_BYTES_MAX`, at which a coordinator drops a client."""
 CHUNK_BYTES = 256 * 1024
 EVENTS_AT_ONCE = 64
-"""In one message: with the longest texts there are, they fit into a frame."""
+"""In one message. With the longest texts they fit into a frame."""
 RANKS_MAX = 65_536
 GREP_CHARS_MAX = 1_000
 TAIL_LINES_MAX = 1_000_000
@@ -56,7 +56,7 @@ SECRET_BYTES_MAX = 64
 PEM_BYTES_MAX = 64 * 1024
 STATUS_WAIT_S_MAX = 60.0
 CONTACTS_AT_ONCE = 512
-"""In one message: with the longest names there are, they fit into a frame."""
+"""In one message. With the longest names they fit into a frame."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -66,7 +66,7 @@ class Here(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: Annotated[str, Meta(max_length=RUN_ID_CHARS_MAX)] = ""
     node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)] = ""
-    """Empty of a job with one node."""
+    """Empty for a job with one node."""
     pid: Count = 0
     backend: Name = ""
     endpoint: Why = ""
@@ -93,13 +93,13 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Contacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach agents of a job; the one that leads is the first, if it is among them."""
+    """How to reach agents of a job; the leader is the first, if it is among them."""
 
     contacts: Annotated[list[Contact], Meta(max_length=limits.SUMMARIES_MAX)] = []
     pem: Annotated[list[Annotated[bytes, Meta(max_length=PEM_BYTES_MAX)]], Meta(max_length=3)] = []
     """With TLS: an authority, a certificate and its key."""
     run_id: Annotated[str, Meta(max_length=RUN_ID_CHARS_MAX)] = ""
-    """The job, as the handshake is to name it: none with a token by which people look at all jobs."""
+    """The job that the handshake names; empty with a read-only token for all jobs."""
     read_only: bool = False
 
     def __repr__(self) -> str:
@@ -122,7 +122,7 @@ class JobSummaries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventsQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks for the events that are kept, and for all that come, if it is to follow."""
+    """Asks for the recent events, and with `follow` for each new one."""
 
     follow: bool = False
 
@@ -132,22 +132,22 @@ class Events(msgspec.Struct, frozen=True, kw_only=True):
 
     events: Annotated[list[EventRecord], Meta(max_length=limits.EVENTS_MAX)] = []
     now: Annotated[float, Meta(ge=0.0)] = 0.0
-    """The time of day where they are sent from, by which they are told from those of other nodes."""
+    """The time of day at the sender, to compare events of nodes whose clocks differ."""
 
 
 class LogsQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Asks a node for what its workers wrote."""
 
     ranks: Annotated[list[WorkerRank], Meta(max_length=RANKS_MAX)] = []
-    """Only of these; empty for all."""
+    """Only these; empty for all."""
     tail: Annotated[int, Meta(ge=-1, le=TAIL_LINES_MAX)] = -1
-    """So many lines of each to begin with; all below 0."""
+    """Start with this many lines of each file; below 0, with all."""
     follow: bool = False
-    """Go on with what they write, through restarts."""
+    """Continue with new output, through restarts."""
     grep: Annotated[str, Meta(max_length=GREP_CHARS_MAX)] = ""
-    """Only lines with this text."""
+    """Only lines that contain this text."""
     room: Annotated[int, Meta(ge=0, le=WINDOW_BYTES)] = 0
-    """How much may be sent before there is room for more."""
+    """How much the node may send before the client grants more."""
 
 
 class LogLines(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +157,7 @@ class LogLines(msgspec.Struct, frozen=True, kw_only=True):
     stream: Name = "stdout"
     generation: Number = -1
     at: float = 0.0
-    """When they were seen, by the time of day of the node; of old lines when the file was last written."""
+    """When the node saw them, by its time of day; of old lines, when the file was last written."""
     text: Annotated[bytes, Meta(max_length=limits.REPLY_BYTES_MAX)] = b""
 
 
@@ -176,7 +176,7 @@ class Stacks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class More(msgspec.Struct, frozen=True, kw_only=True):
-    """Room for so many more bytes."""
+    """Room for this many more bytes."""
 
     size: Annotated[int, Meta(ge=0, le=WINDOW_BYTES)]
 
@@ -195,7 +195,7 @@ def pack(body: msgspec.Struct) -> bytes:
 
 
 def unpack(kind: type[T], body: bytes) -> T:
-    """Return what is in a body, or raise `BadMessage`; an empty one has all the defaults."""
+    """Return the struct in a body, or raise `BadMessage`; an empty body has all defaults."""
     try:
         found = _decoder(kind).decode(body or b"\x80")
         if isinstance(found, Request):
@@ -203,6 +203,6 @@ def unpack(kind: type[T], body: bytes) -> T:
         elif isinstance(found, NodeReport):
             found = sound_report(found)
     except MALFORMED as error:
-        raise BadMessage(f"no {kind.__name__}: {quoted(str(error))}") from None
+        raise BadMessage(f"invalid {kind.__name__}: {quoted(str(error))}") from None
     assert isinstance(found, kind)
     return found

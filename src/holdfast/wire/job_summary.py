@@ -1,4 +1,4 @@
-"""The state of jobs as the message that a client gets."""
+"""The state of jobs as messages."""
 
 from __future__ import annotations
 

@@ -83,6 +83,6 @@ def test_what_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = dumped(str(ended.pid))
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert str(ended.pid) in err
-    monkeypatch.setattr("holdfast.processes.local_workers.local_workers", list)
+    monkeypatch.setattr("holdfast.cli.dump.local_workers", list)
     with pytest.raises(HoldfastError):
         dump.execute(dump.build_parser("dump").parse_args([]))

@@ -178,7 +178,7 @@ def test_a_stop_decided_elsewhere_does_not_tell_when_the_failure_was() -> None:
 
 
 def test_a_request_is_the_detail_of_the_stop_it_led_to() -> None:
-    stopping = lifecycle.GenerationStopping(20.0, 0, StopReason.ASKED)
+    stopping = lifecycle.GenerationStopping(20.0, 0, StopReason.REQUESTED)
     requested = lifecycle.Requested(20.0, 20.0, "id", "restart requested by me: new data")
     for events in ([stopping, requested], [requested, stopping]):
         history = history_of([starts(13.0, 0), *events, starts(21.0, 1)])
@@ -353,7 +353,7 @@ def runs(draw: st.DrawFn) -> list[LifecycleEvent]:
         reason = draw(st.sampled_from([*StopReason]))
         if reason is StopReason.WORKER_FAILED:
             run.append(lifecycle.WorkerEnded(later(), 0.0, number, WORKERS[1], failed=True))
-        if reason is StopReason.ASKED:
+        if reason is StopReason.REQUESTED:
             run.append(lifecycle.Requested(later(), 0.0, "id", "restart requested by me"))
         if draw(st.booleans()):
             run.append(lifecycle.GenerationStopping(later(), number, reason))

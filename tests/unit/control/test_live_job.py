@@ -109,7 +109,11 @@ def test_a_restart_combines_what_several_nodes_saw() -> None:
         reason="a worker failed", cause="rank 3 failed: exit code 1",
     )  # fmt: skip
     other = replace(
-        first, failed_at=None, stopped_at=992.0, reason="the coordinator decided so", cause=""
+        first,
+        failed_at=None,
+        stopped_at=992.0,
+        reason="the coordinator changed the generation",
+        cause="",
     )
     second = Generation(number=1, left_at=992.0, met_at=994.5, started_at=994.7, warm_at=997.7)
     both = [other, replace(second, left_at=992.0)]

@@ -15,7 +15,7 @@ import pytest
 
 from certificates import make_ca, make_certificate
 from holdfast import console
-from holdfast.coordinator import connect
+from holdfast.coordinator import connect, server
 from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.job_settings import JobSettings
@@ -23,7 +23,7 @@ from holdfast.core.limits import REPORT_BYTES_MAX, SUMMARY_CHARS_MAX
 from holdfast.core.protocol import Failure, NodeInfo, NodePhase, NodeRole, View
 from holdfast.core.session import ConnectionState, Session, SessionTimeouts, StatusChanged
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.membership import coordinator, threaded
+from holdfast.membership import threaded
 from holdfast.membership.coordinator import CoordinatorMembership
 from holdfast.membership.interface import JoinRefused, News
 from holdfast.membership.mailbox import LOSSES_MAX, Mailbox
@@ -150,7 +150,7 @@ async def test_leaving_waits_until_the_coordinator_has_it() -> None:
 
 
 def test_the_mailbox_keeps_the_newest_view_and_the_first_losses() -> None:
-    box = Mailbox()
+    box = Mailbox(1)
 
     def is_readable() -> bool:
         return bool(select.select([box], [], [], 0)[0])
@@ -172,7 +172,9 @@ def test_the_mailbox_keeps_the_newest_view_and_the_first_losses() -> None:
     assert not is_readable()
     box.put(view(1))
     box.put(JoinRefused("no"))
-    box.discard_view()
+    box.begin_incarnation(2)
+    box.put(view(2))
+    assert box.view is None
     box.close()
     box.close()
     assert box.take() == [JoinRefused("no")]
@@ -233,7 +235,7 @@ def test_a_view_for_the_incarnation_before_is_not_shown() -> None:
     with started(one := one_node()):
         old = until(one, member)
         new = one.rejoin()
-        one._deliver(old)
+        one._mailbox.put(old)
         assert one.view is not old
         until(one, lambda view: view.incarnation == new)
 
@@ -269,7 +271,7 @@ def test_only_a_coordinator_that_asks_nobody_for_anything_is_warned_of_and_once(
 ) -> None:
     warnings: list[str] = []
     monkeypatch.setattr("holdfast.console.warning", warnings.append)
-    monkeypatch.setattr(coordinator, "_warned", threading.Event())
+    monkeypatch.setattr(server, "_warned", threading.Event())
     ca = make_ca(tmp_path)
     pair = make_certificate(ca, "head")
     certified = TlsFiles(cert=pair.cert, key=pair.key, ca=ca.cert)

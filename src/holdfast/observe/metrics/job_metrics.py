@@ -40,7 +40,7 @@ REASONS: Mapping[StopReason, str] = {
     StopReason.UNHEALTHY: "unhealthy",
     StopReason.REGROUP: "nodes_waiting",
     StopReason.COORDINATOR: "coordinator",
-    StopReason.ASKED: "asked",
+    StopReason.REQUESTED: "asked",
 }
 NODES_LOST = "nodes_lost"
 OTHER = "other"
