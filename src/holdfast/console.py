@@ -8,15 +8,17 @@ logging gets these lines on the logger `holdfast`; otherwise each is one plain l
 from __future__ import annotations
 
 import os
+import select
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from holdfast.printable import one_line
+from holdfast.side_thread import SideThread
 
 if TYPE_CHECKING:
     from typing import TextIO
 
-    from holdfast.side_thread import SideThread
 
 DEBUG, INFO, NOTICE, WARNING, ERROR, NOTHING = 10, 20, 25, 30, 40, 50
 # How long to wait for a console that is full; then the line is dropped.
@@ -86,9 +88,6 @@ def write_line(line: str) -> None:
     if _is_file(descriptor):
         _write_to_file(stream, text)
         return
-    import select
-    import time
-
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     if _unfinished:
@@ -111,8 +110,6 @@ def _is_file(descriptor: int) -> bool:
 def _write_to_file(stream: TextIO, text: str) -> None:
     global _file_writer  # noqa: PLW0603 (there is one console)
     if _file_writer is None:
-        from holdfast.side_thread import SideThread
-
         _file_writer = SideThread("holdfast-console", CONSOLE_MS_MAX / 1000)
 
     def write() -> None:

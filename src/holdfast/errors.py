@@ -1,15 +1,15 @@
-"""What can go wrong, whose fault it is, and the exit code for it.
+"""The errors of Holdfast, by whose fault they are, with their exit codes.
 
 ::
 
     HoldfastError                     has a one-line message, a hint, an exit code
-    ├── UsageError                    you called us wrongly                     exit 2
+    ├── UsageError                    a flag, argument or setting is not valid  exit 2
     ├── CannotStart                   the user's program cannot be started      exit 126 or 127
     ├── EnvironmentProblem            this machine lacks or refuses something   exit 78
-    ├── JobStopped                    somebody asked for the end of the job     exit 143
-    └── InternalError                 our own bug                               exit 70
+    ├── JobStopped                    a person stopped the job                  exit 143
+    └── InternalError                 a bug in Holdfast                         exit 70
 
-A failing worker is not in this tree: it is the user's program that failed, and
+A failed worker is not in this tree: the user's program failed, and
 `holdfast.processes.failures.failure.ChildFailedError` describes it.
 """
 
@@ -22,10 +22,10 @@ from holdfast.printable import one_line
 
 
 class HoldfastError(Exception):
-    """Base of the errors Holdfast raises on its own account.
+    """Base of the errors that Holdfast raises.
 
-    `str(error)` is always one line that names the flag, file or host and what to do, whatever
-    others had to say in it.
+    `str(error)` is always one line, even if it contains text from elsewhere. It names the flag, file or host,
+    and says what to do.
     """
 
     exit_code = 70
@@ -40,9 +40,9 @@ class HoldfastError(Exception):
 
 
 class UsageError(HoldfastError, ValueError):
-    """A flag, argument or setting has a value that cannot be used.
+    """A flag, argument or setting has a value that is not valid.
 
-    It is a `ValueError` too, since that is what callers of the TorchElastic API catch.
+    It is also a `ValueError`, which callers of the TorchElastic API catch.
     """
 
     exit_code = 2
@@ -51,8 +51,7 @@ class UsageError(HoldfastError, ValueError):
 class CannotStart(HoldfastError):
     """The program of a worker cannot be started: it is missing or not executable.
 
-    The exit codes are the shell's: 127 for a missing program, 126 for one that is there but
-    cannot be run.
+    The exit codes are the shell's: 127 for a missing program, 126 for one that cannot be executed.
     """
 
     exit_code = 127
@@ -65,7 +64,7 @@ class EnvironmentProblem(HoldfastError):
 
 
 class JobStopped(HoldfastError):
-    """Somebody had the job stopped (`holdfast stop`): it ends as by SIGTERM."""
+    """A person stopped the job (`holdfast stop`): the exit code is that of SIGTERM."""
 
     exit_code = 143
 
@@ -76,14 +75,14 @@ class InternalError(HoldfastError):
     exit_code = 70
 
 
-# What the kernel says where a limit of this user or machine is reached. Nothing is imported for it:
-# where no file can be opened any more, no module can be either.
+# The errors of the kernel at a limit of this user or machine. Handling them imports nothing: a process that
+# cannot open files cannot import modules.
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS, errno.EAGAIN, errno.ENOMEM)
 
 
 def shortage_hint(number: int | None) -> str:
-    """Return which limit an error number is about and what to do; empty for any other number."""
-    if number in (errno.EMFILE, errno.ETOOMANYREFS):  # Those on their way to a keeper count too.
+    """Return the limit behind an error number, and what to do; empty for any other number."""
+    if number in (errno.EMFILE, errno.ETOOMANYREFS):  # Files on their way to a keeper count too.
         files = _limit("SC_OPEN_MAX")
         return f"the limit of open files is {files}; raise it, `ulimit -n`, or start fewer workers"
     if number == errno.EAGAIN:
@@ -103,9 +102,9 @@ def _limit(name: str) -> object:
 
 
 def shortage_behind(problem: BaseException) -> EnvironmentProblem | None:
-    """Return what an error says if this machine is short of something, None if it is not.
+    """Return the shortage of this machine that caused an error; None for any other error.
 
-    Not by EAGAIN: it has another meaning, unless a fork returned it.
+    EAGAIN does not count: it means something else, unless a fork returned it.
     """
     seen: BaseException | None = problem
     while seen is not None:
@@ -113,13 +112,13 @@ def shortage_behind(problem: BaseException) -> EnvironmentProblem | None:
         if isinstance(seen, MemoryError):
             number = errno.ENOMEM
         elif isinstance(seen, ImportError) and os.strerror(errno.EMFILE) in str(seen):
-            number = errno.EMFILE  # The loader of shared libraries keeps the text alone.
+            number = errno.EMFILE  # The loader of shared libraries keeps only the text.
         elif isinstance(seen, RuntimeError) and str(seen) == "can't start new thread":
             return EnvironmentProblem("cannot start a thread", hint=shortage_hint(errno.EAGAIN))
         if number in SHORTAGES and number != errno.EAGAIN:
             where = f"{seen.filename}: " if isinstance(seen, OSError) and seen.filename else ""
             return EnvironmentProblem(
-                f"cannot go on: {where}{os.strerror(number)}", hint=shortage_hint(number)
+                f"cannot continue: {where}{os.strerror(number)}", hint=shortage_hint(number)
             )
         seen = seen.__cause__ or seen.__context__
     return None

@@ -272,7 +272,7 @@ def test_a_private_store_serves_workers_through_their_own_agents_alone(
 
 @pytest.mark.parametrize("access", ["hosts", "private"])
 @pytest.mark.parametrize("backend", ["c10d", "file"])
-def test_each_generation_is_vouched_for_anew(
+def test_each_generation_is_attested_separately(
     tmp_path: Path, network: Network, backend: str, access: str
 ) -> None:
     (tmp_path / "shared").mkdir()

@@ -1,8 +1,7 @@
-"""Warnings about flags that cannot have the effect the user wanted: one line each.
+"""Warnings about flags that have no effect: one line each.
 
-torchrun ignores all of this silently, and scripts that start under it must start here. So only a
-value that no job could use is rejected; the rest is a warning. `run` imports this module only for a
-command line that may need it.
+torchrun ignores such flags silently, and a script that starts with torchrun must start here. So only a value
+that no job can use is an error. `run` imports this module only for a command line that may need it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from holdfast.launcher.flag_values import parse_local_ranks, source_of
 from holdfast.launcher.launch import needs_no_others
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.coordinator import DEFAULT_PORT
-from holdfast.rendezvous.rdzv_conf import RendezvousParameters, parse
+from holdfast.rendezvous.rdzv_conf import SET_BY_LAUNCHES, RendezvousParameters, parse
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -26,7 +25,7 @@ STATIC_HOST = "127.0.0.1"
 
 
 def warn(args: Namespace, config: LaunchConfig) -> None:
-    """Warn about a command line, given as written and as parsed.
+    """Warn about a command line: `args` as written, and the `config` made of it.
 
     Raises `UsageError` for an invalid setting of `--rdzv-conf`.
     """
@@ -38,12 +37,12 @@ def warn(args: Namespace, config: LaunchConfig) -> None:
 
 
 def _warn_one_node(args: Namespace, config: LaunchConfig) -> None:
-    # Other backends warn whatever the number of nodes.
+    # `cli.run` warns about the other backends, for any number of nodes.
     if args.node_rank and (args.standalone or str(args.rdzv_backend) == "static"):
         console.warning(
             f"--node-rank {args.node_rank} is ignored: the job has one node, which is 0"
         )
-    if not args.rdzv_conf and not getattr(args, "spares", 0):
+    if config.rdzv_configs.keys() <= SET_BY_LAUNCHES:
         return
     conf = parse(
         RendezvousParameters(
@@ -51,7 +50,7 @@ def _warn_one_node(args: Namespace, config: LaunchConfig) -> None:
             endpoint=config.rdzv_endpoint,
             run_id=config.run_id,
             min_nodes=1,
-            max_nodes=sys.maxsize,  # So that spares are accepted: they are ignored.
+            max_nodes=sys.maxsize,  # Otherwise spares would be an error.
             **config.rdzv_configs,
         )
     )

@@ -47,7 +47,7 @@ GARBAGE_MIN = 10_000
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal ended this command before there was an agent to pass it on."""
+    """A signal ended this command before an agent could handle it."""
 
     def __init__(self, signum: int) -> None:
         super().__init__()
@@ -55,11 +55,11 @@ class Stopped(KeyboardInterrupt):
 
 
 class EarlyAndLateSignals:
-    """What a signal does to a command while no agent watches for signals.
+    """What a signal does to a command while no agent handles signals.
 
-    Before the agent, when the keeper alone is there, it ends the command, in order. After the
-    agent, while what it made is removed, it changes nothing; but a person who presses Ctrl-C
-    twice more is obeyed at once. What the agent was told not to handle has its default action.
+    Before the agent runs, a signal ends the command in order. After the agent, during the clean-up, it has
+    no effect; but two more Ctrl-C end the command at once. A signal that the agent does not handle has its
+    default action.
     """
 
     SIGNALS = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGQUIT)
@@ -91,19 +91,19 @@ class EarlyAndLateSignals:
 
 
 def entry() -> NoReturn:
-    """Be the command `holdfast`: end this process with its exit code."""
+    """Run the command `holdfast`, and end this process with its exit code."""
     be_command(lambda: dispatch(sys.argv[1:]))
 
 
 def be_command(command: Callable[[], int]) -> NoReturn:
-    """Let this process be nothing but a command of ours, and end with its exit code."""
+    """Run a command as the only purpose of this process, and end with its exit code."""
     gc.set_threshold(GARBAGE_MIN)
     import faulthandler
 
     try:
         faulthandler.enable()  # A crash shows the stacks of all threads.
     except (OSError, RuntimeError, ValueError):
-        pass  # There is no standard error to show them on.
+        pass  # No standard error.
     signals = EarlyAndLateSignals()
     try:
         signals.begin()
@@ -118,7 +118,7 @@ def be_command(command: Callable[[], int]) -> NoReturn:
         code = INTERRUPTED
     import atexit
 
-    # What plug-ins registered still runs; the interpreter's slow teardown does not.
+    # The exit functions of plug-ins run; the slow teardown of the interpreter does not.
     atexit._run_exitfuncs()
     _flush()
     os._exit(code)
@@ -158,7 +158,7 @@ def _execute(command: Command, words: list[str]) -> None:
     try:
         module.execute(module.build_parser(command.name).parse_args(words))
     except BrokenPipeError:
-        pass  # The reader has seen enough.
+        pass  # The reader closed the pipe.
     except ModuleNotFoundError as missing:
         package = (missing.name or "").partition(".")[0]
         if not command.extra or package in ("", "holdfast"):
@@ -179,15 +179,15 @@ def run_command(argv: list[str], parse: Callable[[Sequence[str]], Namespace] | N
     def run() -> None:
         nonlocal is_compat
         if not {"-h", "--help"} & set(argv):
-            client.Keeper.prestart()  # It gets ready while the rest is imported and checked.
-        gc.disable()  # Modules are no garbage: looking for some among them costs a start 3 %,
+            client.Keeper.prestart()  # It starts while this process imports and checks the rest.
+        gc.disable()  # Modules are not garbage. Searching them for some costs a start 3 %,
         try:
             from holdfast.cli.run import execute, parse_args
 
             args = (parse or parse_args)(argv)
             is_compat = args.exit_code_compat
         finally:
-            gc.freeze()  # and looking through them again and again an agent's whole life.
+            gc.freeze()  # and would be repeated for the whole life of the agent.
             gc.enable()
         execute(args)
 
@@ -222,7 +222,7 @@ def _exit_code(
         code = _report(error, name)
     else:
         return 0
-    # A worker's own 2 becomes 1 as well: it is not an invalid command line.
+    # A 2 of a worker becomes 1 as well: it does not mean an invalid command line.
     return COMPAT_FAILURE if code and is_compat() else code
 
 
@@ -253,7 +253,7 @@ def _report(error: Exception, name: str) -> int:
 
 
 def _write(stream: TextIO | None, text: str) -> None:
-    """Write to a stream whose reader may be gone, which is not a failure."""
+    """Write to a stream; that its reader is gone is not a failure."""
     if stream is None:
         return
     try:
@@ -264,7 +264,7 @@ def _write(stream: TextIO | None, text: str) -> None:
 
 
 def _flush() -> None:
-    """Flush the standard streams, so that the flush at exit has nothing to fail on."""
+    """Flush the standard streams, so that the flush at exit cannot fail."""
     for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
         try:
             stream.flush()

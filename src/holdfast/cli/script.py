@@ -1,8 +1,7 @@
-"""The program of a worker: its command line, and whether it can be started at all.
+"""The program of a worker: its command line, and whether it can start.
 
-The checks run before anything is started, so a misspelt script is one line and an exit code like the
-shell's, not N failed workers. A module (`-m`) is not searched, since that may run code of its
-package.
+The checks run before anything is started. So a misspelt script is one line and an exit code like the
+shell's, not N failed workers. A module (`-m`) is not searched, since that can run code of its package.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ MISSING, UNUSABLE = 127, 126
 
 
 def get_use_env(args: Namespace) -> bool:
-    """Return whether workers get their local rank through the environment alone.
+    """Return whether workers get their local rank only from the environment.
 
-    Only programs that extend the parser with the old `--use-env` can say no; their scripts then
-    also get `--local-rank=N` as an argument.
+    A program can add the old flag `--use-env` to the parser. Without that flag, its scripts also get
+    `--local-rank=N` as an argument.
     """
     return bool(getattr(args, "use_env", True))
 

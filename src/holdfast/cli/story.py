@@ -1,7 +1,7 @@
-"""The command `story`: put story files together and print their steps in the order of their causes.
+"""The command `story`: merges story files and prints their steps in the order of their causes.
 
-A step comes after its cause and after the earlier steps of its own node; otherwise the order is that
-of the files. Clocks are not compared, since there are none in the files.
+A step follows its cause and the earlier steps of its own node. Otherwise the order is that of the files, which
+contain no times.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DESCRIBED = re.compile(rf"({MESSAGE.pattern})(\[.*?\])")
 
 
 class Line(Value):
-    """One step as a story file has it."""
+    """One line of a story file, which is one step."""
 
     step: str
     cause: str
@@ -50,12 +50,12 @@ class Line(Value):
 
     @property
     def node(self) -> str:
-        """The node whose step it is."""
+        """The node that took the step."""
         return self.step.rpartition("/")[0]
 
 
 class Listing:
-    """The steps of several files, with the cause of each as a place in the list."""
+    """The steps of several files. `causes` has the index of the cause of each."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self.lines = lines
@@ -69,7 +69,7 @@ class Listing:
         for at, line in enumerate(lines):
             found = steps.get(line.cause)
             if found is None:
-                # A node may hand a message on to itself: the step nearest before this one did.
+                # A node may send a message to itself: the last step before this one did.
                 sent = senders.get(line.cause, [])
                 own = [one for one in sent if one < at and lines[one].node == line.node]
                 others = [one for one in sent if lines[one].node != line.node]
@@ -77,7 +77,7 @@ class Listing:
             self.causes.append(found if found != at else None)
 
     def text(self, at: int, described: set[str]) -> str:
-        """Return a step as it is printed; messages are described where they occur first."""
+        """Return a step as it is printed; a message is described where it occurs first."""
 
         def describe(found: re.Match[str]) -> str:
             message, what = found.groups()
@@ -94,7 +94,7 @@ class Listing:
         return f"{line.step}{state}: {what}" + (f" <- {origin}" if origin else "")
 
     def in_order(self) -> list[int]:
-        """Return the places of all steps, each after its cause and the steps before it."""
+        """Return the indices of all steps, each after its cause and its node's earlier steps."""
         after: list[list[int]] = [[] for _ in self.lines]
         waits = [0] * len(self.lines)
         newest: dict[str, int] = {}
@@ -113,11 +113,11 @@ class Listing:
                 waits[later] -= 1
                 if not waits[later]:
                     heapq.heappush(ready, later)
-        # A file that lacks lines may tie steps into a ring: those come last, as they were written.
+        # If a file lacks lines, steps can form a cycle. These follow last, in the order of the files.
         return [*order, *sorted(set(range(len(self.lines))).difference(order))]
 
-    def place_of(self, step: str, flag: str) -> int:
-        """Return the place of a step, by its id or the end of it."""
+    def index_of(self, step: str, flag: str) -> int:
+        """Return the index of a step, by its id or the end of it."""
         found = [at for at, line in enumerate(self.lines) if line.step == step]
         found = found or [at for at, line in enumerate(self.lines) if line.step.endswith(step)]
         if len(found) != 1:
@@ -126,7 +126,7 @@ class Listing:
         return found[0]
 
     def caused_by(self, first: int) -> set[int]:
-        """Return the places of a step and of all that came of it."""
+        """Return the indices of a step and of all steps that it led to."""
         found = {first}
         for at in self.in_order():
             if self.causes[at] in found:
@@ -134,7 +134,7 @@ class Listing:
         return found
 
     def leading_to(self, last: int) -> set[int]:
-        """Return the places of a step and of all that led to it."""
+        """Return the indices of a step and of all steps that led to it."""
         found: set[int] = set()
         at: int | None = last
         while at is not None and at not in found:
@@ -144,9 +144,9 @@ class Listing:
 
 
 def read(paths: Iterable[str]) -> list[Line]:
-    """Return the lines of story files, file by file; what is no such line is left out.
+    """Return the lines of story files, file by file, without lines of another form.
 
-    Standard error may be among them (`--story -`), but a file without a single step is a mistake.
+    With `--story -` a file can contain other output too, but a file without any step is a mistake.
     """
     lines: list[Line] = []
     for path in paths:
@@ -184,13 +184,13 @@ def build_parser(name: str) -> CommandParser:
 
 
 def execute(args: argparse.Namespace) -> None:
-    """Print the steps that were asked for."""
+    """Print the selected steps."""
     listing = Listing(read(args.files))
     shown = set(range(len(listing.lines)))
     if args.first:
-        shown = listing.caused_by(listing.place_of(args.first, "--from"))
+        shown = listing.caused_by(listing.index_of(args.first, "--from"))
     elif args.last:
-        shown = listing.leading_to(listing.place_of(args.last, "--why"))
+        shown = listing.leading_to(listing.index_of(args.last, "--why"))
     described: set[str] = set()
     for at in listing.in_order():
         if at in shown:

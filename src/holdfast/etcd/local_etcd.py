@@ -23,6 +23,7 @@ from subprocess import TimeoutExpired  # One function has to name a parameter `s
 from typing import TYPE_CHECKING
 
 from holdfast.errors import UsageError
+from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.etcd.runner import (
     LOOPBACK,
     STOP_S,
@@ -33,13 +34,13 @@ from holdfast.etcd.runner import (
     hold_port,
     last_words,
 )
+from holdfast.etcd.sync_client import EtcdClient
 
 if TYPE_CHECKING:
     import socket
     from types import TracebackType
     from typing import Self, TextIO
 
-    from holdfast.etcd.sync_client import EtcdClient
 
 logger = logging.getLogger(__name__)
 
@@ -110,9 +111,6 @@ class EtcdServer:
         """Return a client of this server, which is the caller's to close."""
         if self._port < 0:
             raise UsageError("this EtcdServer has no client before it runs", hint="call start()")
-        from holdfast.etcd.etcd_settings import EtcdSettings
-        from holdfast.etcd.sync_client import EtcdClient
-
         return EtcdClient(EtcdSettings(endpoints=((self._host, self._port),)))
 
     def __enter__(self) -> Self:

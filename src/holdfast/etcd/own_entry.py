@@ -58,8 +58,7 @@ def claim_entry(of: ClusterList) -> OwnEntry | None:
             continue
         try:
             for one in (port + 1, port):
-                bound = listening.bind(listening.candidates_of(host, one))
-                held.append(socket.socket(fileno=bound.detach()))
+                held.append(listening.bind(listening.candidates_of(host, one)))
         except OSError as problem:
             for lock in held:
                 lock.close()

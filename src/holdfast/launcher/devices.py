@@ -1,10 +1,8 @@
-"""How many accelerators this machine has, without importing PyTorch in this process.
+"""The number of accelerators of this machine, found without importing PyTorch in this process.
 
-A program that has imported it already gets PyTorch's own answer.
-
-NVIDIA GPUs are counted from what the driver shows in the file system and from
-`CUDA_VISIBLE_DEVICES`. PyTorch is asked, in a process of its own, only if there is a sign of another
-kind of accelerator. Whether a device works is not checked.
+NVIDIA GPUs are counted in the driver's files and in `CUDA_VISIBLE_DEVICES`. PyTorch counts the devices, in a
+child process, only if there are signs of another kind of accelerator. If this process has imported PyTorch
+already, PyTorch counts all devices. Nothing checks whether a device works.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ NVIDIA_PROC = "/proc/driver/nvidia/gpus"
 DEV = "/dev"
 
 TORCH_ANSWER_S = 120
-"""How long importing and asking PyTorch may take, on a cold file system."""
+"""Limit for importing PyTorch and counting with it, on a cold file system."""
 
 OTHER_ACCELERATORS = ("accel", "davinci0", "dri/renderD128", "hl0", "kfd")
 """Names in /dev that hint at accelerators other than NVIDIA's."""

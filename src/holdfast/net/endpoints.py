@@ -6,7 +6,10 @@ colon. Nothing is resolved here.
 
 from __future__ import annotations
 
+import socket
+
 from holdfast.errors import UsageError
+from holdfast.net.addresses import names_loopback
 
 LOCALHOST = "localhost"
 PORT_MAX = 65_535
@@ -53,8 +56,6 @@ def parse_rendezvous_endpoints(
         places.append((host, port))
     if len(places) > places_max:
         raise UsageError(f"{flag}: {len(places)} endpoints; accepted: {accepted}")
-    from holdfast.net.addresses import names_loopback
-
     own = [host for host, _ in places if names_loopback(host)]
     if own and len(own) < len(places):
         raise UsageError(
@@ -97,13 +98,11 @@ def format_endpoint(host: str, port: int) -> str:
 
 def is_ipv6(text: str) -> bool:
     """Whether the text is an IPv6 address, with or without a zone such as `%eth0`."""
-    import _socket
-
     address, percent, zone = text.partition("%")
     if percent and not _is_name(zone):
         return False
     try:
-        _socket.inet_pton(_socket.AF_INET6, address)
+        socket.inet_pton(socket.AF_INET6, address)
     except (OSError, ValueError):  # ValueError: a null character.
         return False
     return True

@@ -13,7 +13,7 @@ would go for the next before it is done, and none would get in.
 
 from __future__ import annotations
 
-import _socket
+import socket
 from typing import TYPE_CHECKING
 
 from holdfast.net.peer_user import MAPPED
@@ -102,7 +102,7 @@ def network_of(address: str) -> str:
     """Return what counts as one address: of IPv4 itself, of IPv6 the /64 that a host has at least."""
     if ":" not in address:
         return address
-    packed = _socket.inet_pton(_socket.AF_INET6, address.partition("%")[0])
+    packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
     if packed.startswith(MAPPED):
-        return _socket.inet_ntop(_socket.AF_INET, packed[12:])
-    return _socket.inet_ntop(_socket.AF_INET6, packed[:8].ljust(16, b"\0")) + "/64"
+        return socket.inet_ntop(socket.AF_INET, packed[12:])
+    return socket.inet_ntop(socket.AF_INET6, packed[:8].ljust(16, b"\0")) + "/64"

@@ -11,15 +11,19 @@ one of them would later learn that it is too late.
 
 from __future__ import annotations
 
-import _socket  # The wrapper around it costs start-up time; see `listen`.
 import errno
 import os
+import pwd
+import resource
+import socket
 from typing import TYPE_CHECKING
 
 from holdfast.errors import EnvironmentProblem, shortage_hint
+from holdfast.net import addresses
+from holdfast.net.endpoints import format_endpoint
+from holdfast.net.peer_user import NOBODY, is_own_user, listener_at
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Iterable
     from typing import Any, Self
 
@@ -42,8 +46,8 @@ DESCRIPTORS_MAX = 1 << 20  # What is asked for at most; each connection needs on
 def everywhere(port: int) -> list[tuple[int, Any]]:
     """Return where to listen for everybody: IPv6 covers IPv4 too, where there is IPv6."""
     return [
-        (_socket.AF_INET6, ("::", port, 0, 0)),
-        (_socket.AF_INET, ("0.0.0.0", port)),  # noqa: S104 (other nodes must reach it)
+        (socket.AF_INET6, ("::", port, 0, 0)),
+        (socket.AF_INET, ("0.0.0.0", port)),  # noqa: S104 (other nodes must reach it)
     ]
 
 
@@ -54,9 +58,9 @@ def address_of(host: str) -> str:
     """
     if host.lower() in LOOPBACK_NAMES:
         return LOOPBACK
-    for family in (_socket.AF_INET, _socket.AF_INET6):
+    for family in (socket.AF_INET, socket.AF_INET6):
         try:
-            _socket.inet_pton(family, host)
+            socket.inet_pton(family, host)
         except (OSError, ValueError):  # ValueError: a null character.
             continue
         return host
@@ -65,7 +69,7 @@ def address_of(host: str) -> str:
 
 def bind(
     candidates: Iterable[tuple[int, Any]], backlog: int | None = None, *, reuse: bool = True
-) -> _socket.socket:
+) -> socket.socket:
     """Return a socket bound to the first candidate that works, listening if there is a `backlog`.
 
     Raises the last `OSError`. A port in use ends the search: elsewhere it might work, but that is
@@ -75,16 +79,16 @@ def bind(
     problem = OSError("it has no address here")
     for family, address in candidates:
         try:
-            bound = _socket.socket(family, _socket.SOCK_STREAM)
+            bound = socket.socket(family, socket.SOCK_STREAM)
         except OSError as error:
             problem = error
             continue
         try:
             if reuse:
-                bound.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
-            if family == _socket.AF_INET6:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
                 only = int(address[0] != "::")
-                bound.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, only)
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
             bound.bind(address)
             if backlog is not None:
                 bound.listen(backlog)
@@ -99,10 +103,8 @@ def bind(
 
 
 def listen(candidates: Iterable[tuple[int, Any]], backlog: int = BACKLOG) -> socket.socket:
-    """Do as `bind` does, and return a socket of the `socket` module that does not block."""
-    import socket
-
-    listener = socket.socket(fileno=bind(candidates, backlog).detach())
+    """Return what `bind` returns, listening and without blocking."""
+    listener = bind(candidates, backlog)
     listener.setblocking(False)  # noqa: FBT003 (the name says it)
     return listener
 
@@ -117,15 +119,13 @@ def defer_accept(listener: socket.socket, limit_s: float) -> None:
         with open(COOKIES, "rb") as setting:
             if setting.read().strip() != b"0":
                 seconds = max(1, round(limit_s))
-                listener.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_DEFER_ACCEPT, seconds)
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, seconds)
     except OSError:
         pass  # No such setting, or no such option: silent connections are accepted.
 
 
 def candidates_of(host: str, port: int) -> list[tuple[int, Any]]:
     """Return where to listen for an endpoint that is this machine's, the best first."""
-    from holdfast.net import addresses
-
     return [*addresses.resolve(host, port)] if addresses.names_loopback(host) else everywhere(port)
 
 
@@ -144,12 +144,12 @@ class ReservedPort:
     def __init__(self, number: int = 0, *, listening: bool = False, address: str = "") -> None:
         where = everywhere(number)
         if address:
-            family = _socket.AF_INET6 if ":" in address else _socket.AF_INET
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
             one = (family, (address, number, 0, 0) if ":" in address else (address, number))
             is_loopback = address.startswith("127.") or address == "::1"
             where = [one] if is_loopback else [one, *where]
         try:
-            self._socket = bind(where, _socket.SOMAXCONN if listening else None)
+            self._socket = bind(where, socket.SOMAXCONN if listening else None)
         except OSError as problem:
             if number and problem.errno == errno.EADDRINUSE:
                 raise EnvironmentProblem(
@@ -163,9 +163,9 @@ class ReservedPort:
             ) from None
         self.number: int = self._socket.getsockname()[1]
 
-    def listener(self) -> _socket.socket:
+    def listener(self) -> socket.socket:
         """Return a socket of its own that listens at this port; closing it keeps the port ours."""
-        return _socket.socket(fileno=os.dup(self._socket.fileno()))
+        return socket.socket(fileno=os.dup(self._socket.fileno()))
 
     def fileno(self) -> int:
         """Return the descriptor that is readable once somebody has connected."""
@@ -192,8 +192,6 @@ def try_bind(host: str, port: int, is_host: bool | None) -> socket.socket | None
     never does, None does if the endpoint is this machine's and nobody else here was quicker. This
     may wait for a name server, if that has anything to say about where to listen.
     """
-    from holdfast.net import addresses
-
     if is_host and not addresses.names_loopback(host):
         return bind_one_of(host, port, [], is_host)
     try:
@@ -207,9 +205,6 @@ def bind_one_of(
     host: str, port: int, found: list[Address], is_host: bool | None
 ) -> socket.socket | None:
     """Do as `try_bind` does, with an endpoint whose addresses are known."""
-    from holdfast.net import addresses
-    from holdfast.net.peer_user import listener_at
-
     if is_host is False:
         return None
     ours = bool(found) and all(is_local(one) for one in found)
@@ -228,8 +223,6 @@ def bind_one_of(
 
 def refuse_other_user(user: int | None, port: int) -> None:
     """Raise if whoever listens at a port of this machine is another user, who would decide for us."""
-    from holdfast.net.peer_user import NOBODY, is_own_user
-
     if user is None or user == NOBODY or is_own_user(user):
         return
     raise EnvironmentProblem(
@@ -239,8 +232,6 @@ def refuse_other_user(user: int | None, port: int) -> None:
 
 
 def _name_of(user: int) -> str:
-    import pwd
-
     try:
         return f"{pwd.getpwuid(user).pw_name} (uid {user})"
     except KeyError:
@@ -249,10 +240,6 @@ def _name_of(user: int) -> str:
 
 def is_local(address: Address) -> bool:
     """Whether an address is one of this machine's."""
-    import socket
-
-    from holdfast.net import addresses
-
     if addresses.is_loopback(address.ip) or addresses.is_unspecified(address.ip):
         return True
     where, *rest = address.sockaddr
@@ -276,8 +263,6 @@ def _without_zone(ip: str) -> str:
 
 
 def _refusal(host: str, port: int, problem: OSError) -> EnvironmentProblem:
-    from holdfast.net.endpoints import format_endpoint
-
     where = format_endpoint(host, port)
     if problem.errno == errno.EADDRINUSE:
         owner = owner_of(port)
@@ -361,8 +346,6 @@ _before: list[int] = []  # The soft limit of this process, once that was raised.
 
 def descriptor_limit() -> int:
     """Return how many descriptors this process may have now."""
-    import resource
-
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else min(soft, DESCRIPTORS_MAX)
 
@@ -384,8 +367,6 @@ def require_descriptors(count: int) -> None:
 
 def raise_descriptor_limit() -> bool:
     """Allow as many as the machine does; return whether these are more than before."""
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -403,8 +384,6 @@ def restore_descriptor_limit(child: int) -> None:
     """Give a child of this process the limit that this process had before it raised its own."""
     if not _before:
         return
-    import resource
-
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.prlimit(child, resource.RLIMIT_NOFILE, (_before[0], hard))

@@ -11,8 +11,8 @@ only waits for late packets; both have no inode, and are nobody's.
 
 from __future__ import annotations
 
-import _socket
 import os
+import socket
 import struct
 import sys
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ LISTENING = "0A"  # In the tables.
 TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
-def user_of(connection: _socket.socket) -> int | None:
+def user_of(connection: socket.socket) -> int | None:
     """Return the user at the other end of a connection, `NOBODY` if there is no process any more.
 
     None if that end is not on this host, or if the kernel cannot be asked.
@@ -46,7 +46,7 @@ def user_of(connection: _socket.socket) -> int | None:
         here, there = connection.getsockname(), connection.getpeername()
     except OSError:
         return NOBODY  # It ended before it began.
-    if connection.family not in (_socket.AF_INET, _socket.AF_INET6):
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return None
     is_here = _is_within_host(connection.family, here, there)
     try:
@@ -57,7 +57,7 @@ def user_of(connection: _socket.socket) -> int | None:
     return None if user == NOBODY and not is_here else user
 
 
-def listener_of(connection: _socket.socket) -> int | None:
+def listener_of(connection: socket.socket) -> int | None:
     """Return the user who listens where a connection of ours leads, as `user_of` does.
 
     The other end of the connection itself is nobody's until it is accepted.
@@ -73,7 +73,7 @@ def listener_of(connection: _socket.socket) -> int | None:
 
 def listener_at(family: int, where: tuple[Any, ...]) -> int | None:
     """Return the user who listens at an address of this host, `NOBODY` if there is none."""
-    anybody = ("::" if family == _socket.AF_INET6 else "0.0.0.0", 0)  # noqa: S104 (it is not bound)
+    anybody = ("::" if family == socket.AF_INET6 else "0.0.0.0", 0)  # noqa: S104 (it is not bound)
     try:
         return _ask(family, (where[0], where[1]), anybody)
     except OSError:
@@ -91,7 +91,7 @@ def is_local_user(user: int | None) -> bool:
 
 
 def _is_within_host(family: int, here: tuple[Any, ...], there: tuple[Any, ...]) -> bool:
-    if family not in (_socket.AF_INET, _socket.AF_INET6):
+    if family not in (socket.AF_INET, socket.AF_INET6):
         return False
     ours, theirs = packed(here[0]), packed(there[0])
     return ours == theirs or (_is_loopback(ours) and _is_loopback(theirs))
@@ -101,7 +101,7 @@ def _ask(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int:
     """Return whose socket has these ends, seen from its own side."""
     ends = struct.pack("!HH", local[1], remote[1])
     request = (
-        REQUEST.pack(family, _socket.IPPROTO_TCP, 0, 0, ALL_STATES)
+        REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, ALL_STATES)
         + ends
         + _address(family, local[0])
         + _address(family, remote[0])
@@ -109,7 +109,7 @@ def _ask(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int:
         + NO_COOKIE
     )
     header = HEADER.pack(HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0)
-    kernel = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW, NETLINK_SOCK_DIAG)
+    kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG)
     try:
         kernel.send(header + request)
         reply = kernel.recv(REPLY_BYTES_MAX)
@@ -160,8 +160,8 @@ def _from_table(text: str) -> tuple[bytes, int]:
 def packed(host: str) -> bytes:
     """Return an address as bytes, an IPv4 address that came in as IPv6 as what it is."""
     host = host.partition("%")[0]
-    family = _socket.AF_INET6 if ":" in host else _socket.AF_INET
-    return _unmapped(_socket.inet_pton(family, host))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return _unmapped(socket.inet_pton(family, host))
 
 
 def _unmapped(address: bytes) -> bytes:
@@ -169,7 +169,7 @@ def _unmapped(address: bytes) -> bytes:
 
 
 def _address(family: int, host: str) -> bytes:
-    return _socket.inet_pton(family, host.partition("%")[0]).ljust(16, b"\0")
+    return socket.inet_pton(family, host.partition("%")[0]).ljust(16, b"\0")
 
 
 def _is_loopback(address: bytes) -> bool:

@@ -13,6 +13,7 @@ connection.
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
@@ -267,7 +268,6 @@ class TlsToken:
 
 def _require_psk() -> None:
     import ssl
-    import sys
 
     if not getattr(ssl, "HAS_PSK", False):
         raise UsageError(

@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import ipaddress
 import secrets
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -162,8 +163,6 @@ def _certify(
 
 
 def _alternative(host: str) -> bytes:
-    import ipaddress
-
     if address_of(host) == host:
         return _der(0x87, ipaddress.ip_address(host).packed)
     return _der(0x82, host.encode("idna") if not host.isascii() else host.encode())

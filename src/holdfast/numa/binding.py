@@ -8,6 +8,7 @@ memory near the CPU that first uses it, which is then the right place.
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -116,8 +117,6 @@ def _decide(mode: str, local_ranks: Iterable[int], root: str) -> dict[int, list[
 
 def _try_binding(chosen: dict[int, list[int]]) -> None:
     """Raise if the kernel would refuse this binding; a thread tries it, and ends."""
-    import threading
-
     refusals: list[str] = []
 
     def bind_to_all() -> None:

@@ -13,12 +13,12 @@ import time
 from typing import TYPE_CHECKING
 
 from holdfast.core.values import Value
+from holdfast.observe.safe_handler import Faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.core.supervision import StopReason
-    from holdfast.observe.safe_handler import Faults
 
     Observer = Callable[["LifecycleEvent"], object]
 
@@ -291,8 +291,6 @@ class Observers:
                     self._faults[id(observer)].reset()
 
     def _failed(self, observer: Observer, problem: Exception) -> None:
-        from holdfast.observe.safe_handler import Faults
-
         faults = self._faults.get(id(observer))
         if faults is None:
             name = getattr(observer, "name", None) or type(observer).__name__

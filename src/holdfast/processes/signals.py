@@ -1,23 +1,21 @@
-"""Signals: their names, their meaning in words, and how they reach the agent's loop.
+"""Signals: their names, their meaning in words, and their delivery to the agent's loop.
 
-A handler here never raises from wherever the main thread happens to be: it only wakes the loop,
-which then acts at a place of its own choosing. Handlers are put back when the loop ends.
+A handler only wakes the loop, which then takes the signal as an event. The previous handlers are
+restored when the loop ends.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
-    import signal
     from types import FrameType, TracebackType
     from typing import Self
-else:
-    import _signal as signal  # Numbers instead of enums, which take longer to import than all else.
 
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 SIGNALS_ENV = "TORCHELASTIC_SIGNALS_TO_HANDLE"
@@ -25,7 +23,7 @@ UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 PENDING_MAX = 64
 # Where a signal has two names, the usual one comes first.
 NAMES: dict[str, int] = {
-    name: number
+    name: int(number)
     for name, number in sorted(vars(signal).items())
     if name.startswith("SIG") and name[3] != "_"
 }
@@ -58,10 +56,8 @@ class SignalException(Exception):
 
 
 def as_enum(signum: int) -> signal.Signals:
-    """Return a signal as a user's code expects it."""
-    from signal import Signals
-
-    return Signals(signum)
+    """Return a signal as an enum member, as user code expects."""
+    return signal.Signals(signum)
 
 
 def signal_name(signum: int) -> str:
@@ -91,7 +87,7 @@ def parse_signal(name: str, *, flag: str) -> int:
 
 def parse_signals(names: str, *, flag: str = "--signals-to-handle") -> tuple[int, ...]:
     """Turn `SIGTERM,SIGINT` into signals, refusing those no process can handle."""
-    found: dict[int, None] = {}  # Each once: its handler is put back once.
+    found: dict[int, None] = {}  # Each once: its handler is restored once.
     for name in names.split(","):
         if not name.strip():
             continue
@@ -107,9 +103,9 @@ def parse_signals(names: str, *, flag: str = "--signals-to-handle") -> tuple[int
 class SignalWatch:
     """Collects signals while it is entered, and makes a descriptor readable for each.
 
-    Outside the main thread Python cannot handle signals; then the watch stays empty, and the
-    program that owns the main thread decides what a signal means. A signal that is ignored when
-    the watch begins stays so: `nohup`, or a shell for its background, has decided that.
+    Outside the main thread Python cannot handle signals. Then the watch stays empty, and the
+    program around it handles them. A signal that is ignored when the watch begins stays ignored, as
+    `nohup` requires.
     """
 
     # In the main thread of this process: how many watches are entered, and whether any ever was.
@@ -150,7 +146,7 @@ class SignalWatch:
             signal.set_wakeup_fd(self._previous_wakeup)
             self._previous_wakeup = None
             for one, handler in self._previous.items():
-                # None means a handler that was not set from Python and cannot be put back.
+                # None means a handler that was not set from Python and cannot be restored.
                 signal.signal(one, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
             self._previous.clear()
         os.close(self._read)
@@ -177,10 +173,7 @@ class SignalWatch:
         return one
 
     def raising(self) -> Raising:
-        """Let a signal raise `SignalException` meanwhile, to get out of code that is not ours.
-
-        For waits inside a user's handler or store, which nothing else could end.
-        """
+        """Let a signal raise `SignalException`, which interrupts a user's handler or store."""
         return Raising(self)
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:
@@ -195,21 +188,21 @@ class SignalWatch:
             self._raise(self._pending.pop(0))
 
     def _raise(self, one: int) -> None:
-        self.raises = False  # Once: the cleaning up that follows must not be torn out of its work.
+        self.raises = False  # Once: the cleanup that follows must not be interrupted.
         raise SignalException(f"agent {os.getpid()} was ended by {in_words(one)}", one)
 
 
 class Raising:
-    """While entered, signals of a watch raise. A class, as `contextlib` would delay the start."""
+    """While entered, signals of a watch raise."""
 
     def __init__(self, watch: SignalWatch) -> None:
         self._watch = watch
 
     def __enter__(self) -> None:
         self._before = self._watch.raises
-        self._watch.raises = True  # First: a signal that came in between would be waited out.
+        self._watch.raises = True  # First: a signal that arrives in between must raise, too.
         self._watch.raise_pending()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # One inside another ends alone, unless a signal has raised: that ends both.
+        # A nested context restores the outer one, unless a signal has raised.
         self._watch.raises = self._before and kind is not SignalException

@@ -1,17 +1,16 @@
-"""The settings of a rendezvous: `RendezvousParameters` as given, and `RendezvousConfig` as parsed.
+"""The settings of `--rdzv-conf`: `RendezvousParameters` as given, `RendezvousConfig` as parsed.
 
-`KEYS` is the table of every key of `--rdzv-conf`: its meaning, its values and its default.
-`parse` turns the parameters of a job into a typed `RendezvousConfig`, with one clear line for a
-value that cannot be used. An unknown key is warned about, with the nearest known one, and
-otherwise ignored, as TorchElastic does; unless it may be meant to protect the job, which then must
-not run without. Times are seconds and may be fractional.
+`KEYS` is the table of all keys: meaning, values, default. Keys of settings that all nodes must agree on come
+from `core.job_settings`. `parse` turns the parameters of a job into a `RendezvousConfig`, or raises a
+`UsageError` of one line for a value that is not valid. An unknown key causes a warning with the nearest
+known one and is otherwise ignored, as in TorchElastic. An unknown key that may be meant to protect the job
+is an error. Times are seconds and may be fractional.
 
-Two keys need a word. `settle` is Holdfast's name for `last_call_timeout`. `timeout` is the join
-timeout of `static` and etcd alone: every launch sets it, to 900 unless the user says otherwise,
-so elsewhere it would always shadow the default of `join_timeout`.
+`settle` is Holdfast's name for `last_call_timeout`. `timeout` is the join timeout of `static` and etcd only:
+every launch sets it, to 900 by default, so elsewhere it would always override the default of `join_timeout`.
 
-The defaults are TorchElastic's but for one: the last call is 1 s, not 30. It counts anew from
-each node that joins, so it need not be longer than the gap between two nodes of one start.
+The defaults are TorchElastic's, except that the last call is 1 s, not 30. It restarts with each node that
+joins, so it only needs to be longer than the gap between two nodes of one start.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from holdfast.net.tls import TlsFiles, TlsToken
 
 SECONDS_MAX = 10 * 365 * 24 * 3600
-"""Longer than any job; a longer time is a mistake, and would overflow a deadline somewhere."""
+"""Longer than any job. A longer time is a mistake, and would overflow a deadline."""
 
 TRUE_WORDS = frozenset({"1", "true", "t", "yes", "y"})
 FALSE_WORDS = frozenset({"0", "false", "f", "no", "n"})
@@ -145,7 +144,7 @@ class RendezvousTimeout:
     close
         For closing the job, or leaving it.
     heartbeat
-        For one answer of the backend.
+        For one response of the backend.
     """
 
     def __init__(
@@ -177,13 +176,13 @@ class RendezvousTimeout:
 
     @property
     def heartbeat(self) -> timedelta:
-        """How long one sign of life may take."""
+        """How long one heartbeat may take."""
         return self._heartbeat
 
 
 @dataclass(repr=False, eq=False, frozen=True)
 class RendezvousSettings:
-    """The settings of a handler. A node is lost after `interval` x `max_attempt` of silence."""
+    """The settings of a handler. A node is lost `interval` x `max_attempt` after its last heartbeat."""
 
     run_id: str
     min_nodes: int
@@ -246,86 +245,85 @@ KEYS = (
     Key("close_timeout", "seconds", CLOSE_S, FILE,
         "how long closing the job, or leaving it, may take"),
     Key("heartbeat_timeout", "seconds", HEARTBEAT_S, FILE,
-        "how long is_closed waits for an answer of the backend"),
+        "how long is_closed waits for a response from the backend"),
     Key("keep_alive_interval", "seconds", 1.0, ALL,
         "the time between two heartbeats of a node"),
     Key("keep_alive_max_attempt", "count", 5, ALL,
-        "a node is lost after so many intervals without a heartbeat"),
+        "a node is lost after this many intervals without a heartbeat"),
     Key("timeout", "seconds", None, (*STATIC, *ON_ETCD),
-        "the join_timeout of static, etcd and ha, where that is not given"),
+        "the join_timeout of static, etcd and ha, unless that is given"),
     Key("rank", "number", None, STATIC,
         "the node's number, as given by --node-rank"),
     Key("read_timeout", "seconds", None, (*C10D, *ON_ETCD),
-        "how long a coordinator or etcd that was never reached is tried"),
+        "how long a node tries to connect to a coordinator or etcd that it never reached"),
     Key("is_host", "switch", None, C10D,
-        "whether this node serves the coordinator; else whoever can bind the endpoint does"),
+        "whether this node runs the coordinator; by default the first node that can bind the endpoint does"),
     Key("store_type", "tcp|file", "tcp", C10D,
-        "with file, the endpoint is a folder, or a file, that all nodes see"),
+        "with file, the endpoint is a directory, or a file, that all nodes share"),
     Key("reconnect_grace", "seconds or 0", 0.2, WITH_COORDINATOR,
-        "how long a node whose connection broke may take to come back"),
+        "how long a node may take to reconnect before it is lost"),
     Key("coordinator_timeout", "seconds", 60.0, ALL,
-        "how long agents go on without the coordinator, etcd or the backend"),
+        "how long agents continue without the coordinator, etcd or the backend"),
     Key("recover_timeout", "seconds", None, WITH_COORDINATOR,
-        "how long a new coordinator waits for nodes that one before it may have had"),
+        "how long a new coordinator waits for the nodes of an earlier one"),
     Key("state_file", "path", None, WITH_COORDINATOR,
-        "a file in which the coordinator keeps where its jobs are, for the next one"),
+        "a file in which the coordinator keeps the state of its jobs, for the next one"),
     Key("on_lost", "stop|run", None, ALL,
-        "what a node does that is cut off: stop its workers before others may take their place "
-        "(the default with etcd and ha), or let them run (with all others)"),
+        "what a disconnected node does: stop its workers before they may be replaced (the default with "
+        "etcd and ha), or let them run (the default with the others)"),
     Key("advertised_port", "port", None, WITH_COORDINATOR,
-        "the port that agents with a token dial, if another is forwarded to the coordinator's"),
+        "the port that agents with a token connect to, if it is forwarded to the coordinator's"),
     Key("token_file", "path", None, WITH_TOKEN,
         "a file with the secret that nodes and coordinator share"),
     Key("auth", "token|none", None, WITH_TOKEN,
-        "with none everybody who reaches the coordinator is let in; with token nobody without the "
-        "token, on loopback either"),
+        "none accepts everybody who reaches the coordinator; token rejects everybody without the token, "
+        "on loopback too"),
     Key("tls", "psk", None, WITH_COORDINATOR,
-        "psk: encrypt by keys made of the token, without certificates; needs Python 3.13 everywhere"),
+        "psk: encrypt with keys derived from the token, without certificates; needs Python 3.13 everywhere"),
     Key("tls_cert", "path", None, WITH_TOKEN, "the certificate to show, in PEM"),
     Key("tls_key", "path", None, WITH_TOKEN, "the key of the certificate, in PEM"),
     Key("tls_ca", "path", None, WITH_TOKEN, "the certificates to trust, in PEM"),
     Key("tls_server_name", "text", None, (*WITH_TOKEN, *ETCD),
         "the name the coordinator's or etcd's certificate is for, if not the endpoint's host"),
-    Key("label", "text", "", ALL, "the node's place, for rank_order=label"),
-    Key("node_id", "text", "", ALL, "the node's name in the job; must differ between nodes"),
+    Key("label", "text", "", ALL, "the node's location, for rank_order=label"),
+    Key("node_id", "text", "", ALL, "the node's id in the job; must differ between nodes"),
     Key("replace", "switch", None, ALL,
-        "whether this node gives way, while it is alive, to an agent with the same node_id or "
-        "--node-rank"),
+        "whether another agent with this node's node_id or --node-rank replaces it while it is alive"),
     Key("worker_store", "switch", None, ALL,
-        "whether the worker of rank 0 serves the workers' store, as by --worker-store"),
+        "whether the worker of rank 0 hosts the workers' store, as with --worker-store"),
     Key("presence", "on|off", "on", ON_ETCD,
-        "whether agents hold connections to each other and see by these when one has ended; with "
-        "off, a lost node costs its lease"),
+        "whether agents keep connections to each other, to detect at once that one ended; with off, they "
+        "detect it when its lease expires"),
     Key("control", "on|read-only|off", "on", WITHOUT_COORDINATOR,
-        "whether agents have a port at which other machines may ask them, or may only look"),
-    Key("protocol", "http|https", "http", ETCD, "how etcd is reached"),
+        "whether other machines can watch and steer the job at a port of its agents, or only watch"),
+    Key("protocol", "http|https", "http", ETCD, "the protocol of etcd"),
     Key("cert", "path", None, ETCD, "the certificate to show to etcd"),
     Key("key", "path", None, ETCD, "the key of that certificate"),
-    Key("cacert", "path", None, ETCD, "the certificates by which etcd is trusted"),
+    Key("cacert", "path", None, ETCD, "the certificates to trust etcd by"),
     Key("ssl_cert", "path", None, ETCD, "another name for cert", "cert"),
     Key("ssl_cert_key", "path", None, ETCD, "another name for key", "key"),
     Key("ca_cert", "path", None, ETCD, "another name for cacert", "cacert"),
-    Key("user", "text", None, ETCD, "the user name for etcd, as by HOLDFAST_ETCD_USER"),
+    Key("user", "text", None, ETCD, "the user name for etcd, as with HOLDFAST_ETCD_USER"),
     Key("password", "secret", None, ETCD,
-        "the password of that user; HOLDFAST_ETCD_PASSWORD is not visible to other users"),
+        "the password of that user; HOLDFAST_ETCD_PASSWORD hides it from other users"),
     Key("etcd_prefix", "text", "/torchelastic/p2p", ETCD, "the prefix of the jobs' keys in etcd"),
 )  # fmt: skip
 
 KEY_OF = {key.name: key for key in KEYS}
 
 PROTECTING = ("auth", "tls", "token")
-"""Unknown keys that begin so are errors; TorchElastic has none."""
+"""Unknown keys with these prefixes are errors; TorchElastic has none."""
 
-# A launch always sets them, so they tell nothing about what the user meant.
+# Every launch sets them, so they need not come from the user.
 SET_BY_LAUNCHES = frozenset({"timeout", "rank"})
 
-# Parameters that are parsed twice are warned about once.
+# Parameters that are parsed twice cause each warning once.
 _warned: WeakSet[RendezvousParameters] = WeakSet()
 
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousConfig:
-    """The settings of a job's rendezvous; see `KEYS` for what each means. Times are in seconds."""
+    """The settings of a job's rendezvous; `KEYS` has their meanings. Times are in seconds."""
 
     job: JobSettings
     join_timeout: float
@@ -361,17 +359,17 @@ class RendezvousConfig:
 
     @property
     def certified(self) -> bool:
-        """Whether nodes and coordinator must show each other certificates."""
+        """Whether nodes and coordinator authenticate each other by certificates."""
         return self.tls_cert is not None and self.tls_ca is not None
 
     def tls_with(self, token: bytes | None, run_id: str = "") -> TlsFiles | TlsToken | None:
-        """Return how connections are encrypted, if they are: by certificates, or by the token."""
+        """Return how connections are encrypted: by certificates, by the token, or not at all."""
         from holdfast.net.tls import PSK, TlsFiles, TlsToken
 
         if self.tls is not None:
             if token is None:
                 raise UsageError(
-                    f"--rdzv-conf: {PSK} needs a token, and there is none",
+                    f"--rdzv-conf: {PSK} needs a token",
                     hint="set one for all nodes, or auth=token to use this user's own",
                 )
             return TlsToken(token, run_id)
@@ -383,7 +381,7 @@ class RendezvousConfig:
 
     @property
     def lost_after_s(self) -> float:
-        """How long a node may be silent before it is lost."""
+        """How long after its last heartbeat a node is lost."""
         return self.keep_alive_interval * self.keep_alive_max_attempt
 
     def timeouts(self) -> RendezvousTimeout:
@@ -399,11 +397,11 @@ class RendezvousConfig:
 def parse(params: RendezvousParameters, *, shares_state: bool = False) -> RendezvousConfig:
     """Read all settings of a job; raise `UsageError` for a value that cannot be used.
 
-    With `shares_state`, the nodes share a state instead of a coordinator, as those of `file` do,
-    whatever the name of the backend.
+    With `shares_state`, the nodes poll a shared state instead of a coordinator, as with `file`, whatever the
+    name of the backend.
     """
     given = {name for name, value in params.config.items() if value is not None}
-    # A backend of the user's has the keys of those that share a state, and maybe keys of its own.
+    # A plug-in has the keys of a shared state, and perhaps keys of its own.
     backend = Backend.named(params.backend)
     kin = {backend}
     if shares_state or backend is None:
@@ -446,7 +444,7 @@ def default_store(max_nodes: int) -> str:
 def warn_about_unused(
     backend: str, given: set[str], kin: set[Backend | None], *, shares_state: bool = False
 ) -> None:
-    """Warn of each given key, and of a token, that is unknown or has no effect here.
+    """Warn about each given key, and about a token, that is unknown or has no effect here.
 
     Raises `UsageError` for an unknown one that may be meant to protect the job.
     """
@@ -468,8 +466,8 @@ def warn_about_unused(
         for variable in (FILE_VARIABLE, VARIABLE):
             if variable in os.environ:
                 console.warning(
-                    f"{variable} guards only what people ask of agents with {_where(backend)}: whoever "
-                    "can write to that endpoint is in the job"
+                    f"{variable} protects only the control ports of agents with {_where(backend)}: "
+                    "everybody who can write to that endpoint can join the job"
                 )
 
 
@@ -512,7 +510,7 @@ def _value(params: RendezvousParameters, key: Key) -> Any:
         case "path" | "text":
             return _text(value, key)
         case "secret":
-            return str(value)  # No message ever shows it.
+            return str(value)  # No message shows it.
         case words:
             word = str(value).strip().lower()
             if word not in words.split("|"):
@@ -562,8 +560,8 @@ def _check_together(params: RendezvousParameters, values: dict[str, Any]) -> Non
         )
     if values["store"] == "private" and values["worker_store"]:
         raise UsageError(
-            "--rdzv-conf: store=private conflicts with worker_store (--worker-store): a store that a "
-            "worker serves is open"
+            "--rdzv-conf: store=private conflicts with worker_store (--worker-store): the store of a "
+            "worker is open"
         )
     if values["spares"] >= params.max_nodes:
         raise UsageError(
@@ -573,4 +571,4 @@ def _check_together(params: RendezvousParameters, values: dict[str, Any]) -> Non
 
 
 def _refusal(key: Key, value: object, accepted: str) -> UsageError:
-    return UsageError(f"--rdzv-conf: {key.name}: {value!r} cannot be used; accepted: {accepted}")
+    return UsageError(f"--rdzv-conf: {key.name}: {value!r} is not valid; accepted: {accepted}")

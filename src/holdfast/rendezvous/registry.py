@@ -1,13 +1,13 @@
-"""Which handler serves which `--rdzv-backend`: the registry, its built-in names, and plug-ins.
+"""The registry of rendezvous handlers: the built-in backends, and plug-ins.
 
-The backends themselves are imported by the first job that asks for them. Plug-ins are looked for
-when a name is requested that is not registered, because the search alone takes longer than an
-agent's start. So a plug-in never replaces a registered name; a warning says so at that search.
+A job imports only the driver of its own backend. Plug-ins are searched when a name is not registered, because
+the search alone takes longer than the start of an agent. So a plug-in never replaces a registered name; if
+there is one, the search warns about it.
 
-An entry point `name = module:attribute` of the group `torchrun.handlers`, which TorchElastic
-reads too, is called without arguments and returns the creator of handlers for `--rdzv-backend
-name`. Only the plug-in that is requested is loaded, since loading one may import anything; a
-faulty one is reported and skipped.
+An entry point `name = module:attribute` of the group `torchrun.handlers`, which TorchElastic reads too, is
+called without arguments and returns the creator of handlers for `--rdzv-backend name`. Only the requested
+plug-in is loaded, since loading one may import anything. A plug-in that fails to load is reported and
+skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
 GROUP = "torchrun.handlers"
 OUR_OWN = "holdfast."
-"""The module of our own entry point begins like this; it is only for torchrun."""
+"""The prefix of the module of our own entry point, which only torchrun uses."""
 
 
 def installed() -> dict[str, Any]:
@@ -36,7 +36,7 @@ def installed() -> dict[str, Any]:
 
 
 def load(plugin: Any) -> Callable[[RendezvousParameters], RendezvousHandler] | None:
-    """Return the creator of a plug-in, or None, with a warning, if it is faulty."""
+    """Return the creator of a plug-in; warn and return None if it fails to load."""
     try:
         creator = plugin.load()()
     except Exception as problem:  # noqa: BLE001 (a plug-in may raise anything)
@@ -49,9 +49,9 @@ def load(plugin: Any) -> Callable[[RendezvousParameters], RendezvousHandler] | N
 
 
 def warn_shadowed(plugin: Any) -> None:
-    """Warn of a plug-in that is not used because its name is taken."""
+    """Warn about a plug-in that is not used because its name is registered."""
     console.warning(
-        f"the rendezvous plug-in {plugin.name!r} ({plugin.value}) is not used: a backend of "
+        f"the rendezvous plug-in {plugin.name!r} ({plugin.value}) is not used: a backend with "
         "this name is registered"
     )
 

@@ -9,7 +9,7 @@ answer instead of being refused.
 
 With `served` False the ports are only reserved, and the worker of rank 0 serves the store itself.
 
-The other nodes of a generation vouch for their hosts there, by the generation's key: see
+The other nodes of a generation attest their hosts there, by the generation's key: see
 `store.tcp.admission` for whom a store serves.
 """
 
@@ -24,7 +24,7 @@ from holdfast.errors import EnvironmentProblem
 from holdfast.net.listening import LOOPBACK, ReservedPort, address_of
 
 if TYPE_CHECKING:
-    from holdfast.store.tcp.attestation import Vouching
+    from holdfast.store.tcp.attestation import HostAttestation
     from holdfast.store.tcp.embedded import TcpStoreServer
     from holdfast.store.tcp.forwarding import Forwarder
 
@@ -64,7 +64,7 @@ class WorkerStore:
         self._access = access
         self.secret = os.urandom(SECRET_BYTES) if served and ports > 1 else b""
         """From which the keys of generations come in which this node is the first."""
-        self._vouching: Vouching | None = None
+        self._attestation: HostAttestation | None = None
         self._forwarders: dict[int, Forwarder] = {}  # By generation: for this node's workers alone.
         self._ports: list[ReservedPort] = []  # For generations to come.
         self._given: dict[int, ReservedPort] = {}  # By generation, as the servers.
@@ -129,19 +129,19 @@ class WorkerStore:
             return
         self._newest = generation
         self._retire(self._kept - 1)
-        if self._vouching is not None:
-            self._vouching.cancel()
-            self._vouching = None
+        if self._attestation is not None:
+            self._attestation.cancel()
+            self._attestation = None
         if not self._served or _is_loopback(host):
             return
         if self._access == "private":
             self._forward(generation, host, number, key)
         elif key:
-            from holdfast.store.tcp.attestation import Vouching
+            from holdfast.store.tcp.attestation import HostAttestation
 
             optional = self._access == "open"
-            self._vouching = Vouching(host, number, key, generation, optional=optional)
-            self._vouching.start()
+            self._attestation = HostAttestation(host, number, key, generation, optional=optional)
+            self._attestation.start()
 
     def meeting_point(self, generation: int, host: str, number: int) -> tuple[str, int]:
         """Return where this node's workers find the store that the others look for there."""
@@ -225,7 +225,7 @@ class WorkerStore:
         self._unserved = None
 
     def _without_keys(self) -> str:
-        """Return whom to serve where nobody can vouch."""
+        """Return which hosts to serve if no agent can attest its host."""
         if self._access == "private":
             return "private"
         if self._access != "open":
@@ -237,9 +237,9 @@ class WorkerStore:
 
     def close(self) -> None:
         """Close all stores and release the ports."""
-        if self._vouching is not None:
-            self._vouching.cancel()
-            self._vouching = None
+        if self._attestation is not None:
+            self._attestation.cancel()
+            self._attestation = None
         for server in self._servers.values():
             server.close()
         for forwarder in self._forwarders.values():

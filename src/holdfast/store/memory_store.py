@@ -6,23 +6,25 @@ values, times and messages is at its end for the same reason.
 
 from __future__ import annotations
 
-from _thread import TIMEOUT_MAX, allocate_lock
+import threading
 from typing import TYPE_CHECKING
 
+from holdfast.store.store_errors import (
+    DistStoreError,
+    QueueEmptyError,
+    StoreTimeoutError,
+)
+
 if TYPE_CHECKING:
-    import threading
     from collections import deque
     from collections.abc import Callable, Sequence
     from datetime import timedelta
 
-    from holdfast.store.store_errors import DistStoreError
 
 DEFAULT_TIMEOUT_S = 300.0
 KEYS_SHOWN_MAX = 8
 KEY_CHARS_SHOWN_MAX = 100
 COUNT_MIN, COUNT_MAX = -(1 << 63), (1 << 63) - 1
-
-_making = allocate_lock()
 
 
 class _Barrier:
@@ -42,19 +44,8 @@ class MemoryStore:
         self._values: dict[str, bytes] = {}
         self._queues: dict[str, deque[bytes]] = {}  # None of them is empty.
         self._barriers: dict[str, _Barrier] = {}
-        self._condition: threading.Condition | None = None
+        self._changed = threading.Condition()  # Guards everything, and is notified of changes.
         self._timeout_s = timeout_s
-
-    @property
-    def _changed(self) -> threading.Condition:
-        """Guards all, and is notified of changes; made when first used, as few jobs ever do."""
-        if self._condition is None:
-            import threading
-
-            with _making:
-                if self._condition is None:
-                    self._condition = threading.Condition()
-        return self._condition
 
     def set(self, key: str, value: str | bytes) -> None:
         self.multi_set([key], [value])
@@ -128,8 +119,6 @@ class MemoryStore:
                 self._await([key], self._queues.__contains__, self._timeout_s)
             queue = self._queues.get(key)
             if queue is None:
-                from holdfast.store.store_errors import QueueEmptyError
-
                 raise QueueEmptyError(f"the queue {named([key])} is empty")
             value = queue.popleft()
             if not queue:
@@ -178,7 +167,7 @@ class MemoryStore:
     def clone(self) -> MemoryStore:
         other = MemoryStore(self._timeout_s)
         other._values, other._queues = self._values, self._queues
-        other._barriers, other._condition = self._barriers, self._changed
+        other._barriers, other._changed = self._barriers, self._changed
         return other
 
     def has_extended_api(self) -> bool:
@@ -203,7 +192,7 @@ class MemoryStore:
             raise wait_timed_out([key for key in keys if not is_there(key)], timeout_s)
 
     def _sleep(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
-        return self._changed.wait_for(is_over, min(timeout_s, TIMEOUT_MAX))
+        return self._changed.wait_for(is_over, min(timeout_s, threading.TIMEOUT_MAX))
 
 
 # What all stores share
@@ -225,10 +214,6 @@ def add_to_counter(key: str, value: bytes | None, amount: int) -> int:
     As in C, whatever follows the number is ignored. Raises `DistStoreError` if there is no number, or
     if the result exceeds 64 bits.
     """
-    from holdfast.store.store_errors import (
-        DistStoreError,
-    )  # Here and below: most jobs have none of these errors.
-
     text = (b"0" if value is None else value).lstrip()
     end = int(text[:1] in (b"+", b"-"))
     while text[end : end + 1].isdigit():
@@ -259,8 +244,6 @@ def named(keys: Sequence[str]) -> str:
 
 def wait_timed_out(missing: Sequence[str], waited_s: float, where: str = "") -> DistStoreError:
     """Return the error of a wait that timed out; `where` ends the message."""
-    from holdfast.store.store_errors import StoreTimeoutError
-
     return StoreTimeoutError(f"no value for {named(missing)} within {waited_s:g} s{where}")
 
 
@@ -268,8 +251,6 @@ def barrier_timed_out(
     key: str, came: int, world_size: int, waited_s: float, where: str = ""
 ) -> DistStoreError:
     """Return the error of a barrier that timed out."""
-    from holdfast.store.store_errors import StoreTimeoutError
-
     return StoreTimeoutError(
         f"only {came} of {world_size} came to the barrier {named([key])} within {waited_s:g} s{where}"
     )

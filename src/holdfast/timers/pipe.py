@@ -8,6 +8,7 @@ it is a pipe that nobody reads any more, left behind by an agent that was killed
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from typing import TYPE_CHECKING
@@ -75,8 +76,6 @@ class RequestPipe:
         self._fd = -1
 
     def _widen(self) -> None:
-        import fcntl
-
         try:
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         except OSError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 from holdfast import console
@@ -182,8 +183,6 @@ class Reaper:
 
         others = []
         for _ in range(1, min(len(pids), DUMPS_AT_ONCE)):
-            import threading
-
             one = threading.Thread(target=dump_some, name="holdfast-dumps", daemon=True)
             try:
                 one.start()

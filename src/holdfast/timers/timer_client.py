@@ -13,10 +13,12 @@ from __future__ import annotations
 import abc
 import errno
 import os
+import select
 import signal as signals
 import sys
+import threading
 import time
-from _thread import get_ident
+from functools import wraps
 from typing import TYPE_CHECKING
 
 from holdfast.timers.timer_requests import LINE_BYTES_MAX, RELEASED, FileTimerRequest
@@ -79,7 +81,7 @@ class ExpiringBlock:
                 "expires() has no client: call timer.configure(client), or pass client=..."
             )
         scope = _claim(client, self._scope)
-        self._entered.setdefault(get_ident(), []).append((client, scope))
+        self._entered.setdefault(threading.get_ident(), []).append((client, scope))
         try:
             client.acquire(scope, time.time() + self._after)
         except BaseException:
@@ -91,7 +93,6 @@ class ExpiringBlock:
 
     def __call__(self, function: Function) -> Function:
         """Give every call of a function a timer of its own."""
-        from functools import wraps
 
         @wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -110,7 +111,7 @@ class ExpiringBlock:
 
     def _pop_entered(self) -> tuple[TimerClient, str]:
         """Return what this thread entered last, or else what another thread did."""
-        thread = get_ident()
+        thread = threading.get_ident()
         if thread not in self._entered:
             thread = next(iter(self._entered))
         found = self._entered[thread].pop()
@@ -208,8 +209,6 @@ class FileTimerClient(TimerClient):
 
 
 def _wait_writable(fd: int, seconds: float) -> None:
-    import select
-
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     poll.poll(seconds * 1000 + 1)

@@ -7,6 +7,7 @@ found nevertheless.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from holdfast import console
@@ -78,8 +79,6 @@ class FileTimerRequest(TimerRequest):
 
     def to_json(self) -> str:
         """Return the request as it goes over the wire, without the newline."""
-        import json
-
         return json.dumps(
             {
                 "version": self.version,
@@ -139,8 +138,6 @@ def parse_request(line: bytes) -> FileTimerRequest:
 
 
 def _parse_line(line: bytes) -> FileTimerRequest:
-    import json
-
     if len(line) >= LINE_BYTES_MAX:
         raise InvalidRequest(f"longer than {LINE_BYTES_MAX} bytes: {excerpt(line)}")
     try:

@@ -9,10 +9,13 @@ that a server that was held up does not kill workers that were in time.
 from __future__ import annotations
 
 import os
+import select
+import threading
 import time
 from typing import TYPE_CHECKING
 
 from holdfast import console
+from holdfast.processes.poll import wait_for
 from holdfast.processes.procfs import has_ended, is_below_this_process
 from holdfast.timers.pipe import TAKE_BYTES_MAX, RequestPipe
 from holdfast.timers.reaper import STARTED, STOPPED, Reaper, send_signal
@@ -264,8 +267,6 @@ class FileTimerServer:
             return True
         if self._pipe.fileno() < 0:
             return False
-        import select
-
         poll = select.poll()
         poll.register(self._pipe.fileno(), select.POLLIN)
         return bool(poll.poll(0))
@@ -279,8 +280,6 @@ class ServerThread:
     """Drives a server; a failure is reported once, and does not end it."""
 
     def __init__(self, server: FileTimerServer, *, daemon: bool) -> None:
-        import threading
-
         self._server = server
         self._ending, self._end = os.pipe2(os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="holdfast-timers", daemon=daemon)
@@ -293,8 +292,6 @@ class ServerThread:
         os.close(self._ending)
 
     def _run(self) -> None:
-        from holdfast.processes.poll import wait_for
-
         faults = 0
         while True:
             if faults == 0:
@@ -314,8 +311,6 @@ class ServerThread:
                 return
 
     def _is_ending(self) -> bool:
-        import select
-
         poll = select.poll()
         poll.register(self._ending, select.POLLIN)
         return bool(poll.poll(0))

@@ -7,7 +7,7 @@ releasing a timer cost the logarithm of how many there are; nothing is searched 
 
 from __future__ import annotations
 
-from _thread import RLock
+import threading
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -49,7 +49,7 @@ class TimerTable(Generic[Request]):
         self._heap: list[tuple[float, int, int, str]] = []
         self._serial = 0
         self._purged_at = float("-inf")
-        self._lock = RLock()
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return self._count

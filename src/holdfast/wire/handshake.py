@@ -29,10 +29,11 @@ that returned, and closes the connection if the whole takes too long.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
-from _blake2 import blake2b
-from _operator import _compare_digest
 from functools import lru_cache
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from holdfast.core.limits import NAME_CHARS_MAX, WHY_CHARS_MAX
@@ -340,9 +341,6 @@ def job_token(token: bytes, run_id: str) -> bytes:
     """
     if is_job_token(token):
         return token
-    import hashlib
-    import hmac
-
     text = _with_lengths(b"holdfast job token", run_id.encode(errors="surrogatepass"))
     key = hmac.digest(hashlib.sha256(token).digest(), text, "sha256")
     return JOB_TOKEN_PREFIX + key.hex().encode()
@@ -355,9 +353,6 @@ def read_only_token(token: bytes, run_id: str) -> bytes:
     """
     if token.startswith(READ_ONLY_PREFIX):
         return token
-    import hashlib
-    import hmac
-
     text = _with_lengths(b"holdfast read-only token")
     key = hmac.digest(hashlib.sha256(job_token(token, run_id)).digest(), text, "sha256")
     is_for_all = not run_id and not is_job_token(token)
@@ -386,8 +381,6 @@ def control_key(
 @lru_cache(maxsize=64)
 def _key(token: bytes, run_id: str, *, read_only: bool = False) -> bytes:
     """Return the key of a job; remembered, because all nodes of a job ask for the same."""
-    import hashlib
-
     if read_only:
         return hashlib.sha256(read_only_token(token, run_id)).digest()
     # HMAC fills a short key up with zeros, so that `x` and `x\0` would be the same to it.
@@ -424,4 +417,4 @@ def _with_lengths(*parts: bytes) -> bytes:
 
 def same(proof: bytes, expected: bytes) -> bool:
     """Compare in a time that does not depend on where the two differ."""
-    return _compare_digest(proof, expected)
+    return hmac.compare_digest(proof, expected)

@@ -11,8 +11,8 @@ that reads knows from its handshake what is sealed (`FrameReader.tag_bytes`).
 
 from __future__ import annotations
 
-from _blake2 import blake2b  # Without the rest of `hashlib` and `hmac`, which load OpenSSL.
-from _operator import _compare_digest
+import hmac
+from hashlib import blake2b
 
 from holdfast.wire.errors import BrokenSeal
 from holdfast.wire.frames import HEADER_BYTES
@@ -44,7 +44,7 @@ class Seal:
         """
         sent = self._sent
         sent.update(sealed[_FRAME])
-        if not _compare_digest(sent.digest(), sealed[_TAG]):
+        if not hmac.compare_digest(sent.digest(), sealed[_TAG]):
             sent.update(b"broken")  # Nothing mends it, though too short a frame adds nothing.
             raise BrokenSeal
         return sealed[_BODY]

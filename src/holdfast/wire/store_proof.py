@@ -1,7 +1,7 @@
-"""How an agent proves to the workers' store that it is a member of the generation it serves.
+"""How an agent proves to the workers' store that it is a member of the generation the store serves.
 
-PyTorch's protocol, in which workers speak to the store, asks nobody who he is. An agent says
-something else first, on a connection of its own, whose first byte is no operation there::
+PyTorch's protocol, which workers use, has no authentication. An agent sends a proof first, on a
+connection of its own, whose first byte is no operation of that protocol::
 
     agent                                         store
       hello: purpose, generation, nonce    ->
@@ -9,11 +9,10 @@ something else first, on a connection of its own, whose first byte is no operati
       proof                                ->
                                            <-     welcome
 
-Both prove the key of the generation, which its members alone are told (`View.store_key`). Where the
-agent is to `FORWARD` what a worker says, all that follows is sealed (`SealedStream`). Neither machine
-reads, writes or waits: the owner of the connection calls `receive` with what came, sends what that
-returns, and closes the connection if the whole takes too long. What cannot be accepted raises
-`ProofRefused`.
+Both prove the key of the generation, which only its members receive (`View.store_key`). If the purpose is
+`FORWARD`, everything after the welcome is sealed (`SealedStream`). Neither machine performs I/O: the owner
+of the connection passes received bytes to `receive`, sends what that returns, and closes the
+connection if the exchange takes too long. A rejected proof raises `ProofRefused`.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from holdfast.wire.frames import HEADER_BYTES, FrameReader
 from holdfast.wire.sealing import TAG_BYTES, Seal
 
 FIRST_BYTE = 0xA5
-VOUCH = 1
-"""Workers on the host of this connection are of this job."""
+ATTEST = 1
+"""The purpose of a proof that attests that the connection's host belongs to the job."""
 FORWARD = 2
-"""What follows is what one worker says, and what it is answered."""
+"""The purpose of a proof after which the connection carries the traffic of one worker."""
 WELCOME = b"\x01"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
@@ -39,7 +38,7 @@ _hello = Struct(f"<BBQ{NONCE_BYTES}s")
 _AGENT, _STORE = b"holdfast agent", b"holdfast workers' store"
 _FROM_AGENT, _FROM_STORE = b"holdfast sealed by the agent", b"holdfast sealed by the store"
 CHUNK_BYTES = 64 * 1024
-"""Of what is forwarded, so much is sealed at once."""
+"""The most that one sealed frame of forwarded traffic carries."""
 
 
 class _Side:
@@ -47,14 +46,14 @@ class _Side:
         self._key = key
         self._nonce = os.urandom(NONCE_BYTES) if nonce is None else nonce
         self._received = b""
-        self._spoken = b""  # All that both have said, before the proofs.
+        self._spoken = b""  # Everything that both sent before the proofs.
         self.done = False
 
     def _take(self, data: bytes, count: int) -> bytes:
-        """Return the next `count` bytes, or nothing while they are not all there."""
+        """Return the next `count` bytes, or nothing until all of them have arrived."""
         self._received += data
-        if len(self._received) > count:  # Neither speaks before it is its turn.
-            raise ProofRefused("it sent more than it was asked for")
+        if len(self._received) > count:  # Neither side sends out of turn.
+            raise ProofRefused("it sent more than one message at a time")
         if len(self._received) < count:
             return b""
         taken, self._received = self._received, b""
@@ -72,14 +71,14 @@ class SealedStream:
         self._reader = FrameReader(CHUNK_BYTES, tag_bytes=TAG_BYTES)
 
     def seal(self, data: bytes) -> bytes:
-        """Return what to send for some bytes."""
+        """Return the sealed frames for these bytes."""
         seal = self._out.seal
         starts = range(0, len(data), CHUNK_BYTES)
         pieces = [data[at : at + CHUNK_BYTES] for at in starts]
         return b"".join([seal(len(one).to_bytes(HEADER_BYTES, "big") + one) for one in pieces])
 
     def open(self, data: bytes) -> bytes:
-        """Return the bytes that are whole in what came, or raise `WireError`."""
+        """Return the bytes of all complete frames received so far, or raise `WireError`."""
         return b"".join([self._in.open(body) for body in self._reader.feed(data)])
 
 
@@ -87,7 +86,7 @@ class AgentProof(_Side):
     """The side that connects: `start`, then `receive` until `done`."""
 
     def __init__(
-        self, key: bytes, generation: int, purpose: int = VOUCH, *, nonce: bytes | None = None
+        self, key: bytes, generation: int, purpose: int = ATTEST, *, nonce: bytes | None = None
     ) -> None:
         super().__init__(key, nonce)
         self._spoken = _hello.pack(FIRST_BYTE, purpose, generation, self._nonce)
@@ -115,7 +114,7 @@ class AgentProof(_Side):
         return self._proof(_AGENT)
 
     def stream(self) -> SealedStream:
-        """Return what follows, once it is `done`."""
+        """Return the stream for everything after the proof, once `done`."""
         return SealedStream(self._proof(_FROM_AGENT), self._proof(_FROM_STORE))
 
 
@@ -123,7 +122,7 @@ class StoreProof(_Side):
     """The side that listens: `receive` until `done`. It accepts agents with one `purpose`."""
 
     def __init__(
-        self, key: bytes, generation: int, purpose: int = VOUCH, *, nonce: bytes | None = None
+        self, key: bytes, generation: int, purpose: int = ATTEST, *, nonce: bytes | None = None
     ) -> None:
         super().__init__(key, nonce)
         self._generation = generation
@@ -147,10 +146,10 @@ class StoreProof(_Side):
         if first != FIRST_BYTE or purpose != self.purpose:
             raise ProofRefused("its agent was started with another setting of store")
         if generation != self._generation:
-            raise ProofRefused(f"it is of generation {generation}, not {self._generation}")
+            raise ProofRefused(f"it belongs to generation {generation}, not {self._generation}")
         self._spoken = hello + self._nonce
         return self._nonce + self._proof(_STORE)
 
     def stream(self) -> SealedStream:
-        """Return what follows, once it is `done`."""
+        """Return the stream for everything after the proof, once `done`."""
         return SealedStream(self._proof(_FROM_STORE), self._proof(_FROM_AGENT))

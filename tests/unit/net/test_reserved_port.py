@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import _socket
 import errno
 import socket
 import struct
@@ -72,27 +71,27 @@ def test_the_next_worker_can_serve_there_right_after_the_last(reserved: Reserved
 
 
 def test_a_host_without_ipv6_or_without_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Ipv4Only(_socket.socket):
-        def __init__(self, family: int, kind: int) -> None:
+    class Ipv4Only(socket.socket):
+        def __init__(self, family: int = -1, kind: int = -1, *more: Any, **given: Any) -> None:
             if family == socket.AF_INET6:
                 raise OSError(errno.EAFNOSUPPORT, "no IPv6 here")
-            super().__init__(family, kind)
+            super().__init__(family, kind, *more, **given)
 
-    class Full(_socket.socket):
+    class Full(socket.socket):
         def bind(self, address: object, /) -> None:
             raise OSError(errno.EADDRINUSE, "all taken")
 
-    def with_sockets(kind: type[_socket.socket]) -> SimpleNamespace:
-        return SimpleNamespace(**{**vars(_socket), "socket": kind})
+    def with_sockets(kind: type[socket.socket]) -> SimpleNamespace:
+        return SimpleNamespace(**{**vars(socket), "socket": kind})
 
-    monkeypatch.setattr(listening, "_socket", with_sockets(Ipv4Only))
+    monkeypatch.setattr(listening, "socket", with_sockets(Ipv4Only))
     with (
         ReservedPort() as reserved,
         socket.socket() as other,
         pytest.raises(OSError, match="in use"),
     ):
         other.bind(("127.0.0.1", reserved.number))
-    monkeypatch.setattr(listening, "_socket", with_sockets(Full))
+    monkeypatch.setattr(listening, "socket", with_sockets(Full))
     with pytest.raises(EnvironmentProblem, match="--master-port"):
         ReservedPort()
 

@@ -14,10 +14,10 @@ import pytest
 from scripted_tcp_store import blob
 
 from holdfast import console
-from holdfast.store.tcp import attestation as vouching
+from holdfast.store.tcp import attestation
 from holdfast.store.tcp import host_admission as admission
 from holdfast.store.tcp import store_server as loop_module
-from holdfast.store.tcp.attestation import Vouching
+from holdfast.store.tcp.attestation import HostAttestation
 from holdfast.store.tcp.embedded import Access, TcpStoreServer
 from holdfast.wire.errors import ProofRefused
 from holdfast.wire.store_proof import AgentProof
@@ -83,7 +83,7 @@ def is_served(client: socket.socket) -> bool:
 def prove(
     server: TcpStoreServer, host: str, key: bytes = KEY, generation: int = GENERATION
 ) -> bool:
-    """Vouch for a host as its agent does; return whether it was accepted."""
+    """Attest a host as its agent does; return whether the store accepted that."""
     proof = AgentProof(key, generation)
     with connect(server, host) as agent:
         agent.sendall(proof.start())
@@ -148,7 +148,7 @@ def test_a_word_that_is_not_of_this_generation_is_refused(
             held.recv(1)
 
 
-def test_who_is_not_vouched_for_in_time_is_refused_and_named_once(
+def test_host_without_attestation_in_time_is_refused_and_named_once(
     serve: Callable[..., TcpStoreServer], said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_module, "HELD_S", 0.05)
@@ -218,7 +218,7 @@ def test_what_a_stranger_leaves_unfinished_counts_for_its_share(
         assert is_served(other)
 
 
-def test_a_host_that_was_vouched_for_cannot_fill_it_alone(
+def test_attested_host_cannot_fill_the_store_alone(
     serve: Callable[..., TcpStoreServer], said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (admission, loop_module):
@@ -253,10 +253,10 @@ def test_a_stranger_with_very_many_connections_keeps_nobody_out(
 # The agent's side.
 
 
-def ended(one: Vouching) -> None:
+def ended(one: HostAttestation) -> None:
     """Wait until all threads of this are gone."""
     for thread in threading.enumerate():
-        if thread.name == "holdfast-vouching":
+        if thread.name == "holdfast-attestation":
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
     assert not one._connections
@@ -267,7 +267,7 @@ def test_an_agent_tries_again_where_nobody_listens_yet(
 ) -> None:
     with socket.socket(socket.AF_INET6) as held:
         held.bind(("::", 0))
-        word = Vouching(US, held.getsockname()[1], KEY, GENERATION)
+        word = HostAttestation(US, held.getsockname()[1], KEY, GENERATION)
         word.start()
         held.listen()
         peer, _ = held.accept()
@@ -283,14 +283,14 @@ def test_an_agent_tries_again_where_nobody_listens_yet(
 @pytest.mark.parametrize(
     ("host", "optional"), [(US, False), ("no such host.invalid", False), (US, True)]
 )
-def test_an_agent_that_cannot_vouch_says_so_in_one_line(
+def test_failed_attestation_is_reported_in_one_line(
     said: Said, monkeypatch: pytest.MonkeyPatch, host: str, optional: bool
 ) -> None:
-    monkeypatch.setattr(vouching, "VOUCH_S", 0.1)
+    monkeypatch.setattr(attestation, "ATTEST_S", 0.1)
     with socket.socket() as bound:
         bound.bind((US, 0))
         port = bound.getsockname()[1]
-        word = Vouching(host, port, KEY, GENERATION, optional=optional)
+        word = HostAttestation(host, port, KEY, GENERATION, optional=optional)
         word.start()
         ended(word)
     assert len(said) == (0 if optional else 1)
@@ -299,7 +299,7 @@ def test_an_agent_that_cannot_vouch_says_so_in_one_line(
 
 def test_an_agent_that_is_told_to_stop_says_nothing(said: Said) -> None:
     with socket.create_server((US, 0)) as silent:
-        word = Vouching(US, silent.getsockname()[1], KEY, GENERATION)
+        word = HostAttestation(US, silent.getsockname()[1], KEY, GENERATION)
         word.start()
         peer, _ = silent.accept()
         with peer:

@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.errors import UsageError
-from holdfast.observe.events.event_handlers import EventHandler, NullEventHandler
+from holdfast.observe.background import BackgroundHandler
+from holdfast.observe.events.event_handlers import (
+    ConsoleEventHandler,
+    EventHandler,
+    NullEventHandler,
+)
+from holdfast.observe.events.logging_handlers import LoggingEventHandler, LogHandlerSink
 from holdfast.observe.safe_handler import SafeHandler
 
 if TYPE_CHECKING:
@@ -114,12 +120,8 @@ def make_safe(handler: Any, name: str) -> SafeHandler:
     """Return a handler with a guard; one of others gets a thread of its own."""
     if type(handler) is NullEventHandler:
         return SafeHandler(handler, name)
-    from holdfast.observe.background import BackgroundHandler
-
     logging = sys.modules.get("logging")
     if logging is not None and isinstance(handler, logging.Handler):
-        from holdfast.observe.events.logging_handlers import LogHandlerSink
-
         if isinstance(handler, logging.NullHandler):
             return SafeHandler(NullEventHandler(), name)
         handler = LogHandlerSink(handler, name)
@@ -143,12 +145,8 @@ def _make(destination: str) -> SafeHandler:
         case "null" | "dynamic_rendezvous":
             return SafeHandler(NullEventHandler(), destination)
         case "console":
-            from holdfast.observe.events.event_handlers import ConsoleEventHandler
-
             return SafeHandler(ConsoleEventHandler(), destination)
         case "logging":
-            from holdfast.observe.events.logging_handlers import LoggingEventHandler
-
             return make_safe(LoggingEventHandler(), destination)
         case "otel":
             from holdfast.observe.events.event_otel import OpenTelemetryEventHandler

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from holdfast.observe import events_wanted, lifecycle
 from holdfast.observe.background import BackgroundHandler
-from holdfast.observe.events.event import Event, EventSource, json_text
+from holdfast.observe.events.event import Event, EventSource, NodeState, RdzvEvent, json_text
 from holdfast.observe.events.event_handlers import LogDirectoryHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from holdfast.observe.events.event import EventMetadataValue, NodeState
+    from holdfast.observe.events.event import EventMetadataValue
     from holdfast.observe.safe_handler import SafeHandler
     from holdfast.observe.timeline import Line
 
@@ -190,8 +190,6 @@ class RendezvousRecorder:
         self._run_id = ""
 
     def __call__(self, event: lifecycle.LifecycleEvent) -> None:
-        from holdfast.observe.events.event import NodeState
-
         match event:
             case lifecycle.RunStarted():
                 self._run_id = event.run_id
@@ -218,7 +216,6 @@ class RendezvousRecorder:
         self, message: str, state: NodeState, rank: int | None = None, *, error: str = ""
     ) -> None:
         from holdfast.observe.events.destinations import record_rdzv_event
-        from holdfast.observe.events.event import RdzvEvent
 
         record_rdzv_event(
             RdzvEvent(

@@ -1,8 +1,8 @@
-"""Whether what a worker said as it failed is about a peer: most likely it failed of another's end.
+"""Detects last words of a worker that blame a peer: most likely it failed because another did.
 
-It reads by habit, as `tracebacks` does: names of exceptions, and the words that sockets, Gloo,
-NCCL, PyTorch's stores and its watchdogs use. What counts is the exception that a chain begins with:
-`ValueError`, and while that was handled a broken pipe, is a `ValueError`.
+This is a heuristic, as in `tracebacks`: it knows names of exceptions, and the messages of sockets,
+Gloo, NCCL, PyTorch's stores and its watchdogs. In a chain of exceptions the first one counts: a
+`ValueError` during whose handling a pipe broke is a `ValueError`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 
 from holdfast.processes.failures import tracebacks
 
-# Exceptions that always are, by their last name.
+# Exceptions that always blame a peer, by their last name.
 _OF_PEERS = frozenset(
     {
         "BrokenPipeError", "ConnectionAbortedError", "ConnectionError", "ConnectionRefusedError",
@@ -19,7 +19,7 @@ _OF_PEERS = frozenset(
         "IncompleteReadError", "StoreTimeoutError", "TimeoutError", "timeout",
     }
 )  # fmt: skip
-# Exceptions whose text may say so; that of any other does not matter, whatever it mentions.
+# Exceptions whose text may blame a peer; the text of any other is ignored.
 _OF_ANYTHING = frozenset(
     {
         "DistBackendError", "DistError", "Exception", "OSError", "IOError", "RuntimeError", "error",
@@ -37,35 +37,35 @@ _WORDS = r"""
     | nccl(?:Remote|System)Error | watchdog | heartbeat\s+monitor
     """
 _CAUGHT_BY_NOBODY = re.compile(r"terminate called after throwing|libc\+\+abi: terminating")
-# How many lines at the end of stderr are looked at where there is no traceback.
+# How many lines at the end of stderr count if there is no traceback.
 LINES_MAX = 12
 
 
 def first_exception(traceback: str) -> str:
-    """Return the line that names the exception with which a chain of tracebacks began."""
+    """Return the line of the first exception in a chain of tracebacks."""
     return tracebacks.exception_line(tracebacks.first_of_chain(traceback))
 
 
 def is_about_a_peer(exception: str) -> bool:
-    """Say whether the line of an exception, `type: text`, tells of a peer."""
+    """Whether the line of an exception, `type: text`, blames a peer."""
     name, _, text = exception.partition(":")
     last = name.strip().rpartition(".")[2]
     return last in _OF_PEERS or (last in _OF_ANYTHING and _speaks_of_a_peer(text))
 
 
 def ends_about_a_peer(stderr: str) -> bool:
-    """Say the same of the last words of a program that printed no traceback."""
+    """Whether the last lines of a program without a traceback blame a peer."""
     tail = "\n".join(tracebacks.readable_lines(stderr)[-LINES_MAX:])
     return _speaks_of_a_peer(tail)
 
 
 def aborts_about_a_peer(stderr: str) -> bool:
-    """Say the same of a program that aborted, as PyTorch's watchdogs do."""
+    """Whether the last lines of a program that aborted do, as PyTorch's watchdogs."""
     text = "\n".join(tracebacks.readable_lines(stderr))
     found = _CAUGHT_BY_NOBODY.search(text)
     return found is not None and _speaks_of_a_peer(text[found.start() :])
 
 
 def _speaks_of_a_peer(text: str) -> bool:
-    # Compiled when it is first needed, which in most jobs is never.
+    # Compiled on first use: most jobs never need it.
     return re.search(_WORDS, text, re.IGNORECASE | re.VERBOSE) is not None

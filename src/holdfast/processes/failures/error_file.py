@@ -10,11 +10,11 @@ The file is named by `TORCHELASTIC_ERROR_FILE` and holds one JSON object::
 `timestamp_ns` is ours; everything else is what TorchElastic writes and reads. The file appears
 whole or not at all: it is written beside its place and renamed.
 
-This runs inside the user's program. It imports next to nothing, and whatever goes wrong in here is
-one line on standard error, never an exception that hides the user's own.
+This runs inside the user's program. It imports almost nothing, and reports its own errors in one
+line on standard error, so that they never hide the user's exception.
 
-It does not judge failures (`failures/failure.py` does), and it records neither `SystemExit`
-nor `KeyboardInterrupt`: those are decisions, not mishaps.
+It does not judge failures (`failures/failure.py` does). It records neither `SystemExit` nor
+`KeyboardInterrupt`: those are intended.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ def write_whole(path: str, content: bytes) -> None:
         with open(os.open(place, os.O_WRONLY | os.O_NONBLOCK), "wb") as file:
             file.write(content)
         return
-    beside = f"{place}.{os.urandom(4).hex()}.tmp"  # Nobody can have put a link there.
+    beside = f"{place}.{os.urandom(4).hex()}.tmp"  # No link can be there.
     try:
         with open(beside, "xb") as file:
             file.write(content)
@@ -292,12 +292,12 @@ def write_whole(path: str, content: bytes) -> None:
         try:
             os.unlink(beside)
         except OSError:
-            pass  # It was never made.
+            pass  # It does not exist.
         raise
 
 
 def _complain(text: str) -> None:
-    """Say one line on standard error, and under no circumstances raise."""
+    """Print one line on standard error; never raise."""
     try:
         from holdfast import console
 

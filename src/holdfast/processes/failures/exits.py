@@ -1,16 +1,16 @@
-"""How workers exited: what is noted of each, and what can be known of why.
+"""The exits of workers: what is recorded of each, and what is known of the cause.
 
-The kernel counts what its out-of-memory killer kills, for each memory control group and for the
-whole machine, but not whom. So what is said of a worker that died of SIGKILL is that the killer was
-at work, in this job's group or on this machine, and each kill explains one such death at most. Two
-small files are read when workers start and one when a worker was killed; nothing watches.
+The kernel counts the kills of its out-of-memory killer, for each memory control group and for the
+whole machine, but not the victims. So the report of a worker that died of SIGKILL says that the
+killer was active, in this job's group or on this machine; each kill explains one such death at
+most. Two small files are read when workers start and one when a worker was killed.
 """
 
 from __future__ import annotations
 
-import _signal as signal  # type: ignore[import-not-found]
 import errno
 import os
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -76,9 +76,9 @@ class OomKills:
             return ""
 
 
-# No node has so many workers: what was given up comes after everything that ended.
+# More than any node has workers: a worker that was given up comes last.
 ORDER_OF_GIVEN_UP = 1 << 20
-# What an exec can fail with at one moment and not at the next.
+# Temporary errors of an exec.
 SHORTAGES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ETXTBSY)
 
 
@@ -103,7 +103,7 @@ class WorkerExit(Value):
     exitcode: int
     detail: str
     order: int
-    when_ns: int  # On the wall clock, as error files have it.
+    when_ns: int  # On the wall clock, as in error files.
     after_stop: bool  # A stop had begun before.
     retryable: bool = True  # False for what a new start would only repeat.
     stray_signal: bool = False  # It died of a signal that the stop, if any, had not sent to it.
@@ -115,7 +115,7 @@ class WorkerExit(Value):
 
 
 def is_retryable(error: tuple[int, str] | None) -> bool:
-    """Whether a new start may do better: where the system was only short of something."""
+    """Whether a new start may succeed: the system only lacked resources."""
     return error is None or error[0] in SHORTAGES
 
 

@@ -1,11 +1,10 @@
 """What is known of a worker that failed, and the error that carries all of them.
 
-Making a tolerant `ProcessFailure` never raises, whatever a dying worker left in its error file: what
-cannot be read is said in `detail`. The agent's are tolerant. One that a program makes by itself
-raises, as TorchElastic's does.
+The agent's `ProcessFailure` is tolerant: it never raises, whatever a dying worker left in its error
+file, and names in `detail` what cannot be read. One that a program makes raises, as TorchElastic's.
 
-The first failure is the one that counts. `core.blame` finds it, by what the workers said, when they
-began to say it, and when they ended; here is what each shows (`ProcessFailure.trace`).
+`core.blame` finds the first failure, from the last words of the workers, the time at which these
+began, and the time of the exits (`ProcessFailure.trace`).
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@ The layout below a log directory is TorchElastic's::
         filtered_stdout.log  filtered_stderr.log     only with duplicate filters
         <local_rank>/stdout.log  stderr.log  error.json
 
-Folders are made when workers are about to start, never earlier, and none is ever emptied. A second
-start under the same restart count (nodes came or went) gets `attempt_<restart_count>_1` and so on.
-A directory that someone removed meanwhile is made again.
+Folders are made just before workers start, and never emptied. A second start under the same restart
+count (after a regroup) gets `attempt_<restart_count>_1` and so on. A removed directory is made again.
 
 A `Std` chooses streams; its text form is one digit for all workers (`3`), or a list of
 `local_rank:digit` (`0:1,12:2`), with any number of digits in the rank.
@@ -48,7 +47,7 @@ def parse_streams(given: str) -> int | dict[int, int]:
         rank, colon, choice = entry.partition(":")
         if not (colon and _is_rank(rank) and _is_choice(choice)):
             raise UsageError(
-                f"{given!r} does not say which output streams are meant",
+                f"{given!r} is not a valid choice of output streams",
                 hint="give 0 (none), 1 (stdout), 2 (stderr) or 3 (both) for all workers, "
                 "or a list by local rank such as 0:1,1:2",
             )
@@ -92,7 +91,7 @@ class LogDirectoryTaken(UsageError, NotADirectoryError):
 # File systems allow 255 bytes in a name; the random suffix needs a few of them.
 NAME_BYTES_MAX = 200
 
-# What `LogsDest` says for a stream that stays where the agent's own goes.
+# The value in `LogsDest` of a stream that goes to the agent's own.
 INHERITED = ""
 
 _warned_of_filters = False
@@ -317,7 +316,7 @@ class DefaultLogsSpecs(LogsSpecs):
         return path
 
     def _replace_run_dir(self) -> None:
-        """Do without what was removed meanwhile, as by a cleaner of temporary folders."""
+        """Replace a removed directory, as after a cleaner of temporary folders."""
         assert self._run_dir is not None
         console.warning(
             f"the log directory {self._run_dir} was removed or replaced while the job ran"
@@ -376,8 +375,8 @@ def absolute(log_dir: str) -> str:
         return os.path.abspath(log_dir)
     except FileNotFoundError as problem:
         raise EnvironmentProblem(
-            f"the log directory {log_dir} cannot be found: the current directory does not exist any "
-            "more",
+            f"the log directory {log_dir} cannot be resolved: the current directory no longer "
+            "exists",
             hint="change to one that does, or give the whole path",
         ) from problem
 

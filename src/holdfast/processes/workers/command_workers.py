@@ -1,16 +1,16 @@
 """Commands as workers: a program and its arguments, spawned by the keeper.
 
-The way a command is started can be replaced, as in TorchElastic: derive from `SubprocessHandler`
-and register what makes it with `replace_subprocess_handler`. A replaced handler's process is not
-below the keeper: its exit is learned by pidfd, it is stopped through the handler, and its children
-are killed by walking its tree, or with its process group once it has ended.
+A program can replace how a command is started, as in TorchElastic: it derives a class from
+`SubprocessHandler` and registers a factory with `replace_subprocess_handler`. The process of such a
+handler is not below the keeper: a pidfd reports its exit, the handler stops it, and the agent kills
+its children by walking its tree, or with its process group once it has ended.
 """
 
 from __future__ import annotations
 
-import _signal as signal  # type: ignore[import-not-found]
 import os
 import select
+import signal
 from typing import TYPE_CHECKING
 
 from holdfast.processes.keeper import main as keeper_program
@@ -113,7 +113,7 @@ def get_subprocess_handler(
 def replace_subprocess_handler(
     factory: Callable[..., SubprocessHandler] | None,
 ) -> Callable[..., SubprocessHandler] | None:
-    """Have command workers started by `factory`, or None for Holdfast's own way again.
+    """Start command workers by `factory`; None restores Holdfast's own way.
 
     The factory gets the arguments of `get_subprocess_handler` by name. Returns what was
     registered before.
@@ -124,7 +124,7 @@ def replace_subprocess_handler(
 
 
 def custom_handler_factory() -> Callable[..., SubprocessHandler] | None:
-    """Return the registered factory, None while Holdfast's own way is in force."""
+    """Return the registered factory, or None."""
     return _factory
 
 
@@ -137,7 +137,7 @@ class SubprocessContext(PContext):
         self._pidfds: dict[int, int] = {}  # rank -> pidfd
 
     def _start(self) -> None:
-        # The keeper is needed for replaced handlers too: it answers that nothing is left.
+        # Replaced handlers need the keeper, too: it reports that no process is left.
         self._use_keeper(self._keeper or Keeper.start())
         if custom_handler_factory() is not None:
             for rank in range(self.nprocs):
@@ -167,12 +167,12 @@ class SubprocessContext(PContext):
     def _handler_exited(self, rank: int) -> None:
         handler = self.subprocess_handlers[rank]
         self._unwatch(self._pidfds[rank])
-        # Before it is reaped: until then its number, and so the group, is surely its own.
+        # Before it is reaped: until then its number, and so the group, cannot be reused.
         handler.close(as_enum(signal.SIGKILL))
         self._worker_exited(rank, handler.proc.pid, handler.proc.wait())
 
     def _keeper_lost(self) -> None:
-        # Workers of replaced handlers are not below the keeper, so the kernel spares them.
+        # Workers of replaced handlers are not below the keeper, so they survive its end.
         orphaned = [rank for rank in self.subprocess_handlers if rank in self._running]
         for rank in orphaned:
             self._kill_tree(rank)
@@ -190,7 +190,10 @@ class SubprocessContext(PContext):
     def _kill_tree(self, rank: int) -> None:
         if rank in self.subprocess_handlers:
             pid = self.subprocess_handlers[rank].proc.pid
-            for one in [pid, *keeper_program.descendants_of(pid)]:  # The leader starts no more.
+            for one in [
+                pid,
+                *keeper_program.descendants_of(pid),
+            ]:  # The leader first: it could start others.
                 keeper_program.send_signal(one, signal.SIGKILL)
         else:
             super()._kill_tree(rank)

@@ -1,4 +1,4 @@
-"""Python functions as workers: how a call gets into the worker and its value back out.
+"""Python functions as workers: the transfer of the call to the worker and of its value back.
 
 `spawn`       A new interpreter for each worker, which imports what the call needs.
 `forkserver`  One new interpreter that imports it once and is forked for each worker.
@@ -10,8 +10,8 @@ travel only between the agent and its own children, over private pipes.
 
 A signal that stops a worker raises in the function (`function_signals.py`).
 
-A value comes back as one pickle on a pipe. A worker that ends with code 0 but without a value
-did not return; the agent calls that a failure.
+The worker sends its value as one pickle over a pipe. A worker that exits with code 0 without a
+value did not return, and counts as failed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def pack_preparation(name: str) -> bytes:
 
     data = spawn.get_preparation_data(name)
     if not os.path.isfile(str(data.get("init_main_from_path"))):
-        data.pop("init_main_from_path", None)  # It came through a pipe: there is none to import.
+        data.pop(
+            "init_main_from_path", None
+        )  # The program was read from a pipe: there is no file to import.
     return _pickle_for_child(data, Packed())
 
 
@@ -207,16 +209,16 @@ def _exit_status(code: object) -> int:
 
 
 def _part_from_the_parent() -> None:
-    """Let go of what a forked child must not share: children, connections, replaced streams.
+    """Drop what a forked child must not share: children, connections, replaced streams.
 
-    Nor does it run what the parent is to run at its end.
+    Exit handlers of the parent are dropped, too.
     """
     from holdfast.processes.logs.stdio import is_descriptor
 
     atexit._clear()
     for name, fd, errors in (("stdout", 1, "strict"), ("stderr", 2, "backslashreplace")):
         if not is_descriptor(getattr(sys, name), fd):
-            # In a notebook, say: what is written to a copy of its stream, nobody reads.
+            # In a notebook, for example, nothing reads a copy of its stream.
             stream = open(fd, "w", buffering=1, errors=errors, closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
     if "multiprocessing.util" in sys.modules:
@@ -230,7 +232,7 @@ def _part_from_the_parent() -> None:
 
 
 def _end_like_an_interpreter() -> None:
-    """Do what a forked child would miss by `os._exit`, in the interpreter's order.
+    """Do what `os._exit` skips in a forked child, in the interpreter's order.
 
     Threads are joined, then exit handlers run (`multiprocessing` flushes its queues in one), then
     what all of them have written is flushed.
@@ -247,7 +249,7 @@ def _flush_streams() -> None:
         try:
             stream.flush()
         except (OSError, ValueError, AttributeError):
-            pass  # It was closed, or nobody is there to read it.
+            pass  # It is closed, or has no reader.
 
 
 def prepare(preparation: bytes) -> None:
@@ -281,7 +283,7 @@ def main() -> None:
 
 
 def _show_users_part(kind: type[BaseException], error: BaseException, tb: Any) -> None:
-    part = users_part(tb and tb.tb_next) or tb  # Less the `-c` that began it.
+    part = users_part(tb and tb.tb_next) or tb  # Without the first `-c`.
     sys.__excepthook__(kind, error.with_traceback(part), part)
 
 
@@ -297,7 +299,7 @@ def serve_forks() -> None:
     with open(PREPARATION_FD, "rb") as stream:
         agent, preparation, modules, end_fd = pickle.load(stream)  # noqa: S301 (our agent's)
     if os.getppid() != agent:
-        os._exit(1)  # It was gone before the signal was requested.
+        os._exit(1)  # The parent ended before the signal was requested.
     reserved = range(RESULT_FD, end_fd)
     import_error = None
     try:
@@ -307,7 +309,7 @@ def serve_forks() -> None:
     except BaseException as error:  # noqa: BLE001 (each worker fails with it)
         error.add_note("(raised as the fork server imported the main module and the preloads)")
         import_error = error
-    _flush_streams()  # Or each worker would write once more what is held back.
+    _flush_streams()  # Otherwise each worker would write the buffered output again.
     prctl(keeper.PR_SET_PDEATHSIG, 0, 0, 0, 0)
     keeper.serve(CONTROL_FD, lambda call: run_packed(call, reserved, import_error))
 
@@ -352,7 +354,7 @@ def run_packed(
 
 
 def fail_with(error: BaseException) -> None:
-    """Raise what was raised before, in the process this one was forked from."""
+    """Raise the exception of the process from which this one was forked."""
     raise error
 
 
@@ -397,8 +399,8 @@ def tracker_fd() -> int:
 
 
 def use_tracker(fd: int) -> None:
-    """Report to the agent's resource tracker; one of our own would end with this worker, and
-    destroy what the others still share.
+    """Use the agent's resource tracker. An own one would end with this worker, and destroy what
+    other workers share.
     """
     from multiprocessing import resource_tracker
 

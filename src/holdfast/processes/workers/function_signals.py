@@ -1,9 +1,9 @@
 """The signals that stop a function: they raise in it, so that its `finally` blocks run.
 
-Python calls a handler between two steps of the main thread. A main thread that is in a native call
-makes no step: in a collective that another worker has left, say, for minutes. So a second thread
-watches too, and if nothing was raised for a while, the signal has its default action after all.
-Both are for the function's own process; those that it forks have the default actions at once.
+Python calls a handler between two steps of the main thread. A main thread in a native call makes no
+step, for example for minutes in a collective that another worker has left. So a second thread
+watches: if the handler has not run for a while, the signal has its default action. Both are for the
+function's own process; its forks have the default actions at once.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RaisedSignals:
             try:
                 came = os.read(read, 64)
             except OSError:
-                return  # The function has closed what is not its own.
+                return  # The function has closed our descriptor.
             for number in came:
                 if number in self._signals and not self._began.wait(NATIVE_CALL_S_MAX):
                     import ctypes

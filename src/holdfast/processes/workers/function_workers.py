@@ -26,7 +26,7 @@ READ_BYTES = 1 << 20
 
 
 class ReturnedValue:
-    """What one worker sends back, as it comes."""
+    """The pipe on which one worker sends back its value."""
 
     def __init__(self) -> None:
         self.read_fd, self.write_fd = os.pipe()
@@ -35,7 +35,7 @@ class ReturnedValue:
         self.too_large = False
 
     def take(self) -> bool:
-        """Read what is there; False when there is no more to come."""
+        """Read what has arrived; return False at the end."""
         while not self.too_large:
             try:
                 piece = os.read(self.read_fd, READ_BYTES)
@@ -45,7 +45,7 @@ class ReturnedValue:
                 return False
             self.data += piece
             if len(self.data) > function_child.RESULT_BYTES_MAX:
-                # Workers look at the size themselves; something else writes to this pipe.
+                # Workers check the size themselves, so another process writes to this pipe.
                 self.too_large = True
                 self.data.clear()
         return False
@@ -112,7 +112,7 @@ class MultiprocessContext(PContext):
         preparation = function_child.pack_preparation(self.name)
         payload = (os.getpid(), preparation, function_child.preload_modules(), end_fd)
         payload_fd = file_in_memory(pickle.dumps(payload))
-        # This keeper holds the user's imports; the shared one could not serve in its place.
+        # This keeper has the user's imports; the shared one does not.
         self._owns_keeper = True
         try:
             self._use_keeper(
@@ -131,7 +131,7 @@ class MultiprocessContext(PContext):
 
     def _start_forked(self) -> None:
         expected = [self._expect_value(rank) for rank in range(self.nprocs)]
-        self._owns_keeper = True  # It has this very moment's memory, good for one start.
+        self._owns_keeper = True  # It is a fork of this process as it is now, for one start.
         self._use_keeper(Keeper.fork(self._run_in_fork))
         for rank in range(self.nprocs):
             self._spawn(rank, None, {}, call=rank)
@@ -158,7 +158,7 @@ class MultiprocessContext(PContext):
         if not returned.take():
             self._unwatch(returned.read_fd)
             if returned.too_large:
-                returned.close_read()  # Whoever still writes would wait for ever.
+                returned.close_read()  # A writer would block.
 
     def _problem_at_exit(self, rank: int) -> str:
         self._take_value(rank)

@@ -1,29 +1,28 @@
 """A group of worker processes on this node: start, events, stop, results.
 
-`PContext` is one start of the workers; its two kinds differ only in what a worker is
-(`SubprocessContext`: a command, `MultiprocessContext`: a function). Nothing here polls at
-intervals: one epoll descriptor gathers the keeper's events, the zygote's, the workers' return
-values and, for processes that a replaced subprocess handler started, pidfds.
+`PContext` is one start of the workers of a `GroupSpec`. Its two kinds differ in what a worker is:
+a command (`SubprocessContext`) or a function (`MultiprocessContext`). Nothing polls at intervals:
+one epoll descriptor covers the keeper's events, the zygote's, the workers' return values, and
+pidfds of processes that a replaced subprocess handler started.
 
-There are two layers of use. A caller of TorchElastic's interface uses `start`, `wait`, `pids` and
-`close`. The agent, which decides for itself what an exit means, waits until `fileno()` is readable
-or for `next_deadline()`, and takes the events of `poll_events`: a `WorkerExit` for each worker and,
-after `begin_stop`, one `StopEnded`.
+There are two interfaces. TorchElastic's is `start`, `wait`, `pids` and `close`. The agent, which
+decides what an exit means, waits until `fileno()` is readable or `next_deadline()` passes, and takes
+the events of `poll_events`: a `WorkerExit` for each worker and, after `begin_stop`, one `StopEnded`.
 
-A worker that failed of a peer is often seen dead before that peer is. Where it shows no reason of
-its own, its `WorkerExit` is held back until another worker fails with one, for `EXIT_NS_MAX` at
-most: the stop that answers it would cut off the exit of the peer, and with it the reason.
+A worker that fails because of a peer often exits before that peer. If it shows no reason of its own,
+its `WorkerExit` is delayed until another worker fails with a reason, up to `EXIT_NS_MAX`. Otherwise
+the stop that follows would end the peer too early, and hide the reason.
 
-The way of a worker's exit: the keeper reaps the process (`keeper/main.py`), the client turns its
-message into `Exited` (`keeper/client.py`), `_receive_keeper_events` and `_worker_exited` note it
-here, and the agent gets it from `poll_events`.
+The path of a worker's exit: the keeper reaps the process (`keeper/main.py`), the client turns its
+message into `Exited` (`keeper/client.py`), `_receive_keeper_events` and `_worker_exited` record it
+here, and the agent receives it from `poll_events`.
 """
 
 from __future__ import annotations
 
-import _signal as signal  # type: ignore[import-not-found]
 import os
 import select
+import signal
 import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
@@ -62,24 +61,22 @@ if TYPE_CHECKING:
     from holdfast.processes.logs.specs import LogsSpecs
     from holdfast.processes.zygote.client import WarmStart
 
-# How long the agent waits for what a failed worker has written: its file system may not answer.
+# The limit for reading what a failed worker has written: its file system may not respond.
 READ_S_MAX = 2.0
-# What ends a worker whose peer is gone, besides an exit of its own: a watchdog, a broken pipe.
+# Signals that end a worker whose peer has exited: a watchdog's, a broken pipe's.
 OF_A_PEER = (signal.SIGABRT, signal.SIGPIPE)
-# How long a worker that was given up may still take once the keeper is gone too.
+# How long a worker that was given up may take to end once the keeper is dead, too.
 LAST_MS_MAX = 1_000
 
 
 class StopEnded(Value):
-    """A stop is over: nothing is left of the workers but these processes, which SIGKILL does not
-    end.
-    """
+    """The stop has ended: all processes have exited, except these, which SIGKILL does not end."""
 
     left_behind: tuple[int, ...]
 
 
 class WorkersKilled(Value):
-    """The keeper kills all workers, since their deadline has passed."""
+    """The keeper kills all workers: their deadline has passed."""
 
 
 class GroupSpec(Value):
@@ -112,7 +109,7 @@ GroupEvent = WorkerExit | WorkersKilled | StopEnded
 
 
 def _require_every_rank(mapping: Mapping[int, object], nprocs: int, what: str) -> None:
-    """Raise unless the map has exactly the local ranks of this node as keys."""
+    """Raise unless the keys are exactly the local ranks of this node."""
     if set(mapping) != set(range(nprocs)):
         raise RuntimeError(
             f"{what}: expected one entry for each local rank {list(range(nprocs))}, "
@@ -164,9 +161,9 @@ class PContext(ABC):
         self._warm = warm
         self._zygote_fd = -1
         self._inherited: dict[str, str] | None = None
-        self._cpus: dict[int, list[int]] = {}  # Of each worker that is to be bound to some.
+        self._cpus: dict[int, list[int]] = {}  # Of each worker that is bound to CPUs.
         self._is_attended = spec.is_attended
-        self._unfollowed: list[int] = []  # Where output may come from, until it is followed.
+        self._unfollowed: list[int] = []  # Descriptors of output that is not followed yet.
         self._oom_kills: OomKills | None = None
         self._shortage: OSError | None = None  # Why a worker could not be forked.
         self._failure_reader: SideThread | None = None
@@ -174,7 +171,7 @@ class PContext(ABC):
         self._running: set[int] = set()
         self._exits: dict[int, WorkerExit] = {}
         self._pending: list[GroupEvent] = []
-        self._held: list[WorkerExit] = []  # Until their cause had time to be seen.
+        self._held: list[WorkerExit] = []  # Until their cause had time to appear.
         self._held_until = 0.0
         self._stop: stopping.Stop | None = None
         self._stop_began_ns = 0
@@ -188,9 +185,9 @@ class PContext(ABC):
     # TorchElastic's interface.
 
     def start(self) -> None:
-        """Start the workers, all or none; raises once those already started are gone again."""
+        """Start all workers. If one cannot start, end the others and raise."""
         if self._started or self._exits:
-            raise ValueError("these workers were started before; a context starts them once")
+            raise ValueError("these workers were started already; a context starts them once")
         try:
             self._start()
             self._begin_output()
@@ -201,10 +198,9 @@ class PContext(ABC):
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:  # noqa: ARG002
         """Wait until any worker failed or all succeeded, then return how they exited.
 
-        A failure first brings the other workers down. `timeout` is in seconds; 0 only looks, and
-        a negative one waits for ever. None means that the time was over before. `period` is
-        accepted for compatibility: exits are learned as they happen. With the result all is
-        released, as by `close`.
+        A failure stops the other workers first. `timeout` is in seconds: 0 does not wait, a
+        negative one waits without a limit. Returns None if the timeout passes first; otherwise
+        everything is released, as by `close`. `period` is ignored: exits are events.
         """
         deadline = None if timeout < 0 else time.monotonic() + timeout
         while not self._closed:
@@ -236,9 +232,9 @@ class PContext(ABC):
         return self._stdio.filtered_file(2)
 
     def close(self, death_sig: signal.Signals | None = None, timeout: float = SHUTDOWN_S) -> None:
-        """Bring all workers down: `death_sig`, up to `timeout` seconds, then SIGKILL.
+        """Stop all workers: `death_sig`, up to `timeout` seconds, then SIGKILL.
 
-        Returns when nothing is left of them. May be called again.
+        Returns when all their processes have exited. May be called again.
         """
         if self._closed:
             return
@@ -255,13 +251,13 @@ class PContext(ABC):
         return self._epoll.fileno()
 
     def poll_events(self, now: float) -> list[GroupEvent]:
-        """Take in what happened, drive a stop that is under way, return the new events."""
+        """Read what happened, continue a stop, and return the new events."""
         self._read_all()
         if self._held and (now >= self._held_until or len(self._exits) == self._world_size):
             self._let_go()
         if self._stop is not None and not self._stop.ended:
             self._perform(self._stop.handle(now, TICK, self._stop.story.last))
-            if self._stop.ended:  # Time was over, before all were gone.
+            if self._stop.ended:  # The time ended before all processes had exited.
                 self._check_keeper()
         if self.stop_ended and not self._stop_reported:
             self._stop_reported = True
@@ -272,7 +268,7 @@ class PContext(ABC):
     def next_deadline(self) -> float | None:
         """Return when `poll_events` is due at the latest, on the monotonic clock."""
         if self._pending or (self.stop_ended and not self._stop_reported):
-            return 0.0  # They came with other events, and no descriptor becomes readable for them.
+            return 0.0  # No descriptor becomes readable for these.
         if self._held:
             return self._held_until
         return self._stop.next_deadline() if self._stop is not None else None
@@ -286,7 +282,7 @@ class PContext(ABC):
         node: str = "",
         cause: str = "",
     ) -> None:
-        """Begin to bring the workers down; `StopEnded` follows when nothing is left.
+        """Begin to stop the workers; `StopEnded` follows when all processes have exited.
 
         `unresponsive` are local ranks that cannot react to a signal: they are killed at once.
         `node` and `cause` are for the story of the stop.
@@ -309,30 +305,30 @@ class PContext(ABC):
             self._stop_event(stopping.StopRequested(), cause)
 
     def follow_output(self) -> None:
-        """Follow what the workers write from now on, even if they have not written anything yet."""
+        """Follow the workers' output from now on, even if there is none yet."""
         for fd in self._unfollowed:
             self._unwatch(fd)
         self._unfollowed, self._is_attended = [], False
         self._stdio.begin_following()
 
     def kill_now(self) -> None:
-        """Shorten a stop that is under way: SIGKILL at once."""
+        """Shorten the stop: SIGKILL at once."""
         self._stop_event(stopping.KillRequested())
 
     @property
     def stop_ended(self) -> bool:
-        """Whether a stop was begun and nothing is left of the workers."""
+        """Whether a stop has begun and ended."""
         return self._stop is not None and self._stop.ended
 
     @property
     def given_up(self) -> dict[int, int]:
-        """The workers that did not die even of SIGKILL: local rank to process id."""
+        """The process ids of workers that SIGKILL did not end, by local rank."""
         ranks = self._stop.given_up if self._stop is not None else ()
         return {rank: self._started[rank] for rank in ranks}
 
     @property
     def left_behind(self) -> list[int]:
-        """The process ids of all that did not die even of SIGKILL: workers, and what they left."""
+        """The process ids that SIGKILL did not end: workers, and processes that they started."""
         return [*self.given_up.values(), *self._leftovers]
 
     def running(self) -> set[int]:
@@ -346,7 +342,7 @@ class PContext(ABC):
         return min(failed, key=lambda exited: exited.order, default=None)
 
     def failures_so_far(self) -> dict[int, ProcessFailure]:
-        """Return what is known of failed workers; some of their output may still be coming."""
+        """Return what is known of failed workers; their output may be incomplete."""
         return {
             rank: self._failure(exited) for rank, exited in self._exits.items() if exited.failed
         }
@@ -367,7 +363,7 @@ class PContext(ABC):
         return {rank: self._value_of(rank) for rank in range(self.nprocs)}
 
     def release(self) -> None:
-        """Let go of descriptors, and of the keeper if it is this group's own."""
+        """Release the descriptors, and the keeper if it is this group's own."""
         if self._closed:
             return
         self._closed = True
@@ -393,12 +389,12 @@ class PContext(ABC):
         return None
 
     def _problem_at_exit(self, rank: int) -> str:
-        """Return why a worker that exited with code 0 failed all the same."""
+        """Return why a worker failed although it exited with code 0; else an empty string."""
         del rank
         return ""
 
     def _release(self) -> None:  # noqa: B027 (not every kind has something)
-        """Let go of what the kind of worker needed."""
+        """Release what this kind of worker needed."""
 
     def _use_keeper(self, keeper: Keeper) -> None:
         self._keeper = keeper

@@ -10,15 +10,19 @@ reach what knows no password; any other on all addresses, as torch's is.
 
 from __future__ import annotations
 
-import _socket  # The wrapper around it costs start-up time.
 import errno
 import os
 import select
-from _thread import RLock, allocate_lock, get_ident, start_new_thread
+import socket
+import threading
+from _thread import start_new_thread
 from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.errors import EnvironmentProblem, shortage_behind
+from holdfast.net.endpoints import format_endpoint
+from holdfast.net.listening import bind, candidates_of
+from holdfast.store.store_errors import DistNetworkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +61,7 @@ class TcpStoreServer:
 
     def __init__(
         self,
-        listener: _socket.socket,
+        listener: socket.socket,
         on_failure: Callable[[str], None] | None = None,
         access: Access | None = None,
     ) -> None:
@@ -65,24 +69,24 @@ class TcpStoreServer:
         self._on_failure = on_failure
         self._access = access
         self._listener = listener
-        self._lock = RLock()
+        self._lock = threading.RLock()
         self._thread = 0
-        self._running = allocate_lock()  # Held by the thread while it runs.
+        self._running = threading.Lock()  # Held by the thread while it runs.
         self._epoll: select.epoll | None = None
         self._wake = -1
         self._loop: ServingLoop | None = None
 
     def start(self) -> None:
         """Listen, and serve in a thread from now on."""
-        listener, tcp = self._listener, _socket.IPPROTO_TCP
+        listener, tcp = self._listener, socket.IPPROTO_TCP
         try:
             listener.setblocking(False)  # noqa: FBT003 (the name says it)
             # Accepted connections inherit these.
-            listener.setsockopt(tcp, _socket.TCP_NODELAY, 1)
-            listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_KEEPALIVE, 1)
-            listener.setsockopt(tcp, _socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
-            listener.setsockopt(tcp, _socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
-            listener.setsockopt(tcp, _socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+            listener.setsockopt(tcp, socket.TCP_NODELAY, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            listener.setsockopt(tcp, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+            listener.setsockopt(tcp, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+            listener.setsockopt(tcp, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
             listener.listen(BACKLOG)
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._epoll = select.epoll()
@@ -90,7 +94,6 @@ class TcpStoreServer:
             self._epoll.register(self._wake, select.EPOLLIN)
             _running.add(self)
             self._running.acquire()
-            # Without `threading`, whose import would take longer than all else that is done here.
             self._thread = start_new_thread(self._run, ())
         except (OSError, RuntimeError) as error:
             self.close()
@@ -102,8 +105,9 @@ class TcpStoreServer:
 
     def close(self) -> None:
         """Close it and all connections. From any thread, any number of times."""
-        if self._thread == get_ident():
-            # The garbage collector does that: it finalizes a store wherever it happens to run.
+        if self._thread == threading.get_ident():
+            # The garbage collector finalizes a store in any thread at any point, also inside `threading`,
+            # whose locks are not reentrant.
             start_new_thread(self.close, ())
             return
         with self._lock:
@@ -155,7 +159,7 @@ class TcpStoreServer:
 
     def _abandon(self) -> None:
         """In a forked child, which is not the server: close its copy of everything."""
-        self._lock = RLock()  # Somebody may have held the old one.
+        self._lock = threading.RLock()  # Somebody may have held the old one.
         self._thread = 0
         if self._loop is not None:
             self._loop.abandon()
@@ -203,7 +207,7 @@ class _SharedServers:
     """The servers of this process that its further stores may use."""
 
     def __init__(self) -> None:
-        self.lock = RLock()  # The garbage collector may release a store at any time.
+        self.lock = threading.RLock()  # The garbage collector may release a store at any time.
         self.by_port: dict[int, SharedServer] = {}
 
 
@@ -219,8 +223,6 @@ def serve(
     `listen_fd` is a bound socket, which belongs to the server from now on. None means that an agent
     serves it: its port is in use, and the environment says so. Else raises `DistNetworkError`.
     """
-    from holdfast.store.store_errors import DistNetworkError
-
     with _shared.lock:
         if shared and (there := _shared.by_port.get(port)) is not None:
             return there.share()
@@ -251,15 +253,13 @@ def is_agents(port: int) -> bool:
     )
 
 
-def _bind(name: str, port: int) -> _socket.socket:
+def _bind(name: str, port: int) -> socket.socket:
     """Return a socket that listens: only then is a port certainly nobody else's."""
-    from holdfast.net.listening import bind, candidates_of
-
     return bind(candidates_of(name, port), BACKLOG)
 
 
-def _adopt(descriptor: int, port: int) -> _socket.socket:
-    listener = _socket.socket(fileno=descriptor)
+def _adopt(descriptor: int, port: int) -> socket.socket:
+    listener = socket.socket(fileno=descriptor)
     bound = listener.getsockname()[1]
     if port not in (0, bound):
         listener.detach()
@@ -268,18 +268,15 @@ def _adopt(descriptor: int, port: int) -> _socket.socket:
     return listener
 
 
-def _address_from_here(listener: _socket.socket) -> str:
+def _address_from_here(listener: socket.socket) -> str:
     address: str = listener.getsockname()[0]
     if address == "::":
-        v6_only = listener.getsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY)
+        v6_only = listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
         return "::1" if v6_only else "127.0.0.1"  # IPv6 may be off for loopback; IPv4 is not.
     return "127.0.0.1" if address == "0.0.0.0" else address  # noqa: S104 (compared, not bound)
 
 
 def _cannot_serve(name: str, port: int, problem: OSError) -> Exception:
-    from holdfast.net.endpoints import format_endpoint
-    from holdfast.store.store_errors import DistNetworkError
-
     reason = problem.strerror or str(problem)
     if problem.errno == errno.EADDRINUSE:
         reason = f"port {port} is in use; free it, choose another, or 0 for any free one"
@@ -288,7 +285,7 @@ def _cannot_serve(name: str, port: int, problem: OSError) -> Exception:
 
 def _after_fork() -> None:
     """In a forked child: what the parent serves is not this process's."""
-    _shared.lock = RLock()
+    _shared.lock = threading.RLock()
     _shared.by_port.clear()
     for server in list(_running):
         server._abandon()

@@ -1,72 +1,69 @@
-"""A node's own door to the workers' store of another node, for `store=private`.
+"""Forwards workers of this node to the workers' store of another node, for `store=private`.
 
-Workers of this node connect to a port on loopback, where the kernel is asked whose each connection
-is. For each of them one more leads to the store, over which this agent proves the generation's key;
-from then on all that the two say to each other is passed on in sealed frames. Nothing is understood,
-kept or answered here. One thread, one epoll; whoever does not read is not read for.
+Workers connect to a port on loopback, where the kernel names the user of each connection. For each of
+them the agent opens a connection to the store and proves the generation's key; from then on both
+directions are passed on in sealed frames. Nothing is interpreted, kept or answered here. One thread, one
+epoll; while one side does not read, the other is not read from.
 """
 
 from __future__ import annotations
 
-import _socket
 import errno
 import os
 import select
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.net.addresses import resolve_within
-from holdfast.net.endpoints import format_endpoint
 from holdfast.net.listening import raise_descriptor_limit
 from holdfast.net.peer_user import NOBODY, is_own_user, user_of
+from holdfast.store.tcp.store_connector import StoreConnector, problem_text
 from holdfast.wire.errors import WireError
-from holdfast.wire.store_proof import FORWARD, AgentProof
+from holdfast.wire.store_proof import FORWARD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.net.addresses import Address
-    from holdfast.wire.store_proof import SealedStream
+    from holdfast.wire.store_proof import AgentProof, SealedStream
 
 RECEIVE_BYTES = 64 * 1024
 PENDING_BYTES_MAX = 1024 * 1024
-"""So much may wait for one side of a connection before the other is not read any more."""
+"""While more waits for one side of a connection, the other side is not read from."""
 CONNECTIONS_MAX = 16_384
 RESOLVE_S = 60.0
 PROVE_S = 60.0
-"""How long the store may take to accept a connection: its agent may be slower than the workers."""
+"""The limit for the store to accept a connection: its agent may be slower than the workers."""
 BACKLOG = 4096
 WARNINGS_MAX = 3
 NO_ROOM_S = 0.2  # The pause in accepting when no descriptor is left.
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
-_BUSY = (errno.EAGAIN, errno.EINPROGRESS)
-
 
 _running: set[Forwarder] = set()
 
 
 class _End:
-    """One end of a forwarded connection: its socket, and what waits to be sent there."""
+    """One end of a forwarded connection: its socket, and the bytes to send there."""
 
     __slots__ = ("events", "forward", "is_done", "pending", "socket")
 
-    def __init__(self, forward: _Forward, socket: _socket.socket) -> None:
+    def __init__(self, forward: _Forward, connection: socket.socket) -> None:
         self.forward = forward
-        self.socket = socket
+        self.socket = connection
         self.pending = bytearray()
         self.is_done = False
-        """Whether nothing more comes from it."""
+        """Whether it sends nothing more."""
         self.events = -1
 
 
 class _Forward:
-    """A worker's connection, and the one that leads on to the store."""
+    """A worker's connection, and the one to the store."""
 
     __slots__ = ("begun", "proof", "store", "stream", "worker")
 
-    def __init__(self, worker: _socket.socket, store: _socket.socket, proof: AgentProof) -> None:
+    def __init__(self, worker: socket.socket, store: socket.socket, proof: AgentProof) -> None:
         self.worker = _End(self, worker)
         self.store = _End(self, store)
         self.store.pending += proof.start()
@@ -76,11 +73,11 @@ class _Forward:
 
 
 class Forwarder:
-    """Forwards from a listening socket, which belongs to it from now on, to a store; until `close`."""
+    """Forwards from a listening socket, which it owns, to a store, from `start` until `close`."""
 
     def __init__(
         self,
-        listener: _socket.socket,
+        listener: socket.socket,
         host: str,
         port: int,
         key: bytes,
@@ -89,10 +86,7 @@ class Forwarder:
     ) -> None:
         self._on_failure = on_failure
         self._listener = listener
-        self._host = host
-        self._port = port
-        self._key = key
-        self._generation = generation
+        self._connector = StoreConnector(host, port, key, generation, FORWARD)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._ends: dict[int, _End] = {}  # By descriptor.
@@ -103,7 +97,7 @@ class Forwarder:
         self._thread = threading.Thread(target=self._run, name="holdfast-forwarder", daemon=True)
 
     def start(self) -> None:
-        """Forward in a thread from now on."""
+        """Start the thread."""
         self._listener.setblocking(False)  # noqa: FBT003 (the name says it)
         self._listener.listen(BACKLOG)
         self._epoll.register(self._listener.fileno(), _IN)
@@ -126,7 +120,7 @@ class Forwarder:
         os.close(self._wake)
 
     def abandon(self) -> None:
-        """In a forked child, whose these connections are not: close its copies."""
+        """Close the copies that a forked child has of these connections."""
         for one in (self._listener, *(end.socket for end in self._ends.values())):
             one.close()
         self._epoll.close()
@@ -137,16 +131,16 @@ class Forwarder:
     def _run(self) -> None:
         try:
             self._forward()
-        except BaseException as error:  # noqa: BLE001 (nobody else would hear of it)
+        except BaseException as error:  # noqa: BLE001 (the thread must not fail silently)
             console.error(f"workers here cannot reach their store: {console.describe(error)}")
             if self._on_failure is not None:
                 self._on_failure(console.describe(error))
 
     def _forward(self) -> None:
         try:
-            self._addresses = resolve_within(self._host, self._port, RESOLVE_S)
+            self._addresses = self._connector.resolve(RESOLVE_S)
         except OSError as error:
-            self._warn(f"its name is not known here: {error.strerror or error}")
+            self._warn(problem_text(error))
         listener = self._listener.fileno()
         while not self._closed.is_set():
             for descriptor, events in self._epoll.poll(self._timeout()):
@@ -158,25 +152,24 @@ class Forwarder:
             self._sweep(time.monotonic())
 
     def _timeout(self) -> float:
-        """Seconds until a connection has waited for the store for too long; negative: never."""
+        """Return the seconds until the oldest unproven connection times out; negative: never."""
         if not self._unproven:
             return -1
         return max(0.0, next(iter(self._unproven)).begun + PROVE_S - time.monotonic())
 
     def _sweep(self, now: float) -> None:
-        """End connections that the store did not accept in time."""
+        """Close connections that the store did not accept in time."""
         while self._unproven and now - next(iter(self._unproven)).begun >= PROVE_S:
-            self._warn(f"no answer within {PROVE_S:g} s")
+            self._warn(f"no response within {PROVE_S:g} s")
             self._end(next(iter(self._unproven)))
 
     def _accept(self) -> None:
         try:
-            descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]
+            worker, _ = self._listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE) and not raise_descriptor_limit():
                 self._closed.wait(NO_ROOM_S)
             return
-        worker = _socket.socket(fileno=descriptor)
         user = user_of(worker)
         if not is_own_user(user) or not self._addresses or len(self._ends) >= 2 * CONNECTIONS_MAX:
             if user not in (NOBODY, None) and not is_own_user(user):
@@ -188,27 +181,28 @@ class Forwarder:
         try:
             store = self._connect(self._addresses[0])
         except OSError as error:
-            self._fail(error.strerror or str(error))
+            self._fail(problem_text(error))
             worker.close()
             return
         worker.setblocking(False)  # noqa: FBT003 (the name says it)
-        worker.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-        forward = _Forward(worker, store, AgentProof(self._key, self._generation, FORWARD))
+        worker.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        forward = _Forward(worker, store, self._connector.proof())
         self._unproven[forward] = None
         for end in (forward.worker, forward.store):
             self._ends[end.socket.fileno()] = end
             self._watch(end)
 
-    def _connect(self, address: Address) -> _socket.socket:
+    def _connect(self, address: Address) -> socket.socket:
         """Begin to connect to the store, or raise `OSError`."""
-        store = _socket.socket(address.family, _socket.SOCK_STREAM)
+        store = self._connector.socket_for(address)
         store.setblocking(False)  # noqa: FBT003 (the name says it)
-        store.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-        store.setsockopt(_socket.SOL_SOCKET, _socket.SO_KEEPALIVE, 1)
-        problem = store.connect_ex(address.sockaddr)
-        if problem and problem not in _BUSY:
+        try:
+            store.connect(address.sockaddr)
+        except BlockingIOError:
+            pass
+        except OSError:
             store.close()
-            raise OSError(problem, os.strerror(problem))
+            raise
         return store
 
     def _on_ready(self, end: _End, events: int) -> None:
@@ -218,13 +212,13 @@ class Forwarder:
                 self._flush(end)
             if events & ~_OUT and end.events & _IN:
                 self._read(end)
-            elif events & ~_OUT:  # It is gone, and nobody was to read from it.
+            elif events & ~_OUT:  # It closed while it was not read from.
                 raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         except BlockingIOError:
             pass
         except (OSError, WireError) as error:
             if forward.stream is None and end is forward.store:
-                self._fail((error.strerror if isinstance(error, OSError) else "") or str(error))
+                self._fail(problem_text(error))
             elif isinstance(error, WireError):
                 self._warn(str(error))
             self._end(forward)
@@ -254,7 +248,7 @@ class Forwarder:
         del end.pending[:sent]
 
     def _go_on(self, forward: _Forward) -> None:
-        """Send what waits, and see what to wait for; end it once one side is done and all is sent."""
+        """Wait for what each side can do next; close both once one is done and everything is sent."""
         for one, other in ((forward.worker, forward.store), (forward.store, forward.worker)):
             if one.is_done and not other.pending:
                 self._end(forward)
@@ -267,7 +261,7 @@ class Forwarder:
         other = forward.store if end is forward.worker else forward.worker
         reads = not end.is_done and len(other.pending) < PENDING_BYTES_MAX
         if end is forward.worker and forward.stream is None:
-            reads = False  # The store has yet to accept it.
+            reads = False  # The store has not accepted it yet.
         events = (_IN if reads else 0) | (_OUT if end.pending else 0)
         if events == end.events:
             return
@@ -282,27 +276,23 @@ class Forwarder:
         for end in (forward.worker, forward.store):
             if self._ends.pop(end.socket.fileno(), None) is None:
                 continue
-            # A copy in a process that was forked just now would keep it registered, and open.
+            # A copy in a child forked just now would keep it registered, and open.
             self._epoll.unregister(end.socket.fileno())
             try:
-                end.socket.shutdown(_socket.SHUT_RDWR)
+                end.socket.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # The other side was first.
+                pass  # The other side closed first.
             end.socket.close()
 
     def _fail(self, problem: str) -> None:
-        """Another address may do better, for the worker's next attempt."""
+        """Use another address for the worker's next attempt."""
         self._addresses = [*self._addresses[1:], *self._addresses[:1]]
         self._warn(problem)
 
     def _warn(self, problem: str) -> None:
         self._warnings += 1
         if self._warnings <= WARNINGS_MAX and not self._closed.is_set():
-            where = format_endpoint(self._host, self._port)
-            console.warning(
-                f"workers here cannot reach their store of generation {self._generation} at "
-                f"{where}: {problem}"
-            )
+            console.warning(f"workers here cannot reach {self._connector.store}: {problem}")
 
 
 def _after_fork() -> None:

@@ -8,10 +8,10 @@ from either, so that no more of them pile up; one that sends many requests at on
 
 from __future__ import annotations
 
-import _socket as socket  # Its methods are called for every request; the wrapper adds nothing.
 import errno
 import os
 import select
+import socket
 import time
 from struct import Struct
 from typing import TYPE_CHECKING
@@ -23,8 +23,9 @@ from holdfast.net.peer_user import NOBODY, is_own_user, packed, user_of
 from holdfast.store.key_space import BYTES_MAX, KeySpace, RequestRejected, ShareUsedUp
 from holdfast.store.tcp import tcp_protocol
 from holdfast.store.tcp.embedded import PRIVATE
-from holdfast.store.tcp.host_admission import HELD_PART, HELD_S, Admission
+from holdfast.store.tcp.host_admission import HELD_PART, HELD_S, HostAdmission
 from holdfast.store.tcp.tcp_protocol import GET, QUEUE_POP, WAIT, Requests
+from holdfast.wire.errors import ProofRefused, WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -251,7 +252,7 @@ class ServingLoop:
         self._wake = wake
         self._space = KeySpace(BYTES_MAX)
         self._half_open = HalfOpen(HALF_OPEN_MAX, HALF_OPEN_MIN_S)
-        self._held = HalfOpen(0)  # Of hosts that nobody vouched for yet; they are not read from.
+        self._held = HalfOpen(0)  # Of hosts without attestation so far; they are not read from.
         self._remote: dict[bytes, dict[ClientConnection, None]] = {}  # By host, if not this one.
         self._again: dict[ClientConnection, None] = {}  # Those that yielded with more to do.
         self._accept_at: float | None = None  # When to accept again, while paused.
@@ -260,7 +261,7 @@ class ServingLoop:
         self._buffered_bytes = 0  # Of incomplete requests and unread responses.
         self._warnings = 0
         self._connections_max = _connections_possible()
-        self._admission = Admission(access) if access is not None else None
+        self._admission = HostAdmission(access) if access is not None else None
         _loops.append(self)
 
     def run(self) -> None:
@@ -517,7 +518,7 @@ class ServingLoop:
             self._refuse(connection)
 
     def _hold(self, connection: ClientConnection) -> None:
-        """Do not read from a connection until its host is vouched for."""
+        """Do not read from a connection until an agent attests its host."""
         self._half_open.remove(connection)
         self._resume_accepting()
         if not self._held.since:
@@ -532,11 +533,11 @@ class ServingLoop:
 
     def _refuse(self, connection: ClientConnection) -> None:
         assert self._admission is not None
-        if not self._admission.is_told(connection.host):
+        if not self._admission.is_reported(connection.host):
             if self._admission.access.mode == PRIVATE:
                 why = "it is not an agent of this job (store=private)"
             else:
-                why = "no agent of this job vouched for its host"
+                why = "no agent of this job attested its host"
             hint = "--rdzv-conf store=open serves every host"
             self._warn(f"workers' store: refused {connection}: {why} ({hint})")
         self._drop(connection)
@@ -547,17 +548,15 @@ class ServingLoop:
         if not access.key:
             self._disconnect(connection, "this store has nothing to prove")
             return
-        from holdfast.wire.store_proof import FORWARD, VOUCH, StoreProof
+        from holdfast.wire.store_proof import ATTEST, FORWARD, StoreProof
 
-        purpose = FORWARD if access.mode == PRIVATE else VOUCH
+        purpose = FORWARD if access.mode == PRIVATE else ATTEST
         connection.proof = StoreProof(access.key, access.generation, purpose)
         connection.greet = self._prove
         self._prove(connection)
 
     def _prove(self, connection: ClientConnection) -> None:
         """An agent has sent more of its proof."""
-        from holdfast.wire.errors import ProofRefused
-
         assert connection.proof is not None
         try:
             data = connection.receive(RECEIVE_BYTES)
@@ -575,14 +574,14 @@ class ServingLoop:
             self._drop(connection)
             return
         if connection.proof.done and connection.host:
-            self._vouched(connection)
+            self._attested(connection)
         if reply:
             self._send(connection, reply)
         if connection.proof.done:
             self._proven(connection, connection.proof)
 
     def _proven(self, connection: ClientConnection, proof: StoreProof) -> None:
-        """An agent that vouched is done; one that forwards speaks for a worker from now on."""
+        """Close an attesting agent's connection; one that forwards carries a worker's traffic from now on."""
         assert self._admission is not None
         if self._admission.access.mode != PRIVATE:
             self._drop(connection)
@@ -591,8 +590,6 @@ class ServingLoop:
         connection.proof, connection.greet = None, None
 
         def receive_sealed(count: int, flags: int = 0) -> bytes:
-            from holdfast.wire.errors import WireError
-
             data = receive(count, flags)
             try:
                 opened = stream.open(data) if data else b""
@@ -605,10 +602,10 @@ class ServingLoop:
 
         connection.stream, connection.receive = stream, receive_sealed
 
-    def _vouched(self, agent: ClientConnection) -> None:
+    def _attested(self, agent: ClientConnection) -> None:
         """Serve the host of an agent."""
         assert self._admission is not None
-        share = self._admission.vouch(agent.host, agent.host_name)
+        share = self._admission.attest(agent.host, agent.host_name)
         now = time.monotonic()
         for mate in self._remote[agent.host]:
             self._count_for(mate, share)
