@@ -1,10 +1,10 @@
-"""Data-parallel training with PyTorch on CPUs: a torchrun script, and nothing to change in it.
+"""Data-parallel training with PyTorch on CPUs: a torchrun script, unchanged.
 
 Run it (needs PyTorch):
 
     holdfast run --nproc-per-node 2 examples/ddp_gloo.py
 
-`init_process_group` finds its peers by the environment: `MASTER_ADDR`, `MASTER_PORT`, `RANK` and
+`init_process_group` finds its peers through the environment: `MASTER_ADDR`, `MASTER_PORT`, `RANK` and
 `WORLD_SIZE`.
 """
 
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    """Fit y = 3x, each worker with data of its own."""
+    """Fit y = 3x; each worker has its own data."""
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)

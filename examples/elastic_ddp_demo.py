@@ -1,13 +1,12 @@
-"""Trains on two nodes; a worker is killed, then an agent, then a node joins. The loss goes on.
+"""Trains on two nodes; a worker is killed, then an agent, then a node joins. The loss curve continues.
 
 Run it (needs PyTorch; takes about half a minute):
 
     python examples/elastic_ddp_demo.py --picture losses.svg
 
 Each node is a `holdfast run` of its own on this machine, with workers of `elastic_ddp.py`. The demo
-reads their log of losses, does the killing, and in the end compares the log with that of one
-process that trained alone, undisturbed. It ends with an error if a step is missing or there twice,
-or if a loss differs.
+reads their log of losses, kills processes, and finally compares the log with that of a single
+undisturbed process. It exits with an error if a step is missing or repeated, or if a loss differs.
 """
 
 from __future__ import annotations
@@ -31,19 +30,21 @@ if TYPE_CHECKING:
 
 STEPS, STEPS_BETWEEN = 190, 25  # In all, and from one disturbance to the next.
 STEP_SECONDS = 0.03
-PATIENCE_S = 60.0  # Longer than this for what is waited for, and something is wrong.
+PATIENCE_S = 60.0  # The longest wait for anything.
 LOOK_AGAIN_S = 0.02
-SAME = 1e-9  # Sums over other numbers of workers round differently in the last digits.
-# Imported once on each node, not by each worker. The second is what an optimizer imports when it is
-# made, and takes as long as the first.
+SAME = 1e-9  # Sums over another number of workers round differently in the last digits.
+# Imported once per node, not by each worker. An optimizer imports the second, which takes as long as
+# the first.
 PRELOAD = "torch,torch._dynamo"
 SCRIPT = str(Path(__file__).with_name("elastic_ddp.py"))
 
-STARTED = re.compile(r"rank (\d+) of \d+ \(pid (\d+)\): generation (\d+), goes on after step (\d+)")
+STARTED = re.compile(
+    r"rank (\d+) of \d+ \(pid (\d+)\): generation (\d+), continues after step (\d+)"
+)
 
 
 class Demo:
-    """Starts the nodes, disturbs them, and tells what happens."""
+    """Starts the nodes, disturbs them, and prints what happens."""
 
     def __init__(self, folder: Path, workers: int) -> None:
         self.folder = folder
@@ -51,17 +52,17 @@ class Demo:
         self.port = free_port()
         self.log = folder / "job" / "losses.jsonl"
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
-        self.disturbed: list[tuple[int, str]] = []  # The generation that was, and what was done.
-        self.told = 0  # Characters of node A's output that were passed on.
+        self.disturbed: list[tuple[int, str]] = []  # The generation and the disturbance.
+        self.told = 0  # Characters of node A's output that were printed.
         self.began = time.monotonic()
 
     def run(self, picture: Path | None) -> int:
-        """Run the job to its end; return 0 if it went as promised."""
+        """Run the job to its end; return 0 if everything went as expected."""
         both = 2 * self.workers
         try:
-            self.tell(f"starts the nodes A and B, with {self.workers} worker(s) each")
+            self.tell(f"start nodes A and B, with {self.workers} worker(s) each")
             self.start("A")
-            self.await_coordinator()  # So that it is A, and the other can be killed.
+            self.await_coordinator()  # A coordinates, so the demo can kill the other.
             self.start("B")
             self.await_steps(both)
             self.kill_worker("B")
@@ -74,7 +75,7 @@ class Demo:
             self.listen()
         finally:
             for agent in self.agents.values():
-                agent.kill()  # If it still runs. Its keeper ends all that is below it.
+                agent.kill()  # If it still runs. Its keeper kills its workers.
                 agent.wait()
         self.tell(f"exit codes: {', '.join(f'{name} {code}' for name, code in codes.items())}")
         notes = read(self.log)
@@ -82,9 +83,7 @@ class Demo:
             picture.write_text(draw(notes, self.labels(notes)))
             self.tell(f"drew {picture}")
         well = codes == {"A": 0, "B": -signal.SIGKILL, "C": 0} and self.check(notes)
-        self.tell(
-            "all is well" if well else "this is NOT what should have happened; please report it"
-        )
+        self.tell("all is well" if well else "this differs from what is expected; please report it")
         return 0 if well else 1
 
     # What the demo does.
@@ -111,7 +110,7 @@ class Demo:
         os.kill(int(pid), signal.SIGKILL)
 
     def kill_agent(self, name: str) -> None:
-        """Kill the agent of one node without warning; its workers end with it."""
+        """Kill the agent of one node without warning, and its workers with it."""
         agent = self.agents[name]
         below = len(descendants(agent.pid))
         self.note("agent killed")
@@ -119,24 +118,24 @@ class Demo:
         agent.kill()
 
     def join(self, name: str) -> None:
-        """Start a node that nobody knew of before."""
+        """Start a node that was not in the job before."""
         self.note("node joined")
-        self.tell(f"starts a new node, {name}")
+        self.tell(f"start a new node, {name}")
         self.start(name)
 
     def note(self, label: str) -> None:
-        """Note what is about to be done, and to which generation."""
+        """Note the disturbance that follows, and the generation."""
         self.disturbed.append((read(self.log)[-1].generation, label))
 
-    # What the demo sees.
+    # What the demo reads.
 
     def await_coordinator(self) -> None:
-        """Wait until somebody listens at the endpoint, which the kernel's table of sockets says."""
+        """Wait until the kernel's socket table shows a listener at the endpoint."""
         listens = f":{self.port:04X} 00000000:0000 0A"
         self.wait(lambda: listens in Path("/proc/net/tcp").read_text(), "no coordinator")
 
     def await_steps(self, world_size: int) -> None:
-        """Wait until workers that were started after the last disturbance have done some steps."""
+        """Wait until workers that started after the last disturbance have done some steps."""
         before = self.disturbed[-1][0] if self.disturbed else -1
 
         def steps() -> list[Note]:
@@ -147,12 +146,12 @@ class Demo:
 
         self.wait(lambda: len(steps()) > 0, f"no step of {world_size} workers")
         first = steps()[0]
-        text = f"{world_size} worker(s) go on with step {first.step}, loss {first.loss:.4f}"
+        text = f"{world_size} worker(s) continue with step {first.step}, loss {first.loss:.4f}"
         self.tell(f"generation {first.generation}: {text}")
         self.wait(lambda: len(steps()) >= STEPS_BETWEEN, f"no more steps of {world_size} workers")
 
     def wait(self, done: Callable[[], bool], otherwise: str) -> None:
-        """Wait for something that can be looked at only again and again."""
+        """Poll until a condition holds."""
         deadline = time.monotonic() + PATIENCE_S
         while not done():
             self.listen()
@@ -161,7 +160,7 @@ class Demo:
             time.sleep(LOOK_AGAIN_S)
 
     def listen(self) -> None:
-        """Pass on what Holdfast says on node A; on the others it says much the same."""
+        """Print Holdfast's messages on node A; the other nodes print nearly the same."""
         text = self.output_of("A").read_text()
         whole = text.rfind("\n") + 1
         for line in text[self.told : whole].splitlines():
@@ -170,7 +169,7 @@ class Demo:
         self.told = whole
 
     def check(self, notes: list[Note]) -> bool:
-        """Tell whether every step is there once, with the loss that one process alone has."""
+        """Check that every step occurs once, with the loss of a single process."""
         whole = [note.step for note in notes] == list(range(1, STEPS + 1))
         self.tell(f"the log has {'every step once' if whole else 'STEPS MISSING OR REPEATED'}")
         self.train_alone()
@@ -178,7 +177,7 @@ class Demo:
         pairs = zip(notes, alone, strict=False)
         difference = max(abs(ours.loss - theirs.loss) for ours, theirs in pairs)
         same = len(notes) == len(alone) and difference < SAME
-        self.tell(f"one process alone has losses that differ by at most {difference:.1e}")
+        self.tell(f"the losses of a single process differ by at most {difference:.1e}")
         return whole and same
 
     def train_alone(self) -> None:
@@ -189,7 +188,7 @@ class Demo:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
             "TORCHELASTIC_RESTART_COUNT": "0",
-            "OMP_NUM_THREADS": "1",  # As the workers have it.
+            "OMP_NUM_THREADS": "1",  # As in the workers.
         }
         arguments = ("--folder", str(self.folder / "alone"), "--steps", str(STEPS))
         subprocess.run(
@@ -200,23 +199,23 @@ class Demo:
         )
 
     def labels(self, notes: list[Note]) -> dict[int, str]:
-        """Return what was done before a generation, for those that did a step."""
+        """Return the disturbance before each generation that did a step."""
         return {
             min(note.generation for note in notes if note.generation > before): label
             for before, label in self.disturbed
         }
 
     def output_of(self, name: str) -> Path:
-        """Return the file with all that a node said."""
+        """Return the file with a node's output."""
         return self.folder / f"{name}.txt"
 
     def tell(self, text: str, who: str = "demo") -> None:
-        """Print one moment of the story."""
+        """Print one line with its time."""
         print(f"{time.monotonic() - self.began:6.2f} s  {who:8}  {text}", flush=True)
 
 
 def main() -> int:
-    """Run the demo in a folder of its own, which is removed, or in one that is kept."""
+    """Run the demo in a temporary folder, or in one that is kept."""
     parser = argparse.ArgumentParser(description="Disturb a training job.")
     parser.add_argument("--picture", type=Path, help="draw the loss curve here")
     parser.add_argument("--workers", type=int, default=2, help="on each node")

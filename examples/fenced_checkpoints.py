@@ -1,13 +1,13 @@
 r"""A worker whose checkpoints no worker of an earlier generation can overwrite.
 
-Run it, and kill agents and coordinators as you like:
+Run it, and kill agents and coordinators:
 
     holdfast run --nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint localhost:29400 --rdzv-id count \
         --max-restarts 3 examples/fenced_checkpoints.py --folder /tmp/count
 
-A node that is cut off does not know that others took its place, and its worker may still be writing
-when theirs have begun. So the folder remembers the highest fence that came to it. A writer compares
-before it puts a checkpoint in place, and one with a lower fence ends.
+A node that is cut off does not know that it was replaced, and its worker may still write when its
+successors have started. So the folder stores the highest fence. A writer compares before it publishes a
+checkpoint, and exits if its fence is lower.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Fenced(Exception):
-    """A later generation writes here: this worker is one too many."""
+    """A later generation writes here: this worker was replaced."""
 
 
 class CheckpointFolder:
@@ -36,11 +36,11 @@ class CheckpointFolder:
         self._folder = folder
         self._fence = fence
         folder.mkdir(parents=True, exist_ok=True)
-        with self._locked():  # From now on nobody of an earlier generation gets through.
+        with self._locked():  # From now on, earlier generations are rejected.
             pass
 
     def load(self) -> dict[str, int]:
-        """Return the newest checkpoint, or that of a job that has yet to begin."""
+        """Return the newest checkpoint, or the initial one."""
         try:
             loaded: dict[str, int] = json.loads((self._folder / "checkpoint.json").read_text())
         except FileNotFoundError:
@@ -48,15 +48,15 @@ class CheckpointFolder:
         return loaded
 
     def save(self, checkpoint: dict[str, int]) -> None:
-        """Put a checkpoint in place of the last one, unless this writer was replaced."""
+        """Replace the last checkpoint, unless this writer was replaced."""
         beside = self._folder / f"{self._fence}.new"
         beside.write_text(json.dumps(checkpoint))
-        with self._locked():  # The check and the rename are one step for all who do it like this.
+        with self._locked():  # The lock makes the check and the rename one step.
             beside.replace(self._folder / "checkpoint.json")
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep all others out; raise `Fenced` if one with a higher fence was here."""
+        """Lock the folder; raise `Fenced` if it has a higher fence."""
         highest = self._folder / "fence"
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -73,14 +73,14 @@ class CheckpointFolder:
 def main() -> None:
     """Count, and save every step."""
     args = parse_args()
-    if int(os.environ["RANK"]):  # One writes; the others have nothing to do here.
+    if int(os.environ["RANK"]):  # Only rank 0 writes.
         time.sleep(args.steps * args.step_seconds)
         return
     folder = CheckpointFolder(args.folder, int(os.environ["HOLDFAST_FENCE"]))
     checkpoint = folder.load()
     print(f"fence {os.environ['HOLDFAST_FENCE']}: from step {checkpoint['step']}")
     while checkpoint["step"] < args.steps:
-        time.sleep(args.step_seconds)  # Real training has more to do.
+        time.sleep(args.step_seconds)  # Real training takes longer.
         checkpoint["step"] += 1
         folder.save(checkpoint)
     print(f"done: {checkpoint['step']} steps")

@@ -1,4 +1,4 @@
-"""Launch a Python function as workers, from Python, and get back what each of them returned.
+"""Launch a Python function as workers, from Python, and get their return values.
 
 Run it:
 
@@ -16,7 +16,7 @@ from holdfast.launcher.api import LaunchConfig, elastic_launch
 
 
 def count_primes(limit: int) -> int:
-    """Count the primes below `limit` among the numbers that are this worker's share."""
+    """Count the primes below `limit` in this worker's share."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     mine = range(2 + rank, limit, world_size)
     return sum(
@@ -41,6 +41,6 @@ def main() -> None:
     print(f"primes below 10000: {sum(by_rank.values())}")
 
 
-# Workers import this file to find the function; without this line they would launch as well.
+# Workers import this file to find the function; without this line they would launch workers too.
 if __name__ == "__main__":
     main()

@@ -1,6 +1,6 @@
 """Draws the log of `elastic_ddp.py` as a picture: the loss, how many workers, and every restart.
 
-Run it on the log of a job, with a word for each start of the workers if you like:
+Run it on the log of a job, optionally with a label for a start of the workers:
 
     python examples/plot_losses.py /tmp/ddp/losses.jsonl losses.svg --label 1="worker killed"
 
@@ -21,7 +21,7 @@ WIDTH, HEIGHT = 760, 380
 LEFT, RIGHT, TOP, BOTTOM = 64, 20, 76, 52
 COLOURS = ("#d1495b", "#00798c", "#edae49", "#30638e", "#7a5195", "#2e8b57")
 TICKS = 6
-LABEL_LINE = 15  # Pixels between the labels of starts that are near to each other.
+LABEL_LINE = 15  # Pixels between labels that are close to each other.
 
 
 class Note(NamedTuple):
@@ -34,14 +34,14 @@ class Note(NamedTuple):
 
 
 def read(path: Path) -> list[Note]:
-    """Return what a log says."""
+    """Return the lines of a log."""
     return [Note(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def draw(notes: list[Note], labels: dict[int, str]) -> str:
     """Return the picture: the loss over the steps, a colour for each number of workers.
 
-    `labels` has a text for a generation; it stands where its first step is.
+    `labels` has texts by generation, drawn at its first step.
     """
     paper = Paper(notes)
     sizes = sorted({note.world_size for note in notes})
@@ -54,7 +54,7 @@ def draw(notes: list[Note], labels: dict[int, str]) -> str:
     last: Note | None = None
     for _, group in groupby(notes, lambda note: note.generation):
         points = list(group)
-        line = points if last is None else [last, *points]  # From where it was.
+        line = points if last is None else [last, *points]  # From the last point.
         parts.append(paper.line(line, colour_of[points[0].world_size]))
         last = points[-1]
     parts.append(paper.legend([(colour_of[size], workers(size)) for size in sizes]))
@@ -67,12 +67,12 @@ def draw(notes: list[Note], labels: dict[int, str]) -> str:
 
 
 def workers(count: int) -> str:
-    """Say how many workers."""
+    """Return the number of workers as text."""
     return f"{count} worker" if count == 1 else f"{count} workers"
 
 
 class Paper:
-    """Knows where a step and a loss are on the picture."""
+    """Maps steps and losses to coordinates."""
 
     def __init__(self, notes: list[Note]) -> None:
         self.steps = max(note.step for note in notes)
@@ -80,15 +80,15 @@ class Paper:
         self.top = self.tick * math.ceil(max(note.loss for note in notes) / self.tick)
 
     def x(self, step: float) -> float:
-        """Return where a step is, from the left."""
+        """Return the x coordinate of a step."""
         return round(LEFT + (WIDTH - LEFT - RIGHT) * step / self.steps, 1)
 
     def y(self, loss: float) -> float:
-        """Return where a loss is, from above."""
+        """Return the y coordinate of a loss."""
         return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * loss / self.top, 1)
 
     def axes(self) -> str:
-        """Return the scales on the left and below, and faint lines across."""
+        """Return the axes and grid lines."""
         parts = []
         for index in range(round(self.top / self.tick) + 1):
             at, text = self.y(index * self.tick), f"{index * self.tick:.3g}"
@@ -117,7 +117,7 @@ class Paper:
         return f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
 
     def mark(self, step: float, text: str, row: int) -> str:
-        """Return an upright line where the workers were started again, and why."""
+        """Return a vertical line and a label where the workers restarted."""
         at, above = self.x(step), TOP - 8 - LABEL_LINE * row
         return (
             f'<path d="M{at} {above + 4}V{HEIGHT - BOTTOM}" stroke="#888" stroke-dasharray="4 3"/>'
@@ -125,7 +125,7 @@ class Paper:
         )
 
     def legend(self, entries: list[tuple[str, str]]) -> str:
-        """Return what the colours mean, above the picture."""
+        """Return the legend."""
         return "\n".join(
             f'<rect x="{LEFT + 110 * index}" y="14" width="18" height="4" fill="{colour}"/>'
             f'<text x="{LEFT + 110 * index + 24}" y="20">{escape(text)}</text>'

@@ -1,12 +1,12 @@
-"""A worker without PyTorch that survives being killed: it saves what it has and goes on from there.
+"""A worker without PyTorch that survives being killed: it saves its progress and continues from there.
 
 Run it:
 
     holdfast run --nproc-per-node 3 --max-restarts 3 examples/train_plain.py --folder /tmp/pi
 
 All workers together compute pi: each adds up its share of a series, in steps, and writes a
-checkpoint after each. Kill one (`kill -9 <pid>`) and watch: Holdfast stops the others and starts
-all of them again, and each goes on from its checkpoint. The sum is the same in the end.
+checkpoint after each. Kill one (`kill -9 <pid>`): Holdfast stops the others and restarts all of them,
+and each continues from its checkpoint. The sum is the same in the end.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ TERMS_PER_STEP = 2_000
 
 
 def main() -> None:
-    """Work through the steps that are not done yet."""
+    """Do the remaining steps."""
     args = parse_args()
-    # What every worker is told by its environment, as under torchrun.
+    # The environment of every worker, as under torchrun.
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     me = f"rank {rank} (pid {os.getpid()})"
@@ -33,7 +33,7 @@ def main() -> None:
     step, total = load(checkpoint)
     print(f"{me}: start {generation}, begins at step {step} of {args.steps}")
     if args.helpers:
-        # Data loaders do this. It has a session of its own and would outlive its parent.
+        # Data loaders do this. It has its own session and would outlive its parent.
         subprocess.Popen(["sleep", "1000"], start_new_session=True)
     while step < args.steps:
         if rank == args.fail_rank and step == args.fail_at_step:
@@ -43,14 +43,14 @@ def main() -> None:
             k = term * world_size + rank
             total += (-1) ** k * 4 / (2 * k + 1)
         step += 1
-        time.sleep(args.step_seconds)  # Real training has more to do.
+        time.sleep(args.step_seconds)  # Real training takes longer.
         save(checkpoint, step, total)
         print(f"{me}: step {step} of {args.steps}")
     print(f"{me}: done, its share of pi is {total!r}")
 
 
 def load(checkpoint: Path) -> tuple[int, float]:
-    """Return where the last start got to."""
+    """Return the progress of the last start."""
     try:
         saved = json.loads(checkpoint.read_text())
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def load(checkpoint: Path) -> tuple[int, float]:
 
 
 def save(checkpoint: Path, step: int, total: float) -> None:
-    """Write a checkpoint beside its place, then rename it: a kill must not leave half of one."""
+    """Write a checkpoint under another name, then rename it: a kill must not leave half of one."""
     beside = checkpoint.with_suffix(".new")
     beside.write_text(json.dumps({"step": step, "total": total}))
     beside.replace(checkpoint)
@@ -69,11 +69,11 @@ def fail_once(marker: Path) -> None:
     """Raise, but only the first time: the next start gets past this step."""
     if not marker.exists():
         marker.touch()
-        raise ValueError("a bad batch: this example was told to fail here once")
+        raise ValueError("a bad batch: this example fails here once, as requested")
 
 
 def parse_args() -> argparse.Namespace:
-    """Return the arguments of the script; Holdfast passes them on untouched."""
+    """Return the arguments of the script; Holdfast passes them on unchanged."""
     parser = argparse.ArgumentParser(description="Compute pi in steps, with checkpoints.")
     parser.add_argument("--folder", type=Path, required=True, help="where checkpoints are kept")
     parser.add_argument("--steps", type=int, default=30)

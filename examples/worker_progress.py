@@ -1,12 +1,11 @@
-"""A worker that tells its agent how it goes on, and is started again when it hangs.
+"""A worker that reports its progress, and is restarted when it hangs.
 
 Run it:
 
     holdfast run --nproc-per-node 2 --max-restarts 1 examples/worker_progress.py --hang-at-step 3
 
-Rank 1 hangs in its fourth step, once. The section it is in has two seconds: then the agent writes
-the worker's stacks into its log, kills it and starts all workers again. Without Holdfast the
-script runs as well: the calls do nothing then.
+Rank 1 hangs in its fourth step, once. Its section has two seconds: then the agent appends the worker's
+stacks to its log, kills it and restarts all workers. Without Holdfast the calls do nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def main() -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    """Return what the command line says."""
+    """Return the arguments of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--hang-at-step", type=int, default=-1, metavar="STEP")

@@ -211,7 +211,7 @@ def test_on_etcd_every_node_is_seen_and_steered_from_every_machine(
                 one.communicate()
 
 
-def test_the_loss_of_the_leader_ends_nothing_that_is_watched_from_elsewhere(
+def test_watching_from_elsewhere_survives_the_loss_of_the_leader(
     tmp_path: Path, etcd: Etcd
 ) -> None:
     with three_on_etcd(tmp_path, etcd) as (team, machines):
@@ -235,7 +235,7 @@ def test_the_loss_of_the_leader_ends_nothing_that_is_watched_from_elsewhere(
                 one.communicate()
 
 
-def test_silent_strangers_harm_no_agent_and_a_token_that_is_set_is_needed(
+def test_silent_strangers_harm_no_agent_and_a_set_token_is_required(
     tmp_path: Path, etcd: Etcd
 ) -> None:
     flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
@@ -265,7 +265,9 @@ def test_silent_strangers_harm_no_agent_and_a_token_that_is_set_is_needed(
         machines.stop("b")
 
 
-def test_in_a_shared_folder_it_is_the_same(tmp_path: Path) -> None:
+def test_in_a_shared_folder_every_node_is_seen_and_steered_from_every_machine(
+    tmp_path: Path,
+) -> None:
     shared = tmp_path / "shared"
     shared.mkdir(0o700)
     flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"), "--local-addr", "127.0.0.1")
@@ -297,7 +299,7 @@ def network() -> Iterator[Network]:
     made.close()
 
 
-def test_with_a_cluster_of_its_own_it_is_asked_from_any_machine_and_one_that_is_mute_is_named(
+def test_with_ha_any_machine_can_steer_and_a_silent_agent_is_named(
     tmp_path: Path, network: Network
 ) -> None:
     listed = ",".join(map(address, range(3)))

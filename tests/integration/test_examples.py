@@ -1,4 +1,4 @@
-"""Every example does what its header says, run in the way its header says."""
+"""Every example, run as its header says, does what its header says."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_elastic_plain_runs_on_two_terminals(tmp_path: Path) -> None:
     assert pi_in(out) == pytest.approx(math.pi, abs=1e-3)
 
 
-def test_elastic_plain_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
+def test_elastic_plain_continues_with_another_number_of_workers(tmp_path: Path) -> None:
     def worker(rank: int, world_size: int) -> str:
         command = [sys.executable, str(EXAMPLES / ELASTIC), "--folder", str(tmp_path)]
         done = run(
@@ -129,14 +129,14 @@ def test_elastic_plain_goes_on_with_another_number_of_workers(tmp_path: Path) ->
 
     assert re.findall(r"block (\d) of 7", worker(1, 3)) == ["1", "4"]
     alone = worker(0, 1)
-    assert "generation 0, 2 blocks are there" in alone
+    assert "generation 0, 2 blocks exist" in alone
     assert re.findall(r"block (\d) of 7", alone) == ["0", "2", "3", "5", "6"]
     again = worker(0, 1)
     assert re.findall(r"block (\d) of 7", again) == []
     assert pi_in(again) == pi_in(alone) == pytest.approx(math.pi, abs=1e-3)
 
 
-def test_fenced_checkpoints_refuse_a_writer_that_was_replaced(tmp_path: Path) -> None:
+def test_fenced_checkpoints_reject_a_replaced_writer(tmp_path: Path) -> None:
     def worker(fence: int, steps: int) -> subprocess.CompletedProcess[str]:
         command = [
             sys.executable,
@@ -173,7 +173,7 @@ def test_train_plain_resumes_from_its_checkpoints(tmp_path: Path) -> None:
     assert sum(set(shares)) == pytest.approx(3.14159, abs=1e-3)
 
 
-def test_worker_progress_is_started_again_when_it_hangs(tmp_path: Path) -> None:
+def test_worker_progress_restarts_when_it_hangs(tmp_path: Path) -> None:
     command = [*command_of(PROGRESS), "--timeout", "1"]
     done = run(with_whole_lines(command, tmp_path))
     assert done.returncode == 0, done.stderr
@@ -188,7 +188,7 @@ def test_worker_progress_needs_no_agent() -> None:
     assert (done.returncode, done.stdout) == (0, "rank 0 of 1: 5 steps done\n"), done.stderr
 
 
-def test_shell_worker_is_told_its_rank() -> None:
+def test_shell_worker_knows_its_rank() -> None:
     done = run(command_of(SHELL))
     assert done.returncode == 0, done.stderr
     said = ["worker 0 of 2 says: hello", "worker 1 of 2 says: hello"]
@@ -244,14 +244,14 @@ def test_plot_losses_draws_the_log_of_a_job(tmp_path: Path) -> None:
 # The four customizations.
 
 
-def test_the_guide_shows_the_customizations_as_they_are() -> None:
+def test_guide_shows_the_customizations_unchanged() -> None:
     guide = (ROOT / "docs" / "guides" / "customizing.md").read_text()
     for name in (LAUNCHER, RENDEZVOUS, METRICS, EVENTS):
         path = EXAMPLES / name
         assert f'```python title="{path.name}"\n{path.read_text()}```\n' in guide, name
 
 
-def test_a_launcher_by_hand_records_events_and_metrics(tmp_path: Path) -> None:
+def test_custom_launcher_records_events_and_metrics(tmp_path: Path) -> None:
     done = run(command_of(LAUNCHER), TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     *states, metric = done.stdout.splitlines()
@@ -263,7 +263,7 @@ def test_a_launcher_by_hand_records_events_and_metrics(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_rendezvous_handler_of_ones_own_brings_two_nodes_together(tmp_path: Path) -> None:
+def test_custom_rendezvous_handler_connects_two_nodes(tmp_path: Path) -> None:
     done = run(command_of(RENDEZVOUS), TMPDIR=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     said = [f"worker {rank} of 2 runs on node {rank}" for rank in range(2)]
@@ -271,7 +271,7 @@ def test_a_rendezvous_handler_of_ones_own_brings_two_nodes_together(tmp_path: Pa
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_metric_handler_of_ones_own_gets_the_agents_metrics() -> None:
+def test_custom_metric_handler_gets_the_agents_metrics() -> None:
     done = run(command_of(METRICS))
     assert done.returncode == 0, done.stderr
     assert "restarting all workers (restart 1 of 4)" in done.stderr
@@ -281,7 +281,7 @@ def test_a_metric_handler_of_ones_own_gets_the_agents_metrics() -> None:
     assert (told["flakiness"], told["succeeded with retries"]) == ("20 %", "1")
 
 
-def test_an_event_handler_of_ones_own_knows_who_failed(tmp_path: Path) -> None:
+def test_custom_event_handler_sees_the_failed_worker(tmp_path: Path) -> None:
     done = run(command_of(EVENTS), TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     first, *rows = done.stdout.splitlines()
@@ -294,7 +294,7 @@ def test_an_event_handler_of_ones_own_knows_who_failed(tmp_path: Path) -> None:
     ]
 
 
-def test_the_longer_examples_say_how_to_run_them() -> None:
+def test_longer_examples_say_how_to_run_them() -> None:
     assert "elastic_ddp.py" in " ".join(command_of(DDP))
     assert "elastic_ddp_demo.py" in " ".join(command_of(DDP_DEMO))
 

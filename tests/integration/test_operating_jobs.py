@@ -97,7 +97,7 @@ def test_a_team_is_restarted_drained_and_stopped(tmp_path: Path, team: MakeTeam)
             assert "enough" in said
 
 
-def test_one_node_is_watched_and_steered(tmp_path: Path) -> None:
+def test_a_job_of_one_node_is_watched_and_steered(tmp_path: Path) -> None:
     script = """
         from holdfast import worker
         print("generation", os.environ["HOLDFAST_GENERATION"], "of", RANK, flush=True)

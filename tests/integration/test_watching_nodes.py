@@ -40,7 +40,7 @@ def await_restarts(agent: Agent, **wanted: int) -> None:
     until(lambda: restarts(agent) == wanted or None)
 
 
-def test_each_reason_for_a_new_generation_is_told(tmp_path: Path) -> None:
+def test_each_reason_for_a_new_generation_is_reported(tmp_path: Path) -> None:
     flags = ("--max-restarts=1", "--metrics-port=0", "--log-dir=logs")
     with Cluster(tmp_path, KNOWING, *flags, nnodes="1:2") as team:
         first = team.start_host("a")

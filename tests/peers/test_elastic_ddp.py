@@ -115,7 +115,7 @@ def test_the_same_script_under_torchrun_and_stopped_and_resumed(launchers: Launc
     assert "Traceback" not in err, err
     assert "checkpoint_00000020.pt cannot be read" in out
     assert (
-        len(re.findall(r"rank [01] of 2 \(pid \d+\): generation 0, goes on after step 10\n", out))
+        len(re.findall(r"rank [01] of 2 \(pid \d+\): generation 0, continues after step 10\n", out))
         == 2
     )
     after = log_of(folder)

@@ -1,6 +1,6 @@
-"""The documentation is true as far as a program can tell: links, flags, variables, commands.
+"""The documentation is correct as far as a program can check: links, flags, variables, commands.
 
-How a block of a page is run is told in docs/internals/testing.md.
+docs/internals/testing.md says how a block of a page is run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FENCE = re.compile(r"^```(\w*)([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z_-]*[a-z]|(?<![\w-])-[a-z]\b")
 
-# What differs from run to run and from machine to machine, and what stands for it.
+# What differs between runs and machines, and its placeholder.
 VARYING = (
     (r"\(pid:? \d+\)|, pid: \d+\)", "(pid)"),
     (r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d", "<time>"),
@@ -118,19 +118,19 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not broken
 
 
-def test_the_navigation_has_every_page_once() -> None:
+def test_navigation_has_every_page_once() -> None:
     listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
     assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 
-def test_every_page_that_the_code_names_is_there() -> None:
+def test_every_page_named_in_the_code_exists() -> None:
     sources = [ROOT / "pyproject.toml", *(ROOT / "src").rglob("*.py")]
     named = {name for path in sources for name in re.findall(r"docs/[\w/-]+\.md", path.read_text())}
     assert named
     assert {name for name in named if not (ROOT / name).exists()} == set()
 
 
-def test_every_file_on_the_map_is_there() -> None:
+def test_every_file_named_in_the_architecture_exists() -> None:
     named = re.findall(
         r"`([\w/]+(?:\.py|/))`", (DOCS / "internals" / "architecture.md").read_text()
     )
@@ -142,7 +142,7 @@ def test_every_file_on_the_map_is_there() -> None:
     ]
 
 
-def test_the_readme_is_short_and_has_the_place_for_figures() -> None:
+def test_readme_is_short_and_has_a_place_for_figures() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= README_LINES_MAX
     assert "<!-- bench -->" in text
@@ -152,14 +152,14 @@ def test_the_readme_is_short_and_has_the_place_for_figures() -> None:
 # Tables against the code.
 
 
-def test_the_flag_table_is_complete_and_true() -> None:
+def test_flag_table_is_complete() -> None:
     page = DOCS / "reference" / "cli.md"
     assert flags_in(" ".join(table_keys(page))) == KNOWN_FLAGS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_flags_named_in_the_text_exist(page: Path) -> None:
-    known = KNOWN_FLAGS | {"--version", "--flag", "--use-env"}  # The last: of the older launcher.
+    known = KNOWN_FLAGS | {"--version", "--flag", "--use-env"}  # The last is the older launcher's.
     known |= {flag for flags in flags_of_commands().values() for flag in flags}
     named = flags_in(" ".join(re.findall(r"`(-[^`]+)`", prose_of(page))))
     # A short form such as `--nproc` may be named as well.
@@ -167,7 +167,7 @@ def test_flags_named_in_the_text_exist(page: Path) -> None:
     assert not unknown
 
 
-def test_the_flags_for_running_jobs_are_documented() -> None:
+def test_flags_for_running_jobs_are_documented() -> None:
     text = (DOCS / "reference" / "cli.md").read_text()
     section = text.partition("## Running jobs\n")[2].partition("\n## ")[0]
     flags = flags_of_commands()
@@ -189,7 +189,7 @@ def test_every_variable_of_a_worker_is_documented() -> None:
     assert given == table_keys(page, "## What a worker gets", "\n## ")
 
 
-def test_every_key_of_the_report_is_documented(tmp_path: Path) -> None:
+def test_every_key_of_a_failure_report_is_documented(tmp_path: Path) -> None:
     done = subprocess.run(
         [*HOLDFAST, "--log-dir", str(tmp_path), "--no-python", "false"],
         capture_output=True, text=True, timeout=60,
@@ -267,7 +267,7 @@ def test_commands_are_command_lines_of_holdfast(page: Path) -> None:
             continue
         for line in re.findall(r"^\$ .*\bholdfast +run +(.*)$", block.text, re.MULTILINE):
             words = shlex.split(line.partition(";")[0], comments=True)
-            wrong = "accepted:" in block.text  # It shows what is said of a wrong one.
+            wrong = "accepted:" in block.text  # It shows the error of a wrong one.
             try:
                 build_parser().parse_args(words)
             except SystemExit:
@@ -313,7 +313,7 @@ def test_differences_are_found() -> None:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if any(block.runs for block in blocks_of(page))], ids=name_of
 )
-def test_blocks_that_are_marked_print_what_they_show(page: Path, tmp_path: Path) -> None:
+def test_marked_blocks_print_what_they_show(page: Path, tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     for block in blocks_of(page):
         if block.title:

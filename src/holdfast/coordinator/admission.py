@@ -1,11 +1,11 @@
-"""Admission: connections that never finish their handshake do no harm to the others.
+"""Admission: connections that never finish their handshake do not block the others.
 
-At most `HALF_OPEN_MAX` connections may be in their handshake; `net.half_open` says who has to go
-when one more comes. If nobody had its time yet, nothing more is accepted until somebody had, or is
-done, and newcomers wait in the kernel's queue.
+At most `HALF_OPEN_MAX` connections may be in their handshake. When another one arrives, `net.half_open`
+decides which one to close. If none has had its minimum time yet, the server accepts nothing until one
+has, or finishes; new connections wait in the kernel's queue.
 
-asyncio's own way to accept takes as many connections in one go as the queue may hold, before it
-reads from any of them; that is why it is not used here.
+asyncio's own accept loop is not used, because it empties the whole queue before it reads from any
+connection.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 HALF_OPEN_MAX = 1024
 HALF_OPEN_MIN_S = 1.0
 CROWD_MIN_S = 0.05
-"""The same for one of an address that has most places, if it comes with its first message. It is more
-where there are more places, as long as a whole queue of such is through within `HALF_OPEN_MIN_S`."""
+"""The same for a connection that sent its first message, from an address with most of the places. It
+grows with the number of places, so that a whole queue of such connections takes `HALF_OPEN_MIN_S`."""
 HANDSHAKE_S = 10.0
-FIRST_BYTES = 8  # The shortest first message, of TLS too, is longer.
-ACCEPTED_AT_ONCE_MAX = 64  # Then it is the turn of those who are connected already.
+FIRST_BYTES = 8  # Every first message is longer, also that of TLS.
+ACCEPTED_AT_ONCE_MAX = 64  # Then the loop serves established connections.
 ADOPTED_MAX = 64
 NO_DESCRIPTOR_S = 0.2  # The pause when this process has no descriptor left.
 
@@ -76,19 +76,19 @@ class Acceptor:
         return len(self._half_open.since)
 
     def finished(self, peer: ServerConnection) -> None:
-        """Note that a handshake is done, or its connection gone: there is room for another."""
+        """Note that a handshake has finished, or its connection has closed: there is room for another."""
         if self._half_open.remove(peer) and self._full:
             self._resume_now()
 
     def sweep(self, now: float) -> None:
-        """Close connections whose time for the handshake is over."""
+        """Close connections whose handshake has timed out."""
         while (deadline := self.next_deadline()) is not None and now >= deadline:
             peer = next(iter(self._half_open.since))
             self._half_open.remove(peer)
             peer.reject(f"no handshake within {self._handshake_s:g} s")
 
     def next_deadline(self) -> float | None:
-        """Return when `sweep` is wanted next."""
+        """Return when `sweep` is due."""
         since = next(iter(self._half_open.since.values()), None)
         return None if since is None else since + self._handshake_s
 
@@ -153,7 +153,7 @@ class Acceptor:
         half_open = self._half_open
         silent = _is_silent(connection)
         if silent and half_open.turns_away(address):
-            connection.close()  # The cheapest end, and a flood may have thousands a second.
+            connection.close()  # The cheapest way; a flood may open thousands per second.
             return
         try:
             here = addresses.unmapped(str(connection.getsockname()[0]))
@@ -163,7 +163,7 @@ class Acceptor:
         if half_open.is_full:
             other, _ = half_open.next_to_go()
             half_open.remove(other)
-            other.reject("unfinished handshake, and others want to connect")
+            other.reject("unfinished handshake while other clients wait")
         peer = self._make_peer(address, here)
         if self._asks_user:
             peer.user = user_of(connection)
@@ -177,11 +177,13 @@ class Acceptor:
         except BaseException as error:
             connection.close()
             self.finished(peer)
-            if not isinstance(error, OSError):  # An `OSError`: the client has gone already.
+            if not isinstance(
+                error, OSError
+            ):  # An `OSError` means that the client has disconnected.
                 raise
 
     def _may_accept(self, now: float) -> bool:
-        """Whether one more may be half open; if all places are taken, `_add` sees to one."""
+        """Whether one more may be half open; if all places are taken, `_add` frees one."""
         if not self._half_open.is_full:
             return True
         _, at = self._half_open.next_to_go()
@@ -212,13 +214,13 @@ def _crowd_min_s(places: int) -> float:
 
 
 def _close_if_cancelled(connection: socket.socket, task: asyncio.Task[object]) -> None:
-    """Close what a task that never began cannot close."""
+    """Close the connection of a task that was cancelled before it started."""
     if task.cancelled():
         connection.close()
 
 
 def _is_silent(connection: socket.socket) -> bool:
-    """Whether a connection came without its first message; `defer_accept` has waited for that."""
+    """Whether a connection has sent no first message yet; `defer_accept` waited for it."""
     try:
         return len(connection.recv(FIRST_BYTES, socket.MSG_PEEK)) < FIRST_BYTES
     except OSError:

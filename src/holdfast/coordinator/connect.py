@@ -1,9 +1,8 @@
-"""From an endpoint to a connection on which both sides have proven what they must.
+"""The client of a coordinator: from an endpoint to a connection with both sides authenticated.
 
-`CoordinatorConnector` is what all clients of one loop share: where to connect, for which job, and
-with which token and certificates. `ClientConnection` is one connection. Every way it can fail ends
-in one line for the user, and in whether retrying can help: a wrong token does not get right by
-waiting, a coordinator that is not there yet may come.
+A `CoordinatorConnector` holds what all clients of one loop share: endpoint, job, token and certificates.
+A `ClientConnection` is one connection. Every failure is one line for the user and says whether retrying
+can help: a wrong token stays wrong, but a coordinator that does not run yet may start.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ if TYPE_CHECKING:
 CONNECT_S = 3.0
 HANDSHAKE_S = 10.0
 MUTE_S = 1.0
-"""A connection that was accepted and brought nothing for so long is worth a word, since most
-coordinators answer in milliseconds. It is waited for until `HANDSHAKE_S` all the same."""
+"""A connection that was accepted and stays silent for this long is mentioned as a possible problem, since
+coordinators respond in milliseconds. The handshake may still take `HANDSHAKE_S`."""
 READ_BYTES = 256 * 1024
 CONNECTING_MAX = 512
-"""Connections that all clients of one loop open at a time. More would only make each take longer,
-until the coordinator drops those that do not get on with their handshake."""
+"""Connections that all clients of one loop open at a time. More would only slow each of them down, until
+the coordinator closes those with unfinished handshakes."""
 
-MUTE = "it takes the connection but does not answer: no coordinator, or one that is stopped"
-MUTE_AGENT = "it takes the connection but does not answer, as if it were stopped"
+MUTE = "it accepts the connection but does not respond: it is not a coordinator, or it is stopped"
+MUTE_AGENT = "it accepts the connection but does not respond; it may be stopped"
 NO_CERTIFICATE = (
-    "it closed the connection after the TLS handshake, without an answer: it wants a certificate "
-    "that its tls_ca has signed (set tls_cert and tls_key here), or it is no coordinator"
+    "it closed the connection after the TLS handshake without a response: it requires a certificate "
+    "signed by its tls_ca (set tls_cert and tls_key here), or it is not a coordinator"
 )
 
 
@@ -56,21 +55,21 @@ class ConnectFailed(Exception):
     """A connection could not be made or kept; `why` is one line."""
 
     reached = False
-    """Whether somebody took the connection."""
+    """Whether a process accepted the connection."""
 
     def __init__(self, why: str, *, permanent: bool = False, refused: bool = False) -> None:
         super().__init__(why)
         self.why = why
         self.permanent = permanent
         self.refused = refused
-        """Whether it is certain that nobody listens there."""
+        """Whether the host refused the connection: no process listens there."""
 
 
 class ClientConnection(asyncio.BufferedProtocol):
-    """One connection to the coordinator: `ready` is done once the handshake is.
+    """One connection to the coordinator; `ready` is done when the handshake is.
 
-    `on_message` gets every message after that, `on_closed` the reason when it ends, once; not if
-    `abort` ended it.
+    `on_message` receives every message after that. `on_closed` receives the reason when the connection
+    closes, unless `abort` closed it.
     """
 
     __slots__ = (
@@ -111,7 +110,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the handshake is done and the connection still there."""
+        """Whether the handshake is done and the connection open."""
         return self._open and self._handshake is None
 
     @property
@@ -122,7 +121,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # For the owner.
 
     def send(self, message: Message) -> None:
-        """Send a message; one that cannot be sent any more is lost, as its connection is."""
+        """Send a message; it is lost if the connection has closed."""
         kind = "status" if type(message) is Status else ""
         self._send_frame(self._outgoing.send(encode_frame(message), kind))
 
@@ -132,7 +131,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """What the kernel has not taken yet."""
+        """How much the kernel has not accepted yet."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def expect_large(self, frame_bytes_max: int) -> None:
@@ -140,7 +139,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._reader.frame_bytes_max = frame_bytes_max
 
     def abort(self) -> bool:
-        """End the connection now; return whether there was one."""
+        """Close the connection now; return whether there was one."""
         self._open = False
         if self._transport is None:
             return False
@@ -148,7 +147,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return True
 
     def close(self, why: str = "") -> None:
-        """End the connection once everything is sent; `ended` is done then."""
+        """Close the connection once everything is sent; then `ended` is done."""
         if self._transport is None:
             return
         if self.is_open:
@@ -190,7 +189,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         except NotOurProtocol as error:
             self._end(ConnectFailed(str(error), permanent=True))
         except WireError as error:
-            self._end(ConnectFailed(f"{self._server} sent something else than messages: {error}"))
+            self._end(ConnectFailed(f"{self._server} sent invalid data: {error}"))
 
     def eof_received(self) -> bool:
         return False  # Close this half too.
@@ -211,7 +210,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             if not self._open:
                 return
         if came and self._reader.buffered_bytes:
-            # What came with the last frame is judged anew: it may be longer now, or it is a fault.
+            # The limits changed with the last frame: check the rest of the buffer again.
             self._take(self._reader.feed(b""))
 
     def _received(self, message: Message) -> None:
@@ -230,7 +229,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.on_message(message)
 
     def _shake_hands(self, handshake: ClientHandshake, bodies: list[bytes]) -> list[bytes]:
-        """Go on with the handshake; return what came after it."""
+        """Continue the handshake; return the messages after it."""
         for at, body in enumerate(bodies):
             reply = handshake.receive(body)
             self._reader.tag_bytes = handshake.tag_bytes
@@ -253,7 +252,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if exc is not None and self._has_tls and _is_tls_fault(exc):
             return ConnectFailed(tls.explain_failure(exc), permanent=True)
         if not self._heard:
-            # Over TLS there is a transport only once this side accepts the other's certificate.
+            # With TLS there is a transport only after this side has accepted the other's certificate.
             why = NO_CERTIFICATE if self._has_tls else explain_silent_close(tls=False)
             return ConnectFailed(why)
         return ConnectFailed("the connection was closed during the handshake")
@@ -270,12 +269,13 @@ class ClientConnection(asyncio.BufferedProtocol):
 
 
 class CoordinatorConnector:
-    """Where the coordinator is and how to connect to it; belongs to one loop.
+    """Connects to the coordinator at one endpoint; belongs to one loop.
 
-    `has_psk` is whether TLS is by the token. With `own_users_only` a listener on this host must be
-    this user's or root's. `place` is that of `Hello`. `when_refused` is called with the endpoint's addresses if nobody listens at any of them. If it
-    returns true, somebody does now, and the connection is tried again at once. With a `secret` it is an
-    agent's control port, and `server` says so in messages.
+    `has_psk` says whether TLS uses the token. With `own_users_only` a listener on this host must belong
+    to this user or root. `place` is that of `Hello`. `when_refused` is called with the endpoint's
+    addresses if all of them refuse the connection; if it returns true, a process listens there now and
+    the connector tries again. With a `secret` it connects to an agent's port, and `server` names the
+    agent in messages.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class CoordinatorConnector:
         self.has_tls, self.has_psk = tls is not None, has_psk
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.suspicion = ""
-        """What seems wrong with the attempt that is under way; any thread may look."""
+        """What seems wrong with the attempt in progress; any thread may read it."""
         self._tls = tls
         self._server_name = server_name or host
         self._own_users_only = own_users_only
@@ -318,7 +318,7 @@ class CoordinatorConnector:
             try:
                 found = await addresses.resolve_async(self.host, self.port)
             except OSError as error:
-                raise ConnectFailed(f"{self.host} cannot be resolved: {_describe(error)}") from None
+                raise ConnectFailed(f"cannot resolve {self.host}: {_describe(error)}") from None
             try:
                 connected = await self._connect_first(found)
             except OSError as error:
@@ -354,7 +354,7 @@ class CoordinatorConnector:
                     server_hostname=self._server_name if self._tls is not None else None,
                 )
                 await connection.ready
-            if connection.problem is not None:  # It was over before anybody could look at it.
+            if connection.problem is not None:  # It closed before the caller got it.
                 raise connection.problem
             is_ready = True
         except ConnectFailed:
@@ -370,7 +370,7 @@ class CoordinatorConnector:
         finally:
             suspecting.cancel()
             self.suspicion = ""
-            # Also one that became ready just when it was given up: nobody else knows of it.
+            # This includes one that became ready just as the attempt was cancelled.
             if not is_ready and not connection.abort():
                 connected.close()
         return connection
@@ -389,7 +389,7 @@ def _check_listener(connected: socket.socket, port: int) -> None:
 
 
 def _is_tls_fault(error: Exception) -> bool:
-    """Whether the two sides did talk, and TLS itself has found what is wrong."""
+    """Whether TLS itself rejected the connection, not the network."""
     import ssl
 
     return isinstance(error, ssl.SSLError) and not isinstance(
@@ -398,9 +398,9 @@ def _is_tls_fault(error: Exception) -> bool:
 
 
 def _describe(error: Exception | None) -> str:
-    """Return an error of the system as a person reads it."""
+    """Return an error of the system in words."""
     number = (error.errno or 0) if isinstance(error, OSError) else 0
-    # Where there is a number asyncio words it differently; below 0 are a resolver's.
+    # With a number asyncio words it differently; numbers below 0 come from the resolver.
     if number > 0:
         text = os.strerror(number)
     else:

@@ -1,12 +1,12 @@
-"""The coordinator as a server: it moves messages between nodes and the machine that decides.
+"""The coordinator's server: it passes messages between the nodes and the machine in `core.coordinator`.
 
-All decisions about jobs are `core.coordinator`'s. The server finds out which node a message is
-from, hands it on, and sends each answer over the newest connection of the node it is for. What is
-sent to one node in one turn of the loop goes out in one write.
+The machine decides everything about jobs. The server finds out which node sent a message, passes the
+message on, and sends each answer over the newest connection of its node. All data for one node in one
+iteration of the loop is one write.
 
-Use: in a running loop, `CoordinatorServer(listener, ...)` serves at once; `drain` before the end
-lets nodes receive how their job ended; `stop` closes everything. Nothing here blocks or raises for
-what a peer does: a peer that misbehaves loses its own connection.
+Use: in a running loop, `CoordinatorServer(listener, ...)` serves immediately; `drain` lets nodes receive
+how their job ended; `stop` closes everything. Nothing here blocks or raises because of a peer: a faulty
+peer loses its own connection.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from holdfast.core.protocol import (
 from holdfast.core.quotas import CONNECTIONS_MAX, UNREAD_ANSWERS_BYTES_MAX, Shares
 from holdfast.core.rounds import JobPhase
 from holdfast.net import addresses
+from holdfast.net.deadline_timer import DeadlineTimer
 from holdfast.net.endpoints import format_endpoint
 from holdfast.net.listening import descriptor_limit
 from holdfast.net.peer_user import is_local_user, is_own_user
@@ -68,21 +69,21 @@ if TYPE_CHECKING:
     from holdfast.wire.messages import Hello
 
 SPARE_DESCRIPTORS = 128  # What this process needs besides connections.
-IDLE_S = 300.0  # Nodes send a heartbeat every second; a connection silent for so long is dead.
+IDLE_S = 300.0  # Nodes send a heartbeat every second, so a connection that is silent for this long is dead.
 SWEEP_S = 30.0
 WATCHED_SWEEP_S = 4.0
-STOP_S = 1.0  # For what is still to be sent when the server stops.
-WARNINGS_S = 10.0  # No more than one line about faulty peers in this time.
-GOING = "the coordinator is going away"
+STOP_S = 1.0  # To send what is queued when the server stops.
+WARNINGS_S = 10.0  # At most one line about faulty peers in this time.
+STOPPING = "the coordinator is shutting down"
 READ_ONLY_MESSAGES = (Query, Goodbye)
 
 
 class CoordinatorServer:
     """A coordinator behind one listening socket.
 
-    With the token of one job it serves that job alone: `run_id`, or else the first that proves it.
-    `advertised_port` is one that agents may dial besides the one that is listened at. `on_node` gets job,
-    node and address of each connection's node.
+    With the token of one job it serves only that job: `run_id`, or else the first that proves it.
+    Agents may also dial `advertised_port`, which is forwarded here. `on_node` receives job, node and
+    address of each node that connects.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class CoordinatorServer:
         self._connections_max = min(connections_max, descriptors - half_open_max)
         self._no_more = f"the coordinator has {self._connections_max} connections already"
         if self._connections_max < connections_max:
-            self._no_more += ", all that `ulimit -n` on its host allows: raise it there"
+            self._no_more += ", the limit of `ulimit -n` on its host: raise it there"
         self.machine = CoordinatorMachine(
             self._loop.time(),
             silence_s=silence_s,
@@ -124,7 +125,7 @@ class CoordinatorServer:
             place=place,
             memories=state.memories if state is not None else None,
             recover_s=recover_s,
-            fence_floor=int(time.time() * 1000),  # Above those of all that were here before.
+            fence_floor=int(time.time() * 1000),  # Above those of all previous coordinators.
             host=host,
             name=f"{os.uname().nodename}-{os.getpid()}",
         )
@@ -151,12 +152,14 @@ class CoordinatorServer:
         self._handshake_s = handshake_s
         self._peers: set[ServerConnection] = set()
         self._by_key: dict[NodeKey, ServerConnection] = {}
-        self._knows_end: set[NodeKey] = set()  # Nodes that know their job's end, and are gone.
+        self._knows_end: set[NodeKey] = (
+            set()
+        )  # Nodes that know their job's end and have disconnected.
         self._to_flush: list[ServerConnection] = []
         self._changed: set[str] = set()
         self._last_line: dict[str, str] = {}
         self._batch: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = DeadlineTimer(self._loop, self._tick)
         self._swept_at = self._loop.time()
         self._warned_at = -WARNINGS_S
         self._not_shown = 0
@@ -168,12 +171,12 @@ class CoordinatorServer:
             lambda why: self._warn_rarely(f"cannot accept a connection: {why}"),
             half_open_max=half_open_max,
             handshake_s=handshake_s,
-            asks_user=token is None,  # Else a token says who may.
+            asks_user=token is None,  # Otherwise the token authenticates clients.
         )
 
     @property
     def connections(self) -> int:
-        """How many connections there are, unfinished ones included."""
+        """The number of connections, including unfinished ones."""
         return len(self._peers)
 
     # For connections.
@@ -188,28 +191,28 @@ class CoordinatorServer:
         self._batch_soon()
 
     def judge(self, peer: ServerConnection, hello: Hello) -> None:
-        """Count a connection whose handshake is all but done, or refuse it."""
+        """Count a connection whose handshake is almost done, or refuse it."""
         self._acceptor.finished(peer)
         if hello.run_id and hello.place != self._place:
-            if self._place:  # Those who look for one that took over find the first one, too.
+            if self._place:  # Probes reach the first place, too.
                 self._warn_rarely(
-                    f"an agent of the job {quoted(repr(hello.run_id))} at {peer.address} has this machine "
-                    f"as entry {hello.place + 1} of its --rdzv-endpoint, and here it is entry "
-                    f"{self._place + 1}: give the list in the order that the agents have"
+                    f"an agent of the job {quoted(repr(hello.run_id))} at {peer.address} lists this "
+                    f"machine as entry {hello.place + 1} of --rdzv-endpoint, but here it is entry "
+                    f"{self._place + 1}: set the same list in the same order"
                 )
             why = f"it runs at entry {self._place + 1} of the list of endpoints, not at {hello.place + 1}"
             # A coordinator that may have been replaced probes the later entries regularly.
             raise HandshakeRefused(why, permanent=False, is_probe=True)
         if self._chosen_job and hello.run_id not in ("", self._chosen_job):
             raise HandshakeRefused(
-                f"the coordinator took over the job {quoted(repr(self._chosen_job))} alone, not "
+                f"the coordinator took over only the job {quoted(repr(self._chosen_job))}, not "
                 f"{quoted(repr(hello.run_id))}",
                 permanent=False,
             )
         if self._token is None:
             if not is_own_user(peer.user):
                 raise HandshakeRefused(
-                    "without a token the coordinator serves its own user alone (uid "
+                    "without a token the coordinator serves only its own user (uid "
                     f"{os.geteuid()}, not {peer.user}): set HOLDFAST_TOKEN or HOLDFAST_TOKEN_FILE "
                     "to the same for both"
                 )
@@ -227,12 +230,12 @@ class CoordinatorServer:
         peer.has_share = True
 
     def _judge_proven(self, token: bytes, hello: Hello) -> None:
-        """Refuse a client that has the token, and meant another coordinator."""
+        """Refuse a client that has the token but dialled another coordinator."""
         if hello.port not in (self._port, self._advertised_port):
-            # Somebody may have relayed it from there. Names differ between honest hosts.
+            # Another program may have relayed it. Host names legitimately differ; ports do not.
             raise HandshakeRefused(
                 f"the client dialled port {hello.port}, the coordinator listens at {self._port}: "
-                f"if that is forwarded, give the coordinator --rdzv-conf "
+                f"if that port is forwarded, start the coordinator with --rdzv-conf "
                 f"advertised_port={hello.port}"
             )
         if is_job_token(token):
@@ -276,7 +279,7 @@ class CoordinatorServer:
         )
 
     def disconnected(self, peer: ServerConnection) -> None:
-        """Forget a connection; its node is lost soon if it does not come back."""
+        """Forget a connection; unless its node reconnects soon, the node is lost."""
         self._peers.discard(peer)
         self._acceptor.finished(peer)
         if peer.has_share:
@@ -305,7 +308,7 @@ class CoordinatorServer:
             assert type(message) is Status
             key = (message.run_id, message.info.node, message.info.incarnation)
         if peer.key != key or key not in self._by_key:
-            self._bind_node(now, peer, key)  # So what is bound already needs no second look.
+            self._bind_node(now, peer, key)  # A bound connection needs no further check.
         if isinstance(message, Status):
             reached = peer.local_address if peer.is_remote else ""
             answers = self.machine.handle(now, StatusReceived(message, peer.address, reached))
@@ -315,14 +318,16 @@ class CoordinatorServer:
         self._batch_soon()
 
     def _bind_node(self, now: float, peer: ServerConnection, key: NodeKey) -> None:
-        """Answer a node from now on over this connection, and over no older one."""
+        """Answer a node over this connection from now on, and close an older one."""
         if key[0] != peer.run_id:
             raise BadMessage(f"a message of the job {quoted(repr(key[0]))} on another's connection")
         if peer.node not in ("", key[1]):
             raise BadMessage(f"a message of {quoted(key[1])} on the connection of {peer.node}")
         peer.node = key[1]
         if peer.key is not None and self._by_key.get(peer.key) is peer:
-            del self._by_key[peer.key]  # It began anew, so nobody speaks for what it was.
+            del self._by_key[
+                peer.key
+            ]  # It rejoined, so its previous incarnation has no connection.
             self._send(self.machine.handle(now, ConnectionClosed(*peer.key)))
         older = self._by_key.get(key)
         self._by_key[key] = peer
@@ -362,7 +367,7 @@ class CoordinatorServer:
             return False
         return rounds.is_in(*key[1:])
 
-    # Questions.
+    # Calls and queries.
 
     def _store_call(self, now: float, peer: ServerConnection, call: StoreCall) -> None:
         if call.run_id != peer.run_id:
@@ -382,7 +387,7 @@ class CoordinatorServer:
     # For operators.
 
     def may_know(self, peer: ServerConnection) -> bool:
-        """Whether a peer has proven a token, or is a process of our own user, or of a node."""
+        """Whether a peer has proven a token, belongs to this user, or is a node of the job."""
         return self._token is not None or is_local_user(peer.user) or self._is_member(peer)
 
     def send(self, answers: Sequence[View | Ack]) -> None:
@@ -406,12 +411,12 @@ class CoordinatorServer:
     def _drop_slow_readers(self, peer: ServerConnection) -> None:
         """Close connections that do not read, once all together leave too much unread."""
         for one in self._unread.note(peer):
-            one.reject("it does not read the answers that it asked for")
+            one.reject("it does not read the answers to its requests")
 
     # Batches and timers.
 
     def _batch_soon(self) -> None:
-        """End this batch once everything that is ready now has been read."""
+        """End this batch after reading everything that is ready now."""
         if self._batch is None:
             self._batch = self._loop.call_soon(self._end_batch)
 
@@ -436,18 +441,9 @@ class CoordinatorServer:
             self._swept_at + SWEEP_S if self._peers else None,
             self._operators_swept_at + WATCHED_SWEEP_S if self._operators.is_busy else None,
         ]
-        at = min((one for one in deadlines if one is not None), default=None)
-        if at is None:
-            return
-        # A timer that comes too early does no harm and costs less than a new one every time.
-        if self._timer is not None:
-            if self._timer.when() <= at:
-                return
-            self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._tick)
+        self._timer.set(min((one for one in deadlines if one is not None), default=None))
 
     def _tick(self) -> None:
-        self._timer = None
         now = self._loop.time()
         self._acceptor.sweep(now)
         self._send(self.machine.handle(now, TICK))
@@ -468,9 +464,9 @@ class CoordinatorServer:
     def _close_idle(self, now: float) -> None:
         for peer in [one for one in self._peers if now - one.heard_at >= IDLE_S]:
             if peer.closed:
-                peer.abort()  # It was closed with something still to be sent, which nobody read.
+                peer.abort()  # It was closed with unsent data that the peer never read.
             else:
-                peer.reject(f"nothing came for {IDLE_S:g} s")
+                peer.reject(f"no message for {IDLE_S:g} s")
 
     def _report_changes(self, report: Callable[[str, str], None]) -> None:
         for run_id in self._changed:
@@ -495,7 +491,7 @@ class CoordinatorServer:
     # The end.
 
     def nodes_besides(self, run_id: str) -> int:
-        """Return how many nodes are connected whose job is another and goes on."""
+        """Return how many nodes of other, unfinished jobs are connected."""
         going = {
             one
             for one, rounds in self.machine.jobs.items()
@@ -504,9 +500,9 @@ class CoordinatorServer:
         return sum(key[0] in going for key in self._by_key)
 
     async def drain(self, limit_s: float) -> bool:
-        """Wait until all nodes of jobs that are over know it and are gone; return whether they are.
+        """Wait until all nodes of finished jobs know it and have disconnected; return whether they have.
 
-        A job with a failure that is not judged yet may be about to end.
+        A job with a failure that is not judged yet may be about to finish.
         """
         deadline = self._loop.time() + limit_s
         while not self._drained():
@@ -533,8 +529,8 @@ class CoordinatorServer:
                     return False
         return True
 
-    async def stop(self, why: str = GOING) -> None:
-        """Send a goodbye to all, and close everything."""
+    async def stop(self, why: str = STOPPING) -> None:
+        """Send a goodbye to every peer, and close everything."""
         self._acceptor.close()
         self._operators.changed(self._changed)
         self._operators.publish()
@@ -550,10 +546,10 @@ class CoordinatorServer:
                 break
         for peer in tuple(self._peers):
             peer.abort()
-        await asyncio.sleep(0)  # Connections that were aborted are closed in the next round.
-        for handle in (self._timer, self._batch):
-            if handle is not None:
-                handle.cancel()
+        await asyncio.sleep(0)  # Aborted connections close in the next iteration.
+        self._timer.cancel()
+        if self._batch is not None:
+            self._batch.cancel()
         if self._write_ahead is not None:
             self._write_ahead.close()
 
@@ -562,7 +558,7 @@ class CoordinatorServer:
 
 
 def _descriptors_max() -> int:
-    """Return how many connections this process may have, unfinished ones included."""
+    """Return how many connections this process may have, including unfinished ones."""
     return max(16, descriptor_limit() - SPARE_DESCRIPTORS)
 
 

@@ -2,12 +2,12 @@
 
 ::
 
-    accepted ── TLS, if there is ──► HANDSHAKE ── token proven ──► OPEN ──► closed
+    accepted ── TLS, if enabled ───► HANDSHAKE ── token proven ──► OPEN ──► closed
                                         └── too slow, garbage, no room ──────┘
 
-Nothing a peer does can hold up another. What it sends is read in pieces, into a buffer that all
-connections share, so an idle one costs next to nothing; what it does not read is kept up to a
-limit, and then it is dropped. It knows nothing of jobs.
+No peer can delay another. All connections read into one shared buffer, so an idle connection costs almost
+no memory. Data that a peer does not read is kept up to a limit; then the peer is dropped. A connection
+knows nothing about jobs.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 READ_BYTES = 256 * 1024
 RELIEF = 0.75
-"""Once too much is unread, some have to go until it is this much of what is allowed."""
+"""Once too much is unread, connections are closed until this share of the limit remains."""
 
 NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
-"""OpenSSL's reasons for a client that began with something else than TLS."""
+"""OpenSSL's reasons for a client that does not speak TLS."""
 TLS_RECORD = 0x16  # The first byte of a TLS client.
-SPEAK_TLS = "it speaks TLS and this side does not (set tls_ca or tls=psk here, as there)"
+SPEAK_TLS = "it speaks TLS and this side does not (set tls_ca or tls=psk here as well)"
 SPEAK_PLAIN = "it does not speak TLS"
 
 NodeKey = tuple[str, str, int]
-"""Run id, node and incarnation: which node a connection is for."""
+"""Run id, node and incarnation of the node that a connection belongs to."""
 
 
 class ConnectionOwner(Protocol):
@@ -57,7 +57,7 @@ class ConnectionOwner(Protocol):
     def connected(self, peer: ServerConnection) -> None: ...
 
     def judge(self, peer: ServerConnection, hello: Hello) -> None:
-        """Raise `HandshakeRefused` if a client cannot be served that has proven what it must."""
+        """Raise `HandshakeRefused` if an authenticated client cannot be served."""
 
     def received(self, peer: ServerConnection, message: Message) -> None: ...
 
@@ -65,7 +65,7 @@ class ConnectionOwner(Protocol):
         """Call `flush` soon."""
 
     def faulty(self, peer: ServerConnection, why: str) -> None:
-        """Note that a connection was closed for what it sent, or did not read."""
+        """Note that a connection was closed because of what it sent, or did not read."""
 
     def disconnected(self, peer: ServerConnection) -> None: ...
 
@@ -94,23 +94,23 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.address = address
         self.network = network_of(address)
         self.has_share = False
-        """Whether it is counted as one of those from its network."""
+        """Whether it counts towards the share of its network."""
         self.is_remote = not addresses.is_loopback(address)
         self.local_address = local_address
         self.user: int | None = None
-        """Whose process is at the other end, if it is on this host."""
+        """The user of the other process, if that is on this host."""
         self.run_id = ""
-        """The job that it is for, as its hello said; empty of an operator."""
+        """The job in its hello; empty for an operator."""
         self.read_only = False
-        """Whether it may look and change nothing."""
+        """Whether it may change nothing."""
         self.attached: tuple[str, str] | None = None
-        """The job and node that can be asked over it."""
+        """The job and node that respond to queries over it."""
         self.node = ""
-        """The one node that it may speak for, once it has spoken."""
+        """The only node that may use it, after its first message."""
         self.key: NodeKey | None = None
         self.heard_at = 0.0
         self.knows_end = False
-        """Whether it was sent the last view there is of its job."""
+        """Whether it was sent the last view of its job."""
         self.closed = False
         self._owner = owner
         self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX, tag_bytes=None)
@@ -120,18 +120,18 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._out_seal: Seal | None = None
         self._in_seal: Seal | None = None
         self._started = False
-        self._incoming: IncomingParts | None = None  # Most connections never need one.
+        self._incoming: IncomingParts | None = None  # Most connections never need it.
         self._outgoing = OutgoingParts()
         self._out: list[bytes] = []
         self._out_bytes = 0
-        self._posted_bytes = 0  # All that ever were.
-        self._reply_end = 0  # How many were posted when the last large reply was.
+        self._posted_bytes = 0  # In total.
+        self._reply_end = 0  # The total after the last large reply.
         self._raw: asyncio.Transport | None = None
         self._transport: asyncio.Transport | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether the handshake is done and the connection still there."""
+        """Whether the handshake is done and the connection open."""
         return self._handshake is None and not self.closed
 
     # For asyncio, and TLS.
@@ -146,14 +146,14 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._owner.connected(self)
 
     def use(self, transport: asyncio.Transport | None = None) -> None:
-        """Begin to send, over TLS if a transport for that is given."""
+        """Start sending, over TLS if given its transport."""
         self._transport = transport or self._raw
         if transport is not None:
             transport.set_write_buffer_limits(high=UNREAD_BYTES_MAX)
         self.flush()
 
     async def begin_tls(self, context: ssl.SSLContext, limit_s: float) -> None:
-        """Make this a TLS connection, then begin to send."""
+        """Make this a TLS connection, then start sending."""
         raw = self._raw
         assert raw is not None
         raw.pause_reading()
@@ -169,21 +169,21 @@ class ServerConnection(asyncio.BufferedProtocol):
             raise
         except Exception as error:  # noqa: BLE001 (asyncio has more to raise than it says)
             self.reject(explain_failure(error))
-            self._owner.disconnected(self)  # asyncio does not report one that was reset.
+            self._owner.disconnected(self)  # asyncio does not report a reset connection.
             if twin is not None and getattr(error, "reason", None) in NOT_TLS:
                 _send_last(twin, refusal(SPEAK_TLS))
             return
         finally:
             if twin is not None:
                 twin.close()
-        if transport is None or self.closed:  # It went away at the last moment.
+        if transport is None or self.closed:  # It closed meanwhile.
             self.abort()
             self._owner.disconnected(self)
             return
         self.use(transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (asyncio's signature)
-        """Lend the buffer that all connections share: what is read is used up at once."""
+        """Lend the buffer that all connections share: its content is processed immediately."""
         return self._owner.read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -198,7 +198,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         except HandshakeRefused as error:
             self.reject(str(error), error.reply, is_fault=not error.is_probe)
         except NotOurProtocol as error:
-            # A TLS client cannot read it, but learns from it that this is not TLS.
+            # A TLS client cannot read it, but recognizes that this is not TLS.
             self.reject(str(error), refusal(SPEAK_PLAIN) if data[0] == TLS_RECORD else b"")
         except WireError as error:
             self.reject(str(error))
@@ -206,7 +206,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.reject(f"this is a bug in Holdfast: {error!r}")
 
     def pause_writing(self) -> None:
-        self.reject("it does not read what it is sent")
+        self.reject("it does not read what it receives")
 
     def eof_received(self) -> bool:
         return False  # Close this half too.
@@ -220,10 +220,10 @@ class ServerConnection(asyncio.BufferedProtocol):
     # For the server.
 
     def post(self, frame: bytes, kind: str = "") -> None:
-        """Send a frame, together with whatever else is sent in this turn of the loop.
+        """Send a frame, together with all others of this iteration of the loop.
 
-        A large one goes in parts, of each `kind` the newest. More than a peer may leave unread is not collected: it is written at once, and the peer is
-        dropped if the kernel does not take it either.
+        A large frame is sent in parts; of each `kind` only the newest waits. Data beyond the limit for
+        unread data is written at once, and the peer is dropped if the kernel does not accept it.
         """
         if len(frame) > PART_BYTES:
             frame = self._outgoing.send(frame, kind)
@@ -253,12 +253,12 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def unread_answers_bytes(self) -> int:
-        """What the kernel does not take, because the peer does not read; views do not count."""
+        """What the kernel does not accept because the peer does not read; views do not count."""
         return self._unsent_bytes + self._outgoing.unsent_answers_bytes
 
     @property
     def owes_reply(self) -> bool:
-        """Whether a large reply is still to be sent, all of it or a part."""
+        """Whether a large reply, or a part of it, is still unsent."""
         return max(0, self._posted_bytes - self._unsent_bytes) < self._reply_end
 
     @property
@@ -266,19 +266,19 @@ class ServerConnection(asyncio.BufferedProtocol):
         unsent = self._out_bytes
         if self._transport is not None:
             unsent += self._transport.get_write_buffer_size()
-        if self._raw is not None and self._raw is not self._transport:  # With TLS they are two.
+        if self._raw is not None and self._raw is not self._transport:  # With TLS there are two.
             unsent += self._raw.get_write_buffer_size()
         return unsent
 
     def post_reply(self, frame: bytes) -> None:
-        """Send a frame that may be larger than what a peer may leave unread otherwise."""
+        """Send a frame that may exceed the limit for unread data."""
         if self._transport is not None:
             self._transport.set_write_buffer_limits(high=UNREAD_BYTES_MAX + len(frame))
         self._post(frame)
         self._reply_end = self._posted_bytes
 
     def post_whole(self, frame: bytes) -> None:
-        """Send a frame in one piece, whatever its size: no heartbeat has to wait behind it."""
+        """Send a frame in one piece: this connection has no heartbeats to delay."""
         self._post(frame)
 
     def close(self, last_frame: bytes = b"") -> None:
@@ -296,7 +296,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         transport.close()
 
     def abort(self) -> None:
-        """Close at once; what was not sent is lost."""
+        """Close now; unsent data is lost."""
         self.closed = True
         for transport in (self._transport, self._raw):
             if transport is not None:
@@ -332,11 +332,11 @@ class ServerConnection(asyncio.BufferedProtocol):
             if self.closed:
                 return
         if came and self._reader.buffered_bytes:
-            # What came with the last frame is judged anew: it may be longer now, or it is a fault.
+            # The limits changed with the last frame: check the rest of the buffer again.
             self._take(self._reader.feed(b""))
 
     def _shake_hands(self, handshake: ServerHandshake, bodies: list[bytes]) -> list[bytes]:
-        """Go on with the handshake; return what came after it."""
+        """Continue the handshake; return the messages after it."""
         for at, body in enumerate(bodies):
             reply = handshake.receive(body)
             self._queue(reply)
@@ -361,19 +361,19 @@ class ServerConnection(asyncio.BufferedProtocol):
 
 
 class UnreadAnswers:
-    """What all connections asked for and do not read."""
+    """The requested data that all connections leave unread."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._unread: dict[ServerConnection, int] = {}  # As it was when each was last looked at.
+        self._unread: dict[ServerConnection, int] = {}  # When each was last checked.
         self._total = 0
 
     def note(self, peer: ServerConnection) -> list[ServerConnection]:
-        """Look at a connection that was answered; return which have to go, never itself."""
+        """Check a connection that got an answer; return which others to close."""
         self._look(peer)
         if self._total <= self._bytes_max:
             return []
-        for one in [*self._unread]:  # Most of it may have been read by now, or was not even sent.
+        for one in [*self._unread]:  # Much of it may have been read since, or not sent yet.
             one.flush()
             self._look(one)
         if self._total <= self._bytes_max:
@@ -403,13 +403,13 @@ def _duplicate(transport: asyncio.Transport) -> socket.socket | None:
     try:
         twin: socket.socket = transport.get_extra_info("socket").dup()
     except OSError:
-        return None  # It is gone, or there is no descriptor left.
+        return None  # It has closed, or no descriptor is left.
     return twin
 
 
 def _send_last(connection: socket.socket, frame: bytes) -> None:
-    """Send what the kernel takes at once; nothing was sent before, so that is all of it."""
+    """Send what the kernel accepts at once: all of it, since nothing was sent before."""
     try:
         connection.send(frame)
     except OSError:
-        pass  # The client has gone.
+        pass  # The client has disconnected.

@@ -1,10 +1,9 @@
-"""A coordinator's memory of its jobs in a file, for the coordinator that comes after it.
+"""A coordinator's memory of its jobs in a file, for its successor.
 
-The file is JSON, replaced as a whole: written beside it, synced, renamed. Only its owner can read
-it. `FILE.lock` is locked as long as a coordinator uses it: two would overwrite each other's jobs.
+The file is JSON and replaced as a whole: written beside the old one, synced, renamed. Only its owner can
+read it. A coordinator holds a lock on `FILE.lock`, because two would overwrite each other's jobs.
 
-A thread of its own writes, so that a file system that hangs does not stop a coordinator: whoever
-waits for a write decides for how long.
+A separate thread writes, so a file system that hangs does not stop the coordinator.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 UNFINISHED_KEEP_S = 24 * 3600.0
-"""Who starts a job again after longer than this begins a new one of the same name."""
+"""A job that is started again later than this is a new job with the same name."""
 STORE_S = 2.0
-"""So long nodes wait for what they are told to be stored. A file system that takes longer must not
-stop a job; then the file is behind, and the coordinator says so."""
+"""How long nodes wait for a decision to be stored. A slower file system must not stop a job; then the
+coordinator continues and warns that the file is behind."""
 CLOSE_S = 1.0
 BYTES_MAX = 64 * 1024 * 1024
 
@@ -55,7 +54,7 @@ class StateFile:
         try:
             self.memories = self._load()
             """What an earlier coordinator stored; None if there was none."""
-            self._store(self.memories or [])  # What cannot be written is reported now.
+            self._store(self.memories or [])  # Report an unwritable file now.
         except BaseException:
             os.close(self._lock)
             raise
@@ -66,16 +65,17 @@ class StateFile:
         self._thread.start()
 
     def save(self, memories: list[JobMemory], done: Callable[[str], None]) -> None:
-        """Store these; then call `done`, in another thread, with what went wrong or nothing.
+        """Store these; then call `done`, in another thread, with the problem or nothing.
 
-        One is stored at a time: of several that wait the last one is, and only its `done` called.
+        One write runs at a time. Of several that wait only the last is performed, and only its `done`
+        is called.
         """
         with self._changed:
             self._next = (memories, done)
             self._changed.notify()
 
     def close(self, limit_s: float) -> None:
-        """Store what waits, within the limit, and let go of the file; again does nothing."""
+        """Perform the pending write, within the limit, and release the file; may be called more than once."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -106,15 +106,15 @@ class StateFile:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             lock = os.open(f"{self.path}.lock", flags, 0o600)
         except OSError as error:
-            raise self._refusal(f"its folder cannot be written to: {error.strerror}") from None
+            raise self._refusal(f"cannot write to its folder: {error.strerror}") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            raise self._refusal("another coordinator uses it; give each its own") from None
+            raise self._refusal("another coordinator uses it; set another file for each") from None
         except OSError as error:
             os.close(lock)
-            raise self._refusal(f"it cannot be locked: {error.strerror}") from None
+            raise self._refusal(f"cannot lock it: {error.strerror}") from None
         return lock
 
     def _load(self) -> list[JobMemory] | None:
@@ -125,19 +125,19 @@ class StateFile:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise self._refusal(f"it cannot be read: {error.strerror}") from None
+            raise self._refusal(f"cannot read it: {error.strerror}") from None
         if owner not in (os.geteuid(), 0):
-            raise self._refusal(f"it belongs to another user (uid {owner}); give another name")
+            raise self._refusal(f"it belongs to another user (uid {owner}); choose another name")
         if not text:
             return None
         try:
             contents = msgspec.json.decode(text, type=_Contents)
         except MALFORMED as error:
             raise self._refusal(
-                f"it is not a coordinator's state ({error}); give another name, or move it away"
+                f"it is not a coordinator's state ({error}); choose another name, or move it away"
             ) from None
         if contents.format != FORMAT or len(text) > BYTES_MAX:
-            raise self._refusal("another version of Holdfast wrote it; give another name")
+            raise self._refusal("another version of Holdfast wrote it; choose another name")
         age_s = time.time() - contents.saved_at
         return [
             one
@@ -150,7 +150,9 @@ class StateFile:
         beside = f"{self.path}.new"
         try:
             if os.path.lexists(beside):
-                os.unlink(beside)  # Of one that was killed; or somebody's who hopes for a copy.
+                os.unlink(
+                    beside
+                )  # From a killed process, or planted by another user to get a copy.
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
             with open(os.open(beside, flags, 0o600), "wb") as file:
                 file.write(msgspec.json.encode(contents))
@@ -163,14 +165,14 @@ class StateFile:
             finally:
                 os.close(folder)
         except OSError as error:
-            raise self._refusal(f"it cannot be written: {error.strerror}") from None
+            raise self._refusal(f"cannot write it: {error.strerror}") from None
 
     def _refusal(self, why: str) -> UsageError:
         return UsageError(f"state file {self.path}: {why}")
 
 
 class WriteAhead:
-    """Sends a coordinator's answers once what is new in them is stored; belongs to a loop."""
+    """Sends a coordinator's answers once the decisions in them are stored; belongs to a loop."""
 
     def __init__(
         self,
@@ -184,15 +186,17 @@ class WriteAhead:
         self._send = send
         self._warn = warn
         self._loop = asyncio.get_running_loop()
-        self._stored: dict[str, object] = {}  # What was last given to be stored, by run id.
+        self._stored: dict[
+            str, object
+        ] = {}  # The last state that was passed on to be stored, by run id.
         self._withheld: list[Sequence[Answer]] = []
         self._under_way: list[Sequence[Answer]] | None = None
-        self._is_behind = False  # Whether there is something to be stored after what is under way.
+        self._is_behind = False  # Whether another write is needed after the current one.
         self._hangs = False
         self._timer: asyncio.TimerHandle | None = None
 
     def send(self, answers: Sequence[Answer]) -> None:
-        """Send them, after all that came before."""
+        """Send these answers after all earlier ones."""
         is_new = any(self._is_new(one.run_id) for one in answers if type(one) is View)
         if not is_new and self._under_way is None:
             self._send(answers)
@@ -203,7 +207,7 @@ class WriteAhead:
             self._store()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Release the file."""
         if self._timer is not None:
             self._timer.cancel()
         self._file.close(CLOSE_S)
@@ -230,7 +234,7 @@ class WriteAhead:
             try:
                 self._loop.call_soon_threadsafe(self._stored_all, batch, problem)
             except RuntimeError:
-                pass  # The coordinator is gone.
+                pass  # The coordinator has stopped.
 
         self._file.save(self._machine.memory(), done)
         if self._hangs:
@@ -241,15 +245,15 @@ class WriteAhead:
     def _stored_all(self, batch: list[Sequence[Answer]], problem: str) -> None:
         self._hangs = False
         if problem:
-            self._warn(f"{problem}; a coordinator after this one will not know where its jobs are")
+            self._warn(f"{problem}; the next coordinator will not know the state of its jobs")
         if self._under_way is batch:
             self._release(batch)
 
     def _is_late(self, batch: list[Sequence[Answer]]) -> None:
         self._hangs = True
         self._warn(
-            f"state file {self._file.path}: nothing was stored for {STORE_S:g} s; jobs go on, and a "
-            "coordinator after this one may not know where they are"
+            f"state file {self._file.path}: nothing was stored for {STORE_S:g} s; jobs continue, "
+            "but the next coordinator may not know their state"
         )
         if self._under_way is batch:
             self._release(batch)

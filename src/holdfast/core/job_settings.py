@@ -50,7 +50,9 @@ class Setting(NamedTuple):
     flag: str = ""
     """Its flag in `holdfast run`; empty if it has none."""
     metavar: str = ""
-    """The value in the help of the flag. Without it the flag is declared in `launcher.config`."""
+    """The value in the help of the flag. Without it the flag has a row in `launcher.config`."""
+    group: str = "Nodes and rendezvous"
+    """The group of the flag in the help."""
     depends: bool = False
     """Whether the default depends on the job."""
     agreed: bool = True

@@ -14,7 +14,7 @@ import os
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.core.job_settings import DEFAULTS, SETTINGS, TYPES
+from holdfast.core.job_settings import DEFAULTS, SETTINGS, TYPES, Setting
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S, START_METHODS
 from holdfast.launcher import flag_values as values
 from holdfast.lazy_dataclass import factory_field, keyword_field, lazy_dataclass
@@ -131,7 +131,7 @@ WORKERS = "Workers"
 PROGRAM = "What workers run"
 FAILURES = "Failures and stopping"
 OUTPUT = "Output and logs"
-RENDEZVOUS = "Nodes and rendezvous"
+RENDEZVOUS = Setting().group
 
 
 class Flag(NamedTuple):
@@ -185,17 +185,18 @@ def _switch(group: str, name: str, meaning: str, field: str = "", short: str = "
     return Flag(group, name, default=False, metavar="", meaning=meaning, field=field, short=short)
 
 
-def _job_wide(group: str, name: str) -> Flag:
+def _job_wide(name: str, setting: Setting) -> Flag:
     """Return the flag of a setting of `JobSettings`."""
-    setting, kind, default = SETTINGS[name], TYPES[name], DEFAULTS[name]
+    kind, default = TYPES[name], DEFAULTS[name]
     choices = None
     convert: Callable[[str, str], object] = values.seconds if kind is float else values.count
     if issubclass(kind, Enum):
         choices, default = tuple(one.value for one in kind), default.value
         convert = values.word_of(choices)
-    meaning = f"{setting.meaning} ({default})"
+    shown = f"{default:g}" if isinstance(default, float) else default
+    meaning = f"{setting.meaning} ({shown})"
     return Flag(
-        group,
+        setting.group,
         setting.flag,
         default,
         setting.metavar,
@@ -344,7 +345,7 @@ FLAGS = (
         RENDEZVOUS, "--nnodes", "1:1", "N|MIN:MAX",
         "number of nodes; additional ones are standbys, ready to replace a lost one (1)",
     ),
-    _job_wide(RENDEZVOUS, "spares"),
+    *(_job_wide(name, setting) for name, setting in SETTINGS.items() if setting.metavar),
     _switch(
         RENDEZVOUS, "--standalone", "run on one node, independent of other jobs",
         field="standalone",

@@ -1,8 +1,8 @@
-"""The workers that run on this host, found in `/proc` alone.
+"""The workers on this host, found in `/proc`.
 
 A worker has a rank and a run id in its environment that its parent does not have; its own children
-inherit them. So workers of any launcher with TorchElastic's variables are found. What has a run id
-and no rank belongs to a job and is none: the member of its etcd.
+inherit them. So this finds workers of any launcher that sets TorchElastic's variables. A process with
+a run id and no rank belongs to a job and is not a worker: the member of its etcd.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEEPER, ZYGOTE = "hf-keeper", "hf-zygote"
 
 
 class LocalWorker:
-    """A worker, or another process that was asked for by its pid; -1 is a number not known."""
+    """A worker, or another process that the user named by its pid; -1 is an unknown number."""
 
     def __init__(self, pid: int, env: Mapping[str, str], *, is_worker: bool = True) -> None:
         self.pid = pid

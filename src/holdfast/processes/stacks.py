@@ -1,12 +1,12 @@
-"""The Python stacks of a process by whatever means there is, else what the kernel knows.
+"""The Python stacks of a process by any available means, otherwise what the kernel knows.
 
-1. By py-spy, from outside, which needs no help of the process and works even if it is stuck. The
-   kernel allows that to root, and otherwise to the same user; where
-   `/proc/sys/kernel/yama/ptrace_scope` is 1, to ancestors alone, which an agent is of its workers.
-2. By its control socket, if it has one and still answers.
-3. What `/proc` shows of its threads, and one line on why there are no stacks and what would help.
+1. By py-spy, from outside: it needs no help from the process and works even if that is stuck. The
+   kernel allows it to root, and to the same user; if `/proc/sys/kernel/yama/ptrace_scope` is 1, only
+   to ancestors, such as the agent of a worker.
+2. By the worker's control socket, if it has one and responds.
+3. What `/proc` shows of its threads, with one line on why there are no stacks and what would help.
 
-The process may be any: it need not have imported anything of ours, nor be a Python at all.
+The process may be any process: it need not import Holdfast, or be a Python process at all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SPY_S = 10.0
 """How long one dump may take; usually it takes a tenth of a second."""
 TEXT_BYTES_MAX = 4 << 20
 SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
-INSTALL = "install it beside Holdfast: pip install py-spy"
+INSTALL = "install it next to Holdfast: pip install py-spy"
 
 
 class PySpyFailed(Exception):
@@ -36,7 +36,7 @@ class PySpyFailed(Exception):
 
 
 def find_py_spy() -> str | None:
-    """Return the path of py-spy: beside this Python, else on the PATH; never in a relative folder."""
+    """Return the path of py-spy: next to this Python, else on the PATH; never in a relative folder."""
     folders = [os.path.dirname(sys.executable), *os.get_exec_path()]
     for folder in folders:
         program = os.path.join(folder, PROGRAM)
@@ -100,20 +100,20 @@ def _remedy() -> str:
 
 
 LIMIT_S = 10.0
-"""How long all of it may take; a tenth of a second, unless the process is stuck."""
+"""The limit for everything; it takes a tenth of a second, unless the process is stuck."""
 PYTHONS = ("python", "libpython", "pypy", "libpypy")
 
 
 def dump_stacks(pid: int, env: Mapping[str, str] | None = None, *, limit_s: float = LIMIT_S) -> str:
     """Return the stacks of a process, or what else is known of it, as text; never raises.
 
-    A loop that must go on gives a small `limit_s`, or calls it in a thread. `env` is the
+    A loop that must not block passes a small `limit_s`, or calls it in a thread. `env` is the
     environment of the process, if the caller knows it better than `/proc`.
     """
     deadline = time.monotonic() + limit_s
     try:
-        # Half of the time is for the other way, should this one not end. A process that is
-        # stopped already need not be paused, and cannot be.
+        # Half of the time is for the control socket, in case py-spy hangs. A stopped process
+        # need not be paused, and cannot be.
         found = run_py_spy(pid, pausing=not procfs.is_stopped(pid), limit_s=limit_s / 2)
         return _with_newline(found)
     except PySpyFailed as problem:
@@ -123,7 +123,7 @@ def dump_stacks(pid: int, env: Mapping[str, str] | None = None, *, limit_s: floa
     path = socket_path(procfs.initial_environment(pid)) or socket_path(
         procfs.current_environment(pid) if env is None else env
     )
-    if path and (found := _ask_for_stacks(path, pid, deadline)):
+    if path and (found := _stacks_from_socket(path, pid, deadline)):
         return _with_newline(found)
     return f"{procfs.describe(pid)}no Python stacks: {why}\n"
 
@@ -133,8 +133,8 @@ def dump_into_log(pid: int, path: str, title: str = "", *, limit_s: float = LIMI
     when = time.strftime("%Y-%m-%d %H:%M:%S")
     text = f"\n[holdfast] {title or 'stacks'} (pid {pid}, {when})\n"
     text += dump_stacks(pid, limit_s=limit_s)
-    # The worker writes to the same file: in one piece, so that its lines do not get in between.
-    # Should it be a pipe, this does not wait for its reader.
+    # The worker writes to the same file, so write in one piece. If it is a pipe, do not wait for
+    # its reader.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o644)
     try:
@@ -151,13 +151,13 @@ def is_python(pid: int) -> bool:
         with open(f"/proc/{pid}/maps", errors="replace") as maps:
             return any(os.path.basename(line.strip()).startswith(PYTHONS) for line in maps)
     except PermissionError:
-        return True  # Another user's: it may be.
+        return True  # Another user's process: it may be.
     except OSError:
         return False
 
 
-def _ask_for_stacks(path: str, pid: int, deadline: float) -> str:
-    """Return the stacks by the worker's control socket; nothing if it does not answer."""
+def _stacks_from_socket(path: str, pid: int, deadline: float) -> str:
+    """Return the stacks from the worker's control socket; nothing if it does not respond."""
     import socket
 
     from holdfast.processes.worker_socket import peer_of
@@ -170,7 +170,7 @@ def _ask_for_stacks(path: str, pid: int, deadline: float) -> str:
             # A relative path is the worker's, unless it has changed its directory since.
             place = os.path.join(f"/proc/{pid}/cwd", path)
             if os.stat(place).st_uid != procfs.user_of(pid):
-                return ""  # Its user names another's: nobody is to be called on his behalf.
+                return ""  # Another user's socket: do not connect to it on this user's behalf.
             connection.connect(place)
             if peer_of(connection)[0] != pid:
                 return ""  # Another worker has the same path.

@@ -1,7 +1,7 @@
-"""A unix socket at a path that only its owner can open, and that no dead server keeps occupied.
+"""A unix socket at a path that only its owner can open, and that no dead server occupies.
 
-The file has mode 0600 from the start. A stale socket is replaced; that of a live server, and
-anything that is not a socket, never is. The folder must be one in which others cannot replace it.
+The file has mode 0600 from the start. A stale socket is replaced; the socket of a live server, and
+anything that is not a socket, is not. The folder must be one in which others cannot replace it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 PATH_BYTES_MAX = 107  # The kernel's: 108 with the zero at the end.
 BACKLOG = 16
 CONNECT_S = 1.0
-"""How long to wait for a live server to be seen; the kernel answers for it."""
+"""How long to wait for a live server; the kernel accepts for it."""
 LOCK_S = 1.0
 """How long to wait for another process that checks the same folder."""
 CREDENTIALS = struct.Struct("3i")
@@ -70,11 +70,11 @@ def remove(path: str, inode: tuple[int, int]) -> None:
         if identity(path) == inode:
             os.unlink(path)
     except OSError:
-        pass  # Somebody removed it, or the folder.
+        pass  # It was removed, or the folder was.
 
 
 def identity(path: str) -> tuple[int, int]:
-    """Return what tells a file from another at the same path."""
+    """Return what distinguishes a file from another at the same path."""
     found = os.lstat(path)
     return found.st_dev, found.st_ino
 
@@ -106,7 +106,7 @@ def _check_folder(folder: str) -> None:
 
 
 def _lock(folder: str) -> int:
-    """Keep other workers from checking the folder meanwhile; go on if that takes too long."""
+    """Lock the folder, so that workers check it one at a time; continue if that takes too long."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     deadline = time.monotonic() + LOCK_S
     while True:

@@ -44,7 +44,7 @@ def sections(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("more", [(), ("--preload", "json")], ids=["cold", "warm"])
-def test_all_workers_of_a_job(tmp_path: Path, more: tuple[str, ...]) -> None:
+def test_dump_shows_all_workers_of_a_job(tmp_path: Path, more: tuple[str, ...]) -> None:
     with Job(tmp_path, SCRIPT, "--nproc-per-node=2", *more) as job:
         pids = job.news.take(2)
         run_id = run_id_of(pids["0"])
@@ -77,7 +77,7 @@ def test_subprocesses_are_shown_if_asked_for() -> None:
     assert any(key.startswith(f"below pid {os.getpid()}: pid {child.pid}") for key in sections(out))
 
 
-def test_what_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_process_or_job_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     code, out, err = dumped(str(ended.pid))

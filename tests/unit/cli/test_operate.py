@@ -18,18 +18,18 @@ from holdfast.wire.control import LogLines
 @pytest.mark.parametrize(
     ("text", "ranks"), [("", []), ("3", [3]), ("0,8-10", [0, 8, 9, 10]), (" 1 ,2", [1, 2])]
 )
-def test_ranks(text: str, ranks: list[int]) -> None:
+def test_parse_ranks_accepts_numbers_and_spans(text: str, ranks: list[int]) -> None:
     assert operate.parse_ranks(text) == ranks
 
 
 @pytest.mark.parametrize("text", ["x", "1-", "-1", "1,,2", "3-1", "0-99999999"])
-def test_what_is_no_rank(text: str) -> None:
+def test_parse_ranks_rejects_everything_else(text: str) -> None:
     with pytest.raises(UsageError):
         operate.parse_ranks(text)
 
 
 @pytest.mark.parametrize("grace", ["-1", "nan", "1e9"])
-def test_a_stop_with_a_grace_that_is_none_stops_nothing(grace: str) -> None:
+def test_stop_rejects_an_invalid_grace(grace: str) -> None:
     with pytest.raises(UsageError, match="--grace"):
         operate.execute(operate.build_parser("stop").parse_args(["--grace", grace]))
 
@@ -47,7 +47,9 @@ def test_a_stop_with_a_grace_that_is_none_stops_nothing(grace: str) -> None:
         (["--ha", "a:1,a:1", "--rdzv-id", "x"], "--ha"),
     ],
 )
-def test_a_place_where_no_job_can_be_is_refused_by_its_flag(flags: list[str], named: str) -> None:
+def test_an_invalid_place_is_rejected_with_the_name_of_its_flag(
+    flags: list[str], named: str
+) -> None:
     with pytest.raises(UsageError, match=f"^{named}: "):
         operate.execute(operate.build_parser("status").parse_args(flags))
 
@@ -73,7 +75,7 @@ Current thread 0x2 (most recent call first):
         ("", "unknown"),
     ],
 )
-def test_where_a_worker_is(text: str, place: str) -> None:
+def test_place_of_is_the_innermost_frame_of_the_main_thread(text: str, place: str) -> None:
     assert place_of(text) == place
 
 

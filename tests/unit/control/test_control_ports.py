@@ -148,7 +148,7 @@ def access_of(token: bytes | None, run_id: str = RUN_ID) -> ControlCredentials:
 
 
 @in_loop
-async def test_it_takes_what_the_agent_drew_and_the_token_of_the_job() -> None:
+async def test_a_client_must_prove_the_agents_key_and_the_token_of_the_job() -> None:
     async with served(access_of(TOKEN)) as port, served(access_of(None)) as other:
         assert await port.asked_by(access_of(TOKEN)) == "may act"
         assert await other.asked_by(access_of(None)) == "may act"
@@ -170,7 +170,7 @@ async def test_it_takes_what_the_agent_drew_and_the_token_of_the_job() -> None:
 
 
 @in_loop
-async def test_a_port_for_looking_lets_nobody_act() -> None:
+async def test_a_read_only_port_lets_no_client_act() -> None:
     async with served(access_of(TOKEN), read_only=True) as port:
         assert await port.asked_by(access_of(TOKEN)) == "reads"
 
@@ -191,7 +191,7 @@ def shake_hands(port: ControlPort) -> str:
 
 
 @in_loop
-async def test_without_a_token_other_users_of_the_host_are_kept_out_with_the_key() -> None:
+async def test_without_a_token_other_users_of_the_host_are_refused_even_with_the_key() -> None:
     async with served(access_of(None)) as port:
         own = port.own.control
         assert own is not None
@@ -204,7 +204,7 @@ async def test_without_a_token_other_users_of_the_host_are_kept_out_with_the_key
 
 
 @in_loop
-async def test_with_certificates_nothing_is_said_to_who_has_none() -> None:
+async def test_with_certificates_a_client_without_one_learns_nothing() -> None:
     guarded = ControlCredentials(run_id=RUN_ID, token=TOKEN, pem=make_certificate(TOKEN))
     others = ControlCredentials(run_id=RUN_ID, token=TOKEN, pem=make_certificate(TOKEN + b"x"))
     async with served(guarded) as port:
@@ -215,7 +215,7 @@ async def test_with_certificates_nothing_is_said_to_who_has_none() -> None:
 
 
 @in_loop
-async def test_a_flood_of_strangers_keeps_nobody_out() -> None:
+async def test_a_flood_of_strangers_does_not_lock_out_a_client() -> None:
     async with served(access_of(None)) as port:
         with ExitStack() as strangers:
             for said in (b"", b"\0", b"GET / HTTP/1.0\r\n\r\n"):
@@ -230,7 +230,7 @@ async def test_a_flood_of_strangers_keeps_nobody_out() -> None:
 
 
 @in_loop
-async def test_events_of_all_nodes_are_in_order_whatever_their_clocks_say() -> None:
+async def test_events_of_all_nodes_are_in_order_even_if_clocks_differ() -> None:
     async with served(access_of(None)) as a, served(access_of(None)) as b:
         b.node.ahead_s = 3_600.0
         for node, text, ago_s in ((a, "1", 4), (b, "2", 3), (a, "3", 2), (b, "4", 1)):
@@ -245,7 +245,7 @@ async def test_events_of_all_nodes_are_in_order_whatever_their_clocks_say() -> N
 
 
 @in_loop
-async def test_once_an_agent_has_ended_another_is_asked_about_the_job() -> None:
+async def test_if_an_agent_exits_the_client_uses_another() -> None:
     async with served(access_of(None)) as b, AsyncExitStack() as first:
         a = await first.enter_async_context(served(access_of(None)))
         job = Listed(("a", a.own.control), ("b", b.own.control))
@@ -262,7 +262,7 @@ async def test_once_an_agent_has_ended_another_is_asked_about_the_job() -> None:
 
 
 @in_loop
-async def test_while_etcd_is_away_an_agent_shows_what_its_own_workers_write() -> None:
+async def test_while_etcd_is_unreachable_an_agent_shows_its_own_logs() -> None:
     shown: list[control.LogLines] = []
     async with served(access_of(None)) as a:
         a.node.is_blind = True
@@ -275,7 +275,7 @@ async def test_while_etcd_is_away_an_agent_shows_what_its_own_workers_write() ->
 
 
 @in_loop
-async def test_following_logs_ends_when_nobody_reads_what_they_are_written_to() -> None:
+async def test_following_logs_ends_when_the_output_closes() -> None:
     def broken(_: object) -> None:
         raise BrokenPipeError
 
@@ -288,7 +288,7 @@ async def test_following_logs_ends_when_nobody_reads_what_they_are_written_to() 
 
 
 @in_loop
-async def test_whoever_answers_is_asked_and_the_others_are_named_with_the_reason() -> None:
+async def test_the_client_uses_the_first_agent_that_responds_and_names_the_others() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         refusing = ControlPort(closed.getsockname()[1], b"k" * 16)
     async with served(access_of(None)) as port:

@@ -57,7 +57,9 @@ class Reader:
     [(-1, b"1\n2\n3\n"), (2, b"2\n3\n"), (9, b"1\n2\n3\n"), (0, b"")],
 )
 @in_loop
-async def test_the_end_of_a_file(tmp_path: Path, tail: int, found: bytes) -> None:
+async def test_a_stream_starts_with_the_tail_of_a_file(
+    tmp_path: Path, tail: int, found: bytes
+) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"1\n2\n3\n")
     reader = Reader(LogsQuery(tail=tail, room=ROOM))
@@ -67,7 +69,7 @@ async def test_the_end_of_a_file(tmp_path: Path, tail: int, found: bytes) -> Non
 
 
 @in_loop
-async def test_chosen_ranks_and_lines(tmp_path: Path) -> None:
+async def test_a_stream_sends_only_the_chosen_ranks_and_lines(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in "ab"]
     for path in paths:
         path.write_bytes(b"good\nbad\nworse, without an end")
@@ -78,7 +80,7 @@ async def test_chosen_ranks_and_lines(tmp_path: Path) -> None:
 
 
 @in_loop
-async def test_no_more_is_sent_than_there_is_room_for(tmp_path: Path) -> None:
+async def test_a_stream_sends_no_more_than_its_reader_has_room_for(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"12345\n" * 100)
     reader = Reader(LogsQuery(room=60))
@@ -93,7 +95,9 @@ async def test_no_more_is_sent_than_there_is_room_for(tmp_path: Path) -> None:
 
 
 @in_loop
-async def test_what_is_added_follows_and_so_does_the_next_generation(tmp_path: Path) -> None:
+async def test_a_following_stream_continues_with_new_lines_and_the_next_generation(
+    tmp_path: Path,
+) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     first.write_bytes(b"old\nhalf ")
     reader = Reader(LogsQuery(follow=True, room=ROOM))
@@ -112,7 +116,7 @@ async def test_what_is_added_follows_and_so_does_the_next_generation(tmp_path: P
 
 
 @in_loop
-async def test_nothing_is_opened_for_one_who_has_gone(tmp_path: Path) -> None:
+async def test_a_closed_stream_opens_no_file(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"1\n")
     reader = Reader(LogsQuery(follow=True, room=ROOM))
     reader.stream.close()
@@ -122,7 +126,7 @@ async def test_nothing_is_opened_for_one_who_has_gone(tmp_path: Path) -> None:
 
 
 @in_loop
-async def test_only_files_are_read(tmp_path: Path) -> None:
+async def test_a_stream_reads_only_regular_files(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to("/etc/passwd")
     reader = Reader(LogsQuery(room=ROOM))
@@ -130,7 +134,7 @@ async def test_only_files_are_read(tmp_path: Path) -> None:
     reader.stream.close()
 
 
-def test_the_folder_of_sockets_is_its_users_alone(
+def test_only_its_user_can_access_the_runtime_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -150,7 +154,7 @@ def test_the_folder_of_sockets_is_its_users_alone(
 
 
 @in_loop
-async def test_an_agent_that_does_not_answer_is_named_and_left_out(
+async def test_an_agent_that_does_not_respond_is_named_and_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(discovery, "LATE_S", 0.0)
@@ -166,7 +170,7 @@ async def test_an_agent_that_does_not_answer_is_named_and_left_out(
 
 @pytest.mark.parametrize("shortage", ["instances", "watches"])
 @in_loop
-async def test_following_goes_on_without_inotify(
+async def test_following_continues_without_inotify(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shortage: str
 ) -> None:
     def refuse(*_: object) -> None:

@@ -82,7 +82,7 @@ async def test_a_request_is_decided_once_and_answered_each_time() -> None:
     ids=lambda message: type(message).__name__,
 )
 @in_loop
-async def test_what_nobody_may_send_ends_the_connection(message: Message) -> None:
+async def test_an_invalid_message_ends_the_connection(message: Message) -> None:
     async with serving() as served:
         await a_job(served)
         peer = await served.client()
@@ -104,7 +104,7 @@ async def test_what_nobody_may_send_ends_the_connection(message: Message) -> Non
     ids=lambda message: type(message).__name__,
 )
 @in_loop
-async def test_who_may_only_read_cannot_be_a_node(message: Message) -> None:
+async def test_a_read_only_client_cannot_be_a_node(message: Message) -> None:
     async with serving(token=TOKEN) as served:
         await a_job(served)
         looking = read_only_token(TOKEN, "job")
@@ -119,7 +119,7 @@ async def test_who_may_only_read_cannot_be_a_node(message: Message) -> None:
         assert ([*job.nodes], job.generation) == (["a"], 0)
 
 
-def test_a_read_only_token_is_no_other_and_makes_none() -> None:
+def test_a_read_only_token_differs_from_the_token_and_derives_no_other() -> None:
     of_job = read_only_token(TOKEN, "job")
     assert of_job == read_only_token(job_token(TOKEN, "job"), "")
     assert len({of_job, read_only_token(TOKEN, ""), read_only_token(TOKEN, "other"), TOKEN}) == 4
@@ -127,7 +127,7 @@ def test_a_read_only_token_is_no_other_and_makes_none() -> None:
 
 
 @in_loop
-async def test_a_query_is_passed_on_to_its_node_and_back() -> None:
+async def test_a_query_is_relayed_to_its_node_and_the_reply_back() -> None:
     async with serving() as served:
         node, operator = await a_job(served), await served.client("")
         query = Query(id=7, what=control.STACKS, run_id="job", node="a")
@@ -155,7 +155,7 @@ async def test_a_query_is_passed_on_to_its_node_and_back() -> None:
 
 
 @in_loop
-async def test_a_node_answers_only_what_it_was_asked() -> None:
+async def test_a_node_may_reply_only_to_its_own_queries() -> None:
     async with serving() as served:
         node, operator, second = await a_job(served), await served.client(""), await served.client()
         asked = await served.client()
@@ -170,7 +170,9 @@ async def test_a_node_answers_only_what_it_was_asked() -> None:
 
 
 @in_loop
-async def test_a_node_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_query_fails_if_its_node_does_not_attach_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(operators, "ATTACH_S", 0.01)
     async with serving() as served:
         await a_job(served)
@@ -180,7 +182,7 @@ async def test_a_node_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyP
 
 
 @in_loop
-async def test_what_happened_is_told_once_and_in_order_of_time() -> None:
+async def test_events_are_sent_once_and_in_order_of_time() -> None:
     async with serving() as served:
         node, operator = await a_job(served), await served.client("")
         follow = control.pack(control.EventsQuery(follow=True))
@@ -199,7 +201,9 @@ async def test_what_happened_is_told_once_and_in_order_of_time() -> None:
 
 
 @in_loop
-async def test_whoever_does_not_read_its_events_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_subscriber_that_does_not_read_its_events_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(operators, "UNREAD_EVENTS_BYTES_MAX", 100_000)
     monkeypatch.setattr(operators, "GATHER_S", 0.0)
     monkeypatch.setattr(server_connection, "UNREAD_BYTES_MAX", 1 << 30)  # Which comes later.
@@ -236,7 +240,7 @@ async def test_subscriptions_are_limited() -> None:
 
 
 @in_loop
-async def test_the_client_has_it_all() -> None:
+async def test_a_client_of_a_coordinator_can_request_and_follow() -> None:
     async with serving() as served:
         node = await a_job(served)
         place = Endpoint(host="127.0.0.1", port=served.port, run_id="job")

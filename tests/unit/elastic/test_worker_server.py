@@ -75,7 +75,7 @@ def place(path: str) -> Iterator[str]:
 def nothing(request: Request, response: Response) -> None: ...
 
 
-def test_an_own_handler_gets_all_and_sets_all(place: str) -> None:
+def test_a_handler_of_the_users_gets_the_request_and_sets_the_response(place: str) -> None:
     def own(request: Request, response: Response) -> None:
         found = [request.body(), request.get_param("a"), request.get_param("none")]
         found += [str(request.has_param(name)) for name in ("b", "c")]
@@ -156,7 +156,7 @@ def test_the_stacks_of_all_other_threads_are_shown(
         assert stacks_of_this_process().count("Thread 0x") == 2
 
 
-def test_nobody_but_the_owner_is_served(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_owner_is_served(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_server, "is_owner", lambda uid: uid == -1)
     with pytest.raises((ConnectionError, http.client.BadStatusLine)):
         asked(place, "POST", "/handler/ping")
@@ -168,7 +168,7 @@ def test_a_body_has_a_limit(place: str) -> None:
     assert asked(place, "POST", "/handler/ping", most + b"x")[0] == 413
 
 
-def test_after_the_end_nothing_is_there(path: str) -> None:
+def test_shutdown_removes_the_socket(path: str) -> None:
     for _ in range(20):
         WorkerServer(path).shutdown()
     serving = WorkerServer(path)
@@ -181,7 +181,7 @@ def test_after_the_end_nothing_is_there(path: str) -> None:
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-def test_a_response_in_progress_is_waited_for_but_not_for_ever(
+def test_shutdown_waits_for_a_response_in_progress_up_to_a_limit(
     path: str, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     monkeypatch.setattr(worker_server, "FINISH_S", 0.05 if hangs else 60.0)
@@ -224,7 +224,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_a_fork_of_a_dead_worker_does_not_pass_for_it(path: str) -> None:
+def test_a_fork_of_a_dead_worker_is_not_mistaken_for_it(path: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", FORKING, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as parent:
@@ -288,7 +288,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_left_alone(
         assert identity(path) == before
 
 
-def test_what_cannot_be_a_socket_is_refused(tmp_path: Path, path: str) -> None:
+def test_a_path_that_cannot_be_a_socket_is_rejected(tmp_path: Path, path: str) -> None:
     Path(path).write_text("precious")
     for wrong in (path, str(tmp_path / ("x" * 108)), str(tmp_path / "a" / "b" / "c.sock"), ""):
         with pytest.raises(EnvironmentProblem):

@@ -93,7 +93,7 @@ def test_a_script_that_imports_nothing_of_ours_running_or_stopped() -> None:
 
 
 @pytest.mark.usefixtures("without_py_spy")
-def test_a_worker_is_asked_at_its_socket(tmp_path: Path) -> None:
+def test_stacks_come_from_the_workers_socket_if_it_has_one(tmp_path: Path) -> None:
     with Process(WITH_SERVER, {SOCKET: str(tmp_path / "${rank}.sock"), "RANK": "4"}) as process:
         assert "in where_it_is\n" in dump_stacks(process.pid)
     with Process(
@@ -111,7 +111,7 @@ def test_a_worker_is_asked_at_its_socket(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("without_py_spy")
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_worker_that_does_not_answer_well_is_given_up(tmp_path: Path, answers: bool) -> None:
+def test_a_worker_whose_socket_misbehaves_is_given_up(tmp_path: Path, answers: bool) -> None:
     path = str(tmp_path / "a.sock")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
@@ -146,7 +146,9 @@ def test_half_of_the_time_is_left_for_the_socket(monkeypatch: pytest.MonkeyPatch
     assert limits == [3.0]
 
 
-def test_what_is_no_python_or_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_python_or_that_has_exited_is_described(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
         assert not is_python(process.pid)
         text = dump_stacks(process.pid)

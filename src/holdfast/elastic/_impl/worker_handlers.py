@@ -1,7 +1,7 @@
 """The requests that a worker answers at its control socket: handlers by name.
 
 A handler gets a request and a response, as torch's do, runs in a thread of the server, and returns
-nothing. Those that are here from the start:
+nothing. Built-in handlers:
 
 ==================  ===========================================================================
 `ping`              answers `pong`
@@ -9,8 +9,8 @@ nothing. Those that are here from the start:
 `pyspy_dump`        the same by py-spy, from outside; `?native` adds the frames of C
 ==================  ===========================================================================
 
-In a worker that has imported torch, torch's own handlers are there as well: its flight recorder,
-its profiler, and what the program registered with torch. Torch is never imported for them.
+If a worker has imported torch, torch's own handlers are available too: its flight recorder, its
+profiler, and what the program registered with torch. Holdfast never imports torch for them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 FRAMES_MAX = 200
-"""The innermost of one thread; an endless recursion is not shown to its beginning."""
+"""The innermost frames of one thread; an endless recursion is cut."""
 THREADS_MAX = 500
 
 
@@ -126,7 +126,7 @@ class Request:
 
 
 class Response:
-    """What the client gets: nothing, with status 200, until it is set."""
+    """What the client gets; by default an empty body with status 200."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -159,7 +159,7 @@ def register_handler(name: str, handler: Handler) -> None:
         )
     with _lock:
         if name in _handlers:
-            raise UsageError(f"handler {name!r} is registered already")
+            raise UsageError(f"handler {name!r} is already registered")
         if len(_handlers) >= HANDLERS_MAX:
             raise UsageError(f"there are {HANDLERS_MAX} handlers already")
         _handlers[name] = handler

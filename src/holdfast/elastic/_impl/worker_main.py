@@ -64,7 +64,7 @@ class WorkerMain:
         if isinstance(error, Exception):
             try:
                 record(_raise)(error)
-            except Exception:  # noqa: BLE001 (the same one; Python goes on with it from here)
+            except Exception:  # noqa: BLE001 (the same one; Python re-raises it)
                 error.__traceback__ = tb
         return False
 

@@ -6,9 +6,9 @@
 `POST /handler/NAME?a=b`      the response of a handler; 404 if there is none, 500 if it raised
 ============================  ===============================================================
 
-The paths are those of torch's server, so its clients can use this one. A handler can do all that
-the worker can, so only its owner (or root) is served: the file is theirs alone, and the kernel is
-asked who connects. Each call of a handler has a thread of its own.
+The paths are those of torch's server, so its clients can use this one. A handler can do everything
+that the worker can, so the server accepts only the owner and root: the file is private, and the kernel
+reports who connects. Each call of a handler has a thread of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARAMS_MAX = 100
 FINISH_S = 1.0
 """How long `shutdown` waits for responses in progress; a handler that hangs is left."""
 
-# Byte for byte what torch's server says of itself: clients recognize it by this.
+# The same bytes as torch's server: clients recognize it by this page.
 PAGE = b'<h1>torch.distributed.WorkerServer</h1>\n<a href="/handler/">Handler names</a>\n'
 
 
@@ -54,7 +54,7 @@ class WorkerServer:
     def shutdown(self) -> None:
         """Accept no more requests and remove the socket. May be called at any time, also twice."""
         if self._pid != os.getpid():
-            return  # A fork's copy: the socket is its parent's.
+            return  # A fork's copy: the socket belongs to its parent.
         remove(self.path, self._identity)
         self._server.close(FINISH_S)
 
@@ -79,7 +79,7 @@ def _respond(request: HttpRequest) -> HttpResponse:
     response = Response()
     try:
         handler(Request(request.body, _params(request.query)), response)
-    except BaseException as problem:  # noqa: BLE001 (a handler's trouble is the caller's)
+    except BaseException as problem:  # noqa: BLE001 (the caller gets the error)
         why = f"Handler {name} failed: {type(problem).__name__}: {problem}\n"
         return HttpResponse(500, "text/plain", why.encode(errors="replace"))
     return HttpResponse(response.status, response.content_type, response.content)
