@@ -241,7 +241,7 @@ def test_a_node_that_is_done_does_not_wait_for_one_that_starts_anew() -> None:
         infos = meet(fails, done)
         waiting = pool.submit(barrier, infos[1].store, 2, EXIT_BARRIER)
         again = pool.submit(fails.next_rendezvous)
-        with pytest.raises(DistStoreError, match=r"^the round is over: a asked for a new start$"):
+        with pytest.raises(DistStoreError, match=r"^the round is over: a requested a restart$"):
             waiting.result(LONG_S)
         done.shutdown()
         assert again.result(LONG_S).world_size == 1
