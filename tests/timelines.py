@@ -57,7 +57,7 @@ class Timeline:
         )
         # All of this is one machine; the reader must not know.
         line = msgspec.json.decode(self.lines[-1])
-        line |= {"boot": f"boot of {line['node']}", "host": f"host of {line['node']}"}
+        line["host"] |= {"boot": f"boot of {line['node']}", "name": f"host of {line['node']}"}
         self.lines[-1] = msgspec.json.encode(line) + b"\n"
 
     def generation(

@@ -12,7 +12,6 @@ import re
 import shlex
 import subprocess
 import sys
-import typing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,9 +21,10 @@ from holdfast.cli.completion import flags_of_commands
 from holdfast.cli.operate import TEXTS
 from holdfast.cli.run import build_parser
 from holdfast.launcher.config import FLAGS
+from holdfast.observe.timeline import KINDS, UNRECORDED
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.rdzv_conf import KEYS, Key
-from holdfast.views.report import model, records
+from holdfast.views.report import model
 from real_teams import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -222,11 +222,12 @@ def test_every_key_of_a_report_is_documented() -> None:
 def test_every_line_of_a_timeline_is_documented() -> None:
     text = (DOCS / "reference" / "log-directory.md").read_text().partition("## Timeline")[2]
     rows = dict(re.findall(r"^\| `(\w+)` \| [^|]* \|(.*)\|$", text, re.MULTILINE))
-    kinds = typing.get_args(records.Line)
-    assert {kind.__struct_config__.tag for kind in kinds} == set(rows) - {"kind"}
-    for kind in kinds:
-        keys = set(kind.__struct_fields__) - {"at"}
-        assert keys == set(re.findall(r"`(\w+)`", rows[kind.__struct_config__.tag]))
+    assert set(KINDS.values()) == set(rows) - {"kind"}
+    for event, kind in KINDS.items():
+        keys = {*event.__match_args__, *(["host"] if kind == "run" else [])}
+        assert keys - {"at", "wall", "took_s", *UNRECORDED} == set(
+            re.findall(r"`(\w+)`", rows[kind])
+        )
 
 
 def row_of(key: Key) -> str:

@@ -1,21 +1,22 @@
 """The timeline of a job in its log directory: what `holdfast report` is made of.
 
-`TimelineRecorder` is an observer that turns lifecycle events into lines of JSON, one file for each
-node, `timeline-<host>-<pid>.jsonl`. The events beside it are TorchElastic's, for programs that know
-those; these lines are Holdfast's own, and say what the others do not: generations by their numbers,
-what stopped each and how long that took, every failure on the way, and the progress of workers that
-report it. docs/reference/log-directory.md has the keys; `holdfast.views.report.records` reads them.
+`TimelineRecorder` is an observer that writes lifecycle events as lines of JSON, one file for each
+node, `timeline-<host>-<pid>.jsonl`. A line has the kind of the event and its fields, so the fold of a
+timeline is the fold of the events (`control.history`). docs/reference/log-directory.md has the keys;
+`views.report.records` reads them.
 
-Times (`at`) are seconds of the host's monotonic clock; the line `run` has the time of day besides,
-so the others need none and a clock that is set does not matter.
+Times (`at`) are seconds of the host's monotonic clock. The line `run` has the time of day besides, so
+a clock that is set does not matter.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from enum import Enum
 from typing import TYPE_CHECKING
 
+from holdfast.core.values import Value
 from holdfast.observe import lifecycle
 from holdfast.observe.events.event import json_text
 
@@ -23,76 +24,40 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-VERSION = 1
-"""Raised when the meaning of a key changes, not when a key is added."""
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class Line:
     """One line of a timeline."""
 
-    def __init__(self, kind: str, at: float, fields: dict[str, Any]) -> None:
+    def __init__(self, kind: str, fields: dict[str, Any]) -> None:
         self.kind = kind
-        self._fields = {"kind": kind, "at": round(at, 6), **fields}
+        self._fields = {"kind": kind, **fields}
 
     def serialize(self) -> str:
         """Return the line as JSON."""
-        return json_text(_whole(self._fields))
+        return json_text(_plain(self._fields))
 
 
-def _whole(value: Any) -> Any:
-    """Return a value without halves of characters, which other readers of JSON refuse."""
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict):
-        return {key: _whole(inner) for key, inner in value.items()}
-    return [_whole(inner) for inner in value] if isinstance(value, list) else value
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it, and without halves of characters, which readers refuse."""
+    match value:
+        case float():
+            return round(value, 6)
+        case str():
+            return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+        case Enum():
+            return value.value
+        case Value():
+            return _plain(vars(value))
+        case dict():
+            return {key: _plain(inner) for key, inner in value.items()}
+        case tuple() | list():
+            return [_plain(inner) for inner in value]
+    return value
 
 
-class TimelineRecorder:
-    """An observer that turns lifecycle events into lines; `record` gets each."""
-
-    name = "the recorder of the timeline"
-
-    def __init__(self, record: Callable[[Line], object]) -> None:
-        self._record = record
-
-    def __call__(self, event: lifecycle.LifecycleEvent) -> None:
-        match event:
-            case lifecycle.RunStarted():
-                fields = _run(event)
-            case lifecycle.StandbyChanged():
-                fields = {"is_standby": event.is_standby}
-            case lifecycle.RendezvousEnded():
-                fields = {"failed": bool(event.error)}
-            case lifecycle.GenerationStarted():
-                fields = _generation(event)
-            case lifecycle.FirstHeartbeat():
-                fields = {"generation": event.generation, "rank": event.worker.global_rank}
-            case lifecycle.ProgressSampled():
-                steps = [[rank, step, round(at, 6)] for rank, step, at in event.steps]
-                fields = {"generation": event.generation, "steps": steps}
-            case lifecycle.WorkerEnded():
-                rank, failed = event.worker.global_rank, event.failed
-                fields = {"generation": event.generation, "rank": rank, "failed": failed}
-            case lifecycle.GenerationStopping():
-                reason, detail = event.reason.value, event.detail
-                fields = {"generation": event.generation, "reason": reason, "detail": detail}
-            case lifecycle.GenerationStopped():
-                fields = {"generation": event.generation}
-            case lifecycle.WorkersFailed():
-                failures = [_failure(one) for one in event.failures]
-                fields = {"generation": event.generation, "failures": failures}
-            case lifecycle.Requested():
-                fields = {"what": event.what}
-            case lifecycle.RunEnded():
-                fields = {"state": event.state or event.cut_short, "error": event.error}
-            case _:
-                return
-        self._record(Line(KINDS[type(event)], event.at, fields))
-
-
-KINDS = {
+KINDS: dict[type[lifecycle.LifecycleEvent], str] = {
     lifecycle.RunStarted: "run",
     lifecycle.StandbyChanged: "standby",
     lifecycle.RendezvousEnded: "rendezvous",
@@ -106,58 +71,39 @@ KINDS = {
     lifecycle.Requested: "request",
     lifecycle.RunEnded: "end",
 }
+UNRECORDED = ("outcomes",)
+"""Contents of error files: `failures` has what matters of them."""
 
 
-def _run(event: lifecycle.RunStarted) -> dict[str, Any]:
+class TimelineRecorder:
+    """An observer that turns lifecycle events into lines; `record` gets each."""
+
+    name = "the recorder of the timeline"
+
+    def __init__(self, record: Callable[[Line], object]) -> None:
+        self._record = record
+
+    def __call__(self, event: lifecycle.LifecycleEvent) -> None:
+        kind = KINDS.get(type(event))
+        if kind is None:
+            return
+        fields = {name: value for name, value in vars(event).items() if name not in UNRECORDED}
+        if isinstance(event, lifecycle.RunStarted):
+            fields["host"] = _host()
+        self._record(Line(kind, fields))
+
+
+def _host() -> dict[str, Any]:
     host = os.uname()
     return {
-        "version": VERSION,
-        "wall": round(event.wall, 6),
-        "run_id": event.run_id,
-        "node": event.node,
-        "host": host.nodename,
+        "name": host.nodename,
         "boot": boot_id(),
         "pid": os.getpid(),
         "born": born(os.getpid()),
-        "role": event.role,
-        "backend": event.backend,
-        "program": event.program,
-        "local_world_size": event.local_world_size,
-        "max_restarts": event.max_restarts,
         "holdfast": sys.modules["holdfast"].__version__,
         "python": ".".join(map(str, sys.version_info[:3])),
         "system": f"{host.sysname} {host.release} {host.machine}",
         "cpus": os.cpu_count() or 0,
-    }
-
-
-def _generation(event: lifecycle.GenerationStarted) -> dict[str, Any]:
-    return {
-        "generation": event.generation,
-        "restarts": event.restart_count,
-        "node_rank": event.group_rank,
-        "nodes": event.group_world_size,
-        "world_size": event.world_size,
-        "fence": event.fence,
-        "why": event.why,
-        "logs": os.path.basename(event.log_dir),
-        "workers": [[one.global_rank, one.local_rank, one.pid] for one in event.workers],
-    }
-
-
-def _failure(one: lifecycle.WorkerFailure) -> dict[str, Any]:
-    return {
-        "rank": one.global_rank,
-        "local_rank": one.local_rank,
-        "pid": one.pid,
-        "exitcode": one.exit_code,
-        "wall": round(one.wall, 6),
-        "consequence": one.consequence,
-        "ending": one.ending,
-        "detail": one.detail,
-        "message": one.message,
-        "traceback": one.traceback,
-        "stderr_tail": one.stderr_tail,
     }
 
 

@@ -1,6 +1,7 @@
-"""The server of the TCPStore protocol over plain sockets: its limits, its clients, its end.
+"""The TCP store's server over plain sockets: its limits, its clients, which hosts it serves, forwarding.
 
-Arbitrary bytes in arbitrary pieces are in tests/fuzz, real clients in tests/peers and tests/contract.
+Arbitrary bytes in arbitrary pieces are in tests/fuzz, real clients in tests/peers and tests/contract, real
+hosts and users in tests/integration/test_store_access.py.
 """
 
 from __future__ import annotations
@@ -13,25 +14,32 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Self
 
 import pytest
 from scripted_tcp_store import blob, u64
 
+from holdfast import console
 from holdfast.errors import EnvironmentProblem
+from holdfast.net.listening import ReservedPort
 from holdfast.store.key_space import KeySpace
 from holdfast.store.store_errors import DistNetworkError
+from holdfast.store.tcp import attestation, forwarding, host_admission, tcp_protocol
 from holdfast.store.tcp import store_server as loop_module
-from holdfast.store.tcp import tcp_protocol
-from holdfast.store.tcp.embedded import TcpStoreServer
+from holdfast.store.tcp.attestation import HostAttestation
+from holdfast.store.tcp.embedded import Access, TcpStoreServer
+from holdfast.store.tcp.forwarding import Forwarder
 from holdfast.store.tcp.store_client import TCPStore
 from holdfast.store.tcp.store_server import fast_responder, respond
 from holdfast.store.tcp.tcp_protocol import Requests
+from holdfast.wire.errors import ProofRefused
+from holdfast.wire.store_proof import AgentProof
+from other_users import STRANGER, as_user
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 HELLO = bytes.fromhex("00 ce f7 85 3c")
 PATIENCE_S = 30
@@ -694,3 +702,437 @@ def test_a_forked_child_is_a_client_of_its_parents_server() -> None:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
         assert store.get("key") == b"value"
+
+
+# Which hosts it serves. Addresses of this host's loopback stand for other hosts.
+
+KEY = bytes(range(32))
+GENERATION = 5
+US, B, C = "127.0.0.1", "127.0.0.2", "127.0.0.3"
+Said = list[str]
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Said:
+    """What the store and agents warn of."""
+    lines: Said = []
+    monkeypatch.setattr(console, "warning", lines.append)
+    return lines
+
+
+@pytest.fixture
+def _hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections from other addresses than 127.0.0.1 are those of other hosts."""
+
+    def user_of(peer: socket.socket) -> int | None:
+        return 0 if peer.getpeername()[0].removeprefix("::ffff:") == US else None
+
+    monkeypatch.setattr(loop_module, "user_of", user_of)
+
+
+@pytest.fixture
+def serve(_hosts: None) -> Iterator[Callable[..., TcpStoreServer]]:
+    """A maker of stores, which listen on all addresses: IPv4 comes in as IPv6."""
+    with ExitStack() as ends:
+
+        def make(mode: str, key: bytes = KEY) -> TcpStoreServer:
+            bound = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+            server = TcpStoreServer(bound, None, Access(mode, key, GENERATION))
+            ends.enter_context(server)
+            server.start()
+            return server
+
+        yield make
+
+
+def connect(server: TcpStoreServer, host: str) -> socket.socket:
+    return socket.create_connection((US, server.port), PATIENCE_S, source_address=(host, 0))
+
+
+def is_served(client: socket.socket) -> bool:
+    """Whether the store answers, rather than closing the connection. Waits for either."""
+    try:
+        client.sendall(HELLO + PING)
+        return client.recv(4) == PONG
+    except (ConnectionResetError, BrokenPipeError):
+        return False
+
+
+def prove(
+    server: TcpStoreServer, host: str, key: bytes = KEY, generation: int = GENERATION
+) -> bool:
+    """Attest a host as its agent does; return whether the store accepted that."""
+    proof = AgentProof(key, generation)
+    with connect(server, host) as agent:
+        agent.sendall(proof.start())
+        try:
+            while not proof.done and (data := agent.recv(256)):
+                agent.sendall(proof.receive(data))
+        except ProofRefused:
+            return False
+    return proof.done
+
+
+def is_cut_off(client: socket.socket, *pieces: bytes) -> bool:
+    """Whether the store closes the connection while all this is sent to it."""
+    try:
+        for piece in pieces:
+            client.sendall(piece)
+        client.sendall(PING)
+        return client.recv(4) != PONG
+    except (ConnectionResetError, BrokenPipeError):
+        return True
+
+
+def values(prefix: str) -> list[bytes]:
+    """Return requests that set a hundred keys to 64 KiB each."""
+    names = (f"{prefix} {number}".encode() for number in range(100))
+    return [b"\x01" + blob(name) + blob(bytes(64 << 10)) for name in names]
+
+
+def test_a_worker_that_is_faster_than_its_agent_is_held_and_then_served(
+    serve: Callable[..., TcpStoreServer], said: Said
+) -> None:
+    server = serve("hosts")
+    with connect(server, B) as early, connect(server, C) as stranger:
+        for one in (early, stranger):
+            one.sendall(HELLO + PING)
+        with connect(server, US) as own:
+            assert is_served(own)
+        assert prove(server, B)
+        assert early.recv(4) == PONG
+        with connect(server, B) as late:
+            assert is_served(late)
+        stranger.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            stranger.recv(1)
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("key", "generation"), [(bytes(32), GENERATION), (KEY, GENERATION - 1), (b"", GENERATION)]
+)
+def test_a_word_that_is_not_of_this_generation_is_refused(
+    serve: Callable[..., TcpStoreServer], key: bytes, generation: int
+) -> None:
+    server = serve("hosts")
+    with connect(server, B) as held:
+        held.sendall(HELLO + PING)
+        assert not prove(server, B, key, generation)
+        with connect(server, US) as own:
+            assert is_served(own)
+        held.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            held.recv(1)
+
+
+def test_host_without_attestation_in_time_is_refused_and_named_once(
+    serve: Callable[..., TcpStoreServer], said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "HELD_S", 0.05)
+    server = serve("hosts")
+    for _ in range(3):
+        with connect(server, B) as stranger:
+            assert not is_served(stranger)
+    (line,) = said
+    assert B in line
+    assert "store=open" in line
+
+
+@pytest.mark.parametrize("mode", ["hosts", "private"])
+def test_a_store_without_a_key_serves_its_own_host_alone_and_at_once(
+    serve: Callable[..., TcpStoreServer], said: Said, mode: str
+) -> None:
+    server = serve(mode, b"")
+    with connect(server, B) as other, connect(server, US) as own:
+        assert not is_served(other)
+        assert is_served(own)
+
+
+def test_an_open_store_serves_everybody_and_takes_the_word_of_agents(
+    serve: Callable[..., TcpStoreServer], said: Said
+) -> None:
+    server = serve("open")
+    with connect(server, B) as early, connect(server, C) as stranger:
+        assert is_served(early)
+        assert is_served(stranger)
+        assert prove(server, B)
+        assert server._loop is not None
+        clients = server._loop.connections.values()
+        whose = {one.host_name: one.share.whose for one in clients if one.share is not None}
+    assert whose == {B: B, C: "hosts outside of this job"}
+
+
+def test_a_stranger_cannot_fill_an_open_store(
+    serve: Callable[..., TcpStoreServer], said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (host_admission, loop_module):
+        monkeypatch.setattr(module, "BYTES_MAX", 4 << 20)
+    server = serve("open")
+    with connect(server, US) as own:
+        assert is_served(own)
+        for host in (B, C):  # They have one share together.
+            with connect(server, host) as stranger:
+                assert is_served(stranger)
+                assert is_cut_off(stranger, *values(host))
+        assert server._loop is not None
+        assert server._loop._space.bytes_held <= 1 << 20
+        own.sendall(b"\x01" + blob(b"mine") + blob(bytes(2 << 20)) + PING)
+        assert own.recv(4) == PONG
+    assert "hosts outside of this job" in said[0]
+
+
+def test_what_a_stranger_leaves_unfinished_counts_for_its_share(
+    serve: Callable[..., TcpStoreServer], said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (host_admission, loop_module):
+        monkeypatch.setattr(module, "BYTES_MAX", 4 << 20)
+    server = serve("open")
+    with connect(server, B) as stranger:
+        assert is_served(stranger)
+        begun = b"\x01" + blob(b"key") + (6 << 20).to_bytes(8, "little")
+        assert is_cut_off(stranger, begun, *[bytes(64 << 10)] * 90)
+    with connect(server, C) as other:
+        assert is_served(other)
+
+
+def test_attested_host_cannot_fill_the_store_alone(
+    serve: Callable[..., TcpStoreServer], said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (host_admission, loop_module):
+        monkeypatch.setattr(module, "BYTES_MAX", 4 << 20)
+    server = serve("hosts")
+    assert prove(server, B)
+    with connect(server, B) as greedy:
+        assert is_served(greedy)
+        assert is_cut_off(greedy, *values(B))
+    assert server._loop is not None
+    assert 1 << 20 < server._loop._space.bytes_held <= 2 << 20
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_a_stranger_with_very_many_connections_keeps_nobody_out(
+    serve: Callable[..., TcpStoreServer], said: Said, monkeypatch: pytest.MonkeyPatch, speaks: bool
+) -> None:
+    monkeypatch.setattr(loop_module, "HALF_OPEN_MAX", 20)
+    monkeypatch.setattr(loop_module, "_connections_possible", lambda: 60)
+    server = serve("hosts")
+    with ExitStack() as ends:
+        waits = ends.enter_context(connect(server, B))
+        waits.sendall(HELLO + PING)
+        for _ in range(80):
+            one = ends.enter_context(connect(server, C))
+            if speaks:
+                one.sendall(HELLO)
+        assert prove(server, B)
+        assert waits.recv(4) == PONG
+
+
+# The agent's side.
+
+
+def ended(one: HostAttestation) -> None:
+    """Wait until all threads of this are gone."""
+    for thread in threading.enumerate():
+        if thread.name == "holdfast-attestation":
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+    assert not one._connections
+
+
+def test_an_agent_tries_again_where_nobody_listens_yet(
+    serve: Callable[..., TcpStoreServer], said: Said
+) -> None:
+    with socket.socket(socket.AF_INET6) as held:
+        held.bind(("::", 0))
+        word = HostAttestation(US, held.getsockname()[1], KEY, GENERATION)
+        word.start()
+        held.listen()
+        peer, _ = held.accept()
+        peer.close()  # As a store would that is closed for another.
+        server = TcpStoreServer(held, None, Access("hosts", KEY, GENERATION))
+        server.start()
+        ended(word)
+        assert word._succeeded
+        server.close()
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("host", "optional"), [(US, False), ("no such host.invalid", False), (US, True)]
+)
+def test_failed_attestation_is_reported_in_one_line(
+    said: Said, monkeypatch: pytest.MonkeyPatch, host: str, optional: bool
+) -> None:
+    monkeypatch.setattr(attestation, "ATTEST_S", 0.1)
+    with socket.socket() as bound:
+        bound.bind((US, 0))
+        port = bound.getsockname()[1]
+        word = HostAttestation(host, port, KEY, GENERATION, optional=optional)
+        word.start()
+        ended(word)
+    assert len(said) == (0 if optional else 1)
+    assert all(f"{host}:{port}" in line for line in said)
+
+
+def test_an_agent_that_is_told_to_stop_says_nothing(said: Said) -> None:
+    with socket.create_server((US, 0)) as silent:
+        word = HostAttestation(US, silent.getsockname()[1], KEY, GENERATION)
+        word.start()
+        peer, _ = silent.accept()
+        with peer:
+            assert peer.recv(1000)
+            word.cancel()
+            ended(word)
+    assert said == []
+
+
+# Forwarding: the agent's port for its own workers, in front of a private store of another node.
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[TcpStoreServer]:
+    """A private store that takes all connections for those of other hosts."""
+    monkeypatch.setattr(loop_module, "user_of", lambda _: None)
+    bound = socket.socket()
+    bound.bind((US, 0))
+    with TcpStoreServer(bound, None, Access("private", KEY, GENERATION)) as server:
+        server.start()
+        yield server
+
+
+@pytest.fixture
+def forward() -> Iterator[Callable[..., int]]:
+    """A maker of forwarders to a port; returns that of the workers."""
+    with ExitStack() as ends:
+
+        def make(port: int, key: bytes = KEY) -> int:
+            held = ends.enter_context(ReservedPort(listening=True, address=US))
+            forwarder = Forwarder(held.listener(), US, port, key, GENERATION)
+            ends.callback(forwarder.close)
+            forwarder.start()
+            return held.number
+
+        yield make
+
+
+def worker_store(port: int, timeout_s: float = PATIENCE_S) -> TCPStore:
+    return TCPStore(US, port, timeout=timedelta(seconds=timeout_s))
+
+
+def test_workers_use_the_store_as_if_it_were_here(
+    store: TcpStoreServer, forward: Callable[..., int], said: list[str]
+) -> None:
+    port = forward(store.port)
+    with worker_store(port) as one, worker_store(port) as other:
+        one.set("large", bytes(range(256)) * 30_000)
+        assert other.get("large") == bytes(range(256)) * 30_000
+        waiter = threading.Thread(target=other.wait, args=(["late"],))
+        waiter.start()
+        one.set("late", "")
+        waiter.join(PATIENCE_S)
+        assert not waiter.is_alive()
+    assert said == []
+
+
+def test_whoever_does_not_prove_the_key_is_refused(
+    store: TcpStoreServer, forward: Callable[..., int], said: list[str]
+) -> None:
+    with pytest.raises(DistNetworkError):
+        worker_store(store.port, 1)
+    with pytest.raises(DistNetworkError):
+        worker_store(forward(store.port, bytes(32)), 1)
+    assert any("store=private" in line for line in said)
+
+
+def test_another_user_is_refused(
+    store: TcpStoreServer, forward: Callable[..., int], said: list[str]
+) -> None:
+    port = forward(store.port)
+
+    def attack() -> str:
+        with socket.create_connection((US, port), PATIENCE_S) as one:
+            return "refused" if one.recv(1) == b"" else "served"
+
+    assert as_user(STRANGER, attack) == "refused"
+    assert str(STRANGER) in said[0]
+
+
+def test_a_store_that_is_not_there_ends_the_connection_and_is_named(
+    forward: Callable[..., int], said: list[str]
+) -> None:
+    with socket.socket() as bound:
+        bound.bind((US, 0))
+        port = bound.getsockname()[1]
+        with socket.create_connection((US, forward(port)), PATIENCE_S) as worker:
+            assert worker.recv(1) == b""
+    assert f"{US}:{port}" in said[0]
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for_for_ever(
+    forward: Callable[..., int], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarding, "PROVE_S", 0.1)
+    with socket.create_server((US, 0)) as silent:
+        port = forward(silent.getsockname()[1])
+        with socket.create_connection((US, port), PATIENCE_S) as worker:
+            assert worker.recv(1) == b""
+    assert len(said) == 1
+
+
+def test_a_forwarder_that_fails_says_so_and_a_forked_child_has_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_self: Forwarder) -> None:
+        raise RuntimeError("on purpose")
+
+    failures: list[str] = []
+    told = threading.Event()
+
+    def failed(why: str) -> None:
+        failures.append(why)
+        told.set()
+
+    monkeypatch.setattr(Forwarder, "_accept", fail)
+    with ReservedPort(listening=True, address=US) as held:
+        forwarder = Forwarder(held.listener(), US, 9, KEY, GENERATION, failed)
+        forwarder.start()
+        assert as_user(0, lambda: str(forwarder._listener.fileno())) == "-1"
+        with socket.create_connection((US, held.number), PATIENCE_S):
+            assert told.wait(PATIENCE_S)
+        forwarder.close()
+    assert "on purpose" in failures[0]
+    assert "on purpose" in caplog.text
+
+
+def test_what_was_changed_on_the_way_ends_the_connection(
+    store: TcpStoreServer, forward: Callable[..., int], said: list[str]
+) -> None:
+    """Somebody in between passes on all but one bit of what a worker says."""
+
+    def pass_on(reads: socket.socket, writes: socket.socket, *, tampers: bool) -> None:
+        passed = 0
+        while data := reads.recv(65536):
+            if tampers and passed >= 42 + 32:  # The hello and the proof of the agent.
+                data = data[:-1] + bytes([data[-1] ^ 1])
+            passed += len(data)
+            writes.sendall(data)
+        with suppress(OSError):
+            writes.shutdown(socket.SHUT_RDWR)
+
+    with socket.create_server((US, 0)) as between:
+        port = forward(between.getsockname()[1])
+        with socket.create_connection((US, port), PATIENCE_S) as worker:
+            near, _ = between.accept()
+            with near, socket.create_connection((US, store.port), PATIENCE_S) as far:
+                threads = [
+                    threading.Thread(target=pass_on, args=(near, far), kwargs={"tampers": True}),
+                    threading.Thread(target=pass_on, args=(far, near), kwargs={"tampers": False}),
+                ]
+                for thread in threads:
+                    thread.start()
+                worker.sendall(bytes.fromhex("00 ce f7 85 3c") + b"\x0dping")
+                assert worker.recv(4) == b""
+                for thread in threads:
+                    thread.join(PATIENCE_S)
+    assert said

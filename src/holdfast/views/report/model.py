@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from holdfast.control import history
+    from holdfast.observe.lifecycle import WorkerFailure
     from holdfast.views.report import records
-    from holdfast.views.report.records import FailedWorker, NodeRun
+    from holdfast.views.report.records import NodeRun
 
     T = TypeVar("T")
 
@@ -271,7 +272,7 @@ class _Axis:
         first = self.first
         if node is first:
             return 0.0, 0.0
-        if node.run.boot and node.run.boot == first.run.boot:
+        if node.host.boot and node.host.boot == first.host.boot:
             return first.wall(node.run.at) - node.run.wall, 0.0
         common = [
             first.wall(known.started_at or 0.0) - node.wall(one.started_at or 0.0)
@@ -307,11 +308,13 @@ class _Merged:
         self.samples: dict[int, list[tuple[float, int]]] = {}
         self.node_of: dict[int, str] = {}
         self.exits = {
-            line.rank: axis.of(node, line.at) for node, part in self.parts for line in part.exits
+            end.worker.global_rank: axis.of(node, end.at)
+            for node, part in self.parts
+            for end in part.exits
         }
         for node, part in self.parts:
-            for rank, _, _ in part.started.workers:
-                self.node_of[rank] = node.run.node
+            for worker in part.started.workers:
+                self.node_of[worker.global_rank] = node.run.node
             for rank, found in part.samples.items():
                 self.samples[rank] = [(axis.of(node, at), step) for at, step in found]
 
@@ -330,12 +333,12 @@ class _Merged:
             and part is node.last
         ]
 
-    def failures(self) -> list[tuple[NodeRun, FailedWorker]]:
+    def failures(self) -> list[tuple[NodeRun, WorkerFailure]]:
         found = [(node, one) for node, part in self.parts for one in part.failures]
         found.sort(key=lambda item: (item[1].consequence, self.happened(*item)))
         return found
 
-    def happened(self, node: NodeRun, one: FailedWorker) -> float:
+    def happened(self, node: NodeRun, one: WorkerFailure) -> float:
         return self.axis.of_wall(node, one.wall)
 
 
@@ -448,17 +451,17 @@ class _Description:
             return end, reason
         if causes:
             node, first = causes[0]
-            return "failed", _summary(node.run.host, first)
+            return "failed", _summary(node.host.name, first)
         if following is not None:
             if end == "lost" and one.lost and not following.history.why:
                 reason = f"node {one.lost[0].run.node} was lost"
             return end, _first_line(reason)
-        ends = {node.end.state for node in one.nodes if node.end is not None}
+        ends = {node.end_state for node in one.nodes if node.end is not None}
         if "succeeded" in ends and "failed" not in ends:
             return "succeeded", one.history.reason or StopReason.SUCCEEDED.value
         final = self._final()
         if final is not None and one.history.reason:
-            return "failed", _summary(final.first.host, final.first)
+            return "failed", _summary(final.first.host, final.first.failure)
         return end, _first_line(reason)
 
     def _node_span(self, one: _Merged, node: NodeRun) -> NodeSpan:
@@ -495,13 +498,13 @@ class _Description:
 
     def _outcome(self) -> Outcome:
         ends = [node.end for node in self.nodes if node.end is not None]
-        states = [end.state for end in ends]
+        states = [node.end_state for node in self.nodes if node.end is not None]
         last = self.generations[-1] if self.generations else None
         if "failed" in states:
             final = self._final()
             reason = last.end_reason if last is not None and last.end == "failed" else ""
             if final is not None and (not reason or not self._has_failure(final)):
-                reason = _summary(final.first.host, final.first)
+                reason = _summary(final.first.host, final.first.failure)
             return Outcome(state="failed", reason=reason or "workers failed")
         if "succeeded" in states:
             gone = sum(node.end is None for node in self.nodes)
@@ -509,7 +512,9 @@ class _Description:
             more = f"; {lost} lost on the way" if gone else ""
             return Outcome(state="succeeded", reason=f"all workers succeeded{more}")
         for state in ("stopped", "error", "standby"):
-            reasons = [_error_line(end.error) for end in ends if end.state == state]
+            reasons = [
+                _error_line(end.error) for end in ends if (end.state or end.cut_short) == state
+            ]
             if reasons:
                 return Outcome(
                     state="stopped" if state == "stopped" else "error", reason=reasons[0]
@@ -527,7 +532,7 @@ class _Description:
     def _has_failure(self, final: records.FinalReport) -> bool:
         wanted = (final.first.rank, final.first.pid)
         return any(
-            (failed.rank, failed.pid) == wanted
+            (failed.global_rank, failed.pid) == wanted
             for one in self.merged[-1:]
             for _, failed in one.failures()
         )
@@ -537,7 +542,7 @@ class _Description:
     def _failures(self) -> list[Failure]:
         found = [
             self._failure(
-                one.number, node.run.node, node.run.host, one.happened(node, failed), failed
+                one.number, node.run.node, node.host.name, one.happened(node, failed), failed
             )
             for one in self.merged
             for node, failed in one.failures()
@@ -547,7 +552,7 @@ class _Description:
             first = self.axis.first
             at = self.axis.of_wall(first, final.first.time_ns / 1e9)
             number = self.merged[-1].number
-            found.append(self._failure(number, "", final.first.host, at, final.first))
+            found.append(self._failure(number, "", final.first.host, at, final.first.failure))
         if len(found) > FAILURES_SHOWN:
             causes = [one for one in found if not one.consequence]
             rest = [one for one in found if one.consequence]
@@ -557,16 +562,16 @@ class _Description:
         found.sort(key=lambda one: (one.generation, one.consequence, one.at_s))
         return found
 
-    def _failure(self, number: int, node: str, host: str, at: float, one: FailedWorker) -> Failure:
+    def _failure(self, number: int, node: str, host: str, at: float, one: WorkerFailure) -> Failure:
         before, mark, stacks = one.stderr_tail.rpartition(STACKS)
         return Failure(
             generation=number,
             node=node,
             host=host,
-            rank=one.rank,
+            rank=one.global_rank,
             local_rank=one.local_rank,
             pid=one.pid,
-            exitcode=one.exitcode,
+            exitcode=one.exit_code,
             at_s=_round(min(at, self.end_s)),
             consequence=one.consequence,
             ending=_first_line(one.ending),
@@ -599,30 +604,31 @@ class _Description:
         if node.is_alive:
             state, reason = "running", ""
         elif node.end is not None:
-            state = node.end.state if node.end.state in NODE_STATES else "ended"
+            state = node.end_state if node.end_state in NODE_STATES else "ended"
             reason = _error_line(node.end.error)
         last = node.last
         return Node(
             name=node.run.node,
-            host=node.run.host,
-            pid=node.run.pid,
+            host=node.host.name,
+            pid=node.host.pid,
             folder=node.folder,
             began_s=_round(self.axis.of_wall(node, node.run.wall)),
             ended_s=_round(self._end_of(node)),
             state=state,
             reason=reason,
             generations=sorted(node.generations)[-GENERATIONS_SHOWN:],
-            ranks=format_ranges(rank for rank, _, _ in last.started.workers) if last else "",
+            ranks=format_ranges(one.global_rank for one in last.started.workers) if last else "",
             clock_ahead_s=_rounded(self.axis.ahead[id(node)]),
         )
 
     def _environment(self) -> dict[str, str]:
         runs = [node.run for node in self.nodes]
+        hosts = [node.host for node in self.nodes]
         facts = {
-            "Holdfast": [run.holdfast for run in runs],
-            "Python": [run.python for run in runs],
-            "system": [run.system for run in runs],
-            "CPUs of a host": [str(run.cpus) for run in runs],
+            "Holdfast": [host.holdfast for host in hosts],
+            "Python": [host.python for host in hosts],
+            "system": [host.system for host in hosts],
+            "CPUs of a host": [str(host.cpus) for host in hosts],
             "workers of a node": [str(run.local_world_size) for run in runs],
             "rendezvous": [run.backend for run in runs],
             "role": [run.role for run in runs],
@@ -776,7 +782,7 @@ def _span(one: history.Span) -> Span:
 
 def _place_of(node: NodeRun) -> tuple[float, float]:
     last = node.last
-    rank = last.started.node_rank if last is not None else None
+    rank = last.started.group_rank if last is not None else None
     return (float("inf") if rank is None else rank, node.run.wall)
 
 
@@ -808,9 +814,9 @@ def _heat(
     return heat, names
 
 
-def _summary(host: str, one: FailedWorker) -> str:
+def _summary(host: str, one: WorkerFailure) -> str:
     why = one.detail or one.message or _last_line(one.traceback)
-    who = f"rank {one.rank} on {host} failed: {one.ending}"
+    who = f"rank {one.global_rank} on {host} failed: {one.ending}"
     return _first_line(f"{who}: {_first_line(why)}" if why.strip() else who)
 
 

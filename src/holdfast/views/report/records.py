@@ -11,16 +11,36 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Annotated
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, defstruct
 
 from holdfast.control.history import History
 from holdfast.core.supervision import StopReason
+from holdfast.core.values import Value
 from holdfast.errors import UsageError
 from holdfast.observe import lifecycle
-from holdfast.observe.timeline import boot_id, born
+from holdfast.observe.lifecycle import (
+    GenerationStarted,
+    ProgressSampled,
+    RunEnded,
+    RunStarted,
+    WorkerEnded,
+    WorkerFailure,
+    WorkersFailed,
+)
+from holdfast.observe.timeline import KINDS, boot_id, born
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -39,8 +59,7 @@ SAMPLES_MAX, SAMPLES_MIN = 2_000, 50
 """Of a rank in one generation; of more every other one is dropped, again and again."""
 SAMPLES_IN_ALL = 500_000
 """What to aim at with all ranks: the more there are, the fewer samples are kept of each."""
-FAILURES_MAX = 64
-"""Of a node in one generation."""
+TEXT_CHARS_MAX = 64_000
 GENERATIONS_MAX = 10_000
 """Of a node; a job that restarts more often is not read by people."""
 TAIL_BYTES = 8 << 10
@@ -50,219 +69,96 @@ DEPTH_MAX = 2
 """A log directory has runs, and a folder of the log directories of all nodes has those."""
 
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
-Rank = Annotated[int, Meta(ge=0, lt=10_000_000)]
-Number = Annotated[int, Meta(ge=-1, lt=1 << 62)]
-Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
-Step = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-Name = Annotated[str, Meta(max_length=4096)]
+Integer = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
+BOUNDED: dict[Any, Any] = {float: Seconds, int: Integer, str: Text}
+
+# The lines: a structure for each kind of event, with the fields of the event.
 
 
-class Run(Struct, tag_field="kind", tag="run"):
-    """A run has started on a node."""
+class Host(Struct, frozen=True):
+    """The host and the agent's process."""
 
-    at: Seconds
-    wall: Seconds
-    version: int = 1
-    run_id: Name = ""
-    node: Name = ""
-    host: Name = ""
-    boot: Name = ""
-    pid: Number = 0
-    born: Name = ""
-    role: Name = ""
-    backend: Name = ""
-    program: Name = ""
-    local_world_size: Number = 0
-    max_restarts: Number = 0
-    holdfast: Name = ""
-    python: Name = ""
-    system: Name = ""
-    cpus: Number = 0
-
-    def event(self) -> LifecycleEvent:
-        return lifecycle.RunStarted(
-            self.at, self.wall, self.run_id, self.role, self.backend, "", self.local_world_size,
-            self.max_restarts, self.program, self.node,
-        )  # fmt: skip
+    name: Text = ""
+    boot: Text = ""
+    pid: Integer = 0
+    born: Text = ""
+    holdfast: Text = ""
+    python: Text = ""
+    system: Text = ""
+    cpus: Integer = 0
 
 
-class Standby(Struct, tag_field="kind", tag="standby"):
-    """The node has become a standby, or is none any more."""
-
-    at: Seconds
-    is_standby: bool = False
-
-    def event(self, _node: NodeRun) -> LifecycleEvent:
-        return lifecycle.StandbyChanged(self.at, self.is_standby)
+_VALUES: dict[type, type[Value]] = {}
 
 
-class Rendezvous(Struct, tag_field="kind", tag="rendezvous"):
-    """A rendezvous has ended."""
-
-    at: Seconds
-    failed: bool = False
-
-    def event(self, _node: NodeRun) -> LifecycleEvent:
-        return lifecycle.RendezvousEnded(self.at, 0.0, 0.0, None, None, "failed" * self.failed)
-
-
-class Started(Struct, tag_field="kind", tag="generation"):
-    """All workers of a generation on this node are started."""
-
-    at: Seconds
-    generation: Number
-    restarts: Count = 0
-    node_rank: Rank | None = None
-    nodes: Rank | None = None
-    world_size: Rank = 0
-    fence: Count = 0
-    why: str = ""
-    logs: Name = ""
-    workers: list[tuple[Rank, Rank, Number]] = []
-
-    def event(self, node: NodeRun) -> LifecycleEvent:
-        workers = tuple(node.worker(self, rank) for rank, _, _ in self.workers)
-        return lifecycle.GenerationStarted(
-            self.at, node.wall(self.at), 0.0, self.generation, self.restarts, self.node_rank,
-            self.nodes, workers, self.world_size, self.fence, self.why, self.logs,
-        )  # fmt: skip
+def _structure(kind: type[Value], tag: str | None = None) -> type[Struct]:
+    """Return the structure of a line for an event, or of a value in it."""
+    hints = get_type_hints(
+        kind, {**vars(lifecycle), "ClassVar": ClassVar, "StopReason": StopReason}
+    )
+    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    for name in kind.__match_args__:
+        default = (vars(kind)[name],) if name in vars(kind) else ()
+        fields.append((name, _bounded(hints[name]), *default))
+    if kind is lifecycle.RunStarted:
+        fields.append(("host", Host, Host()))
+    tag_field = None if tag is None else "kind"
+    made = defstruct(kind.__name__, fields, tag_field=tag_field, tag=tag, kw_only=True)
+    _VALUES[made] = kind
+    return made
 
 
-class Heartbeat(Struct, tag_field="kind", tag="heartbeat"):
-    """A worker has sent its first heartbeat."""
-
-    at: Seconds
-    generation: Number
-    rank: Rank
-
-    def event(self, node: NodeRun) -> LifecycleEvent:
-        worker = node.worker(node.details[self.generation].started, self.rank)
-        return lifecycle.FirstHeartbeat(self.at, self.generation, worker)
-
-
-class Progress(Struct, tag_field="kind", tag="progress"):
-    """The last steps of workers, and when they were."""
-
-    at: Seconds
-    generation: Number
-    steps: list[tuple[Rank, Step, Seconds]] = []
-
-    def event(self, _node: NodeRun) -> LifecycleEvent:
-        return lifecycle.ProgressSampled(self.at, self.generation, tuple(self.steps))
+def _bounded(hint: Any) -> Any:
+    """Return a type with its limits."""
+    if isinstance(hint, type) and issubclass(hint, Value):
+        return _structure(hint)
+    if args := get_args(hint):
+        inner = tuple(one if one is ... else _bounded(one) for one in args)
+        origin: Any = get_origin(hint)
+        return (Union if origin is UnionType else origin)[inner]
+    return BOUNDED.get(hint, hint)
 
 
-class Exit(Struct, tag_field="kind", tag="exit"):
-    """A worker has exited."""
-
-    at: Seconds
-    generation: Number
-    rank: Rank
-    failed: bool
-
-    def event(self, node: NodeRun) -> LifecycleEvent:
-        worker = node.worker(node.details[self.generation].started, self.rank)
-        return lifecycle.WorkerEnded(
-            self.at, node.wall(self.at), self.generation, worker, self.failed
-        )
+def _value(found: Any) -> Any:
+    """Return the event or the value that a structure holds."""
+    if isinstance(found, tuple):
+        return tuple(map(_value, found))
+    kind = _VALUES.get(type(found))
+    if kind is None:
+        return found
+    return kind(**{name: _value(getattr(found, name)) for name in kind.__match_args__})
 
 
-class Stopping(Struct, tag_field="kind", tag="stopping"):
-    """What is left of a generation is being stopped."""
-
-    at: Seconds
-    generation: Number
-    reason: Name = ""
-    detail: str = ""
-
-    def event(self, _node: NodeRun) -> LifecycleEvent:
-        reason = next((one for one in StopReason if one.value == self.reason), StopReason.SIGNAL)
-        return lifecycle.GenerationStopping(self.at, self.generation, reason, self.detail)
-
-
-class FailedWorker(Struct):
-    """A worker that failed, as its agent described it."""
-
-    rank: Rank
-    pid: Number = 0
-    exitcode: int = 0
-    wall: Seconds = 0.0
-    local_rank: Number = 0
-    consequence: bool = False
-    ending: str = ""
-    detail: str = ""
-    message: str = ""
-    traceback: str = ""
-    stderr_tail: str = ""
-
-    def failure(self) -> lifecycle.WorkerFailure:
-        return lifecycle.WorkerFailure(
-            self.rank, self.local_rank, self.pid, self.exitcode, self.wall, self.consequence,
-            self.ending, self.detail, self.message, self.traceback, self.stderr_tail,
-        )  # fmt: skip
-
-
-class Stopped(Struct, tag_field="kind", tag="stopped"):
-    """All workers of a generation on this node have exited."""
-
-    at: Seconds
-    generation: Number
-
-    def event(self, _node: NodeRun) -> LifecycleEvent:
-        return lifecycle.GenerationStopped(self.at, self.generation)
-
-
-class Failures(Struct, tag_field="kind", tag="failures"):
-    """Why workers of a generation on this node had failed."""
-
-    at: Seconds
-    generation: Number
-    failures: list[FailedWorker] = []
-
-    def event(self, _node: NodeRun) -> LifecycleEvent:
-        failures = tuple(one.failure() for one in self.failures[:FAILURES_MAX])
-        return lifecycle.WorkersFailed(self.at, self.generation, failures)
-
-
-class Requested(Struct, tag_field="kind", tag="request"):
-    """A request of an operator was granted."""
-
-    at: Seconds
-    what: str = ""
-
-    def event(self, node: NodeRun) -> LifecycleEvent:
-        return lifecycle.Requested(self.at, node.wall(self.at), "", self.what)
-
-
-class End(Struct, tag_field="kind", tag="end"):
-    """A run has ended on a node."""
-
-    at: Seconds
-    state: Name = ""
-    error: str = ""
-
-    def event(self, node: NodeRun) -> LifecycleEvent:
-        took_s = self.at - node.run.at
-        wall, restarts = node.wall(self.at), node.run.max_restarts
-        return lifecycle.RunEnded(
-            self.at, wall, took_s, self.state, 0, 0, restarts, None, None, error=self.error
-        )
-
-
-Line = (
-    Run | Standby | Rendezvous | Started | Heartbeat | Progress | Exit | Stopping | Stopped
-    | Failures | Requested | End
-)  # fmt: skip
-_decode = msgspec.json.Decoder(Line).decode
+_LINES = tuple(_structure(kind, tag) for kind, tag in KINDS.items())
+_decode = msgspec.json.Decoder(Union[_LINES]).decode  # noqa: UP007
 
 
 class FinalReport(Struct):
     """What `failure.json` says of the failure that came first; it may have been another node's."""
 
-    class First(FailedWorker):
+    class First(Struct):
         """The failure, and where it was."""
 
-        host: Name = ""
-        time_ns: Number = 0
+        rank: Integer
+        pid: Integer = 0
+        exitcode: Integer = 0
+        local_rank: Integer = 0
+        ending: Text = ""
+        detail: Text = ""
+        message: Text = ""
+        traceback: Text = ""
+        stderr_tail: Text = ""
+        host: Text = ""
+        time_ns: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
+
+        @property
+        def failure(self) -> WorkerFailure:
+            return WorkerFailure(
+                self.rank, self.local_rank, self.pid, self.exitcode, wall=self.time_ns / 1e9,
+                consequence=False, ending=self.ending, detail=self.detail, message=self.message,
+                traceback=self.traceback, stderr_tail=self.stderr_tail,
+            )  # fmt: skip
 
     first: First
     exit_status: int = 0
@@ -271,26 +167,26 @@ class FinalReport(Struct):
 class Details:
     """What a report shows of a generation on a node besides its history."""
 
-    def __init__(self, started: Started) -> None:
+    def __init__(self, started: GenerationStarted) -> None:
         self.started = started
         self.samples: dict[int, list[tuple[float, int]]] = {}
-        self.exits: list[Exit] = []
-        self.failures: list[FailedWorker] = []
+        self.exits: list[WorkerEnded] = []
+        self.failures: tuple[WorkerFailure, ...] = ()
 
 
 class NodeRun:
     """One run on one node: what its timeline says, and what lies beside it."""
 
-    def __init__(self, run: Run, folder: str = "", nodes: int = 1) -> None:
-        self.run = run
+    def __init__(self, run: RunStarted, host: Host, folder: str = "", nodes: int = 1) -> None:
+        self.run, self.host = run, host
         self.folder = folder
         ranks = max(1, nodes * run.local_world_size)
         self._samples_max = max(SAMPLES_MIN, min(SAMPLES_MAX, SAMPLES_IN_ALL // ranks))
         self.history = History(generations_max=GENERATIONS_MAX)
-        self.history.add(run.event())
+        self.history.add(run)
         self.details: dict[int, Details] = {}
         """By generation, as in the history."""
-        self.end: End | None = None
+        self.end: RunEnded | None = None
         self.last_at = run.at
         self.unreadable = 0
         self.is_cut = False
@@ -309,49 +205,47 @@ class NodeRun:
         return self.history.generations
 
     @property
+    def end_state(self) -> str:
+        """How the workers or the agent ended; nothing if that is not recorded."""
+        return (self.end.state or self.end.cut_short) if self.end is not None else ""
+
+    @property
     def last(self) -> Details | None:
         """The last generation."""
         return self.details[max(self.details)] if self.details else None
 
-    def worker(self, started: Started, rank: int) -> lifecycle.WorkerInfo:
-        """Return a worker of a generation."""
-        found = ((local, pid) for known, local, pid in started.workers if known == rank)
-        local_rank, pid = next(found, (-1, 0))
-        return lifecycle.WorkerInfo(local_rank, rank, rank, started.world_size, pid)
-
-    def add(self, line: Line) -> None:
-        """Add a line; those of a generation whose start is not recorded are left out."""
-        assert not isinstance(line, Run)
-        self.last_at = max(self.last_at, line.at)
-        match line:
-            case Started():
-                known = self.details.get(line.generation)
-                is_again = known is not None and known.started.at == line.at
+    def add(self, event: Any) -> None:
+        """Add an event; those of a generation whose start is not recorded are left out."""
+        self.last_at = max(self.last_at, event.at)
+        match event:
+            case GenerationStarted():
+                known = self.details.get(event.generation)
+                is_again = known is not None and known.started.at == event.at
                 if is_again or len(self.details) >= GENERATIONS_MAX:
                     return
-                self.details[line.generation] = Details(line)
-            case End():
-                self.end = line
-            case Heartbeat() | Progress() | Exit() | Stopping() | Stopped() | Failures():
-                details = self.details.get(line.generation)
+                self.details[event.generation] = Details(event)
+            case RunEnded():
+                self.end = event
+            case _ if hasattr(event, "generation"):
+                details = self.details.get(event.generation)
                 if details is None:
                     return
-                self._add_details(details, line)
-        self.history.add(line.event(self))
+                self._add_details(details, event)
+        self.history.add(event)
 
-    def _add_details(self, details: Details, line: Line) -> None:
-        match line:
-            case Progress():
-                for rank, step, at in line.steps:
+    def _add_details(self, details: Details, event: LifecycleEvent) -> None:
+        match event:
+            case ProgressSampled():
+                for rank, step, at in event.steps:
                     known = details.samples.setdefault(rank, [])
                     if not known or known[-1] != (at, step):
                         known.append((at, step))
                     if len(known) > self._samples_max:
                         del known[1:-1:2]
-            case Exit():
-                details.exits.append(line)
-            case Failures():
-                details.failures = line.failures[:FAILURES_MAX]
+            case WorkerEnded():
+                details.exits.append(event)
+            case WorkersFailed():
+                details.failures = event.failures[: lifecycle.FAILURES_MAX]
 
 
 def parse(lines: Iterable[bytes], folder: str = "", nodes: int = 1) -> list[NodeRun]:
@@ -364,16 +258,17 @@ def parse(lines: Iterable[bytes], folder: str = "", nodes: int = 1) -> list[Node
         try:
             if len(text) > LINE_BYTES_MAX:
                 raise ValueError("a line too long")
-            line = _decode(text)
+            line: Any = _decode(text)
         except (ValueError, RecursionError):  # `msgspec`'s errors are the former.
             unreadable += 1
             continue
-        if runs and line == runs[-1].run:
+        event = _value(line)
+        if runs and event == runs[-1].run:
             continue  # Each file of a timeline begins with it.
-        if isinstance(line, Run):
-            runs.append(NodeRun(line, folder, nodes))
+        if isinstance(event, RunStarted):
+            runs.append(NodeRun(event, line.host, folder, nodes))
         elif runs:
-            runs[-1].add(line)
+            runs[-1].add(event)
         else:
             unreadable += 1  # Its beginning was lost.
     for run in runs[-1:]:
@@ -431,16 +326,16 @@ def look_around(run: NodeRun) -> None:
     Logs are only read if no end was recorded: everything that failed before is in the timeline.
     """
     run.final = _final_report(os.path.join(run.folder, "failure.json"))
-    run.is_alive = run.end is None and _is_alive(run.run)
+    run.is_alive = run.end is None and _is_alive(run.host)
     last = run.last
     if run.end is not None or last is None:
         return
-    if not ATTEMPT.fullmatch(last.started.logs):
+    attempt = os.path.basename(last.started.log_dir)
+    if not ATTEMPT.fullmatch(attempt):
         return
-    logs = os.path.join(run.folder, last.started.logs)
-    for rank, local_rank, _pid in last.started.workers:
+    for worker in last.started.workers:
         for stream in ("stderr", "stdout"):
-            path = os.path.join(logs, str(local_rank), f"{stream}.log")
+            path = os.path.join(run.folder, attempt, str(worker.local_rank), f"{stream}.log")
             try:
                 wall = os.stat(path, follow_symlinks=False).st_mtime
             except OSError:
@@ -448,7 +343,7 @@ def look_around(run: NodeRun) -> None:
             run.last_output_wall = max(run.last_output_wall or wall, wall)
             text, _ = read_bounded(path, TAIL_BYTES, 0)
             if text.strip():
-                run.tails[rank, stream] = text.decode(errors="replace")
+                run.tails[worker.global_rank, stream] = text.decode(errors="replace")
 
 
 def _final_report(path: str) -> FinalReport | None:
@@ -459,9 +354,9 @@ def _final_report(path: str) -> FinalReport | None:
         return None
 
 
-def _is_alive(run: Run) -> bool:
+def _is_alive(host: Host) -> bool:
     """Whether the agent still runs, as far as can be seen from here."""
-    return run.boot == boot_id() != "" and run.born == born(run.pid) != ""
+    return host.boot == boot_id() != "" and host.born == born(host.pid) != ""
 
 
 def _timelines(folder: str) -> list[str]:

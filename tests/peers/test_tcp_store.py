@@ -1,4 +1,8 @@
-"""Our client of a TCPStore and torch's, on torch's server: the same answers to the same calls."""
+"""Our TCP store and torch's: clients of both kinds on torch's servers, and torch's clients on our server.
+
+Every operation of every combination is in tests/contract. Our server is a process of its own: some calls of
+torch's client keep the interpreter's lock until they are answered.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -143,21 +148,6 @@ def test_clients_of_both_kinds_wait_for_each_other(server: Any, store: TCPStore)
         met.result()
 
 
-def test_a_wait_that_is_over_leaves_the_connection_in_order(store: TCPStore) -> None:
-    store.set("here", "1")
-    for _ in range(20):
-        with pytest.raises(StoreTimeoutError, match="nowhere"):
-            store.wait(["here", "nowhere"], timedelta(milliseconds=1))
-        assert store.add("count of waits", 0) == 0
-    with pytest.raises(StoreTimeoutError, match="lonely"):
-        store.barrier("lonely", 2, SHORT)
-    with pytest.raises(StoreTimeoutError, match=r"wait: .*nowhere"):
-        store.wait(["here", "nowhere"], SHORT)
-    store.set_timeout(SHORT)
-    with pytest.raises(StoreTimeoutError, match=r"get: .*nowhere"):
-        store.get("nowhere")
-
-
 def test_a_key_that_was_only_compared_has_no_value(server: Any, store: TCPStore) -> None:
     """torch's client gets `b""` here from the libuv server."""
     their_store = theirs(server)
@@ -167,15 +157,6 @@ def test_a_key_that_was_only_compared_has_no_value(server: Any, store: TCPStore)
             assert their_store.compare_set("compared", "some", "other") == b"some"
         their_store.set("compared", "value")
         assert waiting.result() == b"value"
-
-
-def test_many_threads_take_turns(server: Any, store: TCPStore) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        numbers = list(pool.map(lambda _: store.add("turns", 1), range(400)))
-    assert sorted(numbers) == list(range(1, 401))
-    with store.clone() as other:
-        assert other.add("turns", 0) == 400
-    assert theirs(server).get("turns") == b"400"
 
 
 def test_a_server_of_torchs_waits_for_our_clients(port: int) -> None:
@@ -277,3 +258,150 @@ def test_both_kinds_of_create_c10d_store_meet(port: int) -> None:
         with scripts.create_c10d_store(is_server=False, timeout=30, **where) as store:
             hosting.result().set("key", "value")
             assert store.get("key") == b"value"
+
+
+# torch's clients at our server.
+
+
+SERVER = """\
+import socket, sys
+from holdfast.store.tcp.embedded import TcpStoreServer
+listener = socket.socket(socket.AF_INET6)
+listener.bind(("::", 0))
+with TcpStoreServer(listener) as server:
+    server.start()
+    sys.stdout.write(f"{server.port}\\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+"""
+
+
+class Server:
+    """A process that does nothing but serve."""
+
+    def __init__(self) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", SERVER], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
+        assert self._process.stdout
+        self.port = int(self._process.stdout.readline())
+
+    def close(self) -> str:
+        """End it; return what it said."""
+        return self._process.communicate(timeout=30)[1]
+
+
+@pytest.fixture
+def our_server() -> Iterator[Server]:
+    running = Server()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def connect(our_server: Server) -> Callable[..., Any]:
+    from torch.distributed import TCPStore
+
+    def connected(**options: Any) -> Any:
+        return TCPStore("127.0.0.1", our_server.port, timeout=LONG, **options)
+
+    return connected
+
+
+class Aside:
+    """A call in a thread of its own, because it blocks."""
+
+    def __init__(self, call: Callable[..., object], *args: object) -> None:
+        self.outcome: object = None
+        self._call, self._args = call, args
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def result(self) -> object:
+        self._thread.join()
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+    def _run(self) -> None:
+        try:
+            self.outcome = self._call(*self._args)
+        except BaseException as error:
+            self.outcome = error
+
+
+def test_many_keys_at_once(connect: Callable[..., Any]) -> None:
+    ours, other = connect(), connect()
+    keys = [f"key {number}" for number in range(10_000)]
+    ours.multi_set(keys, [f"value of {key}" for key in keys])
+    assert other.multi_get(keys) == [f"value of {key}".encode() for key in keys]
+    assert other.check(keys)
+    other.wait(keys)
+    assert sorted(other.list_keys()) == sorted(keys)
+
+
+def test_the_clients_of_a_world_are_counted(connect: Callable[..., Any]) -> None:
+    stores = [connect(world_size=3, is_master=False) for _ in range(3)]
+    assert stores[0].num_keys() == 1
+    assert stores[0].list_keys() == []  # The counter has no `/` before it.
+
+
+def test_a_client_that_breaks_the_rules_is_the_only_one_to_lose_its_connection(
+    connect: Callable[..., Any], our_server: Server
+) -> None:
+    from torch.distributed import DistNetworkError
+
+    bad, good = connect(), connect()
+    good.set("word", "no number")
+    with pytest.raises(DistNetworkError):
+        bad.add("word", 1)
+    assert good.get("word") == b"no number"
+    with pytest.raises(DistNetworkError):
+        connect().get("k" * 9000)
+    assert good.get("word") == b"no number"
+    told = our_server.close()
+    assert told.count("disconnected") == 2
+    assert "9001" in told
+
+
+def test_closing_ends_those_who_wait(connect: Callable[..., Any], our_server: Server) -> None:
+    from torch.distributed import DistNetworkError
+
+    waiting = Aside(connect().get, "never")
+    assert our_server.close() == ""
+    with pytest.raises(DistNetworkError):
+        waiting.result()
+
+
+WORKER = """\
+import sys
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(total)
+dist.barrier()
+dist.destroy_process_group()
+sys.stdout.write(f"{total.item()}")
+"""
+
+
+def test_a_process_group(our_server: Server) -> None:
+    environment = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(our_server.port),
+        "WORLD_SIZE": "3",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER],
+            env=environment | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    assert [worker.communicate()[0] for worker in workers] == ["6", "6", "6"]
