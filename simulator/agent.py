@@ -27,8 +27,8 @@ from holdfast.core.session import (
     Disconnect,
     Disconnected,
     GiveUp,
+    LoopResumed,
     LoopStuck,
-    LoopTurned,
     Rejoined,
     RequestMade,
     Send,
@@ -352,7 +352,7 @@ class Agent(Process):
         self.world.note(self, "turns again")
         if self._is_stuck:
             self._is_stuck = False
-            self._session_event(LoopTurned())
+            self._session_event(LoopResumed())
         unseen, self._unseen = self._unseen, []
         for event, cause in unseen:
             if self.alive:

@@ -23,8 +23,8 @@ from holdfast.core.rounds import Job, JobPhase, view_for_node
 from holdfast.core.session import (
     DeliverView,
     GiveUp,
+    LoopResumed,
     LoopStuck,
-    LoopTurned,
     Rejoined,
     RequestMade,
     StatusChanged,
@@ -312,7 +312,7 @@ class BackendAgent(Agent):
         return self._life
 
     def _session_event(self, event: CoordinatorSessionEvent, cause: str = "") -> None:
-        assert isinstance(event, StatusChanged | Rejoined | RequestMade | LoopStuck | LoopTurned)
+        assert isinstance(event, StatusChanged | Rejoined | RequestMade | LoopStuck | LoopResumed)
         self._feed(event, cause)
 
     def _feed(self, event: SessionEvent, cause: str = "") -> None:

@@ -48,7 +48,7 @@ class LargeJob:
         count = len(nodes)
         return JobSummary(
             run_id="large", phase="active", round=0, generation=0, max_restarts=3, present=count,
-            nodes=nodes, min_nodes=1, max_nodes=count, members=count, why="all nodes are here",
+            nodes=nodes, min_nodes=1, max_nodes=count, members=count, why="all nodes joined",
         )  # fmt: skip
 
     def _node(self, first: int, elapsed_s: float) -> NodeSummary:

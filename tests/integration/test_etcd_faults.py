@@ -211,7 +211,7 @@ def test_etcd_that_stays_away_or_full_ends_the_job_after_a_while(tmp_path: Path)
             for code, said in team.end().values():
                 last = said.splitlines()[-1]
                 assert code == 78, said
-                assert f"error: etcd at {team.endpoint} could not be reached since" in last
+                assert f"error: etcd at {team.endpoint} has been unreachable since" in last
                 assert last.endswith(f"s): {why}")
             assert team.is_quiet()
 
@@ -225,7 +225,7 @@ def test_an_etcd_that_is_nowhere_is_reported_in_one_line(tmp_path: Path, etcd: E
         code, said = cluster.end()["a"]
         assert code == 78
         assert said.count("\n") == 1, said
-        assert said.startswith(f"holdfast run: error: etcd at {where} could not be reached since")
+        assert said.startswith(f"holdfast run: error: etcd at {where} has been unreachable since")
         for port in ports:
             assert f"127.0.0.1:{port}: connection refused" in said
 

@@ -236,7 +236,7 @@ def test_too_few_nodes_end_the_wait_with_one_clear_line(tmp_path: Path, team: Ma
         code, said = cluster.end()["a"]
         assert code == 78
         assert said == (
-            f"holdfast run: error: 1 of 2 nodes came to {cluster.endpoint} within 1.5 s "
+            f"holdfast run: error: 1 of 2 nodes joined at {cluster.endpoint} within 1.5 s "
             "(join_timeout)\n"
         )
 

@@ -137,7 +137,7 @@ def test_a_coordinator_that_is_killed_and_started_again_restarts_no_worker(tmp_p
         before = cluster.generation(2)
         cluster.agents["first"].kill()
         second = cluster.start_coordinator("second")
-        second.says("the coordinator is back, and all nodes with it")
+        second.says("the coordinator is back, and all nodes reconnected")
         assert cluster.is_quiet()
         # It knows where the job was: failures, joins and the end go on as ever.
         before["a"].fail()

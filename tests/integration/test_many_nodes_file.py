@@ -187,7 +187,7 @@ def test_a_folder_that_goes_away_is_given_up(tmp_path: Path) -> None:
         meeting.write_text("no folder any more")
         code, said = cluster.end()["a"]
         assert code != 0
-        assert f"{meeting} could not be reached since" in said
+        assert f"{meeting} has been unreachable since" in said
         assert "Not a directory" in said
 
 

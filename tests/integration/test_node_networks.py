@@ -183,7 +183,7 @@ def test_nodes_whose_coordinator_stays_cut_off_end(tmp_path: Path, network: Netw
         for name in "bc":
             code, said = cluster.agents[name].end()
             assert code == 78
-            assert f"the coordinator at {cluster.endpoint} could not be reached since" in said
+            assert f"the coordinator at {cluster.endpoint} has been unreachable since" in said
         cluster.agents["a"].signal(signal.SIGTERM)
         assert cluster.codes()["a"] == 128 + signal.SIGTERM
 

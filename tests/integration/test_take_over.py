@@ -92,9 +92,9 @@ def test_a_take_over_restarts_no_worker_if_all_nodes_are_there(
         workers = meeting(cluster, *"bc")
         first.kill()
         second = cluster.coordinate("second", 1, "--take-over")
-        second.says("and all nodes with it")
+        second.says("and all nodes reconnected")
         second.kill()
-        cluster.coordinate("third", 2, "--take-over").says("and all nodes with it")
+        cluster.coordinate("third", 2, "--take-over").says("and all nodes reconnected")
         assert cluster.is_quiet()
         finish(workers)
         ends = {name: agent.end()[0] for name, agent in cluster.agents.items()}

@@ -158,7 +158,7 @@ def test_the_store_does_what_torchs_agent_asks_of_it() -> None:
         ("127.0.0.1:0", {"is_host": 0}, ValueError, "127.0.0.1:0 is not an endpoint to connect to"),
         ("", {"settle": "soon"}, ValueError, "--rdzv-conf: settle: 'soon' is not a time; "),
         ("", {"store_type": "file"}, ValueError, "--rdzv-conf: store_type: only tcp can be"),
-        ("", {"join_timeout": 1}, "Timeout", r"1 of 2 nodes came to 127\.0\.0\.1:\d+ within 1"),
+        ("", {"join_timeout": 1}, "Timeout", r"1 of 2 nodes joined at 127\.0\.0\.1:\d+ within 1"),
         ("", {"read_timeout": 0.2, "is_host": 0}, "Connection", "the coordinator at 127.0.0.1:"),
         (
             "nowhere.invalid:1",
@@ -241,7 +241,7 @@ def test_a_node_that_is_done_does_not_wait_for_one_that_starts_anew() -> None:
         infos = meet(fails, done)
         waiting = pool.submit(barrier, infos[1].store, 2, EXIT_BARRIER)
         again = pool.submit(fails.next_rendezvous)
-        with pytest.raises(DistStoreError, match=r"^the round is over: a asked for a new start$"):
+        with pytest.raises(DistStoreError, match=r"^the round is over: a requested a restart$"):
             waiting.result(LONG_S)
         done.shutdown()
         assert again.result(LONG_S).world_size == 1

@@ -123,7 +123,7 @@ class RoundsPlayer:
             return [self._state()]
         if verb == "beats":
             node = self._node(words[0])
-            view = self.rounds.behind(node.heartbeat())
+            view = self.rounds.missing_view(node.heartbeat())
             seq = self.rounds.seq_of(node.name, node.info.incarnation)
             known_to = "" if seq == node.seq else [f"{words[0]}: has status {seq}, not {node.seq}"]
             return [*known_to, *map(self._sent, [view] if view else []), self._state()]
@@ -505,7 +505,7 @@ class SessionPlayer:
             case "stuck":
                 return ms.LoopStuck(" ".join(words))
             case "turned":
-                return ms.LoopTurned()
+                return ms.LoopResumed()
             case "asked":
                 return ms.RequestMade(Request(id=words[0], action="restart", who="ann@login"))
             case "ack":

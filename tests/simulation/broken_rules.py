@@ -61,8 +61,8 @@ class FreeRestarts(Rounds):
 class LossesCost(Rounds):
     """A lost node is charged like a failure."""
 
-    def _lose(self, lost: tuple[NodeLost, ...]) -> list[View]:
-        views = super()._lose(lost)
+    def _remove_lost(self, lost: tuple[NodeLost, ...]) -> list[View]:
+        views = super()._remove_lost(lost)
         if views and self.job.restarts < self._settings.max_restarts:
             self.job.restarts += 1
         return views
@@ -71,9 +71,9 @@ class LossesCost(Rounds):
 class StartsAtOnce(Rounds):
     """A generation starts while the last one is still being stopped elsewhere."""
 
-    def _release(self) -> bool:
+    def _release_generation(self) -> bool:
         self._with_workers.clear()
-        return super()._release()
+        return super()._release_generation()
 
 
 class DoneAgain(Rounds):
@@ -107,8 +107,8 @@ class UndrainsInName(Rounds):
 class SaysNothing(Rounds):
     """What is asked for through a node is done, and the node is not told."""
 
-    def _answer_asking(self) -> list[View]:
-        views = super()._answer_asking()
+    def _decide_requests(self) -> list[View]:
+        views = super()._decide_requests()
         return [msgspec.structs.replace(view, answered=None) for view in views]
 
     def _send(self, node: Node, *, anew: bool = False) -> View:
@@ -146,8 +146,8 @@ class NeverExpires(Session):
 class LostKeepsItsRank(Rounds):
     """The round goes on with a member that is gone."""
 
-    def _take_out(self, known: Node, why: str, *, superseded: bool = False) -> bool:
-        super()._take_out(known, why, superseded=superseded)
+    def _remove(self, known: Node, why: str, *, superseded: bool = False) -> bool:
+        super()._remove(known, why, superseded=superseded)
         return False
 
 
@@ -155,7 +155,7 @@ class AnybodyTakesOver(Rounds):
     """Whoever comes under the name of a node takes its place, whether or not it is alive."""
 
     def _contend(self, status: Status, known: Node) -> list[View]:
-        broken = self._take_out(known, "another came", superseded=True)
+        broken = self._remove(known, "another came", superseded=True)
         return self._join(status, "another came" if broken else "")
 
 
@@ -222,7 +222,7 @@ class AdoptsAnIncompleteRound(Rounds):
         job.phase = JobPhase.ACTIVE
         job.waiting = False
         self.rank_table = rounds.RankTable(job)
-        self._changed("some are back")
+        self._record_change("some are back")
         return self._send_all()
 
     def check(self) -> None:
@@ -274,7 +274,7 @@ class StuckIsNoMatter(Rounds):
 class EveryReturnIsWelcome(Rounds):
     """However often nodes came and went, they are let in at once."""
 
-    def _take_place(self, node: Node) -> None:
+    def _take_over_record(self, node: Node) -> None:
         pass
 
 

@@ -188,7 +188,7 @@ def _of_a_node(world: World, rounds: Rounds, what: str, i: int) -> list[View]:
     match what:
         case "speak":  # A reconnection, or the answer to an `Ack` that lacks something; a beat too.
             views = rounds.handle(0.0, node.status())
-            behind = rounds.behind(node.heartbeat())
+            behind = rounds.missing_view(node.heartbeat())
             return views + ([behind] if behind else [])
         case "receive":
             view, world.views[i] = world.views[i], None

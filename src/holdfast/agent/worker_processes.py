@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from holdfast.processes.keeper.deadline import WorkersDeadline
     from holdfast.processes.logs.specs import LogsSpecs
     from holdfast.processes.workers.group import PContext
-    from holdfast.processes.zygote.client import WarmStart
+    from holdfast.processes.zygote.warm_start import WarmStart
 
     T = TypeVar("T")
 
@@ -106,7 +106,7 @@ class WorkerProcesses:
         settings, spec = self.settings, self.group.spec
         if not settings.preload:
             return
-        from holdfast.processes.zygote.client import warm_start  # Only where it is used.
+        from holdfast.processes.zygote.warm_start import warm_start  # Only where it is used.
 
         assert spec.entrypoint is not None
         self._warm = warm_start(

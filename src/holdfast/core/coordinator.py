@@ -349,7 +349,7 @@ class CoordinatorMachine:
         answers: list[Answer] = []
         if rounds is not None and seq >= 0:
             self._liveness.heard((run_id, node, incarnation), now)
-            view = rounds.behind(beat)
+            view = rounds.missing_view(beat)
             if view is not None:
                 answers.append(view)
         call = self._calls.get(run_id)

@@ -11,7 +11,7 @@ The values are msgspec structs, so that the same objects travel on the wire, are
 of a `RendezvousBackend`, and run through the simulator. Their limits are part of their types and
 hold for everything that is decoded; a machine may build any value. Each limit is far above what a
 real job needs and far below what would hurt. What a type cannot say (printable names, `min_nodes`
-not over `max_nodes`) is checked by `sound_status` and `sound_view`, of whatever was decoded.
+not over `max_nodes`) is checked by `sanitized_status` and `sanitized_view`, of whatever was decoded.
 
 A field that has its default is not sent: most have, and a third less is to be sent, read and sealed.
 So a default is part of the protocol, and never changes.
@@ -453,13 +453,13 @@ def echo(status: Status, view: View) -> Status:
 # worker said is no reason not to hear its node.
 
 
-def sound_status(status: Status) -> Status:
+def sanitized_status(status: Status) -> Status:
     """Return a status as it may be used; raise `ValueError` if it may not be."""
     check_names(status.run_id, *names_in(status.info))
     check_address(status.info.address)
     check_settings(status.settings)
-    failure = sound_failure(status.failure)
-    request = sound_request(status.request) if status.request is not None else None
+    failure = sanitized_failure(status.failure)
+    request = sanitized_request(status.request) if status.request is not None else None
     is_same = failure is status.failure and request is status.request
     if is_same and status.stuck.isprintable():
         return status
@@ -468,13 +468,13 @@ def sound_status(status: Status) -> Status:
     )
 
 
-def sound_view(view: View) -> View:
+def sanitized_view(view: View) -> View:
     """Do the same for a view."""
     check_names(view.run_id, view.node)
     check_address(view.master_addr)
     for one in view.members:
         check_names(one.node, one.host)
-    failure = sound_failure(view.failure)
+    failure = sanitized_failure(view.failure)
     answered = view.answered
     said = answered.why if answered is not None else ""
     text = f"{view.why}{view.held_back}{view.slow}{view.asked}{said}"
@@ -493,7 +493,7 @@ def sound_view(view: View) -> View:
     )
 
 
-def sound_request(request: Request) -> Request:
+def sanitized_request(request: Request) -> Request:
     """Do the same for a request."""
     check_names(request.id, request.action, request.node)
     if f"{request.who}{request.why}".isprintable():
@@ -505,7 +505,7 @@ def sound_request(request: Request) -> Request:
     )
 
 
-def sound_failure(failure: Failure | None) -> Failure | None:
+def sanitized_failure(failure: Failure | None) -> Failure | None:
     """Do the same for a failure."""
     if failure is None:
         return None

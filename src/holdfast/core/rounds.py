@@ -1,66 +1,64 @@
-"""One job: the machine that forms rounds, breaks them, and closes the job.
+"""The machine of one job: it forms rounds, starts generations, and closes the job.
 
 ::
 
-    FORMING ── max nodes are there, or min and a settle ──► ACTIVE ── all done ──► CLOSED
-       ▲                                                     │  ▲ │  ── budget spent ──► CLOSED
-       └───── lost or left, fewer than min remain ───────────┘  └─┘
-    RECOVERING ── all of the round are back ──► ACTIVE           a worker failed: same round,
-       └── a quiet while, some missing ──► FORMING or ACTIVE     next generation; nodes came,
-                                                                 went or were replaced: new round
+    FORMING ── max nodes joined, or min and a settle time ──► ACTIVE ── all succeeded ──► CLOSED
+       ▲                                                      │  ▲ │  ── budget spent ──► CLOSED
+       └── a member is lost or leaves, fewer than min left ───┘  └─┘
+    RECOVERING ── all members are back ──► ACTIVE                 a worker failed: same round,
+       └── time out, some missing ──► FORMING or ACTIVE           next generation; members
+                                                                  changed: new round
 
 The rules:
 
-1.  A round has between min and max nodes. It forms at once when no more could join, or when min
-    are there and none has joined for the settle time; at the latest after `SETTLES_MAX` settle
-    times, so that one that comes and goes starves nobody. `spares` of them are kept back.
-2.  A node that joins a round with room brings about one regroup after the settle time, so that
-    several joiners cost one restart; the same limit applies. Above that it is a standby.
-3.  A member that is lost or leaves breaks the round. A standby takes its ranks at once; else the
-    others regroup if min are left; else they wait. One whose workers are all done is not missed.
-4.  Members that stay keep their order and, where the size allows, their ranks (`core.node_order`).
-5.  A worker's failure is answered by the next generation for all members, in the same round.
-6.  Generation, fence and restart budget belong to the job and never go back, whoever decides. So
-    a node is refused that reports numbers too far ahead to be true: they would stay.
-    Only a worker's failure is charged. A job that all nodes left on request has its whole budget
-    again.
-7.  The job succeeds when all members' workers are done. Until then a failure restarts them too.
-8.  Closed is final, and follows only from success, a failure without a restart left, or a
-    request. Losing nodes, even all of them, closes nothing.
-9.  A node is known by its id and incarnation. A new incarnation takes the place of an old one that
-    is gone. One that is there keeps its place: a newcomer of its name is a contender, who gets the
-    place when the other is gone, and is refused when that is known to be alive, unless it said that
-    it gives way (`NodeInfo.yields`). A status of an incarnation that is out of the job is answered
-    with why, or with the job's end, and changes nothing. What failed is told to those that were in
-    the job: who comes later learns how it ended.
-10. Decisions carry a term and a revision, and nodes ignore what is older than what they have.
-    A coordinator that finds nodes of an earlier one takes a higher term than any they heard of,
-    and carries their round on, unchanged, if all of its members are back; one that has yet to start
-    only when others had the time to come back, for it may wait for their workers.
-11. One machine is one job. Run ids keep jobs apart.
-12. No worker of a generation starts on any node before all nodes that may have workers of an
-    earlier one said that these are gone (`Status.clear`), or are lost and, if they stop their
-    workers by themselves, past the time by which they have. Until then views say to
-    stop and not yet to start; a node that joins meanwhile is taken in at once, and those who are
-    slow to stop are named to all. A node that leaves is waited for like the others.
-13. A member that goes costs all others a restart, and so does its return. One that comes back again
-    and again is held back before it counts as there: not the first time, then longer each time
-    (`return_delay_s`), until it has stayed for `QUIET_S`. It is known by its node id, or else takes the
-    place of one that went from its host, of those the one that went most often.
-14. A job does what it is asked for by people (`core.protocol.Request`), or refuses it with why.
-    What is asked again under the same id is answered as before. A restart that somebody asked for is the next
-    generation of the same round, and one that has yet to start is as good. A drained node has no
-    workers: it is replaced, or the round gets smaller, as if it had gone, but nobody counts its
-    departure; it is a standby that no round takes until it is undrained. None is drained whom the
-    job needs. Where a node is as it was asked for already, that is all that is answered, and nothing
-    changes. None of this is charged. A request comes to whoever decides by itself or in a node's
-    status, and is answered in that node's view.
+1.  A round has between min and max nodes. If no further node could join, or if min nodes have joined
+    and none has joined for the settle time, the round forms; at the latest after `SETTLES_MAX`
+    settle times, so that a flapping node cannot prevent it. `spares` nodes are kept as standbys.
+2.  If a node joins a round with room, the job regroups once after the settle time, so several
+    joiners cost one restart. If the round is full, the node becomes a standby.
+3.  If a member is lost or leaves, the round ends. A standby takes over its ranks immediately;
+    otherwise the survivors regroup if at least min remain; otherwise the job waits for nodes. A
+    member whose workers have all succeeded is not needed any more.
+4.  Survivors keep their order and, where the size allows, their ranks (`core.node_order`).
+5.  If a worker fails, all members start the next generation in the same round (`core.policy`).
+6.  Generation, fence and restart budget belong to the job and never decrease, whichever coordinator
+    decides. So a node that reports numbers too far ahead is refused. Only failures are charged to
+    the budget. If all nodes leave on request, the budget starts afresh.
+7.  If the workers of all members have succeeded, the job succeeds. Until then, a failure restarts
+    the workers that have succeeded, too.
+8.  Closing is final. A job closes on success, on a failure without a restart left, or on request.
+    Losing nodes, even all of them, closes nothing.
+9.  A node has an id and an incarnation. A live node keeps its id: a second node with the same id is a
+    contender. It joins when the first one is gone, and is refused once the first is known to be
+    alive, unless that one yields (`NodeInfo.yields`). A status of an incarnation that is out of the
+    job changes nothing and is answered with the reason, or with the end of the job. A node that
+    joins after the job failed learns how it ended, not what failed.
+10. Decisions carry a term and a revision; nodes ignore decisions older than the newest they have. A
+    coordinator that finds nodes of an earlier one takes a higher term than any of them knows. If
+    all members of their round are back, it resumes the round unchanged; a round that has not
+    started only after the others had time to return, since it may wait for their workers.
+11. One machine serves one job. Run ids keep jobs apart.
+12. If any node may have workers of an earlier generation, no worker of a later one starts anywhere.
+    A node has none once it reports so (`Status.clear`), or once it is lost and, if it stops its
+    workers by itself, past the time for that. Until then views say to stop and not yet to start;
+    a node that joins meanwhile is taken in at once, and views name the nodes that are slow. A node
+    that leaves is waited for like the others.
+13. If a node leaves and rejoins repeatedly, it is excluded before it may run again: not the first
+    time, then longer each time (`return_delay_s`), until it has stayed for `QUIET_S`. A node is
+    recognized by its id; otherwise it takes over the record of a node that left its host, of
+    several the one with the most departures.
+14. If an operator requests something (`core.requests`), the job does it or refuses with a reason. A
+    restart is the next generation of the same round; if that has yet to start, it counts as the
+    restart. A drained node has no workers and is excluded: it is replaced, or the round shrinks.
+    No node is drained that the job needs. If a request would change nothing, the answer says so.
+    Nothing of this is charged. A request arrives by itself or in a node's status; in the latter
+    case the answer is in that node's view.
 
-Use: send each `View` that `handle` returns to its node; give it the `ended` of each of `waits` once
-that has lasted (`WaitTimers` measures). Whatever is lost on the way is repaired by `behind`, which must be asked at
-every `Heartbeat`. `now` is kept for the story alone: the state has no times in it. How long
-something has lasted is measured by whoever watches, on a clock of its own, from when it first saw
-the state that asks for a wait. So the same state may be handed from one coordinator to the next.
+Use: send each `View` that `handle` returns to its node. Give `handle` the `ended` of each of `waits` once
+that has lasted; `WaitTimers` measures. Call `missing_view` at every `Heartbeat`: it repairs what was lost
+on the way. `now` only serves the story: the state contains no times. The caller measures how long a
+wait has lasted, by its own clock, from when it first saw the wait. So a state can pass from one
+coordinator to the next.
 
 Below: the state of a job, which is plain data, made to be stored and sent; the events; the machine;
 and the views, which are computed from the state and change nothing.
@@ -113,8 +111,8 @@ from holdfast.core.protocol import (
     check_names,
     names_in,
     reason,
-    sound_failure,
-    sound_request,
+    sanitized_failure,
+    sanitized_request,
 )
 from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks
 from holdfast.core.requests import (
@@ -137,37 +135,37 @@ HISTORY_LINES_MAX = 200
 CAUSES_MAX = 20
 STEPS_MAX = 64  # Of the story; a coordinator may have a thousand jobs.
 RECOVER_S_MIN, RECOVER_S_MAX = 0.7, 5.0
-"""How long nodes of an earlier coordinator's round are waited for, from the last that came: twice
-as long as any was without a coordinator. They try to reconnect ever more rarely (`core.session`),
-so those who lost it for a moment only are back in a moment."""
+"""How long a new coordinator waits for the nodes of an earlier round, counted from the last one that
+returned: twice as long as any node was without a coordinator. Nodes retry less and less often
+(`core.session`), so nodes that lost it only for a moment return in a moment."""
 SETTLES_MAX = 5
-"""A round that nodes keep coming to is waited for no longer than so many settle times: more would
-make it form with more of those that come one by one, and later where one comes and goes."""
+"""While nodes keep joining, a round forms after this many settle times at the latest. A higher number
+takes in more nodes that join one by one, and lets a flapping node delay the round for longer."""
 RETURN_DELAY_S_MIN = 6.0
-"""Longer than a death goes unnoticed by default, or those would be let in that are gone again."""
+"""Longer than a lost node goes unnoticed by default; otherwise nodes would be let in that are lost."""
 RETURN_DELAY_S_MAX = 30.0
-"""Raising it spares a job more restarts by a node that comes and goes; a job that needs that node
-stands still for as long."""
+"""Raising it saves the job restarts by a flapping node; a job that needs that node waits as long."""
 QUIET_S = 60.0
-"""That a node went is forgotten after one to two of these."""
+"""A departure is forgotten after one to two of these."""
 FLAPS_MAX = 1_024
-"""Of so many nodes that left it is remembered how often. Further ones that rejoin are not delayed."""
-PRESENT_CHANGE_MIN = 0.1  # Waiting nodes get a new view when the number of nodes changed by this.
+"""Departures of up to this many nodes are remembered. Nodes beyond that rejoin without delay."""
+PRESENT_CHANGE_MIN = (
+    0.1  # Waiting nodes get a new view if the number of nodes changed by this share.
+)
 REPORT_S = 10.0  # How long a failed job waits for the report of the node that failed.
 CONTENDERS_MAX = 64
 SILENCES_TO_BE_ALIVE = 3
-"""One that is still there after so many times the silence that makes a node lost is alive: leases may
-last longer than those who hold them."""
-SILENCE_S = 5.0  # Where nobody says how long it is.
-SLOW_STOP_S = 2.0  # A generation that has to wait longer for the end of another says for whom.
-BLAME_S = 0.3  # And then for that of a node whose worker is the likelier cause.
+"""A node that is not lost after this many silence times is alive: a lease may outlast its holder."""
+SILENCE_S = 5.0  # If the job does not say.
+SLOW_STOP_S = 2.0  # After this long, views name the nodes whose workers a generation waits for.
+BLAME_S = 0.3  # After the report: how long a likelier cause on another node may still replace it.
 GENERATIONS_AHEAD_MAX = 2**20
-"""A node may have heard, from another coordinator of the job, of so many more generations or rounds.
-Raising these lets one that lies push the job further with each time that it joins."""
-TERMS_AHEAD_MAX = 2**36  # On etcd they are its revisions, which begin anew if it is set up anew.
+"""A node may know of this many more generations or rounds, from another coordinator. Raising it lets a
+node that reports false numbers push the job further each time it joins."""
+TERMS_AHEAD_MAX = 2**36  # On etcd a term is a revision, which starts again if etcd is set up again.
 FENCE_AHEAD_MAX = 2**32  # Milliseconds by the clock of another machine: seven weeks.
-FIRST_HEARD_MAX = REPORTED_COUNTER_MAX // 2  # Where nothing is known to compare with.
-DRAINED_MAX = 1_024  # Nodes that are there or not.
+FIRST_REPORTED_MAX = REPORTED_COUNTER_MAX // 2  # If there is nothing to compare with.
+DRAINED_MAX = 1_024  # Nodes, connected or not.
 NO_RANKS = NodeRanks(0, 0, 0, 0)
 NAMES_MAX = 3
 KEY_FACTOR, KEY_MODULUS = 1_000_003, 2**61 - 1
@@ -176,20 +174,20 @@ KEY_FACTOR, KEY_MODULUS = 1_000_003, 2**61 - 1
 
 
 class JobPhase(Enum):
-    """Where a job is."""
+    """The phase of a job."""
 
     FORMING = "forming"
-    """No round is running; nodes are gathering."""
+    """There is no active round; nodes are joining."""
     RECOVERING = "recovering"
-    """Nodes of a round that an earlier coordinator formed are coming back."""
+    """Nodes of a round that an earlier coordinator formed are returning."""
     ACTIVE = "active"
-    """A round is running."""
+    """There is an active round."""
     CLOSED = "closed"
     """The job is over, for good."""
 
 
 class Node(msgspec.Struct):
-    """A node that is there, and the newest it reported of itself."""
+    """A node of the job, and what it reported last."""
 
     info: NodeInfo
     seq: Number
@@ -202,26 +200,26 @@ class Node(msgspec.Struct):
     claimed_size: NodeCount = 0
     claimed_generation: Number = -1
     sent_revision: Count = 0
-    """The revision of the last view that was made for it."""
+    """The revision of its newest view."""
     sent_present: NodeCount = 0
     workers: Number = -1
     """The generation of which it may have workers, or -1."""
     used_ports: tuple[Port, ...] = ()
-    """Ports that it still lists although workers of some generation may have met there."""
+    """Ports it still lists although a generation may have used them."""
     heartbeats: Count = 0
-    """Counts up while the node is alive; used where nodes share this state, without a coordinator."""
+    """Grows while the node is alive; used where nodes share this state without a coordinator."""
     control: ControlPort | None = None
-    """Where people reach its agent; used as the heartbeats are."""
+    """Where operators reach its agent; used like `heartbeats`."""
     asked: Name = ""
-    """The id of the newest request that came through it."""
+    """The id of the newest request that arrived in its status."""
 
 
 class RetiredNode(msgspec.Struct, frozen=True):
-    """What became of an incarnation that is no longer in the job."""
+    """Why an incarnation is no longer in the job."""
 
     why: Why
     superseded: bool = False
-    """Another agent with the same node id took its place: it must not come back."""
+    """Another agent has its node id: it must not rejoin."""
 
 
 class ExclusionKind(Enum):
@@ -258,7 +256,7 @@ class FlapRecord(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, kw_only=True):
-    """Everything about one job."""
+    """The state of one job."""
 
     run_id: RunId
     settings: JobSettings | None = None
@@ -269,62 +267,60 @@ class Job(msgspec.Struct, kw_only=True):
     round: Number = -1
     generation: Number = -1
     released: Number = -1
-    """The last generation whose workers might start."""
+    """The last generation whose workers may have started."""
     slow: Why = ""
-    """Who keeps the current generation from starting, once that has taken long."""
+    """Which nodes keep the current generation from starting, if that takes long."""
     restarts: Count = 0
     fence: Count = 0
-    """Of the current generation: it grows with each, whoever decides."""
+    """Of the current generation. It grows with each generation of the run id, under any coordinator."""
     fence_floor: Count = 0
-    """The next is above this, whatever is known of those before: a number that nobody can have had
-    who decided earlier."""
+    """The next fence is above this number, which no earlier coordinator can have used."""
     why: Why = ""
     members: list[NodeInfo] = []
-    """The nodes of the current round by rank; of the last one while there is none."""
+    """The nodes of the active round by rank, or of the last one if there is none."""
     master_port: Port = 0
-    """Where the workers of this generation meet, on the first member's host: of no other one."""
+    """Where the workers of this generation, and no other, meet on the first member's host."""
     succeeded: set[str] = set()
-    """Members whose workers of this generation are all done."""
+    """Members whose workers of this generation have all succeeded."""
     nodes: dict[str, Node] = {}
-    """All that are there, in the order in which they came; earlier ones run first."""
+    """The nodes of the job in the order in which they joined; earlier ones run first."""
     departed: dict[int, Node] = {}
-    """Incarnations that are out of the job, but whose workers may not be gone yet."""
+    """Incarnations that are out of the job and may still have workers."""
     retired: dict[int, RetiredNode] = {}
     exclusions: dict[str, Exclusion] = {}
     """Nodes that no round takes. Drained nodes stay here while they are gone, others do not."""
     exclusion_seq: Count = 0
     flaps: dict[str, FlapRecord] = {}
-    """Of nodes that are connected and of nodes that left, in the order in which they left."""
+    """By node, of connected nodes and of nodes that left, the latter in the order of leaving."""
     quiet: Count = 0
-    """Counts quiet times, as long as there are departures to forget."""
+    """The number of quiet times so far, counted while there are departures to forget."""
     forgotten_at: Count = 0
-    """When `quiet` is this, no departure is remembered."""
+    """Once `quiet` is this, all departures are forgotten."""
     recover_s: Seconds = 0.0
-    """How long to wait for nodes of an earlier coordinator's round, by how long they were away."""
+    """How long to wait for the nodes of an earlier round, by how long they had no coordinator."""
     patience_s: Seconds = 0.0
-    """How long to wait at least while nodes are missing that are expected: as many as could join,
-    or those `awaited`."""
+    """How long to wait at least while expected nodes are missing: max nodes, or those `awaited`."""
     awaited: Count = 0
-    """So many members of an earlier coordinator's round are known to run."""
+    """How many members of an earlier round are known to run."""
     claimed: Count = 0
-    """So many nodes have come back from a round."""
+    """How many nodes have returned from an earlier round."""
     wait_seq: Count = 0
     waiting: bool = False
-    """Whether the wait number `wait_seq` is on."""
+    """Whether the job waits; `wait_seq` is the number of the wait."""
     settle_seq: Count = 0
-    """The wait with which this settling began."""
+    """The number of the first wait of this settling."""
     coordinator_address: Name = ""
-    """How nodes of other hosts reach this one's coordinator; for members that came by loopback."""
+    """How other hosts reach the coordinator's host, where members connected over loopback."""
     silence_s: Seconds = 0.0
-    """How long a node may be silent before its coordinator takes it for lost."""
+    """How long a node may be silent before it is lost."""
     outcome: JobOutcome | None = None
     failure: Failure | None = None
     report: Report = b""
     final: bool = False
     asking: dict[str, Request] = {}
-    """What was asked for through a node while nothing could be decided, by node."""
+    """Requests that arrived in a node's status and are not decided yet, by node."""
     answers: dict[str, RequestAnswer] = {}
-    """By the id of the request; the newest last."""
+    """By request id, the newest last."""
     request: Name = ""
     """The id of the newest request that was granted."""
     asked: Why = ""
@@ -335,11 +331,8 @@ class Job(msgspec.Struct, kw_only=True):
     """Of `View`."""
 
 
-def sound_job(job: Job) -> Job:
-    """Return a stored job as it may be gone on with; raise `ValueError` if it may not be.
-
-    Besides what holds for messages (`core.protocol`), it must be one that this machine can make.
-    """
+def sanitized_job(job: Job) -> Job:
+    """Return a stored job with all texts printable; raise `ValueError` if it is not a possible job."""
     names = [job.run_id, job.coordinator_address, *job.succeeded]
     for info in job.members:
         names += names_in(info)
@@ -347,14 +340,14 @@ def sound_job(job: Job) -> Job:
         names += (name, record.host)
     for one in (*job.nodes.values(), *job.departed.values()):
         names += names_in(one.info)
-        one.failure = sound_failure(one.failure)
+        one.failure = sanitized_failure(one.failure)
     names += (*job.exclusions, *job.asking, *job.answers)
     check_names(*names)
     job.exclusions = {
         node: msgspec.structs.replace(one, reason=reason(one.reason))
         for node, one in job.exclusions.items()
     }
-    job.asking = {node: sound_request(one) for node, one in job.asking.items()}
+    job.asking = {node: sanitized_request(one) for node, one in job.asking.items()}
     job.asked = reason(job.asked)
     check_address(job.coordinator_address)
     for info in (*job.members, *(one.info for one in job.nodes.values())):
@@ -362,51 +355,51 @@ def sound_job(job: Job) -> Job:
     for incarnation, fate in job.retired.items():
         if not fate.why.isprintable():
             job.retired[incarnation] = msgspec.structs.replace(fate, why=reason(fate.why))
-    job.failure = sound_failure(job.failure)
+    job.failure = sanitized_failure(job.failure)
     job.why, job.slow = reason(job.why), reason(job.slow)
     wrong = contradiction(job)
     if wrong:
-        raise ValueError(f"a job with {wrong}")
+        raise ValueError(wrong)
     return job
 
 
 def contradiction(job: Job) -> str:
-    """Return what in a stored job contradicts the rest of it, or nothing."""
+    """Return how a stored job contradicts itself, or nothing."""
     if any(name != node.info.node for name, node in job.nodes.items()):
-        return "a node under another name than its own"
+        return "a node is stored under another id than its own"
     if any(number != node.info.incarnation for number, node in job.departed.items()):
-        return "a node under another incarnation than its own"
+        return "a node is stored under another incarnation than its own"
     if any(one.until >= 0 and node not in job.nodes for node, one in job.exclusions.items()):
-        return "a wait for a node that is not connected"
+        return "the job waits for a node that is not connected"
     if len({info.node for info in job.members}) != len(job.members):
-        return "a node of two ranks"
+        return "a node has two ranks"
     if job.settings is None:
         if job.nodes or job.waiting or job.phase is JobPhase.ACTIVE:
-            return "nodes and no settings"
+            return "the job has nodes and no settings"
     else:
         check_settings(job.settings)
     return broken_invariant(job)
 
 
 def broken_invariant(job: Job) -> str:
-    """Return which invariant of a job does not hold, or nothing. The cost does not grow with its nodes."""
+    """Return which invariant of a job is broken, or nothing. The cost does not grow with its nodes."""
     settings = job.settings
     if len(job.succeeded) > len(job.members):
-        return "more members done than there are"
+        return "more members succeeded than the round has"
     if job.released > job.generation:
-        return "a generation that started before it was decided"
+        return "a generation started before it was decided"
     if (job.outcome is not None) != (job.phase is JobPhase.CLOSED):
-        return "an outcome that goes on, or an end without one"
+        return "the job has an outcome and is not closed, or is closed without one"
     if settings is None:
         return ""
     if budget_of(job).is_exceeded:
-        return "more restarts than it may have"
+        return "the restart budget is exceeded"
     size_ok = settings.min_nodes <= len(job.members) <= settings.max_nodes
     if job.phase is JobPhase.ACTIVE and not size_ok:
-        return "a round of too few or too many members"
+        return "the round has too few or too many members"
     is_forming = job.phase is JobPhase.FORMING and job.waiting
     if is_forming and eligible_count(job) < settings.min_nodes:
-        return "a round about to form of too few nodes"
+        return "a round is about to form of too few nodes"
     return ""
 
 
@@ -414,17 +407,17 @@ def broken_invariant(job: Job) -> str:
 
 
 class NodeLost(Event):
-    """A node stopped answering, as whoever watches it judged."""
+    """A node is lost: it stopped responding, as its observer judged."""
 
     node: str
     incarnation: int
     why: str
     is_silent: bool = True
-    """Whether it was silent for as long as a node takes to stop its workers by itself, if it does."""
+    """Whether it was silent for so long that it has stopped its workers, if it does so by itself."""
 
 
 class NodesLost(Event):
-    """Several nodes stopped answering together; as one event they cost one round."""
+    """Several nodes are lost at once; as one event they cost one round."""
 
     lost: tuple[NodeLost, ...]
 
@@ -433,17 +426,17 @@ class WaitKind(Enum):
     """What a job waits for."""
 
     STEP = "step"
-    """More nodes, those of an earlier coordinator's round, or a report: whatever comes next."""
+    """More nodes, the nodes of an earlier round, or a failure report, depending on the phase."""
     SETTLING = "settling"
-    """That no more nodes come, at most; its number is that of the first wait."""
+    """The longest time for more nodes to join; its number is that of the first wait."""
     STOPPING = "stopping"
-    """The end of the workers of earlier generations; its number is the generation that waits."""
+    """Workers of earlier generations; its number is the generation that waits for their end."""
     EXCLUDED = "excluded"
     """The end of a node's exclusion; its number is `Exclusion.until`."""
     CONTENDING = "contending"
-    """That one whose place is wanted is lost; its number is the incarnation that wants it."""
+    """The loss of a node with a contended id; its number is the contender's incarnation."""
     QUIET = "quiet"
-    """That departures can be forgotten."""
+    """The time after which departures are forgotten."""
 
 
 class WaitEnded(Event):
@@ -454,7 +447,7 @@ class WaitEnded(Event):
 
 
 class CloseRequested(Event):
-    """Somebody who may do so asked for the job's end."""
+    """A caller with that right closes the job."""
 
     outcome: JobOutcome
     why: str
@@ -464,20 +457,20 @@ JobEvent = Status | NodeLost | NodesLost | WaitEnded | CloseRequested | Request
 
 
 class Wait(Value):
-    """This event is wanted once it has been for so long among `Rounds.waits`."""
+    """An event to be given to the machine once it has been in `Rounds.waits` for `delay_s`."""
 
     ended: WaitEnded
     delay_s: float
 
 
 class WaitTimers:
-    """When the waits of a job end, by the clock of whoever watches it, from when it saw each first."""
+    """When the waits of a job end, by its observer's clock, from when the observer first saw each."""
 
     def __init__(self) -> None:
         self._ends: dict[WaitEnded, tuple[float, str]] = {}  # With the step that led to it.
 
     def observe(self, now: float, rounds: Rounds) -> None:
-        """Take in what the job waits for now."""
+        """Note what the job waits for now."""
         waits = rounds.waits
         if waits or self._ends:
             known, cause = self._ends, rounds.story.last
@@ -486,7 +479,7 @@ class WaitTimers:
             }
 
     def ended(self, now: float) -> list[tuple[WaitEnded, str]]:
-        """Return what has lasted long enough by now, the longest first, each with its cause."""
+        """Return the waits that have ended by now, the earliest first, each with its cause."""
         over = [(at, ended, cause) for ended, (at, cause) in self._ends.items() if at <= now]
         return [(ended, cause) for _at, ended, cause in sorted(over, key=lambda one: one[0])]
 
@@ -506,14 +499,14 @@ class Rounds:
         self.rank_table = RankTable(job)
         there = (*job.nodes.values(), *job.departed.values())
         self._with_workers = {one.info.incarnation for one in there if one.workers >= 0}
-        # Who wants the place of one that is there, by incarnation. It is not of the state: they
-        # report to whoever decides next, too.
+        # Nodes with the id of a connected node, by incarnation. They are not part of the state:
+        # they report to the next coordinator, too.
         self._contenders: dict[int, Status] = {}
         self.history: deque[str] = deque(maxlen=HISTORY_LINES_MAX)
         self.changes = 0
-        """How many lines there were in the history, those that are gone included."""
+        """The number of lines the history ever had."""
         self.causes: deque[str] = deque(maxlen=CAUSES_MAX)
-        """Of the restarts that were charged while this machine decided."""
+        """Of the restarts that this machine charged."""
         self.story = Story("rounds", node=job.run_id, steps_max=STEPS_MAX)
 
     def handle(self, now: float, event: JobEvent, cause: str = "") -> list[View]:
@@ -526,9 +519,9 @@ class Rounds:
                 if event.report:  # It may be large, and stories are kept.
                     event = msgspec.structs.replace(event, report=b"")
             case NodeLost():
-                views = self._lose((event,))
+                views = self._remove_lost((event,))
             case NodesLost(lost):
-                views = self._lose(lost)
+                views = self._remove_lost(lost)
             case WaitEnded():
                 awaited = any(event == wait.ended for wait in self.waits)
                 views = self._wait_ended(event) if awaited else []
@@ -539,22 +532,22 @@ class Rounds:
             case _:
                 raise InvalidEvent(f"{event!r} is not an event of a job")
         if self.job.asking and self.job.phase is not JobPhase.RECOVERING:
-            newer = self._answer_asking()  # What came of the event itself is over by then.
-            told = {(view.node, view.incarnation) for view in newer}
-            views = [one for one in views if (one.node, one.incarnation) not in told] + newer
+            newer = self._decide_requests()  # Its views replace those of the event itself.
+            sent = {(view.node, view.incarnation) for view in newer}
+            views = [one for one in views if (one.node, one.incarnation) not in sent] + newer
         if self.job.final:
             contenders, self._contenders = self._contenders, {}
             for status in contenders.values():
                 views += self._status(status)
-        if self._release():
-            self._changed(self.job.why)
+        if self._release_generation():
+            self._record_change(self.job.why)
             views += self._send_members()
         self.story.record(now, phase, event, views, cause)
         return views
 
     @property
     def waits(self) -> list[Wait]:
-        """All that is being waited for."""
+        """Everything the job waits for."""
         waits = self._waits_of_job()
         if self._contenders and self.job.phase is not JobPhase.CLOSED:
             delay_s = SILENCES_TO_BE_ALIVE * (self.job.silence_s or SILENCE_S)
@@ -570,7 +563,7 @@ class Rounds:
             if job.phase is JobPhase.RECOVERING:
                 short_s = max(RECOVER_S_MIN, job.recover_s)
                 if any(one.info.stops_alone for one in job.nodes.values()):
-                    short_s = max(short_s, job.silence_s)  # Those who do not come have stopped.
+                    short_s = max(short_s, job.silence_s)  # Missing nodes have stopped by then.
                 long_s = max(short_s, job.patience_s)
                 return [Wait(step, short_s if self._all_expected() else long_s)]
             if job.phase is JobPhase.CLOSED:
@@ -589,12 +582,12 @@ class Rounds:
             waits.append(Wait(WaitEnded(job.quiet, WaitKind.QUIET), QUIET_S))
         return waits
 
-    def behind(self, heartbeat: Heartbeat) -> View | None:
-        """Return the view a node lacks, by what its heartbeat says it has."""
+    def missing_view(self, heartbeat: Heartbeat) -> View | None:
+        """Return the view that a node lacks, judging by its heartbeat."""
         job = self.job
         known = self._known(heartbeat.node, heartbeat.incarnation)
         if known is None or job.phase is JobPhase.RECOVERING:
-            return None  # Its whole status is needed first (its `Ack` shows that), or all nodes'.
+            return None  # First its whole status is needed (its `Ack` shows that), or all nodes'.
         change = abs(len(job.nodes) - known.sent_present)
         waits = job.phase is JobPhase.FORMING and change > known.sent_present * PRESENT_CHANGE_MIN
         if waits or (heartbeat.term, heartbeat.revision) < (job.term, known.sent_revision):
@@ -604,20 +597,20 @@ class Rounds:
     def seq_of(self, node: str, incarnation: int) -> int:
         """Return the number of the newest status of an incarnation, or -1.
 
-        One that is out counts for as long as its workers may be there, and so do contenders.
+        A node that is out of the job counts while it may have workers, and so does a contender.
         """
         known = self._known(node, incarnation) or self.job.departed.get(incarnation)
         newest = known or self._contenders.get(incarnation)
         return newest.seq if newest else -1
 
     def is_in(self, node: str, incarnation: int) -> bool:
-        """Whether an incarnation is in the job, or was and may have workers."""
+        """Whether an incarnation is in the job, or was in it and may have workers."""
         return self._known(node, incarnation) is not None or incarnation in self.job.departed
 
     def check(self) -> None:
         """Assert what must hold after every step, at a cost that does not grow with the job."""
         wrong = broken_invariant(self.job)
-        assert not wrong, f"a job with {wrong}"
+        assert not wrong, wrong
         if self.job.phase is JobPhase.ACTIVE:
             assert len(self.rank_table.rank_of) == len(self.job.members), "a node has two ranks"
 
@@ -626,35 +619,35 @@ class Rounds:
     def _status(self, status: Status) -> list[View]:
         job, info = self.job, status.info
         if status.run_id != job.run_id:
-            raise InvalidEvent(f"a status of {status.run_id!r} came to {job.run_id!r}")
+            raise InvalidEvent(f"a status of {status.run_id!r} was given to {job.run_id!r}")
         departed = job.departed.get(info.incarnation)
         if departed is not None and status.seq > departed.seq:
             departed.seq = status.seq
             self._note_clear(departed, status)
         fate = job.retired.get(info.incarnation)
         if fate is not None and job.phase is JobPhase.CLOSED and not fate.superseded:
-            # There is nothing left to begin anew for, and perhaps no time to ask again.
-            return [self._send_outsider(info, NodeRole.CLOSED, job.why, heard=status.term)]
+            # There is nothing to rejoin, and perhaps no time for another message.
+            return [self._send_outsider(info, NodeRole.CLOSED, job.why, known_term=status.term)]
         if fate is not None:
             role, refusal = NodeRole.FENCED, None
             if fate.superseded:
                 role, refusal = NodeRole.REFUSED, RefusalReason.REPLACED
             elsewhere = status.term if status.term > job.term else 0
-            return [self._send_outsider(info, role, fate.why, refusal, heard=elsewhere)]
+            return [self._send_outsider(info, role, fate.why, refusal, known_term=elsewhere)]
         known = job.nodes.get(info.node)
         if known is not None and known.info.incarnation == info.incarnation:
             if status.seq <= known.seq:
                 return []
-            self._note_request(status)
+            self._keep_request(status)
             return self._update(known, status)
         before = self._contenders.pop(info.incarnation, None)
         if before is not None and status.term <= job.term:
-            # It was told of this term here, and by no other coordinator.
+            # It knows this term from here, and from no other coordinator.
             status = msgspec.structs.replace(status, term=before.term)
         return self._introduce(status)
 
     def _introduce(self, status: Status, *, reviewed: bool = True) -> list[View]:
-        """Let a node in that is not in the job, if it may; unless `reviewed`, the round changes anyway."""
+        """Admit a node that is not in the job, if possible; unless `reviewed`, the round changes anyway."""
         job, info = self.job, status.info
         if status.phase is NodePhase.LEAVING or status.stuck:
             may_have_workers = not status.stuck and status.clear_of <= status.generation
@@ -667,10 +660,12 @@ class Rounds:
             return []
         if job.phase is JobPhase.CLOSED:
             return [self._send_end(status)]
-        wrong = objection(job, status) or overstatement(job, status)
+        wrong = objection(job, status) or implausible_report(job, status)
         if wrong:
             refusal = RefusalReason.SETTINGS
-            return [self._send_outsider(info, NodeRole.REFUSED, wrong, refusal, heard=status.term)]
+            return [
+                self._send_outsider(info, NodeRole.REFUSED, wrong, refusal, known_term=status.term)
+            ]
         outlived = not self._outranked(status) and not self._is_ahead(status)
         if job.round_term and claims(status) and outlived:
             why = f"the job went on without {info.node}"
@@ -683,7 +678,7 @@ class Rounds:
             if not known.info.yields:
                 return self._contend(status, known)
             why = f"another agent took the place of {info.node} (on {info.host or 'its host'})"
-            broken = why if self._take_out(known, why, superseded=True) else ""
+            broken = why if self._remove(known, why, superseded=True) else ""
             views = [self._send_outsider(known.info, NodeRole.REFUSED, why, RefusalReason.REPLACED)]
         views += self._join(status, broken, reviewed=reviewed)
         if status.phase is NodePhase.CLOSING:
@@ -691,30 +686,30 @@ class Rounds:
         return views
 
     def _contend(self, status: Status, known: Node) -> list[View]:
-        """Let a newcomer wait for the place of one that is there."""
+        """Let a node wait whose id another connected node has."""
         if len(self._contenders) >= CONTENDERS_MAX:
             return self._refuse_contender(status)
         self._contenders[status.info.incarnation] = status
-        # Ignored by one that heard of a later term: it need not know, and will when it is let in.
+        # A node that knows a later term ignores this. It need not know before it is admitted.
         view = self._send_outsider(status.info, NodeRole.WAITING, "")
         return [
             msgspec.structs.replace(
                 view,
                 present=len(self.job.nodes),
                 needed=self._settings.min_nodes,
-                held_back=why_held_off(known.info),
+                held_back=contender_waits_text(known.info),
             )
         ]
 
     def _refuse_contender(self, status: Status) -> list[View]:
         info = status.info
-        why = why_refused(self.job.nodes[info.node].info)
+        why = contender_refused_text(self.job.nodes[info.node].info)
         self._retire(info, why, superseded=True)
         refusal = RefusalReason.REPLACED
-        return [self._send_outsider(info, NodeRole.REFUSED, why, refusal, heard=status.term)]
+        return [self._send_outsider(info, NodeRole.REFUSED, why, refusal, known_term=status.term)]
 
-    def _go_on(self, broken: str) -> list[View]:
-        """Let those in whose place is free now; `broken` is why the round must change, if it must."""
+    def _admit_contenders(self, broken: str) -> list[View]:
+        """Admit contenders whose id is free; `broken` is why the round must change, if it must."""
         views: list[View] = []
         for incarnation, status in [*self._contenders.items()]:
             if status.info.node not in self.job.nodes:
@@ -727,15 +722,15 @@ class Rounds:
         self._note_clear(known, status)
         if status.phase is NodePhase.LEAVING:
             why = f"{known.info.node} left"
-            broken = why if self._take_out(known, why) else ""
-            if not self.job.nodes:  # Nobody failed: they were all asked to leave.
+            broken = why if self._remove(known, why) else ""
+            if not self.job.nodes:  # All nodes left on request.
                 self.job.restarts = 0
-            return self._go_on(broken)
+            return self._admit_contenders(broken)
         self._note_ports(known, status.info.ports)
         if status.stuck:
             lost = NodeLost(known.info.node, known.info.incarnation, status.stuck)
             return [
-                *self._lose((lost,)),
+                *self._remove_lost((lost,)),
                 self._send_outsider(known.info, NodeRole.FENCED, status.stuck),
             ]
         known.phase, known.generation = status.phase, status.generation
@@ -746,11 +741,11 @@ class Rounds:
             return self._close(JobOutcome.STOPPED, f"{known.info.node} closed the job")
         views = self._apply(known, status)
         if status.away_s and not views and self.job.phase is not JobPhase.RECOVERING:
-            views.append(self._send(known, anew=True))  # It was disconnected, and waits for a view.
+            views.append(self._send(known, anew=True))  # It was disconnected and waits for a view.
         return views
 
     def _note_ports(self, known: Node, ports: tuple[int, ...]) -> None:
-        """Take note of the ports that a node holds now, for generations to come."""
+        """Note the ports that a node holds now, for later generations."""
         if ports == known.info.ports:
             return
         known.info = msgspec.structs.replace(known.info, ports=ports)
@@ -760,7 +755,7 @@ class Rounds:
             self.job.members[self.rank_table.rank_of[node]] = known.info
 
     def _apply(self, known: Node, status: Status) -> list[View]:
-        """Act on what a member reports of the current generation."""
+        """Act on a member's report about the current generation."""
         job, node = self.job, known.info.node
         if (
             job.phase is not JobPhase.ACTIVE
@@ -774,34 +769,34 @@ class Rounds:
             job.succeeded.add(node)
             if len(job.succeeded) == len(job.members):
                 return self._close(JobOutcome.SUCCEEDED, "all workers succeeded")
-        elif status.phase is NodePhase.READY:  # It stopped its workers of its own accord.
-            return self._next_generation(f"{node} asked for a new start")
+        elif status.phase is NodePhase.READY:  # It stopped its workers by itself.
+            return self._next_generation(f"{node} requested a restart")
         return []
 
     def _late_failure(self, status: Status) -> list[View]:
         job = self.job
         if job.final or status.failure is None or job.failure is None:
             return []
-        known, told = job.failure, status.failure
-        if told.node == known.node:
+        known, reported = job.failure, status.failure
+        if reported.node == known.node:
             if status.report:
-                rivals = known.rivals if told.rank == known.rank else ()
-                self._blame(with_rivals(told, *rivals), status.report)
+                rivals = known.rivals if reported.rank == known.rank else ()
+                self._blame(with_rivals(reported, *rivals), status.report)
             return []
-        first, certain = first_of(known, told)
-        other = told if first is known else known
+        first, certain = first_of(known, reported)
+        other = reported if first is known else known
         rivals = () if certain else (other.rank,)
-        # It tells of a peer: of any that had no time to speak.
+        # The failure is about a peer: any node that failed without output may be that peer.
         if not certain or first.trace is Trace.PEER:
             rivals += other.rivals
-        if first is told:
-            self._blame(with_rivals(told, *rivals), status.report)
+        if first is reported:
+            self._blame(with_rivals(reported, *rivals), status.report)
         else:
             job.failure = with_rivals(known, *rivals)
         return []
 
     def _blame(self, failure: Failure, report: bytes) -> None:
-        """Take a failure for the one that ended the job; others may still be likelier."""
+        """Name a failure as the one that ended the job, unless a likelier cause is reported."""
         job = self.job
         job.failure, job.report, job.why = failure, report, reason(failure.summary)
         self._begin_wait()
@@ -811,11 +806,11 @@ class Rounds:
     def _join(self, status: Status, broken: str = "", *, reviewed: bool = True) -> list[View]:
         """Add a node; `broken` is why the round must change anyway.
 
-        Unless it is `reviewed`, the caller changes the round, once all that come are there.
+        Unless it is `reviewed`, the caller changes the round after all nodes are added.
         """
         job, info = self.job, status.info
         if job.settings is None or not job.nodes:
-            job.settings = status.settings  # Whoever starts the job anew may change them.
+            job.settings = status.settings  # The first node of a new start may change them.
             job.restarts = budget_of(job).limited().used
         node = Node(info, status.seq, status.phase, status.generation, status.failure)
         job.nodes[info.node] = node
@@ -824,8 +819,8 @@ class Rounds:
         if status.drained and len(drained_nodes(job)) < DRAINED_MAX:
             drained = Exclusion(ExclusionKind.DRAINED, "drained under an earlier coordinator")
             job.exclusions = {info.node: drained, **job.exclusions}
-        self._note_request(status)
-        self._take_place(node)
+        self._keep_request(status)
+        self._take_over_record(node)
         after_another = self._outranked(status)
         if after_another:
             job.term = status.term + 1
@@ -840,10 +835,10 @@ class Rounds:
                 job.master_port = status.master_port
             return self._claimed(node, status)
         if ahead and job.phase is JobPhase.ACTIVE and reviewed:
-            # Another branch of the same job: neither may go on as it was.
-            return self._repair(f"{info.node} came from another coordinator's round")
+            # Another branch of the same job: neither may continue as it was.
+            return self._repair(f"{info.node} joined from another coordinator's round")
         if after_another and job.phase is JobPhase.FORMING and not job.round_term:
-            # It waited beside an earlier coordinator's round, whose members may be coming back.
+            # It waited beside an earlier coordinator's round, whose members may return.
             job.phase = JobPhase.RECOVERING
             self._begin_wait()
         if not reviewed:
@@ -851,21 +846,21 @@ class Rounds:
         return self._repair(broken) if broken else self._review(node)
 
     def _outranked(self, status: Status) -> bool:
-        """Return whether a new node may have heard another coordinator in this term or a later one."""
+        """Whether a new node may know another coordinator of this term or a later one."""
         return status.term >= self.job.term
 
     def _is_ahead(self, status: Status) -> bool:
-        """Return whether a node heard of what this job has yet to get to."""
+        """Whether a node knows of a generation or fence that this job has yet to reach."""
         return heard_generation(status) > self.job.generation or status.fence > self.job.fence
 
     def _all_expected(self) -> bool:
-        """Return whether nobody is missing who may still come, to a job that is recovering."""
+        """Whether a recovering job has all nodes that may still return."""
         job = self.job
         most = job.settings.max_nodes if job.settings else 1
         return len(job.nodes) >= most or 0 < job.awaited <= job.claimed
 
     def _review(self, newcomer: Node) -> list[View]:
-        """See whether a newcomer completes a round, or begins a wait for more."""
+        """Form a round with a newcomer, or wait for more nodes, or only send it a view."""
         job = self.job
         here, most = self._here, self._settings.max_nodes
         if job.phase is JobPhase.RECOVERING:
@@ -873,12 +868,12 @@ class Rounds:
                 return []
             if here == most:
                 self._begin_wait()
-            return [self._send(newcomer, anew=True)]  # It is to know what is waited for.
+            return [self._send(newcomer, anew=True)]  # It learns what the job waits for.
         exclusion = job.exclusions.get(newcomer.info.node)
         if exclusion is not None:
             if exclusion.kind is ExclusionKind.DRAINED or job.phase is JobPhase.ACTIVE:
                 return [self._send(newcomer, anew=True)]
-            self._changed(delays(job))
+            self._record_change(delays(job))
             return self._send_all()
         if job.phase is JobPhase.FORMING:
             if here >= self._settings.min_nodes:
@@ -894,7 +889,7 @@ class Rounds:
     def _wait_ended(self, event: WaitEnded) -> list[View]:
         job = self.job
         if event.kind is WaitKind.STOPPING:
-            return self._name_slow()
+            return self._report_slow()
         if event.kind is WaitKind.QUIET:
             job.quiet += 1
             job.flaps = {
@@ -913,10 +908,10 @@ class Rounds:
         if job.phase is JobPhase.CLOSED:
             return self._finalize()
         if job.phase is JobPhase.RECOVERING:
-            back = self._whole_round()
+            back = self._complete_round()
             if back:
-                return self._carry_on(back)
-            missing = "not all nodes came back after the coordinator was gone"
+                return self._resume_round(back)
+            missing = "not all nodes reconnected after the coordinator was gone"
             return self._repair(missing if claimants(job) else why_formed(job))
         if job.phase is JobPhase.FORMING:
             return self._form(why_formed(job))
@@ -924,10 +919,10 @@ class Rounds:
         if joined:
             return self._form(why_formed(job))
         outside = [node for name, node in job.nodes.items() if name not in self.rank_table.rank_of]
-        return [self._send(node, anew=True) for node in outside]  # They are standbys now.
+        return [self._send(node, anew=True) for node in outside]  # They are standbys from now on.
 
     def _claimed(self, node: Node, status: Status) -> list[View]:
-        """Note a member of an earlier coordinator's round; carry the round on once it is whole."""
+        """Note a member of an earlier coordinator's round; resume the round once it is complete."""
         job = self.job
         node.claim = (status.round_term, status.round, status.round_key)
         node.claimed_rank, node.claimed_size = status.rank, status.size
@@ -936,24 +931,24 @@ class Rounds:
         job.phase = JobPhase.RECOVERING
         job.round = max(job.round, status.round)
         self._begin_wait()
-        back = self._whole_round() if len(job.nodes) >= status.size else []
-        # One that has not started may wait for workers of nodes that are not in it. Whoever was
-        # connected is back by the end of the wait.
+        back = self._complete_round() if len(job.nodes) >= status.size else []
+        # A round that has not started may wait for workers of nodes outside it. Nodes that were
+        # connected are back by the end of the wait.
         if any(one.generation == job.generation for one in back):
-            return self._carry_on(back)
+            return self._resume_round(back)
         return []
 
-    def _whole_round(self) -> list[Node]:
+    def _complete_round(self) -> list[Node]:
         """Return the members of an earlier coordinator's round by rank, if all of them are back."""
         back = claimants(self.job)
         if not back or [one.claimed_rank for one in back] != list(range(back[0].claimed_size)):
             return []
         if max(one.claimed_generation for one in back) < self.job.generation:
-            return []  # Somebody heard of a later one, so this round was over.
+            return []  # A node knows of a later generation, so this round was over.
         return back
 
-    def _carry_on(self, back: list[Node]) -> list[View]:
-        """Go on with an earlier coordinator's round."""
+    def _resume_round(self, back: list[Node]) -> list[View]:
+        """Resume an earlier coordinator's round."""
         job = self.job
         job.members = [one.info for one in back]
         job.round_term, job.round, _key = back[0].claim
@@ -961,21 +956,21 @@ class Rounds:
         if any(one.generation == job.generation for one in back):
             job.released = job.generation
             self._note_used_port()
-            for one in back:  # The others may have been told to start, too.
+            for one in back:  # The others may have started, too.
                 if one.generation < job.generation:
                     self._set_workers(one, job.generation)
         self.rank_table = RankTable(job)
         for one in job.nodes.values():
-            one.claim = NO_CLAIM  # From now on the round says who has which rank.
-        self._changed("the coordinator is back, and all nodes with it")
+            one.claim = NO_CLAIM  # From now on the round has the ranks.
+        self._record_change("the coordinator is back, and all nodes reconnected")
         if self._size(self._here) > len(back):
             self._settle(anew=True)
-        for one in back:  # What they could not report while there was no coordinator.
+        for one in back:  # They could not report this while there was no coordinator.
             if one.generation == job.generation and one.phase is NodePhase.SUCCEEDED:
                 job.succeeded.add(one.info.node)
-        return self._catch_up(back) or self._send_all()
+        return self._apply_missed_reports(back) or self._send_all()
 
-    def _catch_up(self, back: list[Node]) -> list[View]:
+    def _apply_missed_reports(self, back: list[Node]) -> list[View]:
         job = self.job
         if len(job.succeeded) == len(job.members):
             return self._close(JobOutcome.SUCCEEDED, "all workers succeeded")
@@ -986,7 +981,7 @@ class Rounds:
             ):
                 if one.phase is NodePhase.FAILED:
                     return self._worker_failed(one, b"")
-                return self._next_generation(f"{one.info.node} asked for a new start")
+                return self._next_generation(f"{one.info.node} requested a restart")
         return []
 
     # Rounds and generations.
@@ -997,7 +992,7 @@ class Rounds:
         return eligible_count(self.job)
 
     def _size(self, here: int) -> int:
-        """Return how many of so many nodes are to run; spares are kept back where possible."""
+        """Return how many of so many eligible nodes a round takes, keeping spares if possible."""
         settings = self._settings
         wanted = max(settings.min_nodes, here - settings.spares)
         return min(wanted, here, settings.max_nodes)
@@ -1020,7 +1015,7 @@ class Rounds:
         return self._send_all()
 
     def _next_generation(self, why: str) -> list[View]:
-        """Restart all workers; in a new round if nodes wait, or members that were done are gone."""
+        """Restart all workers; in a new round if nodes wait or a member that had succeeded is gone."""
         job = self.job
         here = all(
             self._known(info.node, info.incarnation) and is_eligible(job, info.node)
@@ -1029,7 +1024,7 @@ class Rounds:
         if not here or self._size(self._here) > len(job.members):
             return self._repair(why)
         self._begin_generation(why)
-        return self._send_all()  # Also to standbys: they may have to tell the next coordinator.
+        return self._send_all()  # Also to standbys: they may have to inform the next coordinator.
 
     def _begin_generation(self, why: str) -> None:
         job = self.job
@@ -1038,23 +1033,23 @@ class Rounds:
         job.succeeded = set()
         job.slow = ""
         job.master_port = self._fresh_port(job.members[0])
-        self._release()
+        self._release_generation()
         self.rank_table = RankTable(job)
-        self._changed(why)
+        self._record_change(why)
 
     def _fresh_port(self, first: NodeInfo) -> int:
-        """Return a port of the first node at which no workers can have met.
+        """Return a port of the first node that no generation has used.
 
-        A generation that was never let start leaves its port to the next one. Of two that a node
-        holds there always is one: before a generation starts, the node has said that the workers of
-        the last one are gone, and with that which ports it holds since.
+        A generation that never started leaves its port to the next one. Of the two ports a node
+        holds, one is always unused: before a generation starts, the node has reported that the
+        workers of the last one are gone, and which ports it holds since.
         """
         known = self._known(first.node, first.incarnation)
         fresh = [port for port in first.ports if known is None or port not in known.used_ports]
         return fresh[0] if fresh else first.ports[self.job.generation % len(first.ports)]
 
-    def _release(self) -> bool:
-        """Let the current generation start, if it may and has not; return whether it does now."""
+    def _release_generation(self) -> bool:
+        """Let the current generation start if it can; return whether it starts now."""
         job = self.job
         if not is_held(job) or self._with_workers:
             return False
@@ -1063,10 +1058,10 @@ class Rounds:
         self._expect_workers()
         return True
 
-    def _name_slow(self) -> list[View]:
-        """Tell everybody whom the current generation waits for."""
-        self.job.slow = who_is_slow(self.job)
-        self._changed(self.job.why)
+    def _report_slow(self) -> list[View]:
+        """Name the nodes that the current generation waits for in all views."""
+        self.job.slow = slow_stop_text(self.job)
+        self._record_change(self.job.why)
         return self._send_all()
 
     def _expect_workers(self) -> None:
@@ -1085,7 +1080,7 @@ class Rounds:
             first.used_ports = (*first.used_ports, job.master_port)
 
     def _note_clear(self, node: Node, status: Status) -> None:
-        """Take in which workers are gone; one that leaves starts no others."""
+        """Note that a node's workers are gone; a node that leaves starts no others."""
         ended = status.phase is NodePhase.LEAVING and status.clear_of > status.generation
         if ended or status.clear_of > node.workers:
             self._set_workers(node, -1)
@@ -1100,7 +1095,7 @@ class Rounds:
             self.job.departed.pop(incarnation, None)
 
     def _repair(self, why: str) -> list[View]:
-        """Go on after the round lost a member: smaller, with a replacement, or waiting for one."""
+        """Continue after the round lost a member: with a replacement, smaller, or waiting for nodes."""
         if self.job.phase is JobPhase.CLOSED:
             return self._finalize()
         if self._here >= self._settings.min_nodes:
@@ -1108,12 +1103,12 @@ class Rounds:
         self.job.phase = JobPhase.FORMING
         self.job.waiting = False
         for node in self.job.nodes.values():
-            node.claim = NO_CLAIM  # It is about to stop its workers of that round.
-        self._changed(why)
+            node.claim = NO_CLAIM  # It is about to stop its workers.
+        self._record_change(why)
         return self._send_all()
 
-    def _lose(self, lost: tuple[NodeLost, ...]) -> list[View]:
-        """Remove all nodes that were lost together, for one new round."""
+    def _remove_lost(self, lost: tuple[NodeLost, ...]) -> list[View]:
+        """Remove nodes that are lost at once, for one new round."""
         broken = ""
         for one in lost:
             known = self._known(one.node, one.incarnation)
@@ -1121,13 +1116,13 @@ class Rounds:
             if gone is not None and (one.is_silent or not gone.info.stops_alone):
                 self._set_workers(gone, -1)
             why = f"{one.node} was lost: {one.why}"
-            if known is not None and self._take_out(known, why):
+            if known is not None and self._remove(known, why):
                 broken = broken or why
             self._contenders.pop(one.incarnation, None)
-        return self._go_on(broken)
+        return self._admit_contenders(broken)
 
-    def _take_out(self, known: Node, why: str, *, superseded: bool = False) -> bool:
-        """Remove a node; return whether the job cannot go on as it is without it."""
+    def _remove(self, known: Node, why: str, *, superseded: bool = False) -> bool:
+        """Remove a node; return whether the round is broken without it."""
         job, info = self.job, known.info
         was_member = self.rank_table.incarnation_of(info.node) == info.incarnation
         broken = job.phase is JobPhase.ACTIVE and was_member and info.node not in job.succeeded
@@ -1143,7 +1138,7 @@ class Rounds:
             job.waiting = False
         return broken
 
-    # Nodes that come and go.
+    # Nodes that leave and rejoin.
 
     def _note_departure(self, gone: NodeInfo, *, broken: bool) -> None:
         """Remember how often a node left, if it broke the round now or did before."""
@@ -1158,13 +1153,13 @@ class Rounds:
         if broken:
             departures += 1
             job.forgotten_at = forgotten_at = job.quiet + 2
-        if not job.nodes:  # There is nobody whom its return would cost anything.
+        if not job.nodes:  # Its return would restart no other node.
             job.flaps, job.forgotten_at = {}, job.quiet
         elif departures:
             record = FlapRecord(gone.host, departures, forgotten_at)
-            heir = self._heir(gone) if broken else None
+            heir = self._early_successor(gone) if broken else None
             if heir is not None:
-                self._inherit(heir, record)
+                self._give_record(heir, record)
                 return
             job.flaps[gone.node] = record
             if len(job.flaps) > FLAPS_MAX:
@@ -1172,7 +1167,7 @@ class Rounds:
                 for node in absent[:-FLAPS_MAX]:
                     del job.flaps[node]
 
-    def _heir(self, gone: NodeInfo) -> Node | None:
+    def _early_successor(self, gone: NodeInfo) -> Node | None:
         """Return the node that took a node's place before that one was known to be gone."""
         job = self.job
         if not job.waiting or not job.nodes:
@@ -1182,7 +1177,7 @@ class Rounds:
         is_new = name not in self.rank_table.rank_of and name not in job.flaps
         return newest if is_new and gone.host and newest.info.host == gone.host else None
 
-    def _take_place(self, node: Node) -> None:
+    def _take_over_record(self, node: Node) -> None:
         """Give a newcomer the record of the node whose place it takes."""
         job, info = self.job, node.info
         left = info.node
@@ -1192,9 +1187,9 @@ class Rounds:
             if not same_host:
                 return
             left = max(same_host, key=lambda name: job.flaps[name].departures)
-        self._inherit(node, job.flaps.pop(left))
+        self._give_record(node, job.flaps.pop(left))
 
-    def _inherit(self, node: Node, record: FlapRecord) -> None:
+    def _give_record(self, node: Node, record: FlapRecord) -> None:
         """Give a connected node a record; exclude the node if that has too many departures."""
         job, name = self.job, node.info.node
         job.flaps[name] = record
@@ -1202,8 +1197,8 @@ class Rounds:
         if delay_s and is_eligible(job, name):
             job.exclusion_seq += 1
             why = (
-                f"{name} comes back after it went {record.departures} times in the last minutes, "
-                f"so it is held back for {delay_s:g} s"
+                f"{name} left and rejoined {record.departures} times recently; "
+                f"delaying its return by {delay_s:g} s"
             )
             flapping = Exclusion(ExclusionKind.FLAPPING, why, job.exclusion_seq, delay_s)
             job.exclusions = {**job.exclusions, name: flapping}
@@ -1235,55 +1230,55 @@ class Rounds:
         job.waiting = False
         if not job.final:
             self._begin_wait()
-        self._changed(why)
+        self._record_change(why)
         return self._send_all()
 
     def _finalize(self) -> list[View]:
         self.job.final = True
         self.job.waiting = False
-        self._changed(self.job.why)
+        self._record_change(self.job.why)
         return self._send_all()
 
-    # What people ask for.
+    # Requests.
 
     def answer_to(self, request_id: str) -> RequestAnswer | None:
-        """Return what became of a request, unless it is unknown or was long ago."""
+        """Return the answer to a request, unless it is unknown or many others came after it."""
         return self.job.answers.get(request_id)
 
-    def _note_request(self, status: Status) -> None:
-        """Keep what is asked for through a node until it can be decided, which is mostly at once."""
+    def _keep_request(self, status: Status) -> None:
+        """Keep a request of a node's status until it can be decided, which is usually at once."""
         if status.request is not None:
             self.job.asking[status.info.node] = status.request
 
-    def _answer_asking(self) -> list[View]:
+    def _decide_requests(self) -> list[View]:
         job = self.job
         views: dict[tuple[str, int], View] = {}
         asking, job.asking = job.asking, {}
         for name, request in asking.items():
             is_new = request.id not in job.answers
-            told = self._request(request)
+            sent = self._request(request)
             node = job.nodes.get(name)
-            # A status that was on its way when the answer was needs no second one.
+            # A status that was sent before the answer arrived needs no second answer.
             if node is not None and (is_new or node.asked != request.id):
                 node.asked = request.id
-                told.append(self._send(node, anew=True))
-            views |= {(view.node, view.incarnation): view for view in told}
+                sent.append(self._send(node, anew=True))
+            views |= {(view.node, view.incarnation): view for view in sent}
         return [*views.values()]
 
     def _request(self, request: Request) -> list[View]:
-        """Do what is asked for, or refuse it; nothing if the same was asked before."""
+        """Grant a request or refuse it; do nothing if it was answered before."""
         job = self.job
         if request.id in job.answers:
             return []
         refusal, why = self._objection(request)
         if refusal is None:
-            why = self._fulfilled(request)
+            why = self._unchanged_because(request)
         answer = RequestAnswer(
             id=request.id, refusal=refusal.value if refusal else "", why=reason(why)
         )
         job.answers = with_answer(job.answers, request.id, answer)
         if why:
-            self._tell(f"{'refused: ' if refusal else ''}{request}: {answer.why}")
+            self._record_line(f"{'refused: ' if refusal else ''}{request}: {answer.why}")
             return []
         asked = reason(str(request))
         job.request, job.asked = request.id, asked
@@ -1294,10 +1289,10 @@ class Rounds:
             case Action.RESTART if not is_held(job):
                 return self._next_generation(asked)
             case Action.DRAIN:
-                return self._drain(self._named(request.node), asked)
+                return self._drain(self._nodes_named(request.node), asked)
             case Action.UNDRAIN:
-                return self._undrain(self._named(request.node), asked)
-        self._changed(asked)
+                return self._undrain(self._nodes_named(request.node), asked)
+        self._record_change(asked)
         return self._send_all()
 
     def _objection(self, request: Request) -> Refused:
@@ -1313,15 +1308,16 @@ class Rounds:
         if job.phase is JobPhase.RECOVERING:
             return (
                 RequestRefusal.NOT_NOW,
-                "the nodes are coming back after the coordinator was gone",
+                "the nodes are reconnecting after the coordinator was gone",
             )
         if action == Action.RESTART.value:
             if job.phase is not JobPhase.ACTIVE:
                 return RequestRefusal.NO_ROUND, "no round is running: the job waits for nodes"
             return GRANTED
-        named = self._named(request.node)
+        named = self._nodes_named(request.node)
         if not named:
-            return RequestRefusal.NO_SUCH_NODE, f"{request.node!r} is no node or host of the job"
+            why = f"{request.node!r} is not a node or host of the job"
+            return RequestRefusal.NO_SUCH_NODE, why
         if action == Action.UNDRAIN.value:
             return GRANTED
         if len({*drained_nodes(job), *named}) > DRAINED_MAX:
@@ -1333,19 +1329,19 @@ class Rounds:
             return RequestRefusal.TOO_FEW_NODES, why
         return GRANTED
 
-    def _fulfilled(self, request: Request) -> str:
-        """Return why a request that may be granted changes nothing, or nothing if it does."""
+    def _unchanged_because(self, request: Request) -> str:
+        """Return why granting a request would change nothing, or nothing if it would."""
         if request.action not in (Action.DRAIN.value, Action.UNDRAIN.value):
             return ""
-        named = self._named(request.node)
+        named = self._nodes_named(request.node)
         is_drain = request.action == Action.DRAIN.value
         if any(is_drained(self.job, name) != is_drain for name in named):
             return ""
         verb = "is" if len(named) == 1 else "are"
         return f"{names_of(named)} {verb} {'already' if is_drain else 'not'} drained"
 
-    def _named(self, name: str) -> list[str]:
-        """Return the nodes that go by a name: by their own, or by their host's."""
+    def _nodes_named(self, name: str) -> list[str]:
+        """Return the node with this id, or the nodes of this host."""
         job = self.job
         if name in job.nodes or is_drained(job, name):
             return [name]
@@ -1361,12 +1357,12 @@ class Rounds:
             is_missed = is_missed or (self._is_member(name) and name not in job.succeeded)
         if is_missed:
             return self._repair(why)
-        self._changed(why)
+        self._record_change(why)
         return self._send_all()
 
     def _undrain(self, nodes: list[str], why: str) -> list[View]:
         job = self.job
-        self._changed(why)
+        self._record_change(why)
         back = [name for name in nodes if is_drained(job, name)]
         self._include(*back)
         views = self._send_all()
@@ -1376,7 +1372,7 @@ class Rounds:
         return views
 
     def _is_member(self, name: str) -> bool:
-        """Whether a node that is there is in a round that is running."""
+        """Whether a connected node is a member of the active round."""
         node = self.job.nodes.get(name)
         is_in = node is not None and (self.rank_table.incarnation_of(name) == node.info.incarnation)
         return is_in and self.job.phase is JobPhase.ACTIVE
@@ -1403,25 +1399,25 @@ class Rounds:
         self.job.wait_seq += 1
 
     def _settle(self, *, anew: bool) -> None:
-        """Wait for more nodes; `anew` if nobody has waited for them before this one came."""
+        """Wait for more nodes; `anew` if the job did not wait before this one joined."""
         self._begin_wait()
         if anew:
             self.job.settle_seq = self.job.wait_seq
 
-    def _changed(self, why: str) -> None:
+    def _record_change(self, why: str) -> None:
         job = self.job
         job.revision += 1
         job.why = reason(why)
         line = f"{job.phase.value}, round {job.round}, generation {job.generation}: {job.why}"
-        if not self.history or self.history[-1] != line:  # It may only start now, or be final.
-            self._tell(line)
+        if not self.history or self.history[-1] != line:  # The view may differ only in `start`.
+            self._record_line(line)
 
-    def _tell(self, line: str) -> None:
+    def _record_line(self, line: str) -> None:
         self.history.append(line)
         self.changes += 1
 
     def _send(self, node: Node, *, anew: bool = False) -> View:
-        """Return a node's view, noted as sent; `anew` with a revision of its own."""
+        """Return a node's view and note that it is sent; `anew` with a new revision."""
         job = self.job
         if anew:
             job.revision += 1
@@ -1435,23 +1431,23 @@ class Rounds:
         why: str,
         refusal: RefusalReason | None = None,
         *,
-        heard: int = 0,
+        known_term: int = 0,
     ) -> View:
-        """Return the view of one that is not in the job; `heard` is another coordinator's term."""
-        self.job.revision += 1  # So that it is newer than all its views while it was in.
+        """Return the view of a node outside the job, which may know another coordinator's term."""
+        self.job.revision += 1  # It is newer than all views the node got in the job.
         view = view_for_outsider(self.job, info, role, why, refusal)
-        if heard < self.job.term:
+        if known_term < self.job.term:
             return view
-        return msgspec.structs.replace(view, term=heard + 1)  # Else it would be ignored.
+        return msgspec.structs.replace(view, term=known_term + 1)  # Else the node would ignore it.
 
     def _send_end(self, status: Status) -> View:
-        """Return the view of one that comes when all is over; of what failed, if it was there."""
+        """Return the view of a node that joins a closed job; with the failure if it was a member."""
         job, info = self.job, status.info
-        view = self._send_outsider(info, NodeRole.CLOSED, job.why, heard=status.term)
+        view = self._send_outsider(info, NodeRole.CLOSED, job.why, known_term=status.term)
         was_member = self.rank_table.incarnation_of(info.node) == info.incarnation
         if was_member or job.outcome is not JobOutcome.FAILED:
             return view
-        why = f"it failed before {info.node} came"
+        why = f"the job failed before {info.node} joined"
         return msgspec.structs.replace(view, why=why, failure=None, report=b"", final=True)
 
     def _send_members(self) -> list[View]:
@@ -1505,16 +1501,16 @@ def return_delay_s(departures: int) -> float:
 def close_broken(
     now: float, rounds: Rounds, what: str, make: Callable[[Job], Rounds]
 ) -> tuple[list[View], Rounds]:
-    """Close a job that broke an invariant as failed; return the views to send, and its machine.
+    """Close a job with a broken invariant as failed; return the views to send, and its machine.
 
-    That can only be a bug in Holdfast. The job's nodes must learn of it all the same, and other
-    jobs in the same process must not suffer.
+    That can only be a bug in Holdfast. The job's nodes learn of it all the same, and the other jobs
+    of the process continue.
     """
-    why = reason(f"the coordinator cannot go on with this job; this is a bug in Holdfast ({what})")
+    why = reason(f"the coordinator cannot continue this job; this is a bug in Holdfast ({what})")
     try:
         return rounds.handle(now, CloseRequested(JobOutcome.FAILED, why)), rounds
     except Exception:  # noqa: BLE001 (whatever it is, nodes must learn of the end)
-        # They learn when they ask: none is known any more, so each sends its status again.
+        # No node is known any more, so each sends its status again and gets the end.
         job = rounds.job
         return [], make(
             Job(
@@ -1537,7 +1533,7 @@ def close_broken(
 
 
 class RankTable:
-    """The ranks of the current round, computed once for as long as it stands."""
+    """The ranks and members of the current round, computed once per round."""
 
     def __init__(self, job: Job) -> None:
         members = job.members
@@ -1564,12 +1560,12 @@ class RankTable:
                 self.master_addr = job.coordinator_address
 
     def incarnation_of(self, node: str) -> int | None:
-        """Return the incarnation of a member, or None of anybody else."""
+        """Return the incarnation of a member, or None if the node is not one."""
         return self._incarnations.get(node)
 
 
 def store_key_of(first: NodeInfo, generation: int) -> bytes:
-    """Return the key of one generation; who knows it knows neither the node's nor another's."""
+    """Return the key of one generation; it reveals neither the node's key nor another generation's."""
     text = b"generation %d" % generation
     return blake2b(text, key=first.store_key, digest_size=STORE_KEY_BYTES).digest()
 
@@ -1583,7 +1579,7 @@ def round_key(members: list[NodeInfo]) -> int:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address is of use on its own host alone."""
+    """Return whether an address can be reached only from its own host."""
     return address.startswith("127.") or address == "::1"
 
 
@@ -1641,7 +1637,7 @@ def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
 
 
 def answered_to(job: Job, info: NodeInfo) -> RequestAnswer | None:
-    """Return what became of what was asked for through a node."""
+    """Return the answer to the newest request that arrived in a node's status."""
     if not job.answers:
         return None
     node = job.nodes.get(info.node)
@@ -1676,20 +1672,20 @@ def view_for_outsider(
     )
 
 
-def whose_place(there: NodeInfo) -> str:
-    """Return who has the place that a contender wants."""
+def place_taken_text(there: NodeInfo) -> str:
+    """Return which agent has the node id that a contender wants."""
     where = f" on {there.host}" if there.host else ""
     return f"another agent{where} is in the job as {there.node}"
 
 
-def why_held_off(there: NodeInfo) -> str:
+def contender_waits_text(there: NodeInfo) -> str:
     """Return why a contender has to wait."""
-    return f"{whose_place(there)}: this one is let in when that one is gone"
+    return f"{place_taken_text(there)}: this one joins when that one is gone"
 
 
-def why_refused(there: NodeInfo) -> str:
+def contender_refused_text(there: NodeInfo) -> str:
     """Return why a contender gets no place."""
-    return f"{whose_place(there)}, and is alive"
+    return f"{place_taken_text(there)}, and is alive"
 
 
 def is_held(job: Job) -> bool:
@@ -1697,8 +1693,8 @@ def is_held(job: Job) -> bool:
     return job.phase is JobPhase.ACTIVE and job.released < job.generation
 
 
-def who_is_slow(job: Job) -> str:
-    """Return whose workers a generation waits for."""
+def slow_stop_text(job: Job) -> str:
+    """Return which nodes' workers a generation waits for."""
     there = (*job.nodes.values(), *job.departed.values())
     names = [one.info.node for one in there if one.workers >= 0]
     return f"the workers of {names_of(names)} have not stopped yet"
@@ -1714,7 +1710,7 @@ def objection(job: Job, status: Status) -> str:
     """Return why a node cannot be in a job, or nothing."""
     asked, info = status.settings, status.info
     if info.fixed_rank >= asked.max_nodes:
-        return f"node rank {info.fixed_rank} is not below the number of nodes, {asked.max_nodes}"
+        return f"node rank {info.fixed_rank} is not below {asked.max_nodes}, the number of nodes"
     agreed = job.settings
     if agreed is None or not job.nodes:
         return ""
@@ -1730,8 +1726,8 @@ def objection(job: Job, status: Status) -> str:
     return ""
 
 
-def overstatement(job: Job, status: Status) -> str:
-    """Return what a node reports and cannot have heard, or nothing."""
+def implausible_report(job: Job, status: Status) -> str:
+    """Return which number in a status cannot be of this job, or nothing."""
     fence = max(job.fence, job.fence_floor)
     for name, reported, known, ahead_max in (
         ("term", status.term, job.term, TERMS_AHEAD_MAX),
@@ -1739,16 +1735,16 @@ def overstatement(job: Job, status: Status) -> str:
         ("generation", heard_generation(status), job.generation, GENERATIONS_AHEAD_MAX),
         ("fence", status.fence, fence, FENCE_AHEAD_MAX),
     ):
-        if reported > (known + ahead_max if job.generation >= 0 else FIRST_HEARD_MAX):
+        if reported > (known + ahead_max if job.generation >= 0 else FIRST_REPORTED_MAX):
             return (
                 f"{status.info.node} reports {name} {reported}, and the job {job.run_id!r} is at "
-                f"{known}: it cannot have been in this job; start its agent anew"
+                f"{known}: it cannot have been in this job; restart its agent"
             )
     return ""
 
 
 def previous_ranks(job: Job, rank_table: RankTable) -> tuple[dict[str, int], int]:
-    """Return who had which rank in the round before, and how many it had."""
+    """Return the ranks of the previous round by node, and its size."""
     back = claimants(job)
     if not back:
         return rank_table.rank_of, len(job.members)
@@ -1761,22 +1757,22 @@ def claims(status: Status) -> bool:
 
 
 def heard_generation(status: Status) -> int:
-    """Return the highest generation that a node knows of."""
+    """Return the highest generation that a node knows."""
     return max(status.generation, status.assigned_generation, status.heard_generation)
 
 
 def why_formed(job: Job) -> str:
-    """Return the reason for a round that was waited for."""
+    """Return the reason for a round that forms because nodes joined."""
     if job.round < 0:
         most = job.settings.max_nodes if job.settings else 0
-        return "all nodes are here" if len(job.nodes) >= most else "enough nodes are here"
+        return "all nodes joined" if len(job.nodes) >= most else "enough nodes joined"
     members = {info.node for info in job.members}
     names = [node for node in job.nodes if node not in members and is_eligible(job, node)]
-    return f"{names_of(names)} joined" if names else "enough nodes are here"
+    return f"{names_of(names)} joined" if names else "enough nodes joined"
 
 
 def delays(job: Job, node: str = "") -> str:
-    """Return whose return is delayed: of this node, or else of all that a round waits for."""
+    """Return why the return of this node is delayed, or else of all nodes that a round waits for."""
     delayed = {name: one for name, one in job.exclusions.items() if one.until >= 0}
     if node in delayed:
         return delayed[node].reason
@@ -1789,7 +1785,7 @@ def delays(job: Job, node: str = "") -> str:
 
 
 def claimants(job: Job) -> list[Node]:
-    """Return, by rank, the nodes that are back of the newest round that any was in."""
+    """Return the nodes that returned from the newest round that any of them was in, by rank."""
     newest = max((node.claim for node in job.nodes.values()), default=NO_CLAIM)
     back = [node for node in job.nodes.values() if node.claim == newest != NO_CLAIM]
     return sorted(back, key=lambda node: node.claimed_rank)

@@ -135,7 +135,7 @@ class LoopStuck(Event):
     why: str
 
 
-class LoopTurned(Event):
+class LoopResumed(Event):
     """The loop that was stuck turns again."""
 
 
@@ -148,7 +148,7 @@ SessionEvent = (
     | PortsChanged
     | RequestMade
     | LoopStuck
-    | LoopTurned
+    | LoopResumed
     | View
     | Ack
 )
@@ -322,7 +322,7 @@ class Session:
                 self._stop.expire(now)
                 self._restate(stuck=why)
                 effects = self._send(at)
-            case LoopTurned():
+            case LoopResumed():
                 self._restate(stuck="")
                 effects = self._send(at)
             case _:

@@ -73,18 +73,18 @@ from holdfast.core.rounds import (
     NodesLost,
     Rounds,
     WaitTimers,
+    contender_refused_text,
     is_held,
-    sound_job,
+    sanitized_job,
     view_for_node,
     view_for_outsider,
-    why_refused,
 )
 from holdfast.core.session import (
     CLOSED_AWAY_S,
     DeliverView,
     GiveUp,
+    LoopResumed,
     LoopStuck,
-    LoopTurned,
     PortsChanged,
     Rejoined,
     RequestMade,
@@ -191,7 +191,7 @@ SessionEvent = (
     | PortsChanged
     | RequestMade
     | LoopStuck
-    | LoopTurned
+    | LoopResumed
     | RefreshRequested
     | StateRead
     | StateWritten
@@ -359,7 +359,7 @@ class SharedStateSession:
                 if self._joins:
                     self._unstored.append(self.status)
                 return self._read_soon()
-            case LoopStuck() | LoopTurned():
+            case LoopStuck() | LoopResumed():
                 why = event.why if isinstance(event, LoopStuck) else ""
                 if why:
                     self._stop.expire(now)
@@ -553,7 +553,7 @@ class SharedStateSession:
             self._contending = (rival.incarnation, self._at)
         if self._at - self._contending[1] < SILENCES_TO_BE_ALIVE * self._peers.silence_s:
             return answer
-        refused = (NodeRole.REFUSED, why_refused(rival), RefusalReason.REPLACED)
+        refused = (NodeRole.REFUSED, contender_refused_text(rival), RefusalReason.REPLACED)
         return view_for_outsider(job, self.status.info, *refused)
 
     def _apply(self, now: float, rounds: Rounds) -> bool:
@@ -690,7 +690,7 @@ class SharedStateSession:
 
 def is_news(event: SessionEvent, effects: list[SessionEffect]) -> bool:
     """Return whether a step belongs in the story: not a read or a heartbeat that changed nothing."""
-    if isinstance(event, StatusChanged | Rejoined | LoopStuck | LoopTurned | CallFailed):
+    if isinstance(event, StatusChanged | Rejoined | LoopStuck | LoopResumed | CallFailed):
         return True
     return any(
         effect.changes != () if isinstance(effect, WriteState) else type(effect) is not ReadState
@@ -815,7 +815,7 @@ def decode(state: bytes) -> Job:
     if not state.startswith(STATE_MARK):
         raise ValueError("it does not begin like a job of this version of Holdfast")
     try:
-        return sound_job(_decoder.decode(memoryview(state)[len(STATE_MARK) :]))
+        return sanitized_job(_decoder.decode(memoryview(state)[len(STATE_MARK) :]))
     except MALFORMED as problem:
         raise ValueError(quoted(str(problem))) from None
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from holdfast import console
 from holdfast.core.liveness import LoopWatch
-from holdfast.core.session import LoopStuck, LoopTurned
+from holdfast.core.session import LoopResumed, LoopStuck
 
 
 class LoopHeartbeat:
@@ -82,7 +82,7 @@ class LoopMonitor:
         """How often to call `check` at least, so that the loop gets all of its limit."""
         return self._watch.step_s
 
-    def check(self, now: float) -> LoopStuck | LoopTurned | None:
+    def check(self, now: float) -> LoopStuck | LoopResumed | None:
         """Record the last response and request another; return what has changed, if anything."""
         watch, heartbeat = self._watch, self._loop.heartbeat
         has_changed = watch.look(now, answered=not heartbeat.is_requested)
@@ -93,7 +93,7 @@ class LoopMonitor:
             return None
         if not watch.is_stuck:
             console.notice("this agent continues")
-            return LoopTurned()
+            return LoopResumed()
         why = f"its agent has been stuck for {watch.limit_s:g} s ({heartbeat.location()})"
         console.error(f"this node counts as lost: {why}")
         return LoopStuck(why)

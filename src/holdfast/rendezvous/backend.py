@@ -50,16 +50,16 @@ ABSENT_S = 60.0
 _local_ids = itertools.count()
 
 Token = Any
-"""Names one state that was stored; only the backend that gave it knows what it is."""
+"""Names one stored state; only the backend that returned it can read it."""
 
 
 class RendezvousBackend(ABC):
-    """Keeps the state of one job where all of its nodes can reach it."""
+    """Stores the state of one job where all of its nodes can reach it."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name of the backend, as it is asked for by `--rdzv-backend`."""
+        """The name of the backend, as in `--rdzv-backend`."""
 
     @abstractmethod
     def get_state(self) -> tuple[bytes, Token] | None:
@@ -72,11 +72,11 @@ class RendezvousBackend(ABC):
     def set_state(
         self, state: bytes, token: Token | None = None
     ) -> tuple[bytes, Token, bool] | None:
-        """Replace the state that `token` names; without one, be the first to store any.
+        """Replace the state that `token` names; without a token, store the first state.
 
-        Returns what is stored after the call, its token, and whether that is the new state: if
-        another node was faster it is the other's. None if nothing is stored at all, or if that is
-        not known: what is stored is then read.
+        Returns the stored state after the call, its token, and whether it is the new state: if
+        another node was faster, it is that node's. Returns None if nothing is stored, or if that is
+        unknown; the caller then reads the state.
 
         Raises `RendezvousConnectionError` or `RendezvousStateError`.
         """
@@ -122,11 +122,10 @@ class CheckedBackend:
 class DynamicRendezvousHandler(PolledHandler):
     """A node's rendezvous over a backend; see `from_backend` and `create_handler`.
 
-    What differs from TorchElastic's class of this name: a round that lost a member, or that a
-    member asks to be started again, makes `num_nodes_waiting` positive on all the others, and so
-    does being put out while cut off; the store and the workers' meeting point are new with every
-    generation; and `shutdown` leaves without ending the job for the others, which `set_closed`
-    alone does.
+    Differences from TorchElastic's class of this name: `num_nodes_waiting` is positive on all other nodes
+    if a round loses a member or a member requests a restart, and on a node that was removed while it was
+    disconnected. Each generation has a new store and a new `MASTER_PORT`. `shutdown` leaves without ending
+    the job for the others; only `set_closed` ends it.
     """
 
     def __init__(
@@ -182,9 +181,9 @@ class DynamicRendezvousHandler(PolledHandler):
         keep_alive_interval: float = 5,
         keep_alive_max_attempt: int = 3,
     ) -> DynamicRendezvousHandler:
-        """Return a handler on a backend and a store of the caller's.
+        """Return a handler on the caller's backend and store.
 
-        The store is what agents exchange their ranks through; the backend may use the same.
+        Agents exchange their ranks through the store; the backend may use the same one.
         """
         settings = RendezvousSettings(
             run_id,
@@ -199,7 +198,7 @@ class DynamicRendezvousHandler(PolledHandler):
 
     @property
     def settings(self) -> RendezvousSettings:
-        """What the handler was made with."""
+        """The settings of the handler."""
         return self._settings
 
     @property
@@ -208,13 +207,13 @@ class DynamicRendezvousHandler(PolledHandler):
         return self._endpoint
 
     def scope_of(self, view: View) -> str:
-        """Return a scope that no round of another job of this id had, in a store that outlives it."""
+        """Return a scope that no round of another job with this id uses, in a store that outlives it."""
         return f"{view.generation}.{view.round}.{view.round_key:x}"
 
     def enter(
         self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
     ) -> Membership:
-        """Join the job as a node of this shape; called again, return the same connection."""
+        """Join the job as a node of this shape; later calls return the same membership."""
         connection = super().enter(
             role=role, local_world_size=local_world_size, max_restarts=max_restarts
         )
@@ -224,7 +223,7 @@ class DynamicRendezvousHandler(PolledHandler):
         return connection
 
     def is_closed(self) -> bool:
-        """Return whether the job is over for all nodes, by reading the state now."""
+        """Read the state now; return whether the job has ended for all nodes."""
         limit_s = self._settings.timeout.heartbeat.total_seconds()
         connection = self._connection
         if isinstance(connection, BackendMembership):
@@ -258,12 +257,12 @@ class DynamicRendezvousHandler(PolledHandler):
         return RendezvousStateError(f"{where}: {failure.message}", hint=failure.hint)
 
     def set_closed(self) -> None:
-        """End the job for all nodes, and for all that would come later; nothing after `shutdown`."""
+        """End the job for all nodes, including later ones; does nothing after `shutdown`."""
         if not self._is_shut:
             super().set_closed()
 
     def shutdown(self) -> bool:
-        """Leave the job and release what the handler holds; False if that could not be stored."""
+        """Leave the job and release all resources; return whether the leave was stored."""
         self._is_shut = True
         super().shutdown()
         if self._release is not None:
@@ -291,14 +290,14 @@ class DynamicRendezvousHandler(PolledHandler):
             self._job_settings._replace(max_restarts=max_restarts),
             control=OFF if self._is_polled else self._control,
         )
-        # A handler that is dropped without a `shutdown` must not keep its node alive for ever.
+        # A handler that is dropped without `shutdown` must not keep its node in the job.
         self._release = weakref.finalize(self, _close_all, connection, self._worker_store)
         return connection
 
     def _connect(
         self, info: NodeInfo, settings: JobSettings, *, control: str = OFF
     ) -> BackendMembership:
-        """Return a connection that is started."""
+        """Return a started membership."""
         if self._is_shut:
             raise RendezvousClosedError("the rendezvous handler was shut down")
         interval_s = self._settings.keep_alive_interval.total_seconds()
@@ -325,12 +324,12 @@ class DynamicRendezvousHandler(PolledHandler):
         return connection
 
     def _enter_polled(self) -> Membership:
-        self._is_polled = self._has_joined = True  # The caller reports what it wants.
+        self._is_polled = self._has_joined = True  # The caller reports its own status.
         return self.enter()
 
     def _take(self, connection: Membership) -> None:
         super()._take(connection)
-        # A backend that was never reached is not waited for: it is not there, or not that kind.
+        # A backend that never responded fails at once: it does not exist, or is not of this kind.
         if isinstance(connection, BackendMembership) and connection.is_unreached:
             assert connection.failure is not None
             raise self._error_of(connection.failure) from connection.failure
@@ -381,7 +380,7 @@ def create_handler(
 def this_node(
     local_addr: str | None, *, node_id: str = "", label: str = "", yields: bool = False
 ) -> NodeInfo:
-    """Describe this node. Without an address it is known by the name its host gives itself."""
+    """Describe this node. Without an address other nodes know it by its host name."""
     host = os.uname().nodename
     address = local_addr or host
     if not local_addr:
@@ -402,7 +401,7 @@ def job_settings_of(settings: RendezvousSettings) -> JobSettings:
 
 
 def check_settings(settings: RendezvousSettings) -> None:
-    """Refuse what no job can be run with."""
+    """Raise `UsageError` for settings that no job can run with."""
     if not settings.run_id:
         raise UsageError("--rdzv-id: the id of the job is empty")
     if settings.min_nodes < 1 or settings.max_nodes < settings.min_nodes:

@@ -1,9 +1,10 @@
-"""The rendezvous at a coordinator: `c10d` and `static`, as people type them."""
+"""The rendezvous through a coordinator: `--rdzv-backend c10d` and `static`."""
 
 from __future__ import annotations
 
 import hmac
 import os
+import shlex
 from typing import TYPE_CHECKING
 
 from holdfast.core.job_settings import JobSettings
@@ -53,12 +54,12 @@ def create_static_handler(params: RendezvousParameters) -> CoordinatorHandler:
 
 
 class CoordinatorHandler(PolledHandler):
-    """A node's rendezvous with a coordinator, which may be in this very process."""
+    """A node's rendezvous through a coordinator, which may run in this process."""
 
     on_lost = "run"
-    """What a node does that is cut off, unless the user says otherwise."""
+    """What a disconnected node does by default."""
     environ: Mapping[str, str] = os.environ
-    """Where a token may be set."""
+    """The environment that may contain a token."""
     _job_token = b""
 
     def __init__(self, params: RendezvousParameters, *, fixed_rank: int = -1) -> None:
@@ -82,13 +83,13 @@ class CoordinatorHandler(PolledHandler):
             len(self._endpoints()) > 1 and params.backend == "static"
         ):  # What cannot be is refused now.
             raise UsageError(
-                f"--rdzv-endpoint: {params.endpoint!r} names several machines; accepted: one with static, "
-                "several with c10d"
+                f"--rdzv-endpoint: {params.endpoint!r} names several machines; static accepts one, "
+                "c10d several"
             )
 
     @property
     def endpoint(self) -> str:
-        """The coordinator's endpoint as text."""
+        """The coordinator's endpoint, as a user writes it."""
         return self._connection.where if self._connection else format_endpoint(*self._address())
 
     def _make_connection(
@@ -118,7 +119,7 @@ class CoordinatorHandler(PolledHandler):
         return self._connect(info, conf.job._replace(max_restarts=max_restarts))
 
     def _find_store_address(self) -> str:
-        """Return the address at which the workers' store is, or nothing: all of this host's."""
+        """Return the address of the workers' store, or nothing for all addresses of this host."""
         if self._config.worker_store:
             return ""
         if self._params.local_addr:
@@ -126,17 +127,17 @@ class CoordinatorHandler(PolledHandler):
         return self._own_loopback()
 
     def _own_loopback(self) -> str:
-        """Return the loopback address of an endpoint that says: all nodes are on this host."""
+        """Return the endpoint's loopback address if it implies that all nodes are on this host."""
         host = self._address()[0]
         return (address_of(host) or LOOPBACK) if names_loopback(host) else ""
 
     @property
     def _stops_alone(self) -> bool:
-        """Whether the workers are stopped if this node is cut off; other agents may not do so."""
+        """Whether a disconnected node stops its workers; agents of other launchers cannot."""
         return (self._config.on_lost or self.on_lost) == "stop" and not self._is_polled
 
     def _connect(self, info: NodeInfo, settings: JobSettings) -> Membership:
-        """Return a connection that is started."""
+        """Return a started membership."""
         conf = self._config
         (host, port), *later = self._endpoints()
         token = choose_token(
@@ -168,7 +169,7 @@ class CoordinatorHandler(PolledHandler):
             advertised_port=conf.advertised_port,
             recover_s=conf.recover_timeout,
             state_file=conf.state_file,
-            # Workers that another launcher starts would have the higher limit too.
+            # Workers of another launcher would inherit the higher limit.
             may_raise_limit=not self._is_polled,
             advice=self._advice(host),
             later=later,
@@ -177,24 +178,22 @@ class CoordinatorHandler(PolledHandler):
         return connection
 
     def _advice(self, host: str) -> str:
-        """Return what helps against the loss of the coordinator, for those who can have it."""
+        """Return what helps if the coordinator is lost."""
         survives = "a job with --ha HOST,HOST,HOST survives this"
         if len(self._endpoints()) > 1:
-            import shlex
-
             words = ("--endpoint", self._params.endpoint, "--rdzv-id", self._params.run_id)
             take_over = f"holdfast coordinator --take-over {shlex.join(words)}"
             return f"if its machine is gone, run `{take_over}` on the next one ({survives})"
         if self._config.is_host is False:
-            return "start `holdfast coordinator` there again, and the job goes on"
+            return "start `holdfast coordinator` there again, and the job continues"
         if self._is_polled or names_loopback(host):
-            return ""  # Another launcher's job, or one of one machine.
+            return ""  # Another launcher's job, or a job on one machine.
         return survives
 
     def _store_key(self, view: View) -> bytes:
-        """Return the key of a view's store, for those who have the job's token, if there is one.
+        """Return the key of a view's store, combined with the job's token if there is one.
 
-        Without TLS others may read what a view says, but they do not know the token.
+        Without TLS others may read a view, but they do not know the token.
         """
         if not view.store_key or not self._job_token:
             return view.store_key
@@ -209,10 +208,10 @@ class CoordinatorHandler(PolledHandler):
         return parse_rendezvous_endpoints(self._params.endpoint, DEFAULT_PORT, PLACES_MAX)
 
     def _address(self) -> tuple[str, int]:
-        """Return where the coordinator is when the job begins."""
+        """Return the endpoint of the coordinator at the start of the job."""
         return self._endpoints()[0]
 
     def _make_node_id(self) -> str:
         if self._fixed_rank >= 0:
-            return f"rank-{self._fixed_rank}"  # Whoever comes with this rank takes its place.
+            return f"rank-{self._fixed_rank}"  # Another node with this rank replaces it.
         return f"{os.uname().nodename}-{os.getpid()}-{os.urandom(6).hex()}"

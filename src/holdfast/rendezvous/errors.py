@@ -1,19 +1,18 @@
-"""What can go wrong when nodes meet, under TorchElastic's names.
+"""The errors of a rendezvous, under TorchElastic's names.
 
 ::
 
     HoldfastError
-    └── RendezvousError                   nodes could not meet                       exit 78
-        ├── RendezvousClosedError         the job is over, nobody can join it
-        ├── RendezvousTimeoutError        not in the time there was
+    └── RendezvousError                   the nodes could not meet                   exit 78
+        ├── RendezvousClosedError         the job has ended and cannot be joined
+        ├── RendezvousTimeoutError        timed out
         ├── RendezvousConnectionError     coordinator, etcd or backend cannot be reached
         ├── RendezvousStateError          the stored state of the job cannot be read
         └── RendezvousGracefulExitError   a standby is no longer needed              exit 0
 
-They derive from `HoldfastError`, so the command prints one line and ends with their exit code: for
-most that of an environment problem, since the network, a shared file system or another node is at
-fault. TorchElastic raises some of these without a message; here each has one, and one raised bare by
-a handler of the user's gets the default of its class.
+They derive from `HoldfastError`, so the command prints one line and exits with their exit code. For most
+that is the code of an environment problem: the network, a shared file system or another node is at fault.
+If a user's handler raises one without a message, it gets the default message of its class.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ class RendezvousError(HoldfastError):
 
 
 class RendezvousClosedError(RendezvousError):
-    """The job is over for all nodes; there is nothing left to join."""
+    """The job has ended for all nodes and cannot be joined."""
 
     default_message = "the job is over and cannot be joined"
 
 
 class RendezvousTimeoutError(RendezvousError):
-    """Joining, closing or an answer of the backend took too long."""
+    """Joining, closing or a call of the backend timed out."""
 
     default_message = "the nodes of the job did not meet in time"
 
 
 class RendezvousConnectionError(RendezvousError):
-    """The coordinator, etcd or backend cannot be reached or does not answer."""
+    """The coordinator, etcd or backend is unreachable or does not respond."""
 
     default_message = "the coordinator or backend cannot be reached"
 
@@ -56,7 +55,7 @@ class RendezvousStateError(RendezvousError):
 
 
 class RendezvousGracefulExitError(RendezvousError):
-    """The job is over and a standby is no longer needed. Nothing failed: the agent ends well."""
+    """The job has ended and a standby is no longer needed. Nothing failed: the agent exits with 0."""
 
     exit_code = 0
     default_message = "the job is over; this node was a standby and is no longer needed"

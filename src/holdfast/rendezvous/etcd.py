@@ -31,14 +31,13 @@ coordinator, it should run before the job starts."""
 HEARTBEATS_PER_LEASE = 3
 
 
-# Settings. Whatever contradicts is refused, in one line that names the key: certificates that would
-# be neither shown nor checked, because etcd is reached without TLS, are a mistake that only an
-# attacker would like. Certificate files are read right here, so that one that is missing or invalid
-# is reported before anything else begins.
+# Settings. A contradiction is an error that names the key. For example, certificates without TLS would be
+# neither sent nor checked, which would help only an attacker. Certificate files are read here, so a missing
+# or invalid file is reported first.
 
 
 def etcd_settings_of(params: RendezvousParameters) -> EtcdSettings:
-    """Return how to reach etcd: the one on this host, if there is no endpoint."""
+    """Return how to reach etcd; without an endpoint, on this host."""
     endpoints, tls = _endpoints(params)
     user, password = _user(params)
     chosen = {
@@ -78,7 +77,7 @@ def _user(params: RendezvousParameters) -> tuple[str, str]:
     """Return user and password; `--rdzv-conf` takes precedence over the environment."""
     user, password = value_of(params, "user"), value_of(params, "password")
     default_user = os.environ.get(USER_VARIABLE, "")
-    # The password in the environment is that of the user in the environment, if there is one.
+    # The password in the environment belongs to the user in the environment, if one is set.
     if password is None and (not default_user or user in (None, default_user)):
         password = os.environ.get(PASSWORD_VARIABLE, "")
     if user is None:
@@ -111,7 +110,7 @@ def _check_files(params: RendezvousParameters, settings: EtcdSettings) -> None:
         "ssl_cert",
         "ssl_cert_key",
         "ca_cert",
-    )  # Only a name that was given may be in a message.
+    )  # A message names only keys that were set.
     cert, key, ca = ((_names(params, *both) or both)[0] for both in zip(NAMES, others, strict=True))
     try:
         settings.tls_context((cert, key, ca))
@@ -120,21 +119,19 @@ def _check_files(params: RendezvousParameters, settings: EtcdSettings) -> None:
 
 
 def _names(params: RendezvousParameters, *names: str) -> list[str]:
-    """Return those of the keys that were given."""
+    """Return those of the keys that are set."""
     return [name for name in names if params.get(name) is not None]
 
 
 def create_etcd_handler(params: RendezvousParameters) -> EtcdHandler:
     """Return the handler of `--rdzv-backend etcd`, or `etcd-v2`."""
     if params.backend == "etcd-v2":
-        console.notice(
-            "--rdzv-backend etcd-v2 is the same as etcd here: etcd 3.6 has no API v2 any more"
-        )
+        console.notice("--rdzv-backend etcd-v2 is the same as etcd here: etcd 3.6 has no API v2")
     return EtcdHandler(params)
 
 
 class EtcdHandler(CoordinatorHandler):
-    """A node's rendezvous with the others on etcd."""
+    """A node's rendezvous on etcd."""
 
     authority = "etcd"
     on_lost = "stop"
@@ -142,16 +139,16 @@ class EtcdHandler(CoordinatorHandler):
     def __init__(self, params: RendezvousParameters, *, etcd: EtcdSettings | None = None) -> None:
         self._etcd = etcd or etcd_settings_of(params)
         super().__init__(params)
-        # There may be no leader just now, and the next one reads only a node's last status.
+        # There may be no leader now, and the next one reads only a node's last status.
         self.close_timeout_s = self._config.close_timeout
 
     @property
     def endpoint(self) -> str:
-        """The endpoints of etcd, as text."""
+        """The endpoints of etcd, as a user writes them."""
         return self._etcd.where
 
     def describe_refusal(self, why: str, reason: RefusalReason | None = None) -> str:
-        """Return why this node cannot be in the job, in one line."""
+        """Return in one line why this node cannot join the job."""
         return f"{self.authority} at {super().describe_refusal(why, reason)}"
 
     @property
@@ -182,23 +179,23 @@ class EtcdHandler(CoordinatorHandler):
             control=OFF if self._is_polled else conf.control,
         )
         if not self._is_polled:
-            listening.raise_descriptor_limit()  # A leader has a connection to each node.
+            listening.raise_descriptor_limit()  # A leader connects to each node.
         connection.start()
         return connection
 
     def _control_access(self) -> ControlCredentials:
-        """Return what it takes to ask the job's agents, besides reading their records."""
+        """Return what a client needs to control the job's agents, besides their records."""
         return ControlCredentials(run_id=self._params.run_id, token=explicit_token(self.environ))
 
     def _cluster_check(self) -> ClusterCheck | None:
-        """Return which cluster to accept; any, if it is not the job's own."""
+        """Return the check of the job's own cluster; None accepts any etcd."""
         return None
 
     def _first_contact_s(self) -> float:
         return FIRST_CONTACT_S
 
     def _endpoints(self) -> tuple[tuple[str, int], ...]:
-        return self._etcd.endpoints[:1]  # Whichever answers: they are no list of places.
+        return self._etcd.endpoints[:1]  # Members of one etcd are not places of a coordinator.
 
     def _own_loopback(self) -> str:
-        return ""  # Each host of a job may have a member, or a proxy, of etcd on it.
+        return ""  # Each host of a job may run a member or a proxy of etcd.

@@ -2,8 +2,8 @@
 
 One file has the state and is replaced as a whole: written beside it, flushed to the disk, renamed.
 A writer holds a lock and first compares the token in the file, which is random for each write; a
-reader needs no lock. A checksum detects a damaged file. The folder is this user's alone
-(`store.file.SharedFolder`): the state says what workers run, and has what they said.
+reader needs no lock. A checksum detects a damaged file. Only this user may access the folder
+(`store.file.SharedFolder`), because the state contains the commands and messages of workers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FileRendezvousBackend(RendezvousBackend):
 
     @property
     def name(self) -> str:
-        """It is `file`, unless it was requested by another name."""
+        """The name that `--rdzv-backend` requested, usually `file`."""
         return self._name
 
     def get_state(self) -> tuple[bytes, Token] | None:
@@ -64,7 +64,7 @@ class FileRendezvousBackend(RendezvousBackend):
     def set_state(
         self, state: bytes, token: Token | None = None
     ) -> tuple[bytes, Token, bool] | None:
-        """Replace the state that `token` names; without one, be the first to store any."""
+        """Replace the state that `token` names; without a token, store the first state."""
         try:
             with self._folder.locked(self._lock_timeout_s):
                 current = self._read()
@@ -73,7 +73,7 @@ class FileRendezvousBackend(RendezvousBackend):
                 return state, self._write(state), True
         except (
             OSError
-        ) as problem:  # A lock that is held for too long is a TimeoutError, so it is too.
+        ) as problem:  # This includes the TimeoutError of a lock that is held for too long.
             raise self._unreachable(problem) from problem
 
     def _read(self) -> tuple[bytes, bytes] | None:
@@ -98,12 +98,12 @@ class FileRendezvousBackend(RendezvousBackend):
 
     def _unreachable(self, problem: OSError) -> RendezvousConnectionError:
         return RendezvousConnectionError(
-            f"the rendezvous file {self.path} cannot be used: {problem.strerror or problem}"
+            f"cannot use the rendezvous file {self.path}: {problem.strerror or problem}"
         )
 
 
 def create_file_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """Return the handler behind `--rdzv-backend file`; the endpoint is a folder all nodes see."""
+    """Return the handler of `--rdzv-backend file`; the endpoint is a folder that all nodes share."""
     from holdfast.rendezvous.backend import create_handler
 
     store, folder = job_store(params), job_folder(params)
@@ -131,8 +131,8 @@ def job_folder(params: RendezvousParameters) -> SharedFolder:
         raise EnvironmentProblem(f"--rdzv-endpoint: {problem.message}", hint=problem.hint) from None
     if not was_there:
         console.warning(
-            f"--rdzv-endpoint: created the folder {endpoint!r}; if it should be a shared one, is it "
-            "mounted here? Otherwise this node waits alone"
+            f"--rdzv-endpoint: created the folder {endpoint!r}; if it should be a shared folder, check "
+            "that it is mounted here: otherwise no other node can join"
         )
     if not os.access(folder.path, os.R_OK | os.W_OK | os.X_OK):
         raise EnvironmentProblem(

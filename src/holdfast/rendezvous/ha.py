@@ -16,7 +16,9 @@ from holdfast.etcd.cluster_list import (
     parse_machines,
 )
 from holdfast.membership.cluster_check import ClusterCheck
+from holdfast.net.addresses import names_loopback
 from holdfast.net.agent_port import ControlCredentials
+from holdfast.net.listening import LOOPBACK
 from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.etcd import EtcdHandler
 
@@ -30,7 +32,7 @@ def create_ha_handler(params: RendezvousParameters) -> HaHandler:
 
 
 def list_of(params: RendezvousParameters, *, make_token: bool = True) -> ClusterList:
-    """Return the machines that are to run the cluster, and what guards it."""
+    """Return the machines that run the cluster, and the credentials that protect it."""
     conf = rdzv_conf.parse(params)
     return cluster_list(
         parse_machines(params.endpoint),
@@ -45,12 +47,12 @@ def list_of(params: RendezvousParameters, *, make_token: bool = True) -> Cluster
 
 
 def control_access(of: ClusterList, certificates: Certificates) -> ControlCredentials:
-    """Return what it takes to ask the job's agents: what it takes to reach its cluster."""
+    """Return what a client needs to control the job's agents: the credentials of its cluster."""
     return ControlCredentials(run_id=of.run_id, token=of.token, pem=certificates.texts())
 
 
 class HaHandler(EtcdHandler):
-    """A node's rendezvous with the others on their own cluster."""
+    """A node's rendezvous on the job's own cluster."""
 
     authority = "the cluster"
 
@@ -60,7 +62,7 @@ class HaHandler(EtcdHandler):
         super().__init__(params, etcd=of.client_settings(self._certificates.guard))
 
     def shutdown(self) -> bool:
-        """Leave the job and forget the certificates."""
+        """Leave the job and remove the certificates."""
         try:
             return super().shutdown()
         finally:
@@ -76,8 +78,5 @@ class HaHandler(EtcdHandler):
         return self._config.join_timeout
 
     def _own_loopback(self) -> str:
-        from holdfast.net.addresses import names_loopback
-        from holdfast.net.listening import LOOPBACK
-
         alone = all(names_loopback(host) for host, _ in self._etcd.endpoints)
         return LOOPBACK if alone else ""

@@ -1,17 +1,20 @@
-"""What an agent needs of a rendezvous: two interfaces, and what a round brings.
+"""What an agent needs of a rendezvous: two interfaces, and the description of a round.
 
-`RendezvousHandler` is TorchElastic's: the agent asks for a round, and polls whether it must ask for
-another. A handler written for TorchElastic serves an agent here. `CoordinatedRendezvousHandler` is
-what our own backends offer beside it: somebody (a coordinator, an etcd leader, or rules applied to
-a shared state) decides for all nodes, and the agent is sent each decision over a `Membership`.
+`RendezvousHandler` is TorchElastic's interface: the agent requests a round, and polls whether it must
+request another. A handler written for TorchElastic works here. Holdfast's backends also implement
+`CoordinatedRendezvousHandler`: a coordinator, an etcd leader, or rules applied to a shared state decide
+for all nodes, and the agent receives each decision over a `Membership`.
 """
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from holdfast import console
 from holdfast.lazy_dataclass import lazy_dataclass
+from holdfast.net.listening import ReservedPort
 
 if TYPE_CHECKING:
     from typing import ClassVar
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
 @lazy_dataclass
 class RendezvousStoreInfo:
-    """Where the workers of a round find their store."""
+    """The address of the workers' store in a round."""
 
     MASTER_ADDR_KEY: ClassVar[str] = "MASTER_ADDR"
     MASTER_PORT_KEY: ClassVar[str] = "MASTER_PORT"
@@ -35,18 +38,13 @@ class RendezvousStoreInfo:
     def build(
         rank: int, store: RoundStore, local_addr: str | None, server_port: int | None = None
     ) -> RendezvousStoreInfo:
-        """Agree through the store of a round where the workers' store is: at the first node.
+        """Agree through the store of a round on the address of the workers' store: the first node's.
 
         Every node of the round calls this. The first one publishes its address, `local_addr`, and
-        `server_port` or a free port, which nobody reserves until a worker binds it. Without
-        `local_addr` the address is this host's own name, which the others may or may not resolve.
+        `server_port` or a free port, which stays unreserved until a worker binds it. Without
+        `local_addr` it publishes this host's name, which the other nodes must be able to resolve.
         """
         if rank == 0:
-            import os
-
-            from holdfast import console
-            from holdfast.net.listening import ReservedPort
-
             address = local_addr or os.uname().nodename
             if not local_addr:
                 console.info(
@@ -63,7 +61,7 @@ class RendezvousStoreInfo:
 
 
 class RendezvousInfo:
-    """A round as one node sees it: its rank among the nodes, and their store."""
+    """A round from one node's view: its rank among the nodes, and their store."""
 
     def __init__(
         self,
@@ -79,7 +77,7 @@ class RendezvousInfo:
 
     @property
     def store(self) -> RoundStore:
-        """The key-value store the agents of the round share."""
+        """The key-value store that the agents of the round share."""
         return self._store
 
     @property
@@ -94,12 +92,12 @@ class RendezvousInfo:
 
     @property
     def bootstrap_store_info(self) -> RendezvousStoreInfo:
-        """Where the workers' own store is."""
+        """The address of the workers' own store."""
         return self._bootstrap_store_info
 
 
 class RendezvousHandler(ABC):
-    """How a node finds the others of its job."""
+    """How a node meets the other nodes of its job; TorchElastic's interface."""
 
     @abstractmethod
     def get_backend(self) -> str:
@@ -107,20 +105,20 @@ class RendezvousHandler(ABC):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether the agent serves the workers' store, so that no worker has to."""
+        """Whether the agent serves the workers' store, instead of a worker."""
         return False
 
     @property
     def polls_membership(self) -> bool:
         """Whether the agent must ask `num_nodes_waiting` every `monitor_interval`.
 
-        A handler that pushes changes, or whose membership never changes, returns False and spares
-        the agent the wake-ups.
+        A handler that pushes changes, or whose nodes never change, returns False; then the agent
+        does not wake up for it.
         """
         return True
 
     is_attended = False
-    """Whether the agent looks after `store_alarm`: then a store may wait for its first client."""
+    """Whether the agent polls `store_alarm`: then a store may wait for its first client."""
 
     @property
     def store_alarm(self) -> int:
@@ -128,11 +126,11 @@ class RendezvousHandler(ABC):
         return -1
 
     def take_store_failure(self) -> str:
-        """Return why the workers' store of this generation failed here, once, or nothing."""
+        """Return once why the workers' store of this generation failed here, or nothing."""
         return ""
 
     def serve_now(self) -> None:
-        """Serve the workers' store even if it waits for its first client; nobody attends it."""
+        """Serve the workers' store now: the agent does not poll `store_alarm`."""
         self.is_attended = False
 
     @abstractmethod
@@ -149,7 +147,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
-        """Return how many nodes outside the round want in."""
+        """Return how many nodes outside the round want to join."""
 
     @abstractmethod
     def get_run_id(self) -> str:
@@ -157,15 +155,15 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def shutdown(self) -> bool:
-        """Release what the handler holds; True if that went well."""
+        """Release all resources; return whether that succeeded."""
 
 
 class CoordinatedRendezvousHandler(RendezvousHandler):
-    """A rendezvous in which somebody decides for all nodes.
+    """A rendezvous whose decisions are made for all nodes, by a coordinator, a leader or common rules.
 
-    Whoever decides forms rounds, counts restarts and ends the job. The agent calls `enter` once and
-    follows the views that the connection delivers. It must not ask for rounds then: the methods of
-    `RendezvousHandler` are for agents that know nothing of this interface.
+    These form rounds, count restarts and end the job. The agent calls `enter` once and follows the views
+    that the membership delivers. It must not call the methods of `RendezvousHandler` then: these are
+    for agents that do not know this interface.
     """
 
     node_id: str
@@ -195,7 +193,7 @@ class CoordinatedRendezvousHandler(RendezvousHandler):
     def enter(
         self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
     ) -> Membership:
-        """Join the job as a node of this shape; called again, return the same connection."""
+        """Join the job as a node of this shape; later calls return the same membership."""
 
     @abstractmethod
     def serve_workers(self, view: View) -> None:
@@ -203,16 +201,16 @@ class CoordinatedRendezvousHandler(RendezvousHandler):
 
     @abstractmethod
     def info_of(self, view: View) -> RendezvousInfo:
-        """Return a member's view as TorchElastic's agents know rounds; serves the workers too."""
+        """Return a member's view as TorchElastic's `RendezvousInfo`, and serve the workers' store."""
 
     @abstractmethod
     def describe_timeout(self, connection: Membership) -> str:
-        """Return in one line what was missing when `join_timeout_s` was over."""
+        """Return in one line what was missing when the join timed out."""
 
     @abstractmethod
     def describe_loss(self, lost: CoordinatorLost) -> str:
-        """Return in one line what cannot be reached, since when and why."""
+        """Return in one line what is unreachable, since when and why."""
 
     @abstractmethod
     def describe_refusal(self, why: str, reason: RefusalReason | None = None) -> str:
-        """Return in one line that this node cannot be in the job, and why."""
+        """Return in one line why this node cannot join the job."""

@@ -1,13 +1,13 @@
-"""TorchElastic's polled interface over a connection that pushes views: `PolledHandler`.
+"""TorchElastic's polled interface on top of a `Membership`, which pushes views: `PolledHandler`.
 
-Our own agents `enter` the job and follow the views that the connection delivers. An agent that knows
-only TorchElastic's interface asks for a round (`next_rendezvous`) and polls whether it must ask for
-another (`num_nodes_waiting`); it counts restarts itself. This is that interface, once for the
-coordinator, etcd, compare-and-set backends and the torchrun plug-in; each says only how to connect.
+Holdfast's agents `enter` the job and follow the views that the membership delivers. An agent that knows
+only TorchElastic's interface requests a round (`next_rendezvous`) and polls whether it must request
+another (`num_nodes_waiting`); it counts restarts itself. The handlers for coordinator, etcd, backends and
+the torchrun plug-in derive from `PolledHandler` and only make the membership.
 
-A polling agent looks after its membership only while its workers run. While it waits for other
-nodes, to agree on ranks or at the end, it does not look: a node that went meanwhile would keep it
-waiting. So a round is returned only when all of its members have come to it.
+A polling agent checks its membership only while its workers run, not while it waits for other nodes. A
+node that leaves during such a wait would block it. So `next_rendezvous` returns a round only when all of
+its members have arrived.
 """
 
 from __future__ import annotations
@@ -40,34 +40,34 @@ if TYPE_CHECKING:
     from holdfast.membership.interface import Membership
     from holdfast.store.interface import RoundStore
 
-LEAVE_S = 2.0  # How long a node that leaves waits until that has arrived.
-LOOK_S = (0.005, 0.1)  # How often a wait for keys looks: often at first, then less often.
-LOOK_S_PER_NODE = 0.001  # All nodes together look a thousand times a second at most.
-NEWS_S = 1.0  # How long one wait for news lasts; what is not news is looked at after it.
+LEAVE_S = 2.0  # How long a leaving node waits until its report has arrived.
+POLL_S = (0.005, 0.1)  # The first and the longest pause while a wait for keys polls the store.
+POLL_S_PER_NODE = 0.001  # All nodes together poll at most a thousand times a second.
+NEWS_S = 1.0  # How long one wait for news lasts; then other conditions are checked.
 ANNOUNCE_S = 5.0
-"""How often a node that waits for the others repeats that it is there, since a coordinator that was
-replaced knows nothing of it."""
+"""How often a node that waits for the others repeats that it has arrived, because a new coordinator does
+not know it."""
 ALL_HERE = "all"
 
 
 class RoundOver(Exception):
-    """The round in which something was waited for is no more; the text says why."""
+    """The round ended during a wait; the text says why."""
 
 
 class PolledHandler(CoordinatedRendezvousHandler):
-    """The common parts of all handlers whose job is decided for all nodes."""
+    """The common part of all handlers with a `Membership`."""
 
     authority = "the coordinator"
-    """What decides for the job, in messages."""
+    """What runs the job's rounds, in messages."""
     close_timeout_s: float | None = None
     """How long `set_closed` waits until the job is closed; None if it does not wait."""
     leave_timeout_s = LEAVE_S
     given_id = ""
-    """The setting by which this node was given its name, if any; two nodes may share it by mistake."""
+    """The setting that names this node, if any; two nodes may share it by mistake."""
     announce = staticmethod(console.info)
-    """Prints how the node fares."""
+    """Prints the node's progress."""
     round: View | None = None
-    """The round it is in, as it was when it began."""
+    """The round that the node is in, as it started."""
 
     def __init__(
         self,
@@ -90,9 +90,9 @@ class PolledHandler(CoordinatedRendezvousHandler):
         self._worker_store: WorkerStore | None = None
         self._connection: Membership | None = None
         self._stood_by = False
-        self._has_left = True  # Whether the others know of its leaving, or need not.
-        self._clear = (0, 0)  # As last reported, and in the term of which view.
-        self._is_polled = False  # Whether the agent asks for rounds.
+        self._has_left = True  # Whether the others know that it left, or need not.
+        self._clear = (0, 0)  # As last reported, with the view's term.
+        self._is_polled = False  # Whether the agent polls.
 
     @abstractmethod
     def _make_connection(
@@ -104,13 +104,13 @@ class PolledHandler(CoordinatedRendezvousHandler):
         ports: tuple[int, ...],
         store_key: bytes,
     ) -> Membership:
-        """Return a connection that is started."""
+        """Return a started membership."""
 
     # For agents that follow views.
 
     @property
     def use_agent_store(self) -> bool:
-        """The agent of the first node serves the workers' store, unless rank 0 is to do so."""
+        """The agent of the first node serves the workers' store, unless rank 0 serves it."""
         return not self._workers_serve
 
     @property
@@ -124,7 +124,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
         return self._worker_store.fileno() if self._worker_store is not None else -1
 
     def take_store_failure(self) -> str:
-        """Return why the workers' store of this generation failed here, once, or nothing."""
+        """Return once why the workers' store of this generation failed here, or nothing."""
         return self._worker_store.take_failure() if self._worker_store is not None else ""
 
     @property
@@ -135,7 +135,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
     def enter(
         self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
     ) -> Membership:
-        """Join the job as a node of this shape; called again, return the same connection."""
+        """Join the job as a node of this shape; later calls return the same membership."""
         if self._connection is None:
             self._worker_store = WorkerStore(
                 ports=PORTS,
@@ -157,11 +157,11 @@ class PolledHandler(CoordinatedRendezvousHandler):
         return self._connection
 
     def serve_workers(self, view: View) -> None:
-        """Serve the store of a member's workers, or vouch for them there, once they may start."""
+        """Serve the store of a member's workers, or attest this host there, once they may start."""
         store = self._worker_store
         assert store is not None
         assert self._connection is not None
-        if not view.start:  # No worker looks for it, and its port may become another's.
+        if not view.start:  # No worker needs it yet, and its port may change.
             return
         held = store.numbers
         store.begin(
@@ -180,14 +180,14 @@ class PolledHandler(CoordinatedRendezvousHandler):
         return view.store_key
 
     def info_of(self, view: View) -> RendezvousInfo:
-        """Return a member's view as TorchElastic's agents know rounds."""
+        """Return a member's view as TorchElastic's `RendezvousInfo`."""
         assert self._connection is not None
         self.serve_workers(view)
         store = self._connection.store(self.scope_of(view))
         return RendezvousInfo(store, view.rank, view.size, self.meeting_point(view))
 
     def meeting_point(self, view: View) -> RendezvousStoreInfo:
-        """Return where this node's workers of a member's view find their store."""
+        """Return the address at which this node's workers find their store."""
         assert self._worker_store is not None
         where = view.master_addr, view.master_port
         return RendezvousStoreInfo(*self._worker_store.meeting_point(view.generation, *where))
@@ -199,26 +199,26 @@ class PolledHandler(CoordinatedRendezvousHandler):
     # Messages, one line each.
 
     def describe_timeout(self, connection: Membership) -> str:
-        """Return how many nodes came, or what was in the way if there never was a view."""
+        """Return how many nodes joined, or the problem if there never was a view."""
         limit, view = f"{self.join_timeout_s:g} s", connection.view
         if view is not None and view.held_back:
             return f"{self.endpoint}: {view.held_back} (join_timeout: {limit})"
         if view is not None:
             here = f"{view.present} of {view.needed} nodes"
-            return f"{here} came to {self.endpoint} within {limit} (join_timeout)"
-        problem = connection.problem() or f"no answer from {self._authority_at}"
+            return f"{here} joined at {self.endpoint} within {limit} (join_timeout)"
+        problem = connection.problem() or f"no response from {self._authority_at}"
         return f"{problem} (join_timeout: {limit})"
 
     def describe_loss(self, lost: CoordinatorLost) -> str:
-        """Return what cannot be reached, since when and why."""
+        """Return what is unreachable, since when and why."""
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - lost.away_s))
         why = f": {lost.why}" if lost.why else ""
-        return f"{self._authority_at} could not be reached since {since} ({lost.away_s:.0f} s){why}"
+        return f"{self._authority_at} has been unreachable since {since} ({lost.away_s:.0f} s){why}"
 
     def describe_refusal(self, why: str, reason: RefusalReason | None = None) -> str:
-        """Return that this node cannot be in the job, and why."""
+        """Return why this node cannot join the job."""
         if reason is RefusalReason.REPLACED and self.given_id:
-            why = f"{why}; was one more started with {self.given_id}?"
+            why = f"{why}; was another node started with {self.given_id}?"
         return f"{self.endpoint}: {why}"
 
     @property
@@ -228,7 +228,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
     # TorchElastic's interface.
 
     def get_backend(self) -> str:
-        """Return the name the handler was asked for by."""
+        """Return the name of the backend, as in `--rdzv-backend`."""
         return self._backend_name
 
     def get_run_id(self) -> str:
@@ -236,7 +236,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
         return self._run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait until this node is in a new round, and all other members of that round too."""
+        """Wait until this node and all other members have arrived in a new round."""
         connection = self._enter_polled()
         while True:
             view = self._next_round(connection)
@@ -244,7 +244,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
             try:
                 self._await_members(connection, view)
             except RoundOver as over:
-                console.info(f"generation {view.generation} did not begin: {over}")
+                console.info(f"generation {view.generation} did not start: {over}")
                 continue
             self.announce(
                 f"generation {view.generation}: node {view.rank} of {view.size}, round "
@@ -253,7 +253,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
             return info
 
     def is_closed(self) -> bool:
-        """Return whether the job is over, as far as this node knows."""
+        """Return whether the job has ended, as far as this node knows."""
         view = self._newest_view()
         return view is not None and view.role is NodeRole.CLOSED
 
@@ -271,15 +271,15 @@ class PolledHandler(CoordinatedRendezvousHandler):
             if time.monotonic() >= deadline:
                 raise RendezvousTimeoutError(
                     f"the job {self.get_run_id()!r} could not be closed in "
-                    f"{self.close_timeout_s:g} s: {connection.problem() or 'nobody decided it'}"
+                    f"{self.close_timeout_s:g} s: {connection.problem() or 'no response'}"
                 )
             self._await_news(connection, deadline)
 
     def num_nodes_waiting(self) -> int:
-        """Return above 0 if the workers must be started again in another round, or the job is over.
+        """Return a number above 0 if the workers must restart in another round, or the job has ended.
 
-        So it is when a node joined and the others have settled, when one was lost or asked for a
-        new start, and when the others went on without this node.
+        That is the case when a node has joined and the others have settled, when one was lost or
+        requested a restart, and when the others continued without this node.
         """
         view = self._newest_view()
         if view is None or self.round is None or not self.why_over(self.round):
@@ -287,7 +287,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
         return max(1, view.present - self.round.size)
 
     def shutdown(self) -> bool:
-        """Leave the job, which goes on without this node, and release what the handler holds."""
+        """Leave the job, which continues without this node, and release all resources."""
         connection, self._connection = self._connection, None
         self.round, self._stood_by = None, False
         if connection is not None:
@@ -309,7 +309,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
         return self.round.generation if self.round is not None else -1
 
     def _next_round(self, connection: Membership) -> View:
-        """Wait for a round that this node was not in before, and report that it runs."""
+        """Wait for a round that is new to this node, and report that it runs."""
         self._clear = (self.round.term if self.round is not None else 0, self._generation + 1)
         connection.report(NodePhase.READY, self._generation, clear=self._generation + 1)
         deadline = time.monotonic() + self.join_timeout_s
@@ -355,15 +355,15 @@ class PolledHandler(CoordinatedRendezvousHandler):
         return False
 
     def _report_clear(self, connection: Membership, term: int, generation: int) -> None:
-        """Report that no workers are here of what came before a generation."""
+        """Report that no workers of earlier generations run here."""
         if (term, generation) > self._clear:
             self._clear = (term, generation)
             connection.report(NodePhase.READY, self._generation, clear=generation)
 
     def _await_members(self, connection: Membership, view: View) -> None:
-        """Wait until every member of a round is here; raise `RoundOver` if that cannot be any more.
+        """Wait until every member of a round has arrived; raise `RoundOver` if the round ends.
 
-        The first node waits for all others, and they for its word that all are here.
+        The first node waits for all others, and they wait for its key that says all have arrived.
         """
         if view.size == 1:
             return
@@ -375,8 +375,8 @@ class PolledHandler(CoordinatedRendezvousHandler):
             awaited = [ranks[at : at + STORE_KEYS_MAX] for at in starts]
         deadline = time.monotonic() + self.join_timeout_s
         announce_at, problem = 0.0, ""
-        pause_s, pause_s_max = LOOK_S
-        pause_s_max = max(pause_s_max, LOOK_S_PER_NODE * view.size)
+        pause_s, pause_s_max = POLL_S
+        pause_s_max = max(pause_s_max, POLL_S_PER_NODE * view.size)
         while awaited:
             over = self.why_over(view)
             if over:
@@ -384,9 +384,9 @@ class PolledHandler(CoordinatedRendezvousHandler):
             now = time.monotonic()
             if now >= deadline:
                 raise RendezvousTimeoutError(
-                    f"not all {view.size} nodes of round {view.round} came within "
-                    f"{self.join_timeout_s:g} s (join_timeout){problem}: nodes that run have to "
-                    "stop their workers first, and all have to use the same kind of agent"
+                    f"not all {view.size} nodes of round {view.round} arrived within "
+                    f"{self.join_timeout_s:g} s (join_timeout){problem}: running nodes must "
+                    "stop their workers first, and all nodes must use the same kind of agent"
                 )
             try:
                 if now >= announce_at:
@@ -397,25 +397,25 @@ class PolledHandler(CoordinatedRendezvousHandler):
                         store.set(ALL_HERE, "")
                     del awaited[0]
                     continue
-            except (OSError, RuntimeError) as error:  # What stores raise, torch's included.
+            except (OSError, RuntimeError) as error:  # What stores raise, including torch's.
                 problem = f", and the store failed: {error}"
                 announce_at = 0.0
             time.sleep(pause_s)
             pause_s = min(pause_s_max, pause_s * 1.2)
 
     def _arrivals(self, connection: Membership, scope: str) -> RoundStore:
-        """Return the store in which nodes announce themselves; its calls should not hang for long."""
+        """Return the store in which nodes announce their arrival; its calls should not block for long."""
         return connection.store(scope)
 
     def why_over(self, round_: View) -> str:
-        """Return why a round of this node is over, or nothing while it lasts."""
+        """Return why a round of this node has ended, or nothing while it lasts."""
         view = self._newest_view()
         if view is None:
             return ""
         lasts = view.role is NodeRole.MEMBER and view.generation == round_.generation
         return "" if lasts else view.why or f"this node is {view.role.value} now"
 
-    # What arrives.
+    # News.
 
     def _newest_view(self) -> View | None:
         if self._connection is None:

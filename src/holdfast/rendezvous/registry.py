@@ -59,7 +59,7 @@ def warn_shadowed(plugin: Any) -> None:
 def _warn(plugin: Any, what: str) -> None:
     line = " ".join(what.split())
     console.warning(
-        f"the rendezvous plug-in {plugin.name!r} ({plugin.value}) cannot be used: {line}"
+        f"the rendezvous plug-in {plugin.name!r} ({plugin.value}) failed to load: {line}"
     )
 
 

@@ -1,6 +1,6 @@
-"""The rendezvous of a job with one node: its round is always formed and needs no network.
+"""The rendezvous of a job with one node: its round needs no network and forms immediately.
 
-The workers still need a store; the handler serves one for each start of the workers.
+The workers still need a store; the handler serves one for each generation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class StoreOnDemand:
-    """The store of a round of one node, made for whoever looks: the agent itself needs none."""
+    """The store of a round of one node, created at first use: the agent itself needs none."""
 
     def __getattr__(self, name: str) -> Any:
         from holdfast.store.memory_store import MemoryStore
@@ -31,7 +31,7 @@ class StoreOnDemand:
 
 
 class SingleNodeHandler(RendezvousHandler):
-    """A rendezvous with nobody else."""
+    """The rendezvous of a single node."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class SingleNodeHandler(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """The agent serves the workers' store, unless rank 0 is to do so."""
+        """The agent serves the workers' store, unless rank 0 serves it."""
         return not self._worker_store
 
     @property
     def polls_membership(self) -> bool:
-        """Nobody else can come."""
+        """No other node can join."""
         return False
 
     @property
@@ -70,7 +70,7 @@ class SingleNodeHandler(RendezvousHandler):
         return self._store.fileno() if self._store is not None else -1
 
     def take_store_failure(self) -> str:
-        """Return why the workers' store of this generation failed here, once, or nothing."""
+        """Return once why the workers' store of this generation failed here, or nothing."""
         return self._store.take_failure() if self._store is not None else ""
 
     def serve_now(self) -> None:
@@ -84,7 +84,7 @@ class SingleNodeHandler(RendezvousHandler):
         return self._backend
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return the round of this node alone, at once."""
+        """Return the round of this node, immediately."""
         port = self._master_port
         if not port or not self._worker_store:
             if self._store is None:
@@ -107,7 +107,7 @@ class SingleNodeHandler(RendezvousHandler):
         self._closed = True
 
     def num_nodes_waiting(self) -> int:
-        """Return 0: there is nobody else."""
+        """Return 0: there is no other node."""
         return 0
 
     def get_run_id(self) -> str:

@@ -1,11 +1,10 @@
 """The store of a job's workers (`MASTER_ADDR`, `MASTER_PORT`), served by the agent of the first node.
 
-Every generation gets an empty store on a port of its own, which no other generation of the job is
-ever given. A late worker of an earlier one, in whatever process it survived and on whatever node,
-has the old port in its environment and cannot touch the keys of the new one. A node holds `PORTS`
-ports for generations to come, and replaces one that was given. All listen from the beginning, on
-every node: workers of other nodes may be faster than the first node's agent, and then wait for it to
-answer instead of being refused.
+Every generation gets an empty store on its own port, which no other generation of the job uses. A late
+worker of an earlier generation, on any node, has the old port in its environment, so it cannot touch the
+new keys. A node reserves `PORTS` ports for future generations and replaces each one that is used. All of
+them listen from the start, on every node: workers of other nodes may be faster than the first node's
+agent, and then they wait for its response instead of being refused.
 
 With `served` False the ports are only reserved, and the worker of rank 0 serves the store itself.
 
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.errors import EnvironmentProblem
+from holdfast.net import addresses
 from holdfast.net.listening import LOOPBACK, ReservedPort, address_of
 
 if TYPE_CHECKING:
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
 WORKERS_SERVE_ENV = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 PORTS = 2
-"""That of the next generation, and one more: the next may be decided before it is known that the
-first was given. `core.rounds` says why that is enough."""
+"""One for the next generation and one more, because another generation may be decided before this node
+knows that the first port is used. `core.rounds` explains why two are enough."""
 DRAWS_MAX = 100
-"""So many ports are drawn at most to find one that was not given before: after very many generations
-there may be none."""
+"""How many ports are drawn at most to find an unused one; after very many generations there may be
+none."""
 SECRET_BYTES = 32
 KEPT = 2
-"""How many generations' stores are kept: the newest, and the one before for workers that other nodes
-have yet to stop, so that they end by their agent's signal and not by a lost store."""
+"""How many generations' stores are kept: the newest and the previous one. Other nodes may still have to
+stop workers of the previous one, and these should end by their agent's signal, not by a lost store."""
 
 
 class WorkerStore:
-    """This node's ports for the workers' store, and the stores behind those that were given.
+    """This node's ports for the workers' store, and the stores on the ports in use.
 
-    They are held at one `address` of this host, or at all of them. A `number` that a person chose
-    is the one port of all generations: theirs to answer for.
+    The ports are on one `address` of this host, or on all of them. If the user chose a port `number`, all
+    generations use it, without the protection above.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class WorkerStore:
         address: str = "",
         access: str = "open",
     ) -> None:
-        self._kept = KEPT if ports > 1 else 1  # A node alone has stopped the old workers itself.
+        self._kept = KEPT if ports > 1 else 1  # A single node has stopped the old workers itself.
         self._number = number
         self._served = served
         self._address = address
         self._access = access
         self.secret = os.urandom(SECRET_BYTES) if served and ports > 1 else b""
-        """From which the keys of generations come in which this node is the first."""
+        """The source of the keys for generations in which this node is the first."""
         self._attestation: HostAttestation | None = None
-        self._forwarders: dict[int, Forwarder] = {}  # By generation: for this node's workers alone.
-        self._ports: list[ReservedPort] = []  # For generations to come.
-        self._given: dict[int, ReservedPort] = {}  # By generation, as the servers.
+        self._forwarders: dict[int, Forwarder] = {}  # By generation, for this node's workers only.
+        self._ports: list[ReservedPort] = []  # For future generations.
+        self._given: dict[int, ReservedPort] = {}  # By generation, like the servers.
         self._servers: dict[int, TcpStoreServer] = {}
-        self._past: set[int] = set()  # The numbers of ports that are given back.
+        self._past: set[int] = set()  # The numbers of released ports.
         self._newest = -1
         self._failures: dict[int, str] = {}  # by generation
         self._unserved: int | None = None  # The generation whose store waits for its first client.
@@ -86,7 +86,7 @@ class WorkerStore:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The ports in the order in which generations take them."""
+        """The ports in the order in which generations use them."""
         return tuple(port.number for port in self._ports)
 
     @property
@@ -95,13 +95,13 @@ class WorkerStore:
         return self._newest in (self._unserved, *self._servers)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when `take_failure` has something to do."""
+        """Return a descriptor that is readable when `take_failure` is due."""
         return -1 if self._events.closed else self._events.fileno()
 
     def take_failure(self) -> str:
-        """Return why the store of the newest generation failed, once; nothing while it serves.
+        """Return once why the store of the newest generation failed; nothing while it works.
 
-        Serves a store that has its first client.
+        Starts serving a store that has its first client.
         """
         if any(descriptor != self._alarm for descriptor, _ in self._events.poll(0)):
             self.serve_now()
@@ -115,10 +115,10 @@ class WorkerStore:
     def begin(
         self, generation: int, *, rank: int, size: int, host: str, number: int, key: bytes
     ) -> None:
-        """Begin a generation, in which this node has this rank among so many.
+        """Begin a generation in which this node has this rank of `size`.
 
-        Its store is at `host` and `number`, and this node's to serve if it is the first; the others
-        prove `key` there. Without one, not all of them can.
+        Its store is at `host` and `number`. The first node serves it; the others prove `key` there. The
+        key is empty if not all nodes can prove one.
         """
         if generation == self._newest:
             return
@@ -132,7 +132,7 @@ class WorkerStore:
         if self._attestation is not None:
             self._attestation.cancel()
             self._attestation = None
-        if not self._served or _is_loopback(host):
+        if not self._served or addresses.is_loopback(host):
             return
         if self._access == "private":
             self._forward(generation, host, number, key)
@@ -144,21 +144,21 @@ class WorkerStore:
             self._attestation.start()
 
     def meeting_point(self, generation: int, host: str, number: int) -> tuple[str, int]:
-        """Return where this node's workers find the store that the others look for there."""
+        """Return the address of the store for this node's workers; the other nodes use `host` and `number`."""
         if self._access != "private" or not self._served:
             return host, number
         if generation in self._servers:
             return self._address or LOOPBACK, number
         if generation in self._forwarders:
             return LOOPBACK, self._given[generation].number
-        return host, number  # On this host, as all of the job.
+        return host, number  # The whole job is on this host.
 
     def _forward(self, generation: int, host: str, number: int, key: bytes) -> None:
-        """Be the store to this node's workers, at a port on loopback."""
+        """Forward this node's workers to the store, from a port on loopback."""
         if not key:
             raise EnvironmentProblem(
-                "store=private: not all agents of this job can prove that they are of it",
-                hint="start all of them without --worker-store",
+                "store=private: not every agent of this job can authenticate itself",
+                hint="start all agents without --worker-store",
             )
         from holdfast.store.tcp.forwarding import Forwarder
 
@@ -183,10 +183,10 @@ class WorkerStore:
         alone: bool = True,
         on_demand: bool = False,
     ) -> int:
-        """Serve a generation's store, once; return its port: the next one, unless it has a number.
+        """Serve a generation's store; return its port: the next one, or `number`.
 
-        That of a node `alone` may be served `on_demand`: its first client waits until it is seen by
-        `take_failure`, or until `serve_now`.
+        The store of a single node (`alone`) may be served `on_demand`: its first client waits until
+        `take_failure` notices it, or until `serve_now`.
         """
         self._newest = generation
         if generation not in self._given:
@@ -257,11 +257,15 @@ class WorkerStore:
             self._alarm = -1
 
     def _is_beyond_reach(self, host: str) -> bool:
-        """Whether the others look for it elsewhere: not all nodes reached loopback, as this one."""
-        return bool(self._address) and _is_loopback(self._address) and not _is_loopback(host)
+        """Whether this node listens on loopback only, but other nodes connect over the network."""
+        return (
+            bool(self._address)
+            and addresses.is_loopback(self._address)
+            and not addresses.is_loopback(host)
+        )
 
     def _move(self, host: str) -> None:
-        """Hold other ports, where others find this node. Who came too early has to try again."""
+        """Reserve other ports, on an address that other nodes reach. Clients that connected early retry."""
         self._release(self._ports)
         self._ports.clear()
         self._address = address_of(host)
@@ -272,14 +276,14 @@ class WorkerStore:
             self._ports.append(self._reserve())
 
     def _give(self, number: int) -> ReservedPort:
-        """Return the port of a generation, and hold another one in its place.
+        """Return the port of a generation, and reserve another one in its place.
 
-        Those before it in the list were for generations that this node has not heard of: others may
-        have workers of these, and connections of theirs may wait there.
+        The ports before it in the list belong to generations that this node has not seen. Other nodes
+        may have started workers of these, whose connections may wait there.
         """
         self._hold()
         numbers = self.numbers
-        if number and number not in numbers:  # Whoever chose it has not heard of the newer ones.
+        if number and number not in numbers:  # It was chosen from an older list of ports.
             return ReservedPort(number, listening=self._served, address=self._address)
         place = numbers.index(number) if number else 0
         port = self._ports[place]
@@ -287,7 +291,7 @@ class WorkerStore:
             return port
         self._release(self._ports[:place])
         del self._ports[: place + 1]
-        if self._count > 1:  # Else nobody asks for the next one before it is needed.
+        if self._count > 1:  # A single node reserves the next one when it needs it.
             self._hold()
         return port
 
@@ -297,7 +301,7 @@ class WorkerStore:
             port.release()
 
     def _reserve(self, address: str | None = None) -> ReservedPort:
-        """Reserve a port that no generation was given before."""
+        """Reserve a port that no generation has used."""
         address = self._address if address is None else address
         drawn: list[ReservedPort] = []
         try:
@@ -305,18 +309,18 @@ class WorkerStore:
                 port = ReservedPort(self._number, listening=self._served, address=address)
                 if port.number not in self._past or len(drawn) >= DRAWS_MAX:
                     return port
-                drawn.append(port)  # Held meanwhile, or the kernel might give the same again.
+                drawn.append(port)  # Kept meanwhile, so that the kernel draws another.
         finally:
             for other in drawn:
                 other.release()
 
     def _failed(self, generation: int, why: str) -> None:
-        """Sound the alarm; in the thread of the store, which is joined before the alarm is closed."""
+        """Raise the alarm, in the store's thread, which is joined before the alarm closes."""
         self._failures[generation] = why
         os.eventfd_write(self._alarm, 1)
 
     def _retire(self, kept: int) -> None:
-        """Close all stores but those of so many generations before the newest."""
+        """Close all stores except the newest and this many before it."""
         for old in [old for old in self._given if old < self._newest - kept]:
             if old in self._servers:
                 self._servers.pop(old).close()
@@ -329,12 +333,6 @@ class WorkerStore:
                 self._release([port])
 
 
-def _is_loopback(host: str) -> bool:
-    from holdfast.net.addresses import is_loopback
-
-    return is_loopback(host)
-
-
 def workers_serve_by_environment() -> bool:
-    """Return whether TorchElastic's variable asks the worker of rank 0 to serve the store."""
+    """Return whether TorchElastic's variable makes the worker of rank 0 serve the store."""
     return os.environ.get(WORKERS_SERVE_ENV) == "1"

@@ -31,7 +31,7 @@ from msgspec import Meta
 
 from holdfast.core.bounded import MALFORMED, Count, Name, Number, Port, Seconds, Why, WorkerRank
 from holdfast.core.limits import NODE_ID_CHARS_MAX, RUN_ID_CHARS_MAX
-from holdfast.core.protocol import Request, sound_request
+from holdfast.core.protocol import Request, sanitized_request
 from holdfast.printable import quoted
 from holdfast.wire import limits
 from holdfast.wire.errors import BadMessage
@@ -199,7 +199,7 @@ def unpack(kind: type[T], body: bytes) -> T:
     try:
         found = _decoder(kind).decode(body or b"\x80")
         if isinstance(found, Request):
-            found = sound_request(found)
+            found = sanitized_request(found)
         elif isinstance(found, NodeReport):
             found = sound_report(found)
     except MALFORMED as error:

@@ -39,8 +39,8 @@ from holdfast.core.protocol import (
     View,
     check_names,
     reason,
-    sound_status,
-    sound_view,
+    sanitized_status,
+    sanitized_view,
 )
 from holdfast.printable import quoted
 from holdfast.wire import limits
@@ -364,9 +364,9 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
         elif isinstance(message, Query):
             check_names(message.what, message.run_id, message.node)
         elif isinstance(message, View):
-            return sound_view(message)
+            return sanitized_view(message)
         elif isinstance(message, Status):
-            return sound_status(message)
+            return sanitized_status(message)
     except ValueError as error:
         raise BadMessage(f"invalid {type(message).__name__}: {error}") from None
     if isinstance(message, (StoreResult, Reply)) and not message.why.isprintable():

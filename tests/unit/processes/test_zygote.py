@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from zygotes import Harness
 
-from holdfast.processes.zygote import client, main
+from holdfast.processes.zygote import main, warm_start
 from real_jobs import Watched
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def test_both_sides_agree_on_the_descriptors_that_are_kept_free() -> None:
-    assert client.RESERVED_END == main.RESERVED_END
-    assert client.MARSHAL_VERSION == main.MARSHAL_VERSION
-    assert main.__file__ == client.PROGRAM
+    assert warm_start.RESERVED_END == main.RESERVED_END
+    assert warm_start.MARSHAL_VERSION == main.MARSHAL_VERSION
+    assert main.__file__ == warm_start.PROGRAM
 
 
 def preloaded(
@@ -68,7 +68,7 @@ def test_a_module_that_opens_a_gpu_ends_preloading(
 
 
 def test_many_workers_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "BATCH_MAX", 4)
+    monkeypatch.setattr(warm_start, "BATCH_MAX", 4)
     out = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     null = os.open(os.devnull, os.O_RDWR)
     program = (

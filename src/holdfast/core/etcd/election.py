@@ -90,13 +90,13 @@ ElectionEvent = (
 # Effects.
 
 
-class TakeOffice(Effect):
+class BecomeLeader(Effect):
     """This node leads now, with this term."""
 
     term: int
 
 
-class LeaveOffice(Effect):
+class StopLeading(Effect):
     """This node led, and does not any more."""
 
 
@@ -106,7 +106,7 @@ class FailSession(Effect):
     problem: Problem
 
 
-ElectionEffect = SendRequest | TakeOffice | LeaveOffice | FailSession
+ElectionEffect = SendRequest | BecomeLeader | StopLeading | FailSession
 
 
 class Election:
@@ -203,12 +203,12 @@ class Election:
     def _lead(self, term: int) -> list[ElectionEffect]:
         self._campaign = 0
         self.term = term
-        return [TakeOffice(term)]
+        return [BecomeLeader(term)]
 
     def _step_down(self) -> list[ElectionEffect]:
         self._campaign = 0  # The answer to a campaign that is under way means nothing.
         led, self.term = self.term, 0
-        return [LeaveOffice()] if led else []
+        return [StopLeading()] if led else []
 
     def is_own(self, value: bytes) -> bool:
         """Whether a leader's key is this node's, made with this very lease."""

@@ -31,10 +31,10 @@ from holdfast.core.protocol import (
     Status,
     View,
     check_address,
-    sound_status,
-    sound_view,
+    sanitized_status,
+    sanitized_view,
 )
-from holdfast.core.rounds import Job, sound_job
+from holdfast.core.rounds import Job, sanitized_job
 from holdfast.printable import quoted
 
 if TYPE_CHECKING:
@@ -125,10 +125,10 @@ def get_prefix(prefix: bytes, *, keys_only: bool = False) -> Get:
     return Get(prefix, end_of_prefix(prefix), keys_only=keys_only)
 
 
-def _sound_node(record: NodeRecord) -> NodeRecord:
+def _sanitized_node(record: NodeRecord) -> NodeRecord:
     if record.presence is not None:
         check_address(record.presence.address)
-    return msgspec.structs.replace(record, status=sound_status(record.status))
+    return msgspec.structs.replace(record, status=sanitized_status(record.status))
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -136,9 +136,9 @@ _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(kind) for kind in (NodeRecord, JobRecord, View)
 }
 _checks: dict[Any, Callable[[Any], Any]] = {
-    NodeRecord: _sound_node,
-    JobRecord: lambda record: JobRecord(sound_job(record.job), record.lease),
-    View: sound_view,
+    NodeRecord: _sanitized_node,
+    JobRecord: lambda record: JobRecord(sanitized_job(record.job), record.lease),
+    View: sanitized_view,
 }
 
 

@@ -61,17 +61,17 @@ from holdfast.core.etcd.calls import (
     end_of_prefix,
 )
 from holdfast.core.etcd.election import (
+    BecomeLeader,
     Election,
     ElectionEvent,
     FailSession,
     LeaderKeyChanged,
     LeadershipLost,
     LeaseReplaced,
-    LeaveOffice,
     ResignRequested,
     SessionLost,
     SessionUp,
-    TakeOffice,
+    StopLeading,
 )
 from holdfast.core.etcd.keys import (
     JobKeys,
@@ -212,7 +212,7 @@ class LedJob:
                 term=self.job.term,
                 revision=stored_views.get(peer, -1),
             )
-            view = self.rounds.behind(beat)  # What the last leader had no time to store.
+            view = self.rounds.missing_view(beat)  # What the last leader had no time to store.
             if view is not None:
                 views[peer] = view
                 self.is_changed = True  # Its number must not be given to another view.
@@ -661,9 +661,9 @@ class Leadership:
     def _elect(self, now: float, event: ElectionEvent) -> list[LeaderEffect]:
         effects: list[LeaderEffect] = []
         for effect in self.election.handle(now, event, self._cause):
-            if isinstance(effect, TakeOffice):
+            if isinstance(effect, BecomeLeader):
                 effects += self._load()
-            elif isinstance(effect, LeaveOffice):
+            elif isinstance(effect, StopLeading):
                 effects += self._stop()
             else:
                 effects.append(effect)

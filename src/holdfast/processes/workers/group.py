@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from holdfast.processes.keeper.client import Keeper
     from holdfast.processes.keeper.deadline import WorkersDeadline
     from holdfast.processes.logs.specs import LogsSpecs
-    from holdfast.processes.zygote.client import WarmStart
+    from holdfast.processes.zygote.warm_start import WarmStart
 
 # The limit for reading what a failed worker has written: its file system may not respond.
 READ_S_MAX = 2.0
