@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.processes.keeper.client import Keeper
-from holdfast.processes.keeper.main import children_of
+from holdfast.processes.keeper.keeper_client import Keeper
+from holdfast.processes.keeper.keeper_program import children_of
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
 from holdfast.processes.workers.group import GroupSpec, start_group

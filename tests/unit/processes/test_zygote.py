@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 import pytest
 from zygotes import Harness
 
-from holdfast.processes.zygote import main, warm_start
+from holdfast.processes.zygote import warm_start, zygote_program
 from real_jobs import Watched
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.processes.keeper.client import Keeper
+    from holdfast.processes.keeper.keeper_client import Keeper
 
 
 def test_both_sides_agree_on_the_descriptors_that_are_kept_free() -> None:
-    assert warm_start.RESERVED_END == main.RESERVED_END
-    assert warm_start.MARSHAL_VERSION == main.MARSHAL_VERSION
-    assert main.__file__ == warm_start.PROGRAM
+    assert warm_start.RESERVED_END == zygote_program.RESERVED_END
+    assert warm_start.MARSHAL_VERSION == zygote_program.MARSHAL_VERSION
+    assert zygote_program.__file__ == warm_start.PROGRAM
 
 
 def preloaded(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from zygotes import Harness
 
-from holdfast.processes.keeper.main import children_of
+from holdfast.processes.keeper.keeper_program import children_of
 from holdfast.processes.procfs import state_of
 from holdfast.processes.zygote import warm_start
 from holdfast.processes.zygote.warm_start import PythonCommand, parse_command
