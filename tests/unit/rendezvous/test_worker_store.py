@@ -195,7 +195,7 @@ def test_nothing_is_left_behind() -> None:
 def test_a_port_that_is_taken_leaves_nothing_behind() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         before = os.listdir("/proc/self/fd")
-        with pytest.raises(EnvironmentProblem, match="taken"):
+        with pytest.raises(EnvironmentProblem, match="in use"):
             WorkerStore(number=taken.getsockname()[1])
         assert os.listdir("/proc/self/fd") == before
 
