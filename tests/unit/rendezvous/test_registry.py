@@ -53,7 +53,7 @@ class FakeEntryPoint:
         return self.thing
 
 
-def test_a_name_has_one_creator() -> None:
+def test_backend_name_has_one_creator() -> None:
     ours = RendezvousHandlerRegistry()
     for _ in range(2):
         ours.register("mine", create)
@@ -78,7 +78,7 @@ def test_built_in_names_are_taken(name: str) -> None:
     ("name", "kind"),
     [("etcd", EtcdHandler), ("etcd-v2", EtcdHandler), ("holdfast", CoordinatorHandler)],
 )
-def test_other_names_of_the_same(name: str, kind: type) -> None:
+def test_aliases_create_the_same_handler(name: str, kind: type) -> None:
     handler = get_rendezvous_handler(params(name, join_timeout=7))
     assert type(handler) is kind
     assert isinstance(handler, CoordinatorHandler)
@@ -105,7 +105,7 @@ def with_plugins(monkeypatch: pytest.MonkeyPatch, *found: FakeEntryPoint) -> Reg
     return RegistryWithPlugins()
 
 
-def test_only_the_plugin_that_is_requested_is_loaded_and_none_replaces_a_name(
+def test_only_the_requested_plugin_is_loaded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = FakeEntryPoint("mine", lambda: create)
@@ -125,7 +125,7 @@ def test_only_the_plugin_that_is_requested_is_loaded_and_none_replaces_a_name(
 
 
 @pytest.mark.parametrize("thing", [lambda: None, lambda: 1 / 0, lambda needed: needed])
-def test_a_faulty_plugin_is_warned_about_and_its_name_unknown(
+def test_faulty_plugin_causes_a_warning_and_stays_unknown(
     thing: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = with_plugins(monkeypatch, FakeEntryPoint("mine", thing))
@@ -154,7 +154,7 @@ def test_an_installed_plugin_is_found_and_loaded(
         sys.modules.pop("some_plugin", None)
 
 
-def test_what_holdfast_brings_for_torchrun_is_not_for_itself() -> None:
+def test_holdfast_ignores_its_own_torchrun_plugin() -> None:
     assert "holdfast" in entry_points(group=registry.GROUP).names
     assert "holdfast" not in registry.installed()
 
