@@ -55,7 +55,7 @@ def test_a_program_that_has_set_up_logging_gets_records(caplog: pytest.LogCaptur
     ]
 
 
-def test_a_line_is_a_line_whatever_others_say(
+def test_console_line_has_no_control_characters(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("holdfast"), "hasHandlers", lambda: False)
@@ -67,7 +67,7 @@ def test_a_line_is_a_line_whatever_others_say(
     assert str(error) == "n1 said \\x1b[2J no (\\u202e)"
 
 
-def test_a_console_that_is_full_is_not_waited_for() -> None:
+def test_full_console_does_not_block() -> None:
     """A pipe that nobody reads: lines are dropped, and the program goes on to its end."""
     read, write = os.pipe()
     os.write(write, bytes(fcntl.fcntl(write, fcntl.F_GETPIPE_SZ)))
@@ -82,7 +82,7 @@ def test_a_console_that_is_full_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("letter", ["x", "\N{GRINNING FACE}"])
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_a_line_longer_than_the_console_takes_is_not_waited_for(letter: str, encoding: str) -> None:
+def test_line_longer_than_the_free_buffer_does_not_block(letter: str, encoding: str) -> None:
     """What is written after it begins a line of its own."""
     read, write = os.pipe()
     size = fcntl.fcntl(write, fcntl.F_GETPIPE_SZ)
@@ -108,13 +108,13 @@ def test_a_long_line_is_written_whole() -> None:
 
 
 @pytest.mark.parametrize("closing", ["import os; os.close(2)", "import sys; sys.stderr = None"])
-def test_no_console_is_no_fault(closing: str) -> None:
+def test_missing_console_is_not_an_error(closing: str) -> None:
     program = f"{closing}\nfrom holdfast import console; console.error('lost'); print('on')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
     assert done.stdout == b"on\n"
 
 
-def test_what_an_exception_says_fits_a_line() -> None:
+def test_exception_is_described_in_one_line() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no words")
@@ -125,7 +125,7 @@ def test_what_an_exception_says_fits_a_line() -> None:
 
 
 @pytest.mark.parametrize("on_lost", ["run", "stop"])
-def test_a_lost_coordinator_is_described_until_it_is_back(
+def test_lost_coordinator_is_reported_until_it_reconnects(
     on_lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What happened, what still runs, how long it is waited for, and what helps."""
@@ -157,7 +157,7 @@ def test_a_lost_coordinator_is_described_until_it_is_back(
                 assert lines[2] == f"reconnected to the coordinator at 127.0.0.1:{first.port}"
 
 
-def test_a_coordinator_that_stays_away_is_named_again_now_and_then(
+def test_coordinator_that_stays_lost_is_reported_periodically(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lines: list[str] = []
@@ -186,7 +186,7 @@ def test_a_coordinator_that_stays_away_is_named_again_now_and_then(
         ("localhost:29400", {}, ""),
     ],
 )
-def test_what_helps_against_the_loss_of_a_coordinator(
+def test_loss_of_a_coordinator_comes_with_advice(
     endpoint: str, config: dict[str, str], advice: str
 ) -> None:
     handler = CoordinatorHandler(RendezvousParameters("c10d", endpoint, "job", 1, 2, **config))

@@ -93,7 +93,7 @@ def comparable(config: Any) -> dict[str, Any]:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("command", COMMANDS)
-def test_config_is_the_one_of_torchrun(command: str, tmp_path: Path) -> None:
+def test_config_equals_that_of_torchrun(command: str, tmp_path: Path) -> None:
     from torch.distributed import run as torchrun
 
     words = ["--log-dir", str(tmp_path), *command.split()]
@@ -184,7 +184,7 @@ def test_run_leaves_arguments_and_environment_alone(launched: Launched) -> None:
 @pytest.mark.parametrize(
     ("variable", "nproc", "expected"), [(None, "2", 1), (None, "1", None), ("4", "2", None)]
 )
-def test_omp_threads(
+def test_omp_num_threads_is_1_for_several_workers(
     variable: str | None, nproc: str, expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if variable is not None:
@@ -208,7 +208,7 @@ def test_own_flags_reach_the_config() -> None:
 
 
 @pytest.mark.torch
-def test_a_namespace_of_torchs_own_parser_will_do() -> None:
+def test_config_can_be_made_from_a_namespace_of_torch() -> None:
     from torch.distributed.run import parse_args
 
     made, _, args = holdfast.run.config_from_args(parse_args(["train.py", "x"]))

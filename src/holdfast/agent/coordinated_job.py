@@ -24,7 +24,7 @@ from holdfast.core.supervision import State
 from holdfast.errors import JobStopped
 from holdfast.membership.interface import JoinRefused
 from holdfast.net.listening import require_descriptors
-from holdfast.processes.failures import report as remote_failures
+from holdfast.processes.failures import failure_report
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 from holdfast.processes.keeper.deadline import WorkersDeadline
 from holdfast.rendezvous.errors import (
@@ -35,7 +35,6 @@ from holdfast.rendezvous.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from holdfast.agent.lifecycle_reporter import LifecycleReporter
     from holdfast.agent.spec import WorkerGroup
@@ -104,18 +103,6 @@ class CoordinatedJob:
         self.workers_deadline = WorkersDeadline(connection.presence_fd)
         connection.guard(self.workers_deadline.renew)
         self._first_view = connection.view  # Of an agent that is run again.
-
-    def start_heartbeat(self) -> None:
-        """Let this node's heartbeats mean that the agent's loop turns, too."""
-        self._connected.heartbeat.start()
-
-    def stop_heartbeat(self) -> None:
-        if self.connection is not None:
-            self.connection.heartbeat.stop()
-
-    def paused_heartbeat(self) -> AbstractContextManager[None]:
-        """Return a context in which the loop need not turn."""
-        return self._connected.heartbeat
 
     # Events.
 
@@ -258,7 +245,7 @@ class CoordinatedJob:
             rivals=tuple(error.rivals()[:RIVALS_MAX]),
         )
         last = not retryable or self._machine.budget.left == 0
-        return short, remote_failures.pack(failures) if last else b""
+        return short, failure_report.pack(failures) if last else b""
 
     # The end of the job.
 
@@ -274,8 +261,8 @@ class CoordinatedJob:
                     one.place, one.rivals = place, failure.rivals if place == 0 else ()
             return local
         try:
-            first = remote_failures.unpack(view.report) if view.report else {}
-        except remote_failures.BadReport as problem:
+            first = failure_report.unpack(view.report) if view.report else {}
+        except failure_report.BadReport as problem:
             console.warning(f"{failure.node} sent {problem}")
             first = {}
         if not first:

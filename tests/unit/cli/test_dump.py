@@ -67,7 +67,7 @@ def test_dump_shows_all_workers_of_a_job(tmp_path: Path, more: tuple[str, ...]) 
         assert repr(run_id) in err
 
 
-def test_subprocesses_are_shown_if_asked_for() -> None:
+def test_dump_shows_subprocesses_on_request() -> None:
     with subprocess.Popen(["sleep", "600"]) as child:
         try:
             code, out, _ = dumped("--subprocesses", str(os.getpid()))

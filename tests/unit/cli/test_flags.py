@@ -56,7 +56,9 @@ def parse(*words: str) -> Namespace:
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=name_of)
-def test_every_spelling_and_the_variable(flag: Flag, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_is_set_by_every_spelling_and_by_its_variable(
+    flag: Flag, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text, expected = SAMPLES.get(flag.name, ("text", "text")) if flag.metavar else ("1", True)
     values = [text] if flag.metavar else []
     for spelling in flag.spellings:
@@ -87,7 +89,9 @@ def test_every_spelling_and_the_variable(flag: Flag, monkeypatch: pytest.MonkeyP
         ("-mr3 pkg.mod -m", "pkg.mod", ["-m"]),
     ],
 )
-def test_where_the_script_begins(words: str, script: str, script_args: list[str]) -> None:
+def test_first_word_that_is_no_flag_is_the_script(
+    words: str, script: str, script_args: list[str]
+) -> None:
     parsed = parse(*words.split())
     assert (parsed.training_script, parsed.training_script_args) == (script, script_args)
 
@@ -137,7 +141,7 @@ def parse_modules(text: str) -> tuple[str, ...]:
         (flags.parse_log_dir, "", None),
     ],
 )
-def test_values(parser: Any, text: str, expected: object) -> None:
+def test_valid_text_is_parsed(parser: Any, text: str, expected: object) -> None:
     assert parser(text) == expected
 
 
@@ -165,7 +169,7 @@ def test_invalid_values_name_the_variable_they_came_from(parser: Any, texts: lis
             parser(FromEnvironment(text, "PET_X"))
 
 
-def test_streams_and_modules() -> None:
+def test_streams_and_module_names_are_parsed() -> None:
     assert flags.parse_streams("3", "--tee") == Std.ALL
     assert flags.parse_streams("0:1,12:2", "--tee") == {0: Std.OUT, 12: Std.ERR}
     names = parse_modules(FromEnvironment("a, b.c", "PET_PRELOAD"))
@@ -211,7 +215,9 @@ def test_logs_specs_come_from_plugins(tmp_path: Path, monkeypatch: pytest.Monkey
 # The program of a worker
 
 
-def test_the_interpreter_and_the_old_local_rank_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_exec_and_local_rank_argument_make_the_worker_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PYTHON_EXEC", "/opt/python")
     args = parse("train.py", "a")
     args.use_env = False
@@ -219,7 +225,9 @@ def test_the_interpreter_and_the_old_local_rank_argument(monkeypatch: pytest.Mon
     assert worker_command(args) == ("/opt/python", arguments)
 
 
-def test_what_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_script_module_or_program_can_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHON_EXEC", raising=False)
     (tmp_path / "train.py").touch()
@@ -246,7 +254,9 @@ def test_what_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert caught.value.exit_code == code
 
 
-def test_an_unreadable_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_script_is_refused_with_126(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Judged by the mode bits alone: root, who may run the tests, may read everything.
     monkeypatch.setattr(os, "access", lambda path, _: bool(os.stat(path).st_mode & 0o444))
     script = tmp_path / "train.py"

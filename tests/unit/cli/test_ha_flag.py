@@ -11,7 +11,9 @@ from holdfast.errors import UsageError
 ELSEWHERE = "192.0.2.1"
 
 
-def test_it_is_a_backend_whose_endpoint_is_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ha_flag_is_the_ha_backend_with_the_list_as_endpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     launched = []
     monkeypatch.setattr(
         "holdfast.cli.run.elastic_launch",
@@ -24,7 +26,7 @@ def test_it_is_a_backend_whose_endpoint_is_the_list(monkeypatch: pytest.MonkeyPa
     assert config_from_args(parse_args(words))[0].rdzv_backend == "ha"
 
 
-def test_an_empty_list_is_no_way_to_do_without() -> None:
+def test_empty_ha_list_is_refused() -> None:
     with pytest.raises(UsageError, match="--ha"):
         run(parse_args(["--ha", "", "--no-python", "true"]))
 
@@ -37,7 +39,7 @@ def test_an_empty_list_is_no_way_to_do_without() -> None:
         (["--rdzv-endpoint", "node0"], "--rdzv-endpoint"),
     ],
 )
-def test_another_rendezvous_beside_it_is_refused(flags: list[str], named: str) -> None:
+def test_ha_with_another_rendezvous_is_refused(flags: list[str], named: str) -> None:
     with pytest.raises(UsageError, match=f"^{named}: .*conflicts"):
         run(parse_args(["--ha", "node0", *flags, "--no-python", "true"]))
 
@@ -47,7 +49,7 @@ def test_another_rendezvous_beside_it_is_refused(flags: list[str], named: str) -
     [["--endpoint", "node0"], ["--state", "file"], ["--take-over"], []],
     ids=["endpoint", "state", "take-over", "another machine's list"],
 )
-def test_a_member_alone_is_on_a_machine_of_the_list_and_nothing_else(flags: list[str]) -> None:
+def test_member_without_agent_runs_only_on_a_listed_machine(flags: list[str]) -> None:
     words = ["--ha", ELSEWHERE, "--rdzv-conf", "auth=none", *flags]
     with pytest.raises(UsageError, match="--ha"):
         coordinator.execute(coordinator.build_parser("coordinator").parse_args(words))

@@ -71,7 +71,7 @@ MISTAKES = """\
 
 
 @pytest.mark.parametrize("mistake", MISTAKES.splitlines())
-def test_a_mistake_is_one_line(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistake_is_reported_in_one_line(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
     words, _, line = mistake.partition(" | ")
     assert stderr_of(capsys, 2, *words.split()) == line
 
@@ -103,7 +103,7 @@ def test_a_program_that_cannot_start_is_one_line(
     assert stderr_of(capsys, code, *words.split()) == line
 
 
-def test_an_interpreter_that_is_not_there(
+def test_missing_interpreter_is_reported_by_its_variable(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PYTHON_EXEC", "/no/python")
@@ -132,7 +132,7 @@ WARNINGS = """\
 
 
 @pytest.mark.parametrize("warning", WARNINGS.splitlines())
-def test_flags_without_the_wanted_effect_are_warned_about(
+def test_flags_without_effect_cause_a_warning(
     warning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     words, _, line = warning.partition(" | ")

@@ -71,7 +71,7 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize(("ending", "code", "compat_code"), ENDINGS, ids=kind_of)
-def test_exit_code(
+def test_exit_code_shows_how_the_job_ended(
     ending: BaseException | None,
     code: int,
     compat_code: int,
@@ -95,7 +95,7 @@ def test_exit_code(
     ],
     ids=kind_of,
 )
-def test_an_ending_is_explained_on_stderr(
+def test_stderr_explains_how_the_job_ended(
     ending: BaseException,
     shown: str,
     job_ends: Callable[[BaseException | None], None],
@@ -127,7 +127,7 @@ def test_the_module_path_of_run_has_the_same_exit_codes() -> None:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["run", "--help"]])
-def test_a_reader_that_went_away_is_no_failure(words: list[str]) -> None:
+def test_closed_pipe_is_not_a_failure(words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -137,7 +137,7 @@ def test_a_reader_that_went_away_is_no_failure(words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_closed_streams_are_no_failure() -> None:
+def test_closed_standard_streams_are_not_a_failure() -> None:
     command = f"{sys.executable} -m holdfast run trian.py >&- 2>&-"
     assert subprocess.run(["sh", "-c", command]).returncode == 127
 

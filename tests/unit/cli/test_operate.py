@@ -110,7 +110,7 @@ def test_completion_knows_every_command_and_flag() -> None:
         (["holdfast", "logs", "--no"], {"--node", "--no-prefix"}),
     ],
 )
-def test_bash_completes(words: list[str], offered: set[str]) -> None:
+def test_bash_completes_commands_and_flags(words: list[str], offered: set[str]) -> None:
     typed = " ".join(words)
     ask = f'COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _holdfast; echo "${{COMPREPLY[@]}}"'
     done = subprocess.run(

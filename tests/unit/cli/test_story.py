@@ -54,7 +54,7 @@ def test_steps_come_after_their_causes(
     assert places == sorted(places)
 
 
-def test_a_step_can_be_followed_both_ways(
+def test_story_shows_causes_and_effects_of_a_step(
     files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     after = steps(capsys, "--from", "a/supervision#1", *files)
@@ -67,24 +67,24 @@ def test_a_step_can_be_followed_both_ways(
 
 
 @pytest.mark.parametrize("step", ["nobody/supervision#1", "supervision#1"])
-def test_a_step_must_be_one(files: list[str], step: str) -> None:
+def test_step_id_must_match_one_step(files: list[str], step: str) -> None:
     assert dispatch(["story", "--from", step, *files]) == 2
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_story_file_is_refused(tmp_path: Path) -> None:
     assert dispatch(["story", str(tmp_path / "none")]) == 2
     with pytest.raises(UsageError, match="--story"):
         StoryFile(str(tmp_path / "no" / "folder"), source="--story")
 
 
-def test_a_file_that_is_no_story_is_refused(files: list[str], tmp_path: Path) -> None:
+def test_file_without_steps_is_refused(files: list[str], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print('a\\tb')\n")
     with pytest.raises(UsageError, match=r"train\.py"):
         read([*files, str(script)])
 
 
-def test_every_machine_writes_while_a_file_is_open(
+def test_machines_write_steps_while_story_file_is_entered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tmp_path / "story")
@@ -97,7 +97,7 @@ def test_every_machine_writes_while_a_file_is_open(
     assert steps(capsys, path) == ["n1/supervision#2", "n1/session#1"]
 
 
-def test_files_of_others_are_read_and_not_obeyed(
+def test_story_output_has_no_control_characters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "theirs").write_text("n/rounds#1\t\t\tSaid(\x1b[2J\u202e)\t\n")

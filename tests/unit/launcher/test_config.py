@@ -40,7 +40,7 @@ def test_the_rendezvous_timeout_is_filled_in_without_touching_the_callers_mappin
 
 @pytest.mark.parametrize("value", [-0.5, math.inf, math.nan])
 @pytest.mark.parametrize("name", ["shutdown_timeout", "exit_barrier_timeout"])
-def test_a_time_that_is_no_deadline_is_refused(name: str, value: float) -> None:
+def test_time_that_is_not_a_deadline_is_refused(name: str, value: float) -> None:
     with pytest.raises(UsageError, match=f"^{name}: {value} "):
         config(**{name: value})
 
@@ -60,6 +60,6 @@ def test_the_shutdown_timeout_falls_back_to_the_environment(
 
 
 @pytest.mark.parametrize("given", ["torch,,numpy", ",", "a b", "a..b", "my-module", ["a,b"], [7]])
-def test_what_is_not_the_name_of_a_module_is_refused(given: Any) -> None:
+def test_invalid_module_name_is_refused(given: Any) -> None:
     with pytest.raises(UsageError, match=r"^preload: "):
         config(preload=given)

@@ -52,7 +52,7 @@ def never_asked(kind: str) -> int:
         (["0000:01", "0000:02"], ["nvidia0"], 1),
     ],
 )
-def test_nvidia_cards_are_counted_from_the_file_system(
+def test_nvidia_gpus_are_counted_in_the_file_system(
     in_proc: list[str],
     in_dev: list[str],
     expected: int,
@@ -66,7 +66,7 @@ def test_nvidia_cards_are_counted_from_the_file_system(
     ("visible", "expected"),
     [("", 0), (" 0 , 1 ", 2), ("-1", 0), ("0,-1,1", 1), ("0,7,1", 1), ("GPU-aa,GPU-bb", 2)],
 )
-def test_only_visible_cards_count(
+def test_only_visible_gpus_count(
     visible: str,
     expected: int,
     machine: Callable[[list[str], list[str]], None],
@@ -77,7 +77,7 @@ def test_only_visible_cards_count(
     assert devices.nvidia_count() == expected
 
 
-def test_torch_is_not_asked_where_the_file_system_tells(
+def test_torch_does_not_count_nvidia_gpus(
     machine: Callable[[list[str], list[str]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "ask_torch", never_asked)
@@ -89,7 +89,7 @@ def test_torch_is_not_asked_where_the_file_system_tells(
 
 
 @pytest.mark.parametrize("node", ["kfd", "dri/renderD128"])
-def test_torch_is_asked_about_other_accelerators(
+def test_torch_counts_other_accelerators(
     node: str, machine: Callable[[list[str], list[str]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "ask_torch", {"gpu": 4, "auto": 5, "npu": 6}.__getitem__)
@@ -110,7 +110,7 @@ def interpreter(tmp_path: Path, body: str) -> str:
 @pytest.mark.parametrize(
     ("body", "expected"), [("echo loading; echo 8", 8), ("echo 8; exit 1", 0), ("echo many", 0)]
 )
-def test_the_answer_of_the_workers_interpreter(
+def test_workers_interpreter_counts_devices(
     body: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHON_EXEC", interpreter(tmp_path, body))
@@ -119,7 +119,7 @@ def test_the_answer_of_the_workers_interpreter(
 
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", ["gpu", "xpu", "auto", "npu"])
-def test_the_questions_are_ones_that_torch_answers(
+def test_torch_evaluates_every_device_expression(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = tmp_path / "asked"
@@ -130,7 +130,7 @@ def test_the_questions_are_ones_that_torch_answers(
     assert asked.read_text().strip() == "0"
 
 
-def test_a_program_that_has_imported_torch_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_that_imported_torch_counts_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def has(count: int) -> Any:
         return SimpleNamespace(is_available=lambda: count > 0, device_count=lambda: count)
 

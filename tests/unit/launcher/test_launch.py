@@ -91,7 +91,7 @@ def temporary_folders() -> list[str]:
     return os.listdir("tmp")
 
 
-def test_a_current_folder_that_was_removed_is_no_obstacle(folder: Path) -> None:
+def test_launch_works_in_a_removed_working_directory(folder: Path) -> None:
     (folder / "gone").mkdir()
     os.chdir("gone")
     os.rmdir(folder / "gone")
@@ -193,7 +193,9 @@ def environment_of_a_worker(**settings: Any) -> dict[str, str]:
         ({"rdzv_backend": "c10d", "local_addr": "10.0.0.7"}, ("10.0.0.7", None)),
     ],
 )
-def test_where_workers_meet(settings: dict[str, Any], address: tuple[str, str | None]) -> None:
+def test_workers_get_master_addr_and_port_of_the_rendezvous(
+    settings: dict[str, Any], address: tuple[str, str | None]
+) -> None:
     # The agent would bind a port that is named, which may not be free here.
     env = environment_of_a_worker(**settings, worker_store=True)
     host, port = address

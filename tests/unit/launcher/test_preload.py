@@ -51,7 +51,7 @@ def modules(source: str, *, as_main: bool = True) -> list[str]:
     return [module for module, _ in top_level_imports(textwrap.dedent(source), as_main=as_main)]
 
 
-def test_imports_below_blocks_that_a_worker_enters() -> None:
+def test_imports_in_blocks_that_run_at_import_are_found() -> None:
     source = """
         try:
             import a
@@ -90,7 +90,9 @@ def test_imports_below_blocks_that_a_worker_enters() -> None:
         ('__name__ == "x"', ["a", "b"], ["a", "b"]), ("x and y", ["a", "b"], ["a", "b"]),
     ],
 )  # fmt: skip
-def test_conditions(test: str, as_main: list[str], otherwise: list[str]) -> None:
+def test_conditions_known_before_the_start_select_imports(
+    test: str, as_main: list[str], otherwise: list[str]
+) -> None:
     source = f"if {test}:\n import a\nelse:\n import b"
     assert modules(source, as_main=True) == as_main
     assert modules(source, as_main=False) == otherwise
@@ -112,7 +114,7 @@ def test_conditions(test: str, as_main: list[str], otherwise: list[str]) -> None
         ('x["HF_HOME"] = "/here"', True),
     ],
 )
-def test_what_a_script_prepares_for_is_not_imported_ahead(setting: str, ahead: bool) -> None:
+def test_imports_after_a_relevant_setting_are_not_preloaded(setting: str, ahead: bool) -> None:
     source = f"import os, before\n{setting}\nimport json, package\nfrom torch import nn\n"
     steps = top_level_steps(source, as_main=True)
     now, prepared, by = split_at_preparation(steps, {"HF_EXPORTED": "this"})
@@ -126,7 +128,7 @@ def test_what_a_script_prepares_for_is_not_imported_ahead(setting: str, ahead: b
     "source",
     ["import =\n", b"PK\x03\x04\0\0", b"# coding: nope\n", b"\xff\xfe", "-" * 100_000 + "1"],
 )
-def test_what_is_not_python_is_one_line(source: str | bytes) -> None:
+def test_invalid_source_is_reported_in_one_line(source: str | bytes) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (of whatever wording)
         top_level_imports(source, as_main=True)
     assert not isinstance(caught.value, SyntaxError)
@@ -175,7 +177,7 @@ def auto(*args: Any, python: Any = sys.executable) -> tuple[str, ...]:
     return modules_to_preload(("auto",), python, args)
 
 
-def test_what_auto_finds_stands_in_its_place() -> None:
+def test_auto_is_replaced_by_the_modules_it_finds() -> None:
     wanted = ("first", "auto", "json", "last")
     found = modules_to_preload(wanted, sys.executable, ["-u", "train.py"])
     assert found == ("first", *FOUND, "last")
@@ -193,7 +195,9 @@ def test_modules_beside_the_script_or_on_the_path_are_left_out(
     assert auto("link.py") == ()
 
 
-def test_modules_code_and_functions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_reads_modules_code_and_functions(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(folder, "pack/__init__.py")
     (folder / "pack" / "train.py").write_text(f"{SOURCE}from . import other\nimport pack.other")
     (folder / "pack" / "__main__.py").write_text("import wave")
@@ -221,7 +225,7 @@ def test_another_interpreter_may_have_other_modules(
     assert auto("train.py") == FOUND
 
 
-def test_this_interpreter_is_known_by_any_of_its_names(
+def test_this_interpreter_is_recognised_by_all_its_paths(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "bin").mkdir()
@@ -243,7 +247,7 @@ def test_this_interpreter_is_known_by_any_of_its_names(
     [("app",), ("broken.py",), ("pipe.py",), ("gone.py",), ("-m", "gone"), ("-m", "xml"), (), ("-",),
      ("-i", "train.py"), ("large.py",), ("plain.py",)],
 )  # fmt: skip
-def test_without_modules_to_find_there_is_one_notice(
+def test_auto_without_modules_prints_one_notice(
     args: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
@@ -261,7 +265,7 @@ def test_without_modules_to_find_there_is_one_notice(
 
 
 @pytest.mark.torch
-def test_what_torch_imports_for_an_optimizer_is_found_too(folder: Path) -> None:
+def test_module_that_torch_imports_for_an_optimizer_is_preloaded(folder: Path) -> None:
     (folder / "infer.py").write_text("from torch import nn\n")
     assert "torch._dynamo" not in auto("infer.py")
     (folder / "train.py").write_text("import torch.nn\nmake = lambda: torch.optim.SGD([])\n")

@@ -39,18 +39,18 @@ def parse(backend: str = "c10d", **values: Any) -> RendezvousConfig:
 
 
 @pytest.mark.parametrize(("backend", "least", "most"), [("", 1, 1), ("c10d", 0, 1), ("c10d", 3, 2)])
-def test_what_no_job_can_have_is_refused(backend: str, least: int, most: int) -> None:
+def test_invalid_parameters_are_refused(backend: str, least: int, most: int) -> None:
     with pytest.raises(UsageError):
         RendezvousParameters(backend, "", "job", least, most)
 
 
 @pytest.mark.parametrize("value", [0, "0", -1, "nan", "inf", "x", "", True, [], SECONDS_MAX + 1])
-def test_what_is_not_a_time(value: object) -> None:
+def test_text_that_is_not_a_time_is_refused(value: object) -> None:
     with pytest.raises(UsageError, match="key"):
         with_value(value).get_as_seconds("key")
 
 
-def test_times() -> None:
+def test_times_are_parsed() -> None:
     assert with_value("0.25").get_as_seconds("key") == 0.25
     assert with_value("0").get_as_seconds("key", zero=True) == 0
     with pytest.raises(UsageError):
@@ -77,7 +77,7 @@ def test_values_are_read_as_torch_reads_them(method: str, value: object) -> None
 
 
 @pytest.mark.torch
-def test_time_limits_are_torchs_but_for_the_last_call() -> None:
+def test_time_limits_equal_torchs_except_the_last_call() -> None:
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout as Torch
 
     ours, theirs = RendezvousTimeout(), Torch()
@@ -87,7 +87,7 @@ def test_time_limits_are_torchs_but_for_the_last_call() -> None:
         RendezvousTimeout(last_call=timedelta(0))
 
 
-def test_the_table_is_whole() -> None:
+def test_table_has_every_key_of_torch_and_every_backend() -> None:
     assert KEY_OF.keys() > TORCH_KEYS
     assert len(KEY_OF) == len(KEYS)
     assert {name for key in KEYS for name in key.backends} == set(Backend)
@@ -95,7 +95,7 @@ def test_the_table_is_whole() -> None:
     assert own <= KEY_OF.keys()
 
 
-def test_all_values_may_be_text_and_none_is_as_if_not_given() -> None:
+def test_values_can_be_text_and_none_means_not_given() -> None:
     conf = parse(
         join_timeout="2.5", keep_alive_interval="0.25", keep_alive_max_attempt="4", is_host="no",
         reconnect_grace="0", spares="1", rank_order=" Host ", tls_cert="/c", tls_key="/k",
@@ -113,14 +113,14 @@ def test_all_values_may_be_text_and_none_is_as_if_not_given() -> None:
      "keep_alive_max_attempt=2.5", "spares=-1", "is_host=maybe", "store_type=hash",
      "rank_order=random", "store=closed", "node_id=a\nb", "node_id=" + "x" * 201, "label= ", "token_file="],
 )  # fmt: skip
-def test_a_value_that_cannot_be_used_is_one_line(given: str) -> None:
+def test_invalid_value_is_reported_in_one_line(given: str) -> None:
     key, _, value = given.partition("=")
     with pytest.raises(UsageError, match=key) as refused:
         parse(**{key: value})
     assert "\n" not in str(refused.value)
 
 
-def test_the_store_of_a_job_of_one_node_is_open_to_other_jobs_unless_they_say_otherwise() -> None:
+def test_store_of_a_job_of_one_node_is_open_by_default() -> None:
     for most, given, expected in (
         (1, {}, "open"),
         (2, {}, "hosts"),
@@ -153,7 +153,7 @@ def test_the_timeout_of_a_launch_is_the_join_timeout_of_static_alone() -> None:
         {"store": "private", "worker_store": True},
     ],
 )
-def test_what_does_not_go_together_is_refused(given: dict[str, Any]) -> None:
+def test_conflicting_settings_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(given))):
         parse(**given)
 
@@ -172,14 +172,14 @@ def test_unknown_and_unused_keys_are_warned_about_once(caplog: pytest.LogCapture
 
 @pytest.mark.parametrize("key", ["tls_cacert", "tls_verify", "token", "tokens_file", "authn"])
 @pytest.mark.parametrize("backend", ["c10d", "static", "file", "etcd"])
-def test_protection_that_was_asked_for_and_is_not_there_is_an_error(key: str, backend: str) -> None:
+def test_unknown_protecting_key_is_an_error(key: str, backend: str) -> None:
     with pytest.raises(UsageError, match=key):
         parse(backend, **{key: "1"})
 
 
 @pytest.mark.parametrize("backend", ["file", "etcd", "c10d"])
 @pytest.mark.parametrize("setting", ["HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE", "token_file", "auth"])
-def test_a_token_that_nobody_asks_for_is_warned_of(
+def test_unused_token_causes_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, backend: str, setting: str
 ) -> None:
     given = {}
@@ -198,7 +198,7 @@ def test_a_token_that_nobody_asks_for_is_warned_of(
 
 
 @pytest.mark.parametrize("key", ["close_timeout", "heartbeat_timeout"])
-def test_keys_that_only_a_shared_state_has_a_use_for(
+def test_keys_of_a_shared_state_have_no_effect_elsewhere(
     caplog: pytest.LogCaptureFixture, key: str
 ) -> None:
     params = RendezvousParameters("c10d", "folder", "job", 1, 4, **{key: "0.5"})
@@ -209,7 +209,7 @@ def test_keys_that_only_a_shared_state_has_a_use_for(
 
 
 @pytest.mark.parametrize("address", ["$(reboot)", "a b", "[::1]", "x\ny"])
-def test_an_address_that_is_none_is_refused_before_others_hear_of_it(address: str) -> None:
+def test_invalid_local_address_is_refused(address: str) -> None:
     for good in (None, "10.0.0.7", "fe80::1%eth0", "node_7.example.org"):
         RendezvousParameters("c10d", "", "job", 1, 1, good)
     with pytest.raises(UsageError, match=r"^--local-addr: ") as refused:

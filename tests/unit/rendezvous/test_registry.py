@@ -53,7 +53,7 @@ class FakeEntryPoint:
         return self.thing
 
 
-def test_backend_name_has_one_creator() -> None:
+def test_name_can_be_registered_once() -> None:
     ours = RendezvousHandlerRegistry()
     for _ in range(2):
         ours.register("mine", create)
@@ -78,7 +78,7 @@ def test_built_in_names_are_taken(name: str) -> None:
     ("name", "kind"),
     [("etcd", EtcdHandler), ("etcd-v2", EtcdHandler), ("holdfast", CoordinatorHandler)],
 )
-def test_aliases_create_the_same_handler(name: str, kind: type) -> None:
+def test_every_coordinator_backend_creates_its_handler(name: str, kind: type) -> None:
     handler = get_rendezvous_handler(params(name, join_timeout=7))
     assert type(handler) is kind
     assert isinstance(handler, CoordinatorHandler)
@@ -86,7 +86,9 @@ def test_aliases_create_the_same_handler(name: str, kind: type) -> None:
 
 
 @pytest.mark.parametrize(("name", "more"), [("file", {}), ("c10d", {"store_type": " File"})])
-def test_a_shared_folder(tmp_path: Any, name: str, more: dict[str, str]) -> None:
+def test_store_type_file_is_the_file_backend(
+    tmp_path: Any, name: str, more: dict[str, str]
+) -> None:
     asked = RendezvousParameters(name, str(tmp_path), "job", 1, 1, "127.0.0.1", **more)
     handler = get_rendezvous_handler(asked)
     try:
@@ -125,7 +127,7 @@ def test_only_the_requested_plugin_is_loaded(
 
 
 @pytest.mark.parametrize("thing", [lambda: None, lambda: 1 / 0, lambda needed: needed])
-def test_faulty_plugin_causes_a_warning_and_stays_unknown(
+def test_faulty_plugin_causes_a_warning_and_an_unknown_name(
     thing: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = with_plugins(monkeypatch, FakeEntryPoint("mine", thing))
@@ -154,7 +156,7 @@ def test_an_installed_plugin_is_found_and_loaded(
         sys.modules.pop("some_plugin", None)
 
 
-def test_holdfast_ignores_its_own_torchrun_plugin() -> None:
+def test_own_torchrun_plugin_is_not_loaded() -> None:
     assert "holdfast" in entry_points(group=registry.GROUP).names
     assert "holdfast" not in registry.installed()
 

@@ -30,7 +30,7 @@ def run(*words: str, code: int = 0) -> str:
     return said.rstrip("\n")
 
 
-def test_it_is_made_once_and_shown_on_request_alone(home: Path) -> None:
+def test_token_is_created_once_and_printed_only_on_request(home: Path) -> None:
     path = home / ".holdfast" / "token"
     first = run()
     token = path.read_text().strip()
@@ -53,7 +53,9 @@ def test_the_token_of_a_job_can_be_put_into_a_variable(home: Path) -> None:
     assert not shown.stderr
 
 
-def test_it_is_the_token_that_agents_have(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_command_uses_the_token_of_agents(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOLDFAST_TOKEN", "a-token-of-the-environment")
     assert run("--show") == "a-token-of-the-environment"
     assert run("--job", "x").encode() == job_token(b"a-token-of-the-environment", "x")
@@ -67,7 +69,7 @@ def test_it_is_the_token_that_agents_have(home: Path, monkeypatch: pytest.Monkey
     assert run("--show") == elsewhere.read_text().strip()
 
 
-def test_what_cannot_be_is_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_token_request_is_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--job" in run("--job", "", code=2)
     assert "--show" in run("--show", "--path", code=2)
     monkeypatch.setenv("HOLDFAST_TOKEN", job_token(b"the master of all", "one").decode())

@@ -33,7 +33,7 @@ def run(*words: str) -> None:
     verb.execute(verb.build_parser("coordinator").parse_args(words))
 
 
-def test_it_reports_where_it_is_and_what_becomes_of_jobs() -> None:
+def test_coordinator_prints_its_endpoint_and_the_changes_of_jobs() -> None:
     with Coordinator(LOOPBACK) as coordinator:
         with started(first := node(coordinator.port, "a", nodes=1)):
             until(first, member)
@@ -51,7 +51,7 @@ def test_it_reports_where_it_is_and_what_becomes_of_jobs() -> None:
     assert "SIGTERM" in errors
 
 
-def test_the_token_comes_from_the_environment_a_file_or_the_home(tmp_path: Path) -> None:
+def test_token_is_read_from_environment_file_or_home(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("a token from a file\n")
     path.chmod(0o600)
@@ -71,7 +71,7 @@ def test_the_token_comes_from_the_environment_a_file_or_the_home(tmp_path: Path)
         assert "made" not in errors
 
 
-def test_one_that_is_open_to_everybody_says_so() -> None:
+def test_open_coordinator_prints_a_warning() -> None:
     with Coordinator(EVERYWHERE, "--rdzv-conf=auth=none") as coordinator:
         RawClient(coordinator.port).shake_hands().socket.close()
         _, errors = coordinator.end(signal.SIGTERM)
@@ -79,7 +79,7 @@ def test_one_that_is_open_to_everybody_says_so() -> None:
 
 
 @pytest.mark.parametrize("found", ["127.0.0.1", "192.0.2.1", "", "never"])
-def test_a_name_that_is_not_this_machines_is_warned_of(
+def test_endpoint_of_another_machine_causes_a_warning(
     found: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def resolve(_host: str, port: int) -> list[Address]:
@@ -98,14 +98,14 @@ def test_a_name_that_is_not_this_machines_is_warned_of(
     )
 
 
-def test_it_serves_before_it_knows_whose_name_it_was_given() -> None:
+def test_coordinator_serves_before_its_name_is_resolved() -> None:
     with Coordinator("--endpoint=192.0.2.1:0", HOLDFAST_TOKEN=SECRET) as coordinator:
         RawClient(coordinator.port, token=SECRET.encode()).shake_hands().socket.close()
         _, errors = coordinator.end(signal.SIGTERM)
         assert "--endpoint: 192.0.2.1" in errors
 
 
-def test_output_that_nobody_reads_does_not_stop_it() -> None:
+def test_full_stdout_does_not_block_coordinator() -> None:
     """Its standard output is a pipe that is full."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -133,7 +133,7 @@ def test_output_that_nobody_reads_does_not_stop_it() -> None:
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_it(signum: signal.Signals, code: int) -> None:
+def test_signal_ends_coordinator(signum: signal.Signals, code: int) -> None:
     with subprocess.Popen(
         [*HOLDFAST, LOOPBACK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -166,7 +166,7 @@ def test_errors_have_their_exit_codes() -> None:
             assert done.stderr.count("\n") == 1
 
 
-def test_it_takes_over_at_the_place_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_take_over_uses_the_endpoint_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = [(f"192.0.2.{number}", 29400) for number in range(4)]
     args = verb.build_parser("coordinator").parse_args(["--take-over", "--endpoint=as given"])
     for own, place in (((2,), 2), ((0, 1, 3), 1), ((0,), None), ((), None)):
