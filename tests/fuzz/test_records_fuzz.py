@@ -40,9 +40,9 @@ from holdfast.core.shared_state import (
 )
 from holdfast.etcd import json_gateway
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
-from holdfast.processes.failures.report import BadReport, FailureReport
-from holdfast.processes.failures.report import pack as pack_report
-from holdfast.processes.failures.report import unpack as unpack_report
+from holdfast.processes.failures.failure_report import BadReport, FailureReport
+from holdfast.processes.failures.failure_report import pack as pack_report
+from holdfast.processes.failures.failure_report import unpack as unpack_report
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DataObject

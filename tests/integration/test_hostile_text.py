@@ -16,7 +16,7 @@ from holdfast.core.etcd.keys import JobRecord, NodeRecord, pack
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.protocol import Failure, NodeInfo, NodePhase, NodeRole, Status, View
 from holdfast.processes.failures.failure import ProcessFailure
-from holdfast.processes.failures.report import FailedWorker
+from holdfast.processes.failures.failure_report import FailedWorker
 from other_users import STRANGER, shared_folder
 from real_coordinators import RawClient
 from real_jobs import HOLDFAST, PATIENCE_S, Job

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.processes.keeper.main import children_of, descendants_of
+from holdfast.processes.keeper.keeper_program import children_of, descendants_of
 from real_jobs import Job, Watched
 
 if TYPE_CHECKING:

@@ -7,8 +7,6 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "holdfast"
 
@@ -19,8 +17,8 @@ TORCHELASTIC_PATHS = {"launcher/api.py"}
 
 # File names that could stand for anything, so only one file may have each.
 GENERIC_NAMES = {
-    "client", "config", "errors", "handler", "handlers", "model", "protocol", "recorder", "records",
-    "server", "session", "settings", "store", "table", "views",
+    "client", "config", "connection", "handler", "handlers", "model", "protocol", "recorder",
+    "records", "server", "settings", "store", "table", "views",
 }  # fmt: skip
 
 # A note for later names an issue, `TODO(#12)`, or has a link.
@@ -81,7 +79,6 @@ def test_no_name_has_an_empty_word() -> None:
     assert not found, "names with an empty word in them"
 
 
-@pytest.mark.skip(reason="modules are being renamed")
 def test_generic_file_names_occur_once() -> None:
     names = Counter(path.stem for path in SOURCES if not is_elastic_path(path))
     assert [name for name in sorted(GENERIC_NAMES) if names[name] > 1] == []

@@ -24,7 +24,7 @@ from holdfast.core.supervision import State
 from holdfast.errors import JobStopped
 from holdfast.membership.interface import JoinRefused
 from holdfast.net.listening import require_descriptors
-from holdfast.processes.failures import report as remote_failures
+from holdfast.processes.failures import failure_report
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 from holdfast.processes.keeper.deadline import WorkersDeadline
 from holdfast.rendezvous.errors import (
@@ -258,7 +258,7 @@ class CoordinatedJob:
             rivals=tuple(error.rivals()[:RIVALS_MAX]),
         )
         last = not retryable or self._machine.budget.left == 0
-        return short, remote_failures.pack(failures) if last else b""
+        return short, failure_report.pack(failures) if last else b""
 
     # The end of the job.
 
@@ -274,8 +274,8 @@ class CoordinatedJob:
                     one.place, one.rivals = place, failure.rivals if place == 0 else ()
             return local
         try:
-            first = remote_failures.unpack(view.report) if view.report else {}
-        except remote_failures.BadReport as problem:
+            first = failure_report.unpack(view.report) if view.report else {}
+        except failure_report.BadReport as problem:
             console.warning(f"{failure.node} sent {problem}")
             first = {}
         if not first:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent.watchdogs import Watchdogs
-from holdfast.processes.keeper.client import Keeper
+from holdfast.processes.keeper.keeper_client import Keeper
 from holdfast.processes.poll import min_of
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ PREIMPORTED = (
     "holdfast.observe.safe_handler",
     "holdfast.observe.timeline",
     "holdfast.processes.failures.failure",
-    "holdfast.processes.failures.report",
+    "holdfast.processes.failures.failure_report",
     "holdfast.processes.failures.report_text",
     "holdfast.processes.failures.tracebacks",
     "holdfast.processes.logs.follower",

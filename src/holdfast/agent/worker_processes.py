@@ -16,8 +16,8 @@ from holdfast.agent.spec import RunResult, WorkerState
 from holdfast.core import supervision
 from holdfast.core.values import Value
 from holdfast.processes.failures.exits import WorkerExit
-from holdfast.processes.keeper import client
-from holdfast.processes.keeper.client import Keeper
+from holdfast.processes.keeper import keeper_client
+from holdfast.processes.keeper.keeper_client import Keeper
 from holdfast.processes.workers.group import GroupSpec, StopEnded, WorkersKilled, start_group
 from holdfast.worker import LAST_END_ENV, PREVIOUS_WORLD_SIZE_ENV
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from holdfast.processes.keeper.deadline import WorkersDeadline
     from holdfast.processes.logs.specs import LogsSpecs
     from holdfast.processes.workers.group import PContext
-    from holdfast.processes.zygote.client import WarmStart
+    from holdfast.processes.zygote.warm_start import WarmStart
 
     T = TypeVar("T")
 
@@ -106,7 +106,7 @@ class WorkerProcesses:
         settings, spec = self.settings, self.group.spec
         if not settings.preload:
             return
-        from holdfast.processes.zygote.client import warm_start  # Only where it is used.
+        from holdfast.processes.zygote.warm_start import warm_start  # Only where it is used.
 
         assert spec.entrypoint is not None
         self._warm = warm_start(
@@ -115,7 +115,7 @@ class WorkerProcesses:
         keeper = self._obtain_keeper()
         if self._warm is not None and keeper is not None:
             # The zygote may hang as it forks, in the user's modules, and lose its keeper then.
-            client.become_subreaper_if_wanted()
+            keeper_client.become_subreaper_if_wanted()
             self._warm.prepare(keeper)
             # While it imports there is time for what the first start and restart need here.
             import holdfast.processes.failures.failure
@@ -215,7 +215,7 @@ class WorkerProcesses:
         if callable(self.group.spec.entrypoint) and self.settings.start_method != "spawn":
             return None
         if self._keeper is not None and self._keeper.is_gone():
-            client.sweep_after_loss()  # It may have been lost while there were no workers.
+            keeper_client.sweep_after_loss()  # It may have been lost while there were no workers.
             self._keeper.close()
             self._keeper = None
         if self._keeper is None:

@@ -7,14 +7,24 @@ it is in a file that only its user can read, and on the terminal if there is one
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.cli.operate import add_place, choose_job
+from holdfast.cli.operate import add_place, choice_of, choose_job, connect, parse_ranks
 from holdfast.cli.parser import CommandParser
+from holdfast.control.connection import ControlProblem, JobNotFound, JobUnreachable, RequestRefused
+from holdfast.control.discovery import local_jobs
+from holdfast.control.job_client import open_job
+from holdfast.control.job_logs import follow_logs
+from holdfast.control.runtime_dir import runtime_dir
 from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.net.addresses import names_loopback
+from holdfast.net.http_server import listen_tcp
+from holdfast.views.dashboard.access import Access, draw_token
+from holdfast.views.dashboard.watched_job import WatchedJob
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -91,8 +101,6 @@ def _port(text: str) -> int:
 
 def execute(args: argparse.Namespace) -> None:
     """Serve until a signal ends it."""
-    import asyncio
-
     import starlette  # noqa: F401
     import uvicorn  # noqa: F401 (what is missing is reported first)
 
@@ -104,12 +112,6 @@ def execute(args: argparse.Namespace) -> None:
 
 
 async def _serve(args: argparse.Namespace) -> None:
-    import asyncio
-
-    from holdfast.net.addresses import names_loopback
-    from holdfast.net.http_server import listen_tcp
-    from holdfast.views.dashboard.access import Access, draw_token
-    from holdfast.views.dashboard.watched_job import WatchedJob
     from holdfast.views.dashboard.web_server import serve
 
     commands = Commands(args)
@@ -145,8 +147,6 @@ async def _serve(args: argparse.Namespace) -> None:
 
 async def _end_of_stdin() -> None:
     """Return when standard input ends."""
-    import asyncio
-
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
 
@@ -170,16 +170,6 @@ class Commands:
         """Whether the job was found once."""
 
     async def connect(self) -> JobClient:
-        from holdfast.cli.operate import choice_of, connect
-        from holdfast.control.connection import (
-            ControlProblem,
-            JobNotFound,
-            JobUnreachable,
-            RequestRefused,
-        )
-        from holdfast.control.discovery import local_jobs
-        from holdfast.control.job_client import open_job
-
         if not self._args.agent_pid:
             try:
                 return await connect(self._args)
@@ -201,13 +191,9 @@ class Commands:
         node: str,
         show: Callable[[LogLines], Awaitable[None]],
     ) -> None:
-        from holdfast.control.job_logs import follow_logs
-
         await follow_logs(client, wanted, node, show, console.debug)
 
     def parse_ranks(self, text: str) -> list[int]:
-        from holdfast.cli.operate import parse_ranks
-
         return parse_ranks(text)
 
 
@@ -219,8 +205,6 @@ class TokenFile:
         self._path = ""
 
     def __enter__(self) -> str:
-        from holdfast.control.runtime_dir import runtime_dir
-
         try:
             self._path = os.path.join(runtime_dir(make=True), f"dashboard-{self._port}.token")
             try:

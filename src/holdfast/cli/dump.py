@@ -19,7 +19,7 @@ from holdfast.control.connection import JobNotFound
 from holdfast.control.stack_groups import grouped
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.printable import visible
-from holdfast.processes.keeper.main import descendants_of
+from holdfast.processes.keeper.keeper_program import descendants_of
 from holdfast.processes.local_workers import LocalWorker, local_workers
 from holdfast.processes.procfs import command_of, exists, initial_environment
 from holdfast.processes.stacks import dump_stacks, is_python

@@ -107,9 +107,9 @@ def be_command(command: Callable[[], int]) -> NoReturn:
     signals = EarlyAndLateSignals()
     try:
         signals.begin()
-        from holdfast.processes.keeper import client
+        from holdfast.processes.keeper import keeper_client
 
-        client.adopt_orphans()
+        keeper_client.adopt_orphans()
         code = command()
         signals.is_late = True
     except Stopped as end:
@@ -172,14 +172,14 @@ def run_command(argv: list[str], parse: Callable[[Sequence[str]], Namespace] | N
 
     `parse` may accept more flags than `holdfast run` has.
     """
-    from holdfast.processes.keeper import client
+    from holdfast.processes.keeper import keeper_client
 
     is_compat = False
 
     def run() -> None:
         nonlocal is_compat
         if not {"-h", "--help"} & set(argv):
-            client.Keeper.prestart()  # It starts while this process imports and checks the rest.
+            keeper_client.Keeper.prestart()  # It starts while this process imports and checks the rest.
         gc.disable()  # Modules are not garbage. Searching them for some costs a start 3 %,
         try:
             from holdfast.cli.run import execute, parse_args
@@ -194,7 +194,7 @@ def run_command(argv: list[str], parse: Callable[[Sequence[str]], Namespace] | N
     try:
         return _exit_code("run", run, lambda: is_compat)
     finally:
-        client.Keeper.discard_prestarted()
+        keeper_client.Keeper.discard_prestarted()
 
 
 def _exit_code(

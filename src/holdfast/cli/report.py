@@ -10,10 +10,17 @@ import os
 import sys
 import time
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
+import msgspec
+
+from holdfast import console
 from holdfast.cli.parser import CommandParser
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.printable import one_line
+from holdfast.processes.failures.error_file import write_whole
+from holdfast.views.report import model, records
+from holdfast.views.report.html import render
 
 if TYPE_CHECKING:
     import argparse
@@ -77,12 +84,8 @@ def execute(args: argparse.Namespace) -> None:
     """Write the report, and print where it is."""
     report = make(args.folders)
     if args.json:
-        import msgspec
-
         text = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
     else:
-        from holdfast.views.report.html import render
-
         text = render(report).encode("utf-8", "backslashreplace")
     output = args.output or (STDOUT if args.json else os.path.join(args.folders[0], DEFAULT_NAME))
     if output == STDOUT:
@@ -91,7 +94,6 @@ def execute(args: argparse.Namespace) -> None:
     if not args.output and os.path.islink(output):
         # The owner of the folder must not choose which file of this user is replaced.
         raise UsageError(f"{output} is a symbolic link; name a file with --output")
-    from holdfast.processes.failures.error_file import write_whole
 
     try:
         write_whole(output, text)
@@ -105,8 +107,6 @@ def execute(args: argparse.Namespace) -> None:
 
 def make(folders: Sequence[str]) -> Report:
     """Return the report of the newest job in these folders."""
-    from holdfast.views.report import model, records
-
     tell = _Teller()
     jobs = records.jobs_in(records.read(folders, tell))
     if not jobs:
@@ -123,8 +123,6 @@ def make(folders: Sequence[str]) -> Report:
 
 def address_of(path: str) -> str:
     """Return the URL of a file."""
-    from urllib.parse import quote
-
     return "file://" + quote(os.fsencode(os.path.abspath(path)))
 
 
@@ -147,8 +145,6 @@ class _Teller:
             self.line(text)
 
     def line(self, text: str) -> None:
-        from holdfast import console
-
         try:
             console.write_line(f"holdfast report: {text}")
         except OSError:

@@ -400,9 +400,9 @@ def write_report(error: ChildFailedError, path: str, launch: Launch, generation:
     A full disk must not hide the failure; nor must a module of the user's that shadows one of ours.
     """
     try:
-        from holdfast.processes.failures import report  # It needs msgspec.
+        from holdfast.processes.failures import failure_report  # It needs msgspec.
 
-        written = report.FailureReport.from_error(
+        written = failure_report.FailureReport.from_error(
             error,
             run_id=launch.run_id,
             generation=generation,

@@ -33,7 +33,7 @@ from holdfast import console
 from holdfast.agent.spec import run_script_path
 from holdfast.core.values import Value
 from holdfast.launcher.flag_values import PRELOAD_AUTO
-from holdfast.processes.zygote.client import parse_command
+from holdfast.processes.zygote.warm_start import parse_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

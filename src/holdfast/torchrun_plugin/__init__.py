@@ -20,6 +20,6 @@ def creator() -> Callable[[Any], Any]:
 
 def create_handler(params: Any) -> Any:
     """Return a handler for torchrun's agent."""
-    from holdfast.torchrun_plugin.handler import TorchrunHandler
+    from holdfast.torchrun_plugin.torchrun_handler import TorchrunHandler
 
     return TorchrunHandler(params)

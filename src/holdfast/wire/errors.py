@@ -1,18 +1,18 @@
-"""What can be wrong with what the other side sent, or with what it answered.
+"""Errors about what the other side of a connection sent.
 
 ::
 
     WireError                 one line for the user
-    ├── FrameTooLarge         a frame is announced that is longer than allowed
-    ├── EmptyFrame            a frame without a body: Holdfast sends none
-    ├── BadMessage            the body of a frame is not a message, or has absurd values in it
-    ├── BrokenSeal            a frame was changed, repeated or left out on its way
+    ├── FrameTooLarge         a frame exceeds the limit
+    ├── EmptyFrame            a frame has no body
+    ├── BadMessage            the body of a frame is not a valid message
+    ├── BrokenSeal            a frame was changed, repeated or dropped in transit
     ├── NotOurProtocol        the other side speaks something else: TLS, HTTP, ...
-    ├── HandshakeRefused      one side does not accept the other: token, version, ...
-    └── ProofRefused          an agent and a workers' store are not of one generation of a job
+    ├── HandshakeRefused      one side rejects the other: token, version, ...
+    └── ProofRefused          an agent and a workers' store belong to different generations
 
-They are the peer's fault, or come of two sides that are configured differently. The owner of the
-connection closes it and decides whom to tell. None of them ever holds a token.
+The peer is at fault, or the two sides are configured differently. The owner of the connection closes it and
+reports the error. No error ever contains a token.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ class WireError(Exception):
 
 
 class FrameTooLarge(WireError):
-    """A frame is longer than is allowed; known from its length, before its body is there."""
+    """A frame exceeds the limit; known from its header, before its body arrives."""
 
     def __init__(self, frame_bytes: int, frame_bytes_max: int) -> None:
-        super().__init__(f"a frame of {frame_bytes} bytes, where {frame_bytes_max} are allowed")
+        super().__init__(f"a frame of {frame_bytes} bytes exceeds the limit of {frame_bytes_max}")
         self.frame_bytes = frame_bytes
         self.frame_bytes_max = frame_bytes_max
 
 
 class EmptyFrame(WireError):
-    """A frame announces a body of no bytes."""
+    """A frame announces an empty body."""
 
     def __init__(self) -> None:
         super().__init__("a frame without a body")
 
 
 class BadMessage(WireError):
-    """A frame's body is not a message, or a value in it is out of its range."""
+    """A frame's body is not a message, or a value in it is out of range."""
 
 
 class BrokenSeal(WireError):
@@ -47,12 +47,12 @@ class BrokenSeal(WireError):
 
     def __init__(self) -> None:
         super().__init__(
-            "a frame was changed, repeated or left out on its way: somebody is in between"
+            "a frame was changed, repeated or dropped in transit: somebody is in between"
         )
 
 
 class NotOurProtocol(WireError):
-    """The first bytes are not Holdfast's. `why` names what they look like and what to do."""
+    """The first bytes belong to another protocol. `why` names it and what to do."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -60,10 +60,10 @@ class NotOurProtocol(WireError):
 
 
 class HandshakeRefused(WireError):
-    """The two sides do not fit together.
+    """One side rejects the other.
 
-    `permanent` is false where trying again may help. `reply` is what the owner of the connection
-    sends, if it can, before it closes: the other side's user then learns the reason too. `is_probe`
+    `permanent` is false if retrying may help. The owner of the connection sends `reply`, if it can, before
+    it closes: the other side's user then sees the reason too. `is_probe`
     means that the other side only checks who listens, regularly: that is not worth a warning.
     """
 
@@ -78,4 +78,4 @@ class HandshakeRefused(WireError):
 
 
 class ProofRefused(WireError):
-    """The other side did not prove that it is of the same generation of a job."""
+    """The other side did not prove that it belongs to the same generation."""

@@ -1,8 +1,8 @@
 """Frames: four bytes with the length of the body (big-endian), then the body.
 
-A `FrameReader` takes bytes however the network cut them and works in linear time, whatever the
-cuts. It holds at most one unfinished frame, and an announced length is checked before anything of
-the body is waited for. It reads no sockets and looks into no bodies.
+A `FrameReader` accepts bytes in any pieces and works in linear time. It holds at most one incomplete frame, and
+checks an announced length before it waits for the body. It reads no sockets and does not interpret
+bodies.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ HEADER_BYTES = 4
 
 
 def encode_frame(message: Message, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
-    """Return a message as the other side's `FrameReader` takes it.
+    """Return the frame of a message for the other side's `FrameReader`.
 
-    A message that would be too large there raises `FrameTooLarge` here, where its maker is; one
-    that cannot be written at all raises `BadMessage`.
+    A message above the other side's limit raises `FrameTooLarge` here; one that cannot be encoded raises
+    `BadMessage`.
     """
     body = encode(message)
     if len(body) > frame_bytes_max:
@@ -32,15 +32,15 @@ def encode_frame(message: Message, frame_bytes_max: int = FRAME_BYTES_MAX) -> by
 
 
 class FrameReader:
-    """Cuts a stream of bytes into the bodies of frames.
+    """Splits a stream of bytes into the bodies of frames.
 
-    `frame_bytes_max` may be changed between calls, once a peer has proven who it is. A frame that
-    was too large until then is judged anew: `feed(b"")` returns what is whole already. Until that is
-    called, all that was read with it is held; so call it as long as `feed` returns something.
+    `frame_bytes_max` may change between calls, once the peer is authenticated. A frame that was too large until
+    then is checked again: `feed(b"")` returns what is complete already. Until then everything read with
+    it is held, so call it as long as `feed` returns something.
 
-    `tag_bytes` follow each body; where there are any, frames are returned whole, header and tag
-    included, for a `Seal` to open. As long as it is None, whether the next frame has a tag depends on
-    the last one: they are returned one at a time, and what came behind is held in the same way.
+    `tag_bytes` follow each body; if there are any, frames are returned whole, with header and tag, for a `Seal` to
+    open. While it is None, whether the next frame has a tag depends on the last one: frames are returned
+    one at a time, and everything after them is held in the same way.
     """
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""The handshake: two sides of a new connection find out whether they fit together.
+"""The handshake: both sides of a new connection authenticate each other and compare versions.
 
 ::
 
@@ -8,23 +8,23 @@
       Proof(proof)                           ->
                                              <-     Welcome  or  Refused(why)
 
-A side that has a token goes on only with a side that proved to have the same; a side without one
-goes on only with a side without one. There is no "if possible", or anybody in between could take
-the proof away. Either side may end it with a `Goodbye` or a `Refusal` that carries the reason; the
-error that is raised has it as `HandshakeRefused.reply`.
+A side with a token accepts only a side that proves the same token; a side without a token accepts only a
+side without one. A token is never optional: otherwise somebody in between could remove the proof.
+Either side may end the handshake with a `Goodbye` or a `Refusal` that carries the reason;
+`HandshakeRefused.reply` is that message.
 
-**Keys.** A master token is good for all jobs; from it and the run id both sides derive the token of
-one job, which may also be all that a node or a coordinator was given. Each proof covers all that was
-sent before it, byte by byte, so a proof for one job, endpoint or version is none for another. With a
-token, two keys come out of it, and what follows the client's proof is sealed (`wire.sealing`), the
-`Welcome` included: whoever relays a handshake can only go on to relay.
+**Keys.** A master token authorizes all jobs. From it and the run id both sides derive the token of one job; a
+node or a coordinator may also have received only that. Each proof covers every byte sent before
+it, so a proof for one job, endpoint or version is invalid for another. With a token the
+handshake also yields two keys, and everything after the client's proof is sealed (`wire.sealing`),
+including the `Welcome`: a relay of the handshake can only continue to relay.
 
-What a server says before it has proven itself may be anybody's. A client with a token takes no
-refusal of such a one for final.
+A refusal before the server's proof may come from anyone. A client with a token does not treat it as
+permanent.
 
-Neither machine reads, writes or waits: the owner of the connection gives the body of each frame
-(from a reader of `HANDSHAKE_FRAME_BYTES_MAX`) to `receive`, tells the reader of `tag_bytes`, sends what
-that returned, and closes the connection if the whole takes too long.
+Neither machine performs I/O: the owner of the connection passes the body of each frame (from a reader of
+`HANDSHAKE_FRAME_BYTES_MAX`) to `receive`, sets the reader's `tag_bytes`, sends what `receive` returned,
+and closes the connection if the handshake takes too long.
 """
 
 from __future__ import annotations
@@ -61,43 +61,43 @@ if TYPE_CHECKING:
 VARIABLE = "HOLDFAST_TOKEN"
 FILE_VARIABLE = "HOLDFAST_TOKEN_FILE"
 OWN_FILE = "~/.holdfast/token"
-# What to do about tokens that do not fit; both sides may show it, so it names the side.
+# What to do about mismatched tokens; both sides may show it, so it names the side.
 GIVE_ONE = (
     f"remove auth=none there, or set auth=token to use {OWN_FILE}, or {FILE_VARIABLE} or {VARIABLE}"
 )
 GIVE_THE_SAME = (
     f"copy {OWN_FILE} from one machine to the other, or set {FILE_VARIABLE} or {VARIABLE} to the same "
-    "on both"
+    "value on both"
 )
 LOOK_UP_AGAIN = (
-    f"it is to be the one of the job ({VARIABLE}, {FILE_VARIABLE}, with --ha also {OWN_FILE}); or another "
-    "agent has that port by now"
+    f"use the job's token ({VARIABLE}, {FILE_VARIABLE}, with --ha also {OWN_FILE}); or another agent "
+    "uses that port now"
 )
 SERVER = b"holdfast coordinator"
 COORDINATOR = "the coordinator"
 JOB_TOKEN_PREFIX = b"holdfast-job-"
-"""What the token of one job begins with; any other is a master token, good for all jobs."""
+"""The prefix of the token of one job; any other is a master token, valid for all jobs."""
 READ_ONLY_PREFIX = b"holdfast-read-only-"
-"""What a token begins with by which people may look at jobs and change nothing;"""
+"""The prefix of a read-only token"""
 READ_ONLY_ALL_PREFIX = READ_ONLY_PREFIX + b"all-"
-"""and one for all jobs, with which a client names none."""
+"""and of one for all jobs, with which a client names no job."""
 PROOF_BYTES = 32
 SEAL_KEY_BYTES = 32
 
 
 def draw_nonce() -> bytes:
-    """Return bytes that cannot be guessed."""
+    """Return unpredictable bytes."""
     return os.urandom(NONCE_BYTES)
 
 
 def refusal(why: str, *, permanent: bool = True) -> bytes:
-    """Return the frame that turns a client away, as with too many connections."""
+    """Return the frame that refuses a client, for example because of too many connections."""
     return encode_frame(Refusal(why=one_line(why, WHY_CHARS_MAX), permanent=permanent))
 
 
 class _Handshake:
-    """`key_for` is given where the key is another than that of a token (`control_key`). `server` is the
-    side that listens, in messages.
+    """`key_for` replaces the key of the token (see `control_key`). `server` names the listening side in
+    messages.
     """
 
     def __init__(
@@ -109,14 +109,14 @@ class _Handshake:
         nonce: Callable[[], bytes] = draw_nonce,
     ) -> None:
         if token is not None and not token:
-            raise InternalError("an empty token is none")
+            raise InternalError("the token is empty")
         if token is not None and key_for is None:
             key_for = lambda hello: _key(token, hello.run_id, read_only=hello.read_only)  # noqa: E731
         self._key_for = key_for
         self._server = server
         self._remedy = GIVE_THE_SAME if server is COORDINATOR else LOOK_UP_AGAIN
         self._nonce = nonce()
-        self._said: blake2b | None = None  # All that was, by the key; None without one.
+        self._transcript: blake2b | None = None  # All bytes so far, keyed; None without a key.
         self._seals: tuple[Seal, Seal] | None = None
         self._done = False
 
@@ -127,38 +127,38 @@ class _Handshake:
 
     @property
     def seals(self) -> tuple[Seal, Seal] | None:
-        """Those of what this side sends and of what it receives, from now on; None without a token."""
+        """The seals for sending and for receiving, after the handshake; None without a token."""
         self._over()
         return self._seals
 
     @property
     def tag_bytes(self) -> int | None:
-        """That of `FrameReader` for what the other side sends next, to be set after each `receive`."""
+        """The `FrameReader.tag_bytes` for the next frame, to set after each `receive`."""
         if self._seals is not None:
             return TAG_BYTES
         return 0 if self._done else None
 
     def _over(self) -> None:
         if not self._done:
-            raise InternalError("asked for the outcome before the handshake was done")
+            raise InternalError("the handshake is not done")
 
     def _open(self) -> None:
         if self._done:
-            raise InternalError("a message for a handshake that is done")
+            raise InternalError("the handshake is done already")
 
-    def _draw_seals(self, said: blake2b, *, serving: bool) -> None:
-        """Begin to seal, now that everything that can be proven has been said."""
-        keys = said.digest()
+    def _draw_seals(self, transcript: blake2b, *, serving: bool) -> None:
+        """Seal everything from now on: both proofs are complete."""
+        keys = transcript.digest()
         of_client, of_server = Seal(keys[:SEAL_KEY_BYTES]), Seal(keys[SEAL_KEY_BYTES:])
         self._seals = (of_server, of_client) if serving else (of_client, of_server)
-        self._said = None
+        self._transcript = None
 
 
 class ClientHandshake(_Handshake):
     """The side that connects: `start`, then `receive` until `done`.
 
-    `run_id` is the job that it connects for, empty for an operator; `host` and `port` are the
-    endpoint as the user wrote it, and `place` which one it is of several.
+    `run_id` is the job, empty for an operator; `host` and `port` are the endpoint as the user wrote it,
+    and `place` is its index among several.
     """
 
     _challenged = False
@@ -192,7 +192,7 @@ class ClientHandshake(_Handshake):
         )
         frame = encode_frame(hello)
         if self._key_for is not None:
-            self._said = _begin(self._key_for(hello), frame)
+            self._transcript = _begin(self._key_for(hello), frame)
         return frame
 
     def receive(self, body: bytes) -> bytes:
@@ -224,24 +224,24 @@ class ClientHandshake(_Handshake):
         if self._key_for is None:
             if challenge.token_wanted:
                 raise self._leave(
-                    f"{self._server} wants a token and the client has none; where the client runs: "
+                    f"{self._server} requires a token and the client has none; on the client's machine: "
                     + GIVE_ONE
                 )
             self._challenged = True
             return encode_frame(Proof())
         if not challenge.token_wanted or not challenge.proof:
             raise self._leave(
-                f"{self._server} has no token and the client has one; where {self._server} runs: "
+                f"{self._server} has no token and the client has one; on the machine of {self._server}: "
                 + GIVE_ONE
             )
-        said = self._said
-        assert said is not None
-        if not same(challenge.proof, _proof_of_server(said, challenge.nonce)):
-            raise self._leave(f"{self._server}'s token is not the client's: {self._remedy}")
-        said.update(_framed(body))
-        frame = encode_frame(Proof(proof=_proof_of_client(said)))
-        said.update(frame)
-        self._draw_seals(said, serving=False)
+        transcript = self._transcript
+        assert transcript is not None
+        if not same(challenge.proof, _proof_of_server(transcript, challenge.nonce)):
+            raise self._leave(f"{self._server} has another token than the client: {self._remedy}")
+        transcript.update(_framed(body))
+        frame = encode_frame(Proof(proof=_proof_of_client(transcript)))
+        transcript.update(frame)
+        self._draw_seals(transcript, serving=False)
         self._challenged = True
         return frame
 
@@ -252,8 +252,8 @@ class ClientHandshake(_Handshake):
 class ServerHandshake(_Handshake):
     """The side that listens: `receive` until `done`.
 
-    `judge` is called with the client's hello once it is proven, and raises `HandshakeRefused` for
-    one that cannot be served; the client is told why.
+    `judge` receives the client's hello once the client is authenticated. It raises `HandshakeRefused` for a
+    client that cannot be served; the client receives the reason.
     """
 
     _hello: Hello | None = None
@@ -296,24 +296,24 @@ class ServerHandshake(_Handshake):
         self._hello = hello
         if self._key_for is None:
             return encode_frame(Challenge(nonce=self._nonce, token_wanted=False))
-        self._said = said = _begin(self._key_for(hello), _framed(body))
-        proof = _proof_of_server(said, self._nonce)
+        self._transcript = transcript = _begin(self._key_for(hello), _framed(body))
+        proof = _proof_of_server(transcript, self._nonce)
         frame = encode_frame(Challenge(nonce=self._nonce, token_wanted=True, proof=proof))
-        said.update(frame)
+        transcript.update(frame)
         return frame
 
     def _welcome(self, hello: Hello, theirs: Proof, body: bytes) -> bytes:
-        said = self._said
-        if said is None:
+        transcript = self._transcript
+        if transcript is None:
             if theirs.proof:
-                raise self._refuse(f"the client proved a token and {self._server} has none")
+                raise self._refuse(f"the client has a token and {self._server} has none")
         else:
-            if not same(theirs.proof, _proof_of_client(said)):
+            if not same(theirs.proof, _proof_of_client(transcript)):
                 raise self._refuse(
-                    f"the client's token is not that of {self._server}: {self._remedy}"
+                    f"the client has another token than {self._server}: {self._remedy}"
                 )
-            said.update(_framed(body))
-            self._draw_seals(said, serving=True)
+            transcript.update(_framed(body))
+            self._draw_seals(transcript, serving=True)
         if self._judge is not None:
             try:
                 self._judge(hello)
@@ -336,8 +336,8 @@ class ServerHandshake(_Handshake):
 def job_token(token: bytes, run_id: str) -> bytes:
     """Return the token of one job: derived from a master token, or the job's own as it is.
 
-    Whoever has it can speak for that job alone, and cannot find the master token by it. That of no
-    job, an empty run id, is an operator's.
+    Its holder can act for that job only, and cannot derive the master token. The token of an empty run
+    id is an operator's.
     """
     if is_job_token(token):
         return token
@@ -347,9 +347,9 @@ def job_token(token: bytes, run_id: str) -> bytes:
 
 
 def read_only_token(token: bytes, run_id: str) -> bytes:
-    """Return the token for looking at one job, or with an empty run id at all, or it as it is.
+    """Return the read-only token of one job, or of all jobs for an empty run id; a read-only token as it is.
 
-    Nothing else follows from it: neither the token of the job, nor that of all jobs.
+    No other token can be derived from it.
     """
     if token.startswith(READ_ONLY_PREFIX):
         return token
@@ -361,49 +361,49 @@ def read_only_token(token: bytes, run_id: str) -> bytes:
 
 
 def is_job_token(token: bytes) -> bool:
-    """Whether a token is good for one job only."""
+    """Whether a token is valid for one job only."""
     return token.startswith(JOB_TOKEN_PREFIX)
 
 
 def tls_key(token: bytes, run_id: str) -> bytes:
-    """Return the key by which the nodes of a job may encrypt, besides all else."""
+    """Return the key with which the nodes of a job encrypt (`tls=psk`)."""
     return blake2b(b"holdfast tls", key=_key(token, run_id), digest_size=32).digest()
 
 
 def control_key(
     drawn: bytes, token: bytes | None, run_id: str, *, read_only: bool = False
 ) -> bytes:
-    """Return the key of an agent's control port: made of what the agent drew and of the token, if any."""
+    """Return the key of an agent's control port, from the agent's secret and the token, if any."""
     own = _key(token, run_id, read_only=read_only) if token is not None else b""
     return blake2b(_with_lengths(b"holdfast control", drawn), key=own, digest_size=32).digest()
 
 
 @lru_cache(maxsize=64)
 def _key(token: bytes, run_id: str, *, read_only: bool = False) -> bytes:
-    """Return the key of a job; remembered, because all nodes of a job ask for the same."""
+    """Return the key of a job; cached, because all nodes of a job use the same."""
     if read_only:
         return hashlib.sha256(read_only_token(token, run_id)).digest()
-    # HMAC fills a short key up with zeros, so that `x` and `x\0` would be the same to it.
+    # HMAC pads a short key with zeros, so `x` and `x\0` would be equal.
     return hashlib.sha256(job_token(token, run_id)).digest()
 
 
-# Each proof, and the keys of the seals, are the keyed BLAKE2b of all frames that both sides sent
-# before, to which the server's adds what it says with it. So no two of them are alike, and the proof
-# of one side, sent back to it, proves nothing.
+# Each proof, and the keys of the seals, are the keyed BLAKE2b of all frames that both sides sent before; the
+# server's proof also covers its nonce. So no two of them are equal, and a proof sent back to its sender
+# proves nothing.
 
 
 def _begin(key: bytes, frame: bytes) -> blake2b:
     return blake2b(frame, key=key, digest_size=2 * SEAL_KEY_BYTES)
 
 
-def _proof_of_server(said: blake2b, nonce: bytes) -> bytes:
-    more = said.copy()
+def _proof_of_server(transcript: blake2b, nonce: bytes) -> bytes:
+    more = transcript.copy()
     more.update(b"%b %b" % (SERVER, nonce))
     return more.digest()[:PROOF_BYTES]
 
 
-def _proof_of_client(said: blake2b) -> bytes:
-    return said.digest()[:PROOF_BYTES]
+def _proof_of_client(transcript: blake2b) -> bytes:
+    return transcript.digest()[:PROOF_BYTES]
 
 
 def _framed(body: bytes) -> bytes:
@@ -411,10 +411,10 @@ def _framed(body: bytes) -> bytes:
 
 
 def _with_lengths(*parts: bytes) -> bytes:
-    """Join parts with their lengths, so that no two different lists make the same text."""
+    """Join parts with their lengths, so that different lists never yield the same bytes."""
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
 def same(proof: bytes, expected: bytes) -> bool:
-    """Compare in a time that does not depend on where the two differ."""
+    """Compare in constant time."""
     return hmac.compare_digest(proof, expected)

@@ -1,12 +1,12 @@
 """Every message between two Holdfast programs, and how each becomes bytes and back.
 
-What `decode` returns may be used as it is: types, lengths and ranges are part of the message types
-and checked while decoding, the little that a type cannot say right after. Whatever else a peer sent
-is a `BadMessage`.
+The result of `decode` is safe to use: types, lengths and ranges are part of the message types and checked
+while decoding; the few rules that a type cannot express are checked right after. Anything else that a
+peer sends is a `BadMessage`.
 
 Messages are msgpack maps with a tag. No pickle, ever.
 
-Who may send what, and when, is for the handshake, the coordinator and its client to know.
+The handshake, the coordinator and its client define who may send what, and when.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     version: Version = PROTOCOL_VERSION
     nonce: Nonce
     run_id: Annotated[str, Meta(max_length=RUN_ID_CHARS_MAX)] = ""
-    """The job that this connection is for; empty of an operator, who asks about all jobs."""
+    """The job of this connection; empty for an operator, whose queries are about all jobs."""
     host: Name = ""
     port: Port = 0
-    """The endpoint that the client dialled, as it was written."""
+    """The endpoint that the client dialed, as the user wrote it."""
     place: Annotated[int, Meta(ge=0, le=PLACES_MAX - 1)] = 0
-    """Which one of its endpoints that is. At a later one than the first only a coordinator is meant
-    that took over there: any other that happens to be there must not decide for the job."""
+    """The index of that endpoint in the client's list. At an index above 0 the client accepts only a coordinator
+    that took over there: an unrelated one must not decide for the job."""
     read_only: bool = False
-    """It proves the token by which people may look and change nothing."""
+    """The client proves the read-only token."""
 
 
 class Challenge(msgspec.Struct, frozen=True, kw_only=True, tag="challenge"):
@@ -89,7 +89,7 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True, tag="challenge"):
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True, tag="proof"):
-    """The client knows the token too. Empty if neither side has one."""
+    """The client proves the token too. Empty if neither side has one."""
 
     proof: ProofBytes = b""
 
@@ -107,7 +107,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
 
 
 class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
-    """Whoever sends this closes the connection on purpose."""
+    """The sender closes the connection intentionally."""
 
     why: Why = ""
 
@@ -123,7 +123,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, tag="part"):
 
 
 class PartTaken(msgspec.Struct, frozen=True, kw_only=True, tag="taken"):
-    """The last part has arrived: the next one may be sent."""
+    """The last part has arrived: send the next one."""
 
 
 HandshakeMessage = Hello | Challenge | Proof | Welcome | Refusal | Goodbye
@@ -137,12 +137,12 @@ STORE_OPS: tuple[StoreOp, ...] = get_args(StoreOp)
 
 
 class StoreCall(msgspec.Struct, frozen=True, kw_only=True, tag="store_call"):
-    """An agent's call to the store of its job. Each is answered once, in any order."""
+    """An agent's call to the store of its job. Each gets one result, in any order."""
 
     id: Count
     run_id: RunId
     scope: Annotated[str, Meta(max_length=limits.STORE_SCOPE_CHARS_MAX)] = ""
-    """Keys of different scopes (rounds, generations) know nothing of each other."""
+    """Keys of different scopes (rounds, generations) are independent."""
     op: StoreOp
     keys: Annotated[tuple[StoreKey, ...], Meta(max_length=limits.STORE_KEYS_MAX)] = ()
     value: StoreValue = b""
@@ -159,27 +159,27 @@ class StoreResult(msgspec.Struct, frozen=True, kw_only=True, tag="store_result")
     value: StoreValue = b""
     amount: Int64 = 0
     timed_out: bool = False
-    """Why it is not `ok`: no value came in time. Else it was refused."""
+    """Whether the call failed because no value arrived in time; otherwise it was refused."""
     why: Why = ""
 
 
-# What people ask for, besides the state of jobs below: `wire.control` has what is in the bodies.
+# Queries of operators; `wire.control` defines their bodies.
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
-    """A question of an operator, to a coordinator or an agent; also as one passes it on to the other."""
+    """An operator's query to a coordinator or an agent, also when one forwards it to the other."""
 
     id: Count
-    """Of all replies to it, and of what belongs to it later (`MORE`, `CANCEL`)."""
+    """The id of all replies, and of later messages about the query (`MORE`, `CANCEL`)."""
     what: Name
     run_id: Annotated[str, Meta(max_length=RUN_ID_CHARS_MAX)] = ""
     node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)] = ""
-    """Whom it is for; empty for whoever decides."""
+    """The node it is for; empty for the coordinator."""
     body: Annotated[bytes, Meta(max_length=limits.QUERY_BYTES_MAX)] = b""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
-    """One of the answers to the query with the same `id`; after the `last` there is none."""
+    """A reply to the query with the same `id`; none follows the `last`."""
 
     id: Count
     refusal: Name = ""
@@ -190,16 +190,16 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
 
 
 class Watch(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
-    """Asks a node to report, for so long; and to attach, if it is to answer queries."""
+    """Requests reports from a node, and a connection for queries (`attach`)."""
 
     for_s: Annotated[float, Meta(ge=0.0, le=limits.STORE_TIMEOUT_S_MAX)] = 0.0
     every_s: Annotated[float, Meta(ge=0.0, le=limits.STORE_TIMEOUT_S_MAX)] = 0.0
-    """Report of the workers this often; 0 if only events are wanted."""
+    """The interval of reports about workers; 0 for events only."""
     attach: bool = False
 
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
-    """This connection is for queries to that node, and has no heartbeats to delay."""
+    """Declares this connection for queries to that node; it carries no heartbeats."""
 
     run_id: RunId
     node: NodeId
@@ -248,7 +248,7 @@ class EventRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened in a job."""
 
     wall: ClockTime
-    """The time of day where it happened: for people."""
+    """The time of day on the event's host: for display."""
     source: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)] = ""
     """The node; empty for the coordinator."""
     kind: EventKind = EventKind.CUSTOM
@@ -258,7 +258,7 @@ class EventRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
-    """What an agent reports of itself while somebody watches."""
+    """An agent's report about itself while an operator watches."""
 
     run_id: RunId
     node: NodeId
@@ -310,17 +310,17 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     restarts: Count = 0
     max_restarts: Int64 = 0
     present: NodeCount = 0
-    """How many nodes are there, though they may not be listed."""
+    """How many nodes are connected, even if `nodes` does not list them."""
     nodes: Annotated[list[NodeSummary], Meta(max_length=limits.SUMMARIES_MAX)] = []
     history: Annotated[list[Why], Meta(max_length=limits.HISTORY_LINES_MAX)] = []
     causes: Annotated[list[Why], Meta(max_length=limits.HISTORY_LINES_MAX)] = []
-    """Of the restarts that were charged, the newest last."""
+    """The causes of the restarts charged to the budget, the newest last."""
     min_nodes: NodeCount = 0
     max_nodes: NodeCount = 0
     members: NodeCount = 0
     outcome: Name = ""
     why: Why = ""
-    """What the last change was."""
+    """The reason for the last change."""
 
 
 Message = (
@@ -330,7 +330,7 @@ Message = (
     | Query | Reply | Watch | Attach | NodeReport
 )  # fmt: skip
 
-# One of each for the whole program: they are made to be shared, and making one is not cheap.
+# One of each for the whole program: they are shareable, and making one is expensive.
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Message).decode
 _decode_handshake = msgspec.msgpack.Decoder(HandshakeMessage).decode
@@ -339,8 +339,8 @@ _decode_handshake = msgspec.msgpack.Decoder(HandshakeMessage).decode
 def encode(message: Message) -> bytes:
     """Return the body of the frame for a message.
 
-    The values are not checked here (see `check`), but what msgpack cannot write, as half a
-    character or a number of more than 64 bits, is a `BadMessage`.
+    The values are not checked here (see `check`). What msgpack cannot write, such as a lone surrogate or a
+    number of more than 64 bits, is a `BadMessage`.
     """
     try:
         return _encode(message)
@@ -375,7 +375,7 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
 
 
 def sound_report(report: NodeReport) -> NodeReport:
-    """Return a report that may be shown."""
+    """Return a report that is safe to print."""
     text = "".join(
         [report.state, *(f"{one.state}{one.section}" for one in report.workers)]
         + [f"{one.source}{one.text}" for one in report.events]
@@ -397,17 +397,17 @@ def sound_report(report: NodeReport) -> NodeReport:
 
 
 def decode_handshake(body: bytes | bytearray | memoryview) -> HandshakeMessage:
-    """Do the same until the handshake is done: a stranger's bytes become nothing but these."""
+    """Return the handshake message in a body: an unauthenticated peer can send no other."""
     try:
         message: HandshakeMessage = _decode_handshake(body)
     except MALFORMED as error:
-        raise BadMessage(f"no message of the handshake: {quoted(str(error))}") from None
+        raise BadMessage(f"invalid handshake message: {quoted(str(error))}") from None
     return message
 
 
 def check(message: Message) -> None:
-    """Raise the `BadMessage` that the other side would raise for a message.
+    """Raise the `BadMessage` that the other side would raise.
 
-    For what a user may have set to something absurd, before it is sent for the first time.
+    Checks settings of the user before they are sent for the first time.
     """
     decode(encode(message))

@@ -1,11 +1,11 @@
-"""Large messages in parts, between which small ones pass: heartbeats never queue behind a report.
+"""Sends large messages in parts, with small ones in between: heartbeats never queue behind a report.
 
-A body above `PART_BYTES` is cut. The next part is sent when the other side says that it has the last
-one, so no more than one part is ever on its way in front of a heartbeat: not in a buffer of ours,
-not in one of the kernel's, not on a slow link. One large message is sent at a time, in the order in
-which they came; a newer one of its kind takes the place of one that has to wait.
+A body above `PART_BYTES` is split. Each part is sent after the other side confirms the previous one, so at most
+one part is ever in transit ahead of a heartbeat: in this process's buffer, the kernel's, or on a slow
+link. One large message is sent at a time, in order; a newer message replaces a waiting one of its
+kind.
 
-It opens no sockets: `send`, `taken` and `rest` return the frames to write.
+This module opens no sockets: `send`, `taken` and `rest` return the frames to write.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TAKEN = encode_frame(PartTaken())
 
 
 class OutgoingParts:
-    """What one side of a connection still has to send in parts."""
+    """The parts that one side of a connection has not sent yet."""
 
     __slots__ = ("_begun", "_waiting", "_waiting_bytes")
 
@@ -37,7 +37,7 @@ class OutgoingParts:
 
     @property
     def unsent_answers_bytes(self) -> int:
-        """The same of messages without a kind: all of them are kept, not the newest alone."""
+        """The same for messages without a kind: all of them are kept, not only the newest."""
         waiting = sum(len(frame) for frame, kind in self._waiting if not kind)
         if self._begun is not None and not self._begun[2]:
             waiting += len(self._begun[0]) - self._begun[1]
@@ -46,7 +46,7 @@ class OutgoingParts:
     def send(self, frame: bytes, kind: str = "") -> bytes:
         """Return what to write now for a frame: the frame, its first part, or nothing yet.
 
-        One that is being sent already is not sent twice; one that waits is replaced by one of the
+        A frame that is being sent is not sent twice; a waiting frame is replaced by a newer one of the
         same `kind`.
         """
         if len(frame) <= PART_BYTES:
@@ -64,7 +64,7 @@ class OutgoingParts:
         return b""
 
     def taken(self) -> bytes:
-        """Return what to write now that the other side has the last part."""
+        """Return what to write once the other side has received the last part."""
         if self._begun is None and self._waiting:
             frame, kind = self._waiting.popleft()
             self._waiting_bytes -= len(frame)
@@ -72,7 +72,7 @@ class OutgoingParts:
         return self._next() if self._begun is not None else b""
 
     def rest(self) -> list[bytes]:
-        """Return all that is left at once, for a connection that is about to close."""
+        """Return everything left at once, for a connection that is about to close."""
         return [*iter(self.taken, b"")]
 
     def _next(self) -> bytes:
@@ -85,7 +85,7 @@ class OutgoingParts:
 
 
 class IncomingParts:
-    """What one side of a connection has received of a large message."""
+    """The received parts of one large message."""
 
     __slots__ = ("_body",)
 
@@ -93,7 +93,7 @@ class IncomingParts:
         self._body = bytearray()
 
     def take(self, part: Part) -> bytes | None:
-        """Return the body that a part completes, if it does; raise if it gets too large."""
+        """Return the body if this part completes it; raise if the body exceeds the limit."""
         if len(self._body) + len(part.data) > FRAME_BYTES_MAX:
             raise FrameTooLarge(len(self._body) + len(part.data), FRAME_BYTES_MAX)
         self._body += part.data

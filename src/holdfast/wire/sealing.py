@@ -1,12 +1,12 @@
-"""Sealed frames: what is sent after the handshake, so that nobody in between can change it.
+"""Sealed frames: after the handshake, nobody in between can change what is sent.
 
-Each direction of a connection has a key of its own, which comes out of the handshake. A sealed frame
-is the frame as it is and a tag behind it, over it and all frames before it. So one that was changed,
-left out, repeated, sent in another order, back to its sender or over another connection is noticed;
-no later tag fits either, and the connection ends. Nothing is hidden: that is what TLS is for.
+Each direction of a connection has its own key from the handshake. A sealed frame is the frame followed by a
+tag over it and all frames before it. A frame that was changed, dropped, repeated, reordered, sent back to
+its sender or over another connection is detected; every later tag fails too, and the connection
+ends. The content is not encrypted: use TLS for that.
 
-The length of a frame does not count its tag, so that sealing copies nothing but to add it: the side
-that reads knows from its handshake what is sealed (`FrameReader.tag_bytes`).
+The length of a frame does not include its tag, so sealing only appends: the reading side knows from its
+handshake which frames are sealed (`FrameReader.tag_bytes`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.wire.errors import BrokenSeal
 from holdfast.wire.frames import HEADER_BYTES
 
 TAG_BYTES = 16
-# The parts of a sealed frame. A slice that is there already is cheaper than one made for each frame.
+# The parts of a sealed frame. Reusing a slice is cheaper than making one for each frame.
 _FRAME, _BODY, _TAG = slice(-TAG_BYTES), slice(HEADER_BYTES, -TAG_BYTES), slice(-TAG_BYTES, None)
 
 
@@ -28,23 +28,25 @@ class Seal:
     __slots__ = ("_sent",)
 
     def __init__(self, key: bytes) -> None:
-        # Going on with one hash is cheaper than a new one for each frame.
+        # Continuing one hash is cheaper than a new one for each frame.
         self._sent = blake2b(digest_size=TAG_BYTES, key=key)
 
     def seal(self, frame: bytes) -> bytes:
-        """Return the next frame to send, for a whole one as `encode_frame` makes it."""
+        """Return the next frame to send, sealed; `frame` is what `encode_frame` returns."""
         sent = self._sent
         sent.update(frame)
         return frame + sent.digest()
 
     def open(self, sealed: bytes) -> bytes:
-        """Return the body of the next frame that came, or raise `BrokenSeal`, then and ever after.
+        """Return the body of the next received frame, or raise `BrokenSeal`, from then on always.
 
-        The frame is one that a `FrameReader` cut, so that its length is that of its body.
+        A `FrameReader` delimited the frame, so its length is that of its body.
         """
         sent = self._sent
         sent.update(sealed[_FRAME])
         if not hmac.compare_digest(sent.digest(), sealed[_TAG]):
-            sent.update(b"broken")  # Nothing mends it, though too short a frame adds nothing.
+            sent.update(
+                b"broken"
+            )  # No later frame can match, even if this one was too short to add anything.
             raise BrokenSeal
         return sealed[_BODY]

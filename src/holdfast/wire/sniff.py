@@ -1,8 +1,7 @@
-"""What the other side speaks if it is not Holdfast's protocol, and what to do about it.
+"""Recognizes other protocols by their first bytes, and names what to do.
 
-The first frame is short (`HANDSHAKE_FRAME_BYTES_MAX`), so a connection of ours begins with two zero
-bytes. Whatever begins otherwise is not ours, and the few things that do turn up at a wrong port in
-practice are named: TLS, HTTP, torch's store, SSH.
+The first frame is short (`HANDSHAKE_FRAME_BYTES_MAX`), so Holdfast's connections begin with two zero bytes.
+The protocols that reach a wrong port in practice are named: TLS, HTTP, torch's store, SSH.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from holdfast.wire.errors import NotOurProtocol
 from holdfast.wire.limits import HANDSHAKE_FRAME_BYTES_MAX
 
-# How much of the first bytes is looked at.
+# How many of the first bytes are examined.
 FIRST_BYTES = 8
 
 _TLS_HELLO = b"\x16\x03"
@@ -24,12 +23,12 @@ _HTTP_METHODS = (
 
 
 def check_client_bytes(first: bytes) -> None:
-    """Raise `NotOurProtocol` if a client's first bytes, as many as there are, are not ours."""
+    """Raise `NotOurProtocol` if a client's first bytes, complete or not, belong to another protocol."""
     if _may_be_ours(first):
         return
     if _begins(first, _TLS_HELLO):
         raise NotOurProtocol(
-            "a TLS client; this coordinator is plain (set tls_cert and tls_key here, "
+            "a TLS client; this coordinator does not use TLS (set tls_cert and tls_key here, "
             "or remove tls_ca or tls=psk there)"
         )
     if any(_begins(first, method) for method in _HTTP_METHODS):
@@ -38,16 +37,16 @@ def check_client_bytes(first: bytes) -> None:
         raise NotOurProtocol(
             "a client of torch's TCPStore, such as torchrun; start all nodes with Holdfast"
         )
-    raise NotOurProtocol(f"not a Holdfast client; it began with {_shown(first)}")
+    raise NotOurProtocol(f"not a Holdfast client; its first bytes are {_shown(first)}")
 
 
 def check_server_bytes(first: bytes) -> None:
-    """Raise `NotOurProtocol` if a server's first bytes, as many as there are, are not ours."""
+    """Raise `NotOurProtocol` if a server's first bytes, complete or not, belong to another protocol."""
     if _may_be_ours(first):
         return
     if _begins(first, _TLS_ALERT) or _begins(first, _TLS_HELLO):
         raise NotOurProtocol(
-            "the coordinator speaks TLS and this side does not (set tls_ca or tls=psk here, "
+            "the coordinator uses TLS and this side does not (set tls_ca or tls=psk here, "
             "or remove tls_cert and tls_key there)"
         )
     if _begins(first, b"HTTP/"):
@@ -56,29 +55,27 @@ def check_server_bytes(first: bytes) -> None:
         )
     if _begins(first, b"SSH-"):
         raise NotOurProtocol("an SSH server is at this endpoint, not a coordinator; check the port")
-    raise NotOurProtocol(
-        f"no coordinator is at this endpoint; what is there began with {_shown(first)}"
-    )
+    raise NotOurProtocol(f"no coordinator is at this endpoint; its first bytes are {_shown(first)}")
 
 
 def explain_silent_close(tls: bool, psk: bool = False) -> str:
-    """Return the likely reason why a server closed the connection and never sent a byte.
+    """Return the likely reason why a server closed the connection without sending a byte.
 
-    `tls` is whether this side, the client, speaks TLS, and `psk` whether by its token.
+    `tls` is whether this side, the client, uses TLS, and `psk` whether with its token.
     """
     if psk:
         return (
-            "it closed the connection without an answer: it is a coordinator with another token, or "
-            "without tls=psk, or no coordinator"
+            "it closed the connection without a response: it is a coordinator with another token, or "
+            "without tls=psk, or not a coordinator"
         )
     if tls:
         return (
-            "it closed the connection without an answer: it is a coordinator without TLS "
-            "(set tls_cert and tls_key there, or remove tls_ca here), or no coordinator"
+            "it closed the connection without a response: it is a coordinator without TLS "
+            "(set tls_cert and tls_key there, or remove tls_ca here), or not a coordinator"
         )
     return (
-        "it closed the connection without an answer: it is a coordinator with TLS "
-        "(set tls_ca or tls=psk here), or no coordinator"
+        "it closed the connection without a response: it is a coordinator with TLS "
+        "(set tls_ca or tls=psk here), or not a coordinator"
     )
 
 
@@ -88,7 +85,7 @@ def _may_be_ours(first: bytes) -> bool:
 
 
 def _begins(first: bytes, whole: bytes) -> bool:
-    """Whether this can be the beginning of it, as far as it has come."""
+    """Whether the bytes received so far can be the beginning of `whole`."""
     return first.startswith(whole) or (bool(first) and whole.startswith(first))
 
 

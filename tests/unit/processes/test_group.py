@@ -14,9 +14,9 @@ from holdfast.core import blame
 from holdfast.errors import EnvironmentProblem
 from holdfast.processes import poll
 from holdfast.processes.failures.exits import WorkerExit
-from holdfast.processes.keeper import client
-from holdfast.processes.keeper.client import Keeper
-from holdfast.processes.keeper.main import descendants_of
+from holdfast.processes.keeper import keeper_client
+from holdfast.processes.keeper.keeper_client import Keeper
+from holdfast.processes.keeper.keeper_program import descendants_of
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from holdfast.processes.workers.command_workers import SubprocessContext
 from holdfast.processes.workers.group import GroupSpec, StopEnded
@@ -283,7 +283,7 @@ def test_a_new_start_is_not_confused_by_one_that_was_given_up(group: Group) -> N
 def test_a_stopped_keeper_leaves_nobody_behind(
     group: Group, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
-    monkeypatch.setattr(client, "RESPONSE_MS_MAX", 20)
+    monkeypatch.setattr(keeper_client, "RESPONSE_MS_MAX", 20)
     context = group.start(script, ready=1)
     context.reap_s = 0.05
     assert context._keeper is not None

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.processes.keeper import main
-from holdfast.processes.keeper.client import (
+from holdfast.processes.keeper import keeper_program
+from holdfast.processes.keeper.deadline import WorkersDeadline
+from holdfast.processes.keeper.keeper_client import (
     Empty,
     Event,
     Exited,
@@ -28,8 +29,7 @@ from holdfast.processes.keeper.client import (
     Spawned,
     SpawnFailed,
 )
-from holdfast.processes.keeper.deadline import WorkersDeadline
-from holdfast.processes.keeper.main import children_of
+from holdfast.processes.keeper.keeper_program import children_of
 from holdfast.processes.procfs import has_ended
 from real_jobs import News, Watched
 
@@ -245,7 +245,7 @@ def test_commands_have_the_default_actions_and_an_empty_mask() -> None:
     kept.close()
 
 
-@pytest.mark.parametrize("signum", main.IGNORED_SIGNALS)
+@pytest.mark.parametrize("signum", keeper_program.IGNORED_SIGNALS)
 def test_the_keeper_ignores_signals_that_its_workers_get_from_the_start(
     kept: Kept, signum: signal.Signals
 ) -> None:
@@ -378,7 +378,7 @@ def test_a_copy_of_the_socket_does_not_hide_the_agents_death(tmp_path: Path, how
     program.write_text(
         textwrap.dedent(f"""
         import os, signal, time
-        from holdfast.processes.keeper.client import Keeper
+        from holdfast.processes.keeper.keeper_client import Keeper
         keeper = Keeper.start() if {how!r} == "start" else Keeper.fork(lambda _: time.sleep(1000))
         argv = ["sleep", "1000"] if {how!r} == "start" else None
         keeper.spawn(0, argv, env=os.environ, cwd="/", fds={{0: 0, 1: 1, 2: 2}})
@@ -513,12 +513,12 @@ def test_children_of_every_thread_are_found(
     parent = subprocess.Popen([sys.executable, "-c", PARENT], env=env)
     children = {int(word) for word in news.next()}
     assert set(children_of(parent.pid)) == children
-    assert {parent.pid, *children} <= set(main.descendants_of(os.getpid()))
+    assert {parent.pid, *children} <= set(keeper_program.descendants_of(os.getpid()))
     listdir, exists = os.listdir, os.path.exists
     monkeypatch.setattr(os, "listdir", lambda path: [str(1 << 30), *listdir(path)])
     assert set(children_of(parent.pid)) == children, "though a thread ended meanwhile"
     monkeypatch.setattr(os.path, "exists", lambda path: exists(path) and "children" not in path)
-    monkeypatch.setattr(main, "open", without_listing, raising=False)
+    monkeypatch.setattr(keeper_program, "open", without_listing, raising=False)
     assert set(children_of(parent.pid)) == children, "though the kernel lists no children"
     monkeypatch.undo()
     assert children_of(1 << 30) == []

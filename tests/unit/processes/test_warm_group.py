@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.processes.keeper.client import Keeper
-from holdfast.processes.keeper.main import children_of
+from holdfast.processes.keeper.keeper_client import Keeper
+from holdfast.processes.keeper.keeper_program import children_of
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
 from holdfast.processes.workers.group import GroupSpec, start_group
-from holdfast.processes.zygote.client import warm_start
+from holdfast.processes.zygote.warm_start import warm_start
 from real_jobs import Watched
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from holdfast.processes.workers.group import PContext
-    from holdfast.processes.zygote.client import WarmStart
+    from holdfast.processes.zygote.warm_start import WarmStart
 
 PATIENCE_S = 60
 TELLS = "import os, sys; print('warm' if 'slow' in sys.modules else 'cold', os.environ['RANK'])"

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 import pytest
 from zygotes import Harness
 
-from holdfast.processes.zygote import client, main
+from holdfast.processes.zygote import warm_start, zygote_program
 from real_jobs import Watched
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.processes.keeper.client import Keeper
+    from holdfast.processes.keeper.keeper_client import Keeper
 
 
 def test_both_sides_agree_on_the_descriptors_that_are_kept_free() -> None:
-    assert client.RESERVED_END == main.RESERVED_END
-    assert client.MARSHAL_VERSION == main.MARSHAL_VERSION
-    assert main.__file__ == client.PROGRAM
+    assert warm_start.RESERVED_END == zygote_program.RESERVED_END
+    assert warm_start.MARSHAL_VERSION == zygote_program.MARSHAL_VERSION
+    assert zygote_program.__file__ == warm_start.PROGRAM
 
 
 def preloaded(
@@ -68,7 +68,7 @@ def test_a_module_that_opens_a_gpu_ends_preloading(
 
 
 def test_many_workers_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "BATCH_MAX", 4)
+    monkeypatch.setattr(warm_start, "BATCH_MAX", 4)
     out = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     null = os.open(os.devnull, os.O_RDWR)
     program = (

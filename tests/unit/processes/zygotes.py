@@ -8,8 +8,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.processes.keeper.client import Event, Exited, Keeper, Spawned
-from holdfast.processes.zygote.client import WarmStart, parse_command
+from holdfast.processes.keeper.keeper_client import Event, Exited, Keeper, Spawned
+from holdfast.processes.zygote.warm_start import WarmStart, parse_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

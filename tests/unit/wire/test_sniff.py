@@ -8,7 +8,7 @@ from holdfast.wire.limits import HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.sniff import check_client_bytes, check_server_bytes
 
 CLIENTS = [
-    (b"\x16\x03\x01\x02\x00\x01\x00", "a TLS client; this coordinator is plain"),
+    (b"\x16\x03\x01\x02\x00\x01\x00", "a TLS client; this coordinator does not use TLS"),
     (b"\x16", "a TLS client"),
     (b"GET / HTTP/1.1\r\n", "an HTTP client"),
     (b"GE", "an HTTP client"),
@@ -16,10 +16,10 @@ CLIENTS = [
     (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "an HTTP client"),
     (b"\x00\xce\xf7\x85\x3c\r\x12\r\x00\x00", "a client of torch's TCPStore"),
     (b"\x00\xce", "a client of torch's TCPStore"),
-    (b"hello?", r"not a Holdfast client; it began with b'hello\?'"),
+    (b"hello?", r"not a Holdfast client; its first bytes are b'hello\?'"),
     (b"\x00\x00\x20\x01", "not a Holdfast client"),
     (b"\x00\x01", "not a Holdfast client"),
-    (b"\xff" * 1000, r"it began with b'(\\xff){8}'$"),
+    (b"\xff" * 1000, r"its first bytes are b'(\\xff){8}'$"),
 ]
 
 
@@ -33,10 +33,10 @@ def test_what_a_client_speaks_is_named(first: bytes, why: str) -> None:
 @pytest.mark.parametrize(
     ("first", "why"),
     [
-        (b"\x15\x03\x01\x00\x02\x02\x46", "the coordinator speaks TLS and this side does not"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", "the coordinator uses TLS and this side does not"),
         (b"HTTP/1.1 400 Bad Request\r\n", "an HTTP server"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "an SSH server"),
-        (b"220 mail ESMTP", "no coordinator is at this endpoint; what is there began with b'220 "),
+        (b"220 mail ESMTP", "no coordinator is at this endpoint; its first bytes are b'220 "),
     ],
 )
 def test_what_a_server_speaks_is_named(first: bytes, why: str) -> None:

@@ -14,7 +14,7 @@ import time
 from struct import pack
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.processes.keeper.main import load_function
+from holdfast.processes.keeper.keeper_program import load_function
 
 TFD_TIMER_ABSTIME = 1
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.lazy_dataclass import factory_field, lazy_dataclass
-from holdfast.processes.keeper.client import Keeper
+from holdfast.processes.keeper.keeper_client import Keeper
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,8 +13,8 @@ import select
 import signal
 from typing import TYPE_CHECKING
 
-from holdfast.processes.keeper import main as keeper_program
-from holdfast.processes.keeper.client import Keeper, inherited_environment
+from holdfast.processes.keeper import keeper_program
+from holdfast.processes.keeper.keeper_client import Keeper, inherited_environment
 from holdfast.processes.signals import as_enum
 from holdfast.processes.workers.group import PContext
 

@@ -289,12 +289,12 @@ def _show_users_part(kind: type[BaseException], error: BaseException, tb: Any) -
 
 def serve_forks() -> None:
     """Be the `forkserver`: import once, then be a keeper that forks a worker for each call."""
-    from holdfast.processes.keeper import main as keeper
+    from holdfast.processes.keeper import keeper_program
 
     # A keeper looks at its control socket, this one only after imports that may take for ever.
     # The signal is tied to the thread that started us; that one waits for the first worker.
-    prctl = keeper.load_prctl()
-    prctl(keeper.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    prctl = keeper_program.load_prctl()
+    prctl(keeper_program.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.closerange(PREPARATION_FD + 1, 1 << 16)  # What the agent's program left inheritable.
     with open(PREPARATION_FD, "rb") as stream:
         agent, preparation, modules, end_fd = pickle.load(stream)  # noqa: S301 (our agent's)
@@ -310,8 +310,8 @@ def serve_forks() -> None:
         error.add_note("(raised as the fork server imported the main module and the preloads)")
         import_error = error
     _flush_streams()  # Otherwise each worker would write the buffered output again.
-    prctl(keeper.PR_SET_PDEATHSIG, 0, 0, 0, 0)
-    keeper.serve(CONTROL_FD, lambda call: run_packed(call, reserved, import_error))
+    prctl(keeper_program.PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    keeper_program.serve(CONTROL_FD, lambda call: run_packed(call, reserved, import_error))
 
 
 def reserve_fds(numbers: range) -> None:

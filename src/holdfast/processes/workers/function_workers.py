@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from holdfast.defaults import START_METHODS
 from holdfast.errors import UsageError
-from holdfast.processes.keeper.client import Keeper
-from holdfast.processes.keeper.main import MESSAGE_FDS_MAX
+from holdfast.processes.keeper.keeper_client import Keeper
+from holdfast.processes.keeper.keeper_program import MESSAGE_FDS_MAX
 from holdfast.processes.workers import function_child
 from holdfast.processes.workers.group import PContext
 

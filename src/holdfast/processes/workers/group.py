@@ -13,9 +13,9 @@ A worker that fails because of a peer often exits before that peer. If it shows 
 its `WorkerExit` is delayed until another worker fails with a reason, up to `EXIT_NS_MAX`. Otherwise
 the stop that follows would end the peer too early, and hide the reason.
 
-The path of a worker's exit: the keeper reaps the process (`keeper/main.py`), the client turns its
-message into `Exited` (`keeper/client.py`), `_receive_keeper_events` and `_worker_exited` record it
-here, and the agent receives it from `poll_events`.
+The path of a worker's exit: the keeper (`keeper/keeper_program.py`) reaps the process, its client
+(`keeper/keeper_client.py`) turns the message into `Exited`, `_receive_keeper_events` and
+`_worker_exited` record it here, and the agent receives it from `poll_events`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from holdfast.processes.failures.exits import (
     report_left_behind,
     start_error,
 )
-from holdfast.processes.keeper import client as keeper_client
-from holdfast.processes.keeper.main import descendants_of
+from holdfast.processes.keeper import keeper_client
+from holdfast.processes.keeper.keeper_program import descendants_of
 from holdfast.processes.logs.stdio import WorkerStdio
 from holdfast.processes.poll import min_of, wait_for
 from holdfast.processes.procfs import is_stopped
@@ -56,10 +56,10 @@ if TYPE_CHECKING:
 
     from holdfast.core.machine import Effect, Event
     from holdfast.processes.failures.failure import ProcessFailure
-    from holdfast.processes.keeper.client import Keeper
     from holdfast.processes.keeper.deadline import WorkersDeadline
+    from holdfast.processes.keeper.keeper_client import Keeper
     from holdfast.processes.logs.specs import LogsSpecs
-    from holdfast.processes.zygote.client import WarmStart
+    from holdfast.processes.zygote.warm_start import WarmStart
 
 # The limit for reading what a failed worker has written: its file system may not respond.
 READ_S_MAX = 2.0

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.core.values import Value
-from holdfast.processes.keeper.client import Keeper
+from holdfast.processes.keeper.keeper_client import Keeper
 from holdfast.worker import (
     ASKED,
     DEADLINES,

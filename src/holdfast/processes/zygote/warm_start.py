@@ -6,7 +6,7 @@ the zygote forked is handed to the keeper, and is a worker like any other from t
 
 Only Python command lines that are surely understood are started warm (`parse_command`); an
 interactive Python, one that reads its program from standard input, and unknown options are not.
-`zygote/main.py` is the program.
+`zygote/zygote_program.py` is the program.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from collections import deque
 
 from holdfast import console
 from holdfast.core.values import Value
-from holdfast.processes.keeper.client import (
+from holdfast.processes.keeper.keeper_client import (
     RECEIVE_BYTES,
     inherited_environment,
     send_message,
     take_messages,
     working_directory,
 )
-from holdfast.processes.keeper.main import descendants_of
+from holdfast.processes.keeper.keeper_program import descendants_of
 from holdfast.processes.logs.stdio import hold_standard_places
 from holdfast.processes.poll import wait_for
 from holdfast.processes.workers.command_workers import custom_handler_factory
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from holdfast.processes.keeper.client import Keeper
+    from holdfast.processes.keeper.keeper_client import Keeper
 
 
 PLAIN_FLAGS = "bBdEIOPqRsSu"
@@ -92,7 +92,7 @@ def parse_command(argv: Sequence[str]) -> PythonCommand | None:
 
 
 # The program, which is not imported here, and the descriptors it keeps free for workers.
-PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "main.py")
+PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zygote_program.py")
 RESERVED_END = 64
 # So many it must be allowed: those that it keeps free, and as many for the modules and the forks.
 DESCRIPTORS_MIN = 2 * RESERVED_END

@@ -1,13 +1,13 @@
 """The agent's side of the keeper: start one, have it spawn workers, receive how they exit.
 
-A keeper is made in one of two ways. `Keeper.start` runs `keeper/main.py` as a program of its own,
-which serves commands and freshly started interpreters. `Keeper.fork` forks this very process,
-for function workers that must share its memory (start method `fork`). `prestart` begins a keeper
-in the background of other work; the next `Keeper.start` takes it over.
+There are two ways to make a keeper. `Keeper.start` runs `keeper/keeper_program.py`, which serves
+commands and new interpreters. `Keeper.fork` forks this process, for function workers that must
+share its memory (start method `fork`). `prestart` starts a keeper in the background; the next
+`Keeper.start` takes it over.
 
-At the end are the orphans: processes whose keeper was killed. An agent that is a process of its
-own (`adopt_orphans`) adopts, kills and reaps them. A program around an agent may have children of
-its own; what a killed keeper leaves there goes to the init process.
+The end of the module handles orphans: processes whose keeper was killed. An agent that is a process
+of its own (`adopt_orphans`) adopts, kills and reaps them. A program that contains an agent may have
+children of its own; there, the init process inherits the orphans.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from errno import EBADF, EMFILE
 from holdfast.core.values import Value
 from holdfast.defaults import AGENT_SECRETS
 from holdfast.errors import EnvironmentProblem, UsageError, shortage_hint
-from holdfast.processes.keeper import main as keeper_program
+from holdfast.processes.keeper import keeper_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

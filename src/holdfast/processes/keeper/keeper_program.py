@@ -36,7 +36,7 @@ status error ns``, in the order of the exits; ``error`` is None, or ``(errno, st
 could not become the worker, and ``ns`` the monotonic clock. ``childless number`` comes with the last
 exit if it left nothing at all below the keeper, which has had so many requests for workers by then.
 
-It decides nothing: no time and no retry is its own. `keeper/client.py` is the agent's side.
+It decides nothing: no time and no retry is its own. `keeper/keeper_client.py` is the agent's side.
 """
 
 from __future__ import annotations

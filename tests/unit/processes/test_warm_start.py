@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 from zygotes import Harness
 
-from holdfast.processes.keeper.main import children_of
+from holdfast.processes.keeper.keeper_program import children_of
 from holdfast.processes.procfs import state_of
-from holdfast.processes.zygote import client
-from holdfast.processes.zygote.client import PythonCommand, parse_command
+from holdfast.processes.zygote import warm_start
+from holdfast.processes.zygote.warm_start import PythonCommand, parse_command
 from real_jobs import Watched
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def revived(harness: Harness) -> None:
 def test_one_that_is_lost_three_times_is_not_started_again(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(client.LOSSES_MAX):
+    for _ in range(warm_start.LOSSES_MAX):
         killed(harness)
         revived(harness)
     assert not harness.warm.takes(harness.argv, harness.env, {})
@@ -100,13 +100,13 @@ def test_one_that_cannot_be_started_is_given_up(harness: Harness) -> None:
 def test_a_frozen_zygote_is_given_up(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(client, "FORK_S_MAX", 0.2)
+    monkeypatch.setattr(warm_start, "FORK_S_MAX", 0.2)
     frozen(harness)
     gone = Watched(harness.warm.pids()[0])
     assert harness.run().out == "cold\n"
     gone.all_gone()
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
-    monkeypatch.setattr(client, "FORK_S_MAX", 60.0)
+    monkeypatch.setattr(warm_start, "FORK_S_MAX", 60.0)
     revived(harness)
     assert harness.run().out == "warm\n"
 

@@ -23,7 +23,7 @@ agent's requests, by their first item:
 
 Events: ``importing module``, ``unimportable module why``, ``threads module names native`` and
 ``device module path`` while it imports; ``ready pid``; ``forked serial pid``, or ``not_forked
-serial`` where there was no room for one more. `zygote/client.py` is the agent's side.
+serial`` where there was no room for one more. `zygote/warm_start.py` is the agent's side.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.processes.failures import report
+from holdfast.processes.failures import failure_report
 from holdfast.processes.failures.error_file import error_file_content
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure, exit_status
-from holdfast.processes.failures.report import BadReport, FailureReport, pack, unpack
+from holdfast.processes.failures.failure_report import BadReport, FailureReport, pack, unpack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,9 +98,9 @@ def test_what_is_too_long_is_cut() -> None:
         for rank in range(200)
     }
     packed = pack(many)
-    assert len(packed) <= report.PACKED_BYTES_MAX
+    assert len(packed) <= failure_report.PACKED_BYTES_MAX
     there = unpack(packed)
-    assert len(there) == report.OTHERS_MAX + 1
+    assert len(there) == failure_report.OTHERS_MAX + 1
     assert len(there[0].stderr_tail) > 1_000
     assert all(not there[rank].stderr_tail for rank in there if rank)
 
