@@ -30,6 +30,7 @@ from holdfast.core.limits import (
     NODE_ID_CHARS_MAX,
     REQUEST_ID_CHARS_MAX,
 )
+from holdfast.core.requests import Action
 from holdfast.views import report
 from holdfast.views.dashboard.access import Access, Session, is_on_purpose
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from holdfast.core.requests import Action
     from holdfast.views.dashboard.watched_job import WatchedJob
 
 BODY_BYTES_MAX = 16 * 1024
