@@ -35,7 +35,6 @@ from holdfast.rendezvous.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from holdfast.agent.lifecycle_reporter import LifecycleReporter
     from holdfast.agent.spec import WorkerGroup
@@ -104,18 +103,6 @@ class CoordinatedJob:
         self.workers_deadline = WorkersDeadline(connection.presence_fd)
         connection.guard(self.workers_deadline.renew)
         self._first_view = connection.view  # Of an agent that is run again.
-
-    def start_heartbeat(self) -> None:
-        """Let this node's heartbeats mean that the agent's loop turns, too."""
-        self._connected.heartbeat.start()
-
-    def stop_heartbeat(self) -> None:
-        if self.connection is not None:
-            self.connection.heartbeat.stop()
-
-    def paused_heartbeat(self) -> AbstractContextManager[None]:
-        """Return a context in which the loop need not turn."""
-        return self._connected.heartbeat
 
     # Events.
 

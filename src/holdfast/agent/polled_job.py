@@ -8,7 +8,6 @@ uses them.
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from holdfast import console
@@ -20,7 +19,6 @@ from holdfast.rendezvous.handler import RendezvousHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from holdfast.agent.lifecycle_reporter import LifecycleReporter
     from holdfast.agent.spec import Worker, WorkerGroup
@@ -60,15 +58,6 @@ class PolledJob:
 
     def join(self) -> None:
         pass  # A round is joined before each start.
-
-    def start_heartbeat(self) -> None:
-        pass
-
-    def stop_heartbeat(self) -> None:
-        pass
-
-    def paused_heartbeat(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     # Events.
 
