@@ -309,7 +309,7 @@ class WorkerProcesses:
         return {workers[rank].global_rank: one for rank, one in of_workers.items()}
 
     def _explained(self, failures: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
-        """Add to each failure what the watchdogs and the supervision know of its cause."""
+        """Add the causes that the watchdogs and the supervision know to the failures."""
         for failure in failures.values():
             if failure.local_rank in self._stuck:
                 detail = self._stuck[failure.local_rank]

@@ -195,7 +195,7 @@ def test_close_releases_everything() -> None:
 def test_occupied_port_leaks_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         before = os.listdir("/proc/self/fd")
-        with pytest.raises(EnvironmentProblem, match="taken"):
+        with pytest.raises(EnvironmentProblem, match="in use"):
             WorkerStore(number=taken.getsockname()[1])
         assert os.listdir("/proc/self/fd") == before
 

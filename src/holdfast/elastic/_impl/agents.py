@@ -183,7 +183,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     @abstractmethod
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """Stop every worker, and return when they are gone."""
+        """Stop every worker, and return when all have exited."""
 
     @abstractmethod
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
