@@ -66,7 +66,7 @@ class BlockedWorkers:
             elif not is_blocked and rank in self._since:
                 del self._since[rank]
                 events.append(WorkerUnblocked(self._generation, rank))
-        # At the limit too, so that the decision rests on a check.
+        # Check at the limit too, so that the supervision decides on a fresh state.
         limits = [at + self.limit_s for at in self._since.values()]
         self._next_check = min([now + self._interval_s, *(at for at in limits if at > now)])
         return events

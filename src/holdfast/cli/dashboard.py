@@ -1,8 +1,7 @@
-"""The command `dashboard`: a web page of a running job, for a browser on this machine.
+"""The command `dashboard`: serves a web page of a running job.
 
-It needs the extra `holdfast[dashboard]` (starlette and uvicorn), imported only here. The page asks for a
-login token that is drawn for each dashboard: it is in a file that only its user can read, and on the
-terminal if there is one; never in an address.
+It needs the extra `holdfast[dashboard]` (starlette and uvicorn). Each dashboard has its own login token:
+it is in a file that only its user can read, and on the terminal if there is one, but never in a URL.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def build_parser(name: str) -> CommandParser:
         metavar="FOLDER",
         help="a log directory of the job, for tracebacks of failures; may be repeated (none)",
     )
-    # For the agent that starts a dashboard of itself: it ends when standard input does.
+    # For a dashboard that an agent starts: it ends when standard input is closed.
     parser.add_argument("--agent-pid", type=int, default=0, help=argparse.SUPPRESS)
     add_place(parser, operand=True)
     return parser
@@ -118,7 +117,7 @@ async def _serve(args: argparse.Namespace) -> None:
     commands = Commands(args)
     is_read_only = args.read_only
     if not args.agent_pid:
-        async with await commands.connect() as client:  # Which one it is is clear from now on.
+        async with await commands.connect() as client:  # From now on this job is meant.
             args.rdzv_id = client.run_id
             is_read_only |= client.read_only
             commands.was_found = True
@@ -163,12 +162,12 @@ async def _end_of_stdin() -> None:
 
 
 class Commands:
-    """What the dashboard has in common with the other commands for running jobs."""
+    """The parts of the other commands that the dashboard needs."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self.was_found = False
-        """Whether it is clear which job is meant."""
+        """Whether the job was found once."""
 
     async def connect(self) -> JobClient:
         if not self._args.agent_pid:
@@ -199,7 +198,7 @@ class Commands:
 
 
 class TokenFile:
-    """The file with the login token, in the folder of this user's agents; removed at the end."""
+    """The file with the login token, in this user's runtime folder; removed at the end."""
 
     def __init__(self, port: int, token: str) -> None:
         self._port, self._token = port, token
@@ -209,7 +208,7 @@ class TokenFile:
         try:
             self._path = os.path.join(runtime_dir(make=True), f"dashboard-{self._port}.token")
             try:
-                os.unlink(self._path)  # Of a dashboard that was killed.
+                os.unlink(self._path)  # Left by a dashboard that was killed.
             except FileNotFoundError:
                 pass
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -223,4 +222,4 @@ class TokenFile:
         try:
             os.unlink(self._path)
         except OSError:
-            pass  # Somebody was quicker.
+            pass  # Another dashboard was faster.

@@ -1,7 +1,7 @@
-"""The command `report`: one HTML file of what happened in a job, made from its log directories.
+"""The command `report`: writes one HTML file about a job, from its log directories.
 
-It reads files and asks nobody, so it works for jobs that are over, that were killed in the middle, and
-that still run, on any machine that has the folders.
+It only reads files, so it works for jobs that ended, were killed or still run, on any machine that has
+the folders.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ A job records what this needs if it was started with --log-dir, --redirects or
 STDOUT = "-"
 DEFAULT_NAME = "report.html"
 TELL_AFTER_S, TELL_EVERY_S = 2.0, 1.0
-"""When to say how far it is, on standard error."""
+"""When to report progress on standard error."""
 
 
 def build_parser(name: str) -> CommandParser:
@@ -92,7 +92,7 @@ def execute(args: argparse.Namespace) -> None:
         _print(text)
         return
     if not args.output and os.path.islink(output):
-        # Who made the folder must not choose which file of this user is replaced.
+        # The owner of the folder must not choose which file of this user is replaced.
         raise UsageError(f"{output} is a symbolic link; name a file with --output")
 
     try:
@@ -106,7 +106,7 @@ def execute(args: argparse.Namespace) -> None:
 
 
 def make(folders: Sequence[str]) -> Report:
-    """Return the report of the newest job in these folders; say how far it is if that takes long."""
+    """Return the report of the newest job in these folders."""
     tell = _Teller()
     jobs = records.jobs_in(records.read(folders, tell))
     if not jobs:
@@ -122,7 +122,7 @@ def make(folders: Sequence[str]) -> Report:
 
 
 def address_of(path: str) -> str:
-    """Return the address of a file for a browser."""
+    """Return the URL of a file."""
     return "file://" + quote(os.fsencode(os.path.abspath(path)))
 
 
@@ -133,7 +133,7 @@ def _named(job: Sequence[NodeRun]) -> str:
 
 
 class _Teller:
-    """Says on standard error how far it is, if it takes long."""
+    """Reports progress on standard error, if it takes long."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + TELL_AFTER_S
@@ -152,7 +152,7 @@ class _Teller:
 
 
 def _print(data: bytes) -> None:
-    """Write to standard output; a reader that has seen enough is no failure."""
+    """Write to standard output; a reader that closes it is not a failure."""
     if sys.stdout is None:
         raise EnvironmentProblem("standard output is closed")
     try:

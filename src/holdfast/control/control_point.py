@@ -18,7 +18,6 @@ from holdfast import console
 from holdfast.control.runtime_dir import socket_of
 from holdfast.core import supervision
 from holdfast.core.requests import RequestRefusal
-from holdfast.core.supervision import State
 from holdfast.observe import lifecycle
 
 if TYPE_CHECKING:
@@ -102,8 +101,6 @@ class ControlPoint:
         self._asking: dict[str, Future[RequestAnswer]] = {}
         self._begun_at = run_started_at
         self._is_closed = False
-        is_running = agent.machine.state is State.RUNNING
-        self._running = agent.machine.generation if is_running else None
 
     def open(self) -> None:
         """Listen; if that fails, the job continues and `holdfast ps` does not find it."""
@@ -246,7 +243,7 @@ class ControlPoint:
         if self._history is None:
             from holdfast.control.history import History
 
-            self._history = History(self._begun_at, running=self._running)
+            self._history = History(self._begun_at)
             for event in self._early:
                 self._history.add(event)
             self._early.clear()

@@ -37,7 +37,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from enum import StrEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -252,60 +252,54 @@ def end_of(one: Generation, following: Generation | None) -> tuple[str, str]:
     return ("failed", one.reason) if one.reason else ("unknown", "no end is recorded")
 
 
+LATEST = (
+    "met_at", "started_at", "last_step_at", "stopped_at", "last_step", "restarts", "nodes",
+    "world_size", "fence", "goes_back", "is_lost", "why",
+)  # fmt: skip
+EARLIEST = ("failed_at", "cause_step_at", "repeated_at", "first_step")
+"""Fields of a merged generation that are the largest, or the least, of its parts."""
+
+
 def merge(parts: Sequence[Generation]) -> Generation:
     """Return a generation as all nodes saw it; their times are on one axis."""
     # Nodes whose workers are done wait for the others. Any other stop concerns all nodes.
-    told = (StopReason.COORDINATOR.value, StopReason.SUCCEEDED.value)
     done = StopReason.SUCCEEDED.value
-    stops = sorted(
-        (one for one in parts if one.stopping_at is not None),
-        key=lambda one: (one.reason in told, one.stopping_at),
+    stops = [one for one in parts if one.stopping_at is not None]
+    stops.sort(
+        key=lambda one: (one.reason in (StopReason.COORDINATOR.value, done), one.stopping_at)
     )
     early = [one.stopping_at for one in stops if one.reason != done]
     left = [one for one in parts if not one.is_first]
     stepped = [one for one in parts if one.has_steps]
     usual = sorted(one.step_s for one in parts if one.step_s)
     causes = sorted((one for one in parts if one.cause), key=lambda one: one.failed_at or 0.0)
-    return Generation(
+    merged = Generation(
         number=parts[0].number,
         is_first=not left,
         left_at=_latest(*(one.left_at for one in left))
         if left
         else _earliest(*(one.left_at for one in parts)),
-        met_at=_latest(*(one.met_at for one in parts)),
-        started_at=_latest(*(one.started_at for one in parts)),
         warm_at=_latest(*(one.warm_at for one in stepped or parts)),
         has_steps=bool(stepped),
         is_warm=all(one.is_warm for one in parts),
-        failed_at=_earliest(*(one.failed_at for one in parts)),
-        cause_step_at=_earliest(*(one.cause_step_at for one in parts)),
-        last_step_at=_latest(*(one.last_step_at for one in parts)),
         step_s=usual[len(usual) // 2] if usual else 0.0,
         stopping_at=_earliest(*early) if early else _latest(*(one.stopping_at for one in stops)),
-        stopped_at=_latest(*(one.stopped_at for one in parts)),
-        repeated_at=_earliest(*(one.repeated_at for one in parts)),
-        first_step=min(
-            (one.first_step for one in parts if one.first_step is not None), default=None
-        ),
-        last_step=max((one.last_step for one in parts if one.last_step is not None), default=None),
-        goes_back=any(one.goes_back for one in parts),
-        is_lost=any(one.is_lost for one in parts),
-        restarts=max(one.restarts for one in parts),
-        nodes=max(one.nodes for one in parts),
-        world_size=max(one.world_size for one in parts),
-        fence=max(one.fence for one in parts),
-        why=next((one.why for one in parts if one.why), ""),
         reason=stops[0].reason if stops else "",
         detail=next((one.detail for one in stops if one.detail), ""),
         cause=causes[0].cause if causes else "",
     )
+    for name in LATEST:
+        setattr(merged, name, _latest(*(getattr(one, name) for one in parts)))
+    for name in EARLIEST:
+        setattr(merged, name, _earliest(*(getattr(one, name) for one in parts)))
+    return merged
 
 
-def _latest(*times: float | None) -> float | None:
+def _latest(*times: Any) -> Any:
     return max((at for at in times if at is not None), default=None)
 
 
-def _earliest(*times: float | None) -> float | None:
+def _earliest(*times: Any) -> Any:
     return min((at for at in times if at is not None), default=None)
 
 
@@ -367,21 +361,12 @@ class _Progress:
 class History:
     """The history of one node, of its newest run. It belongs to one thread.
 
-    `began_at` is when the run began, and `running` the generation that runs, if the first events were
-    not seen.
+    `began_at` is when the run began, if its first event was not seen.
     """
 
-    def __init__(
-        self,
-        began_at: float = 0.0,
-        *,
-        running: int | None = None,
-        generations_max: int = GENERATIONS_MAX,
-    ) -> None:
+    def __init__(self, began_at: float = 0.0, *, generations_max: int = GENERATIONS_MAX) -> None:
         self._generations_max = generations_max
         self._begin(began_at)
-        if running is not None:
-            self._of(running)
 
     def _begin(self, began_at: float) -> None:
         self.began_at = began_at

@@ -1,12 +1,11 @@
 """A client of etcd for asyncio; it belongs to one running loop.
 
-All of a client is at one endpoint at a time. If that endpoint does not answer, or has no leader, the
-client leaves it for the next: its idle connections are dropped and its watches end, and whoever
-watches opens the watch again elsewhere. So a watch at an etcd that hangs is noticed as soon as a
-call is.
+A client uses one endpoint at a time. If that endpoint does not respond, or has no leader, the client switches to
+the next: idle connections are dropped and watches end, and their owners reopen them there. So a
+hanging etcd is noticed by watches as soon as by calls.
 
-A call asks one endpoint after another within its limit, as long as it is certain that nothing was
-done yet, or that doing it twice does no harm. Otherwise the answer is `ProblemKind.UNREACHABLE`.
+A call tries one endpoint after another within its limit, as long as nothing was done so far, or doing it twice
+is harmless. Otherwise the result is `ProblemKind.UNREACHABLE`.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 
 CONNECTIONS_MAX = 8
-"""Calls of one client under way at a time; others wait. Watches have connections of their own."""
+"""Concurrent calls of one client; others wait. Each watch has its own connection."""
 CLOSE_S = 1.0
 
 CLOSED = Problem(ProblemKind.CLOSED, "the client is closed")
@@ -54,7 +53,7 @@ CLOSED = Problem(ProblemKind.CLOSED, "the client is closed")
 class WatchHandle:
     """A watch with its own connection, from `AsyncEtcdClient.watch` until it ends or is cancelled.
 
-    It ends once, and does not open itself again: only its user knows the last revision it has seen.
+    It ends once and does not reopen: only its user knows the last revision it received.
     """
 
     def __init__(
@@ -86,17 +85,17 @@ class WatchHandle:
             self._on_ended(problem)
 
     def drop(self, why: str) -> None:
-        """End its connection, because the endpoint is given up."""
+        """End its connection, because the client leaves the endpoint."""
         if self._connection is not None:
             self._connection.abort(why)
 
     async def follow(
         self, connection: HttpConnection, token: str, limit_s: float
     ) -> Problem | Refusal:
-        """Pass changes on until it ends; return why it did.
+        """Deliver changes until the watch ends; return why it ended.
 
-        A `Refusal` came before etcd confirmed the watch: another endpoint, or another token, may
-        help. Raises `ConnectionProblem` if there was no answer before that.
+        A `Refusal` means that etcd never confirmed the watch: another endpoint or token may help. Raises
+        `ConnectionProblem` if there was no response before that.
         """
         timer = self._begin(connection, limit_s)
         try:
@@ -136,7 +135,7 @@ class WatchHandle:
 
 
 class AuthenticationRefused(Exception):
-    """etcd gives no token for this user and password."""
+    """etcd refuses this user and password."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.problem.why)
@@ -152,13 +151,13 @@ class AsyncEtcdClient:
         self.local_address = ""
         """This side of the newest connection."""
         self.tried: dict[str, str] = {}
-        """The last problem of each endpoint; one that answers is not in here."""
+        """The last problem of each endpoint that does not respond."""
         self._current = 0
         self._tls: ssl.SSLContext | None = None
         self._token: str | None = None
         self._renewing = asyncio.Lock()
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
-        self._heard: set[int] = set()  # Endpoints that have ever answered.
+        self._heard: set[int] = set()  # Endpoints that have ever responded.
         self._idle: list[HttpConnection] = []
         self._open: set[HttpConnection] = set()
         self._watches: set[WatchHandle] = set()
@@ -190,11 +189,10 @@ class AsyncEtcdClient:
     async def call(
         self, request: Request | MemberRequest, *, limit_s: float | None = None
     ) -> Answer | Members:
-        """Return etcd's answer, or a `Problem`; nothing is raised but `CancelledError`.
+        """Return etcd's response, or a `Problem`; raises nothing but `CancelledError`.
 
-        The limit, by default `settings.call_s`, is for all endpoints together. An endpoint that
-        exceeds it is left, with all watches there: it must not be shorter than etcd may take on a
-        bad day.
+        The limit, by default `settings.call_s`, covers all endpoints together. The client leaves an endpoint
+        that exceeds it, with all watches there, so it must not be shorter than a slow etcd needs.
         """
         limit_s = self.settings.call_s if limit_s is None else limit_s
         deadline = self._loop.time() + limit_s
@@ -222,7 +220,7 @@ class AsyncEtcdClient:
             except ConnectionProblem as problem:
                 self._failed(at, attempts, await self._explained(at, attempts, problem))
                 continue
-            except AuthenticationRefused as error:  # The endpoint speaks for all of them.
+            except AuthenticationRefused as error:  # One endpoint's refusal holds for all.
                 self._refused(at, attempts, error.refusal, "")
                 continue
             answer = json_gateway.decode(request, reply.status, reply.body)
@@ -280,7 +278,7 @@ class AsyncEtcdClient:
         return connection
 
     def _keep(self, connection: HttpConnection) -> None:
-        """Have `close` end a connection and wait for it."""
+        """Register a connection for `close`."""
         self._open.add(connection)
         connection.on_ended = self._open.discard
 
@@ -382,7 +380,7 @@ class AsyncEtcdClient:
     async def _explained(
         self, at: int, attempts: Attempts, problem: ConnectionProblem
     ) -> ConnectionProblem:
-        """Return more about a problem with an endpoint that has never sent anything, if there is more."""
+        """Return a better explanation of a problem with an endpoint that has never responded, if there is one."""
         if problem.fault is not ConnectionFault.SILENT or at in self._heard or self._closed:
             return problem
         host, port = self.settings.endpoints[at]
@@ -403,7 +401,7 @@ class AsyncEtcdClient:
 
     def _refused(self, at: int, attempts: Attempts, refusal: Refusal, token: str) -> None:
         if attempts.refused(at, refusal, can_renew=bool(self.settings.user)):
-            if self._token == token:  # Else another call has got a new one already.
+            if self._token == token:  # Otherwise another call has renewed it already.
                 self._token = None
         elif refusal.handling in (Handling.ELSEWHERE, Handling.UNSURE):
             self._leave(at, refusal.problem.why)
@@ -412,9 +410,9 @@ class AsyncEtcdClient:
         return format_endpoint(*self.settings.endpoints[at])
 
     def _works(self, at: int) -> None:
-        """Use the endpoint that answered, if the one in use did not.
+        """Use the endpoint that responded, if the current one did not.
 
-        A late answer of one that was left is no reason to go back to it.
+        A late response of an endpoint that the client left is no reason to return to it.
         """
         if at == self._current or self.endpoint in self.tried:
             self._use(at)
@@ -429,11 +427,11 @@ class AsyncEtcdClient:
 
     def _leave(self, at: int, why: str) -> None:
         self.tried[self._name(at)] = why
-        if at == self._current:  # Else another call was faster.
+        if at == self._current:  # Otherwise another call was faster.
             self._switch((at + 1) % len(self.settings.endpoints), why)
 
     def _switch(self, to: int, why: str) -> None:
-        """Move to another endpoint; whatever there is at this one ends."""
+        """Switch to another endpoint; connections and watches at this one end."""
         self._current = to
         idle, self._idle = self._idle, []
         for connection in idle:

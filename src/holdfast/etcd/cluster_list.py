@@ -1,7 +1,7 @@
-"""The list of `--ha`: which machines run a member of a job's etcd, at which ports, and how it is guarded.
+"""The list of `--ha`: which machines run a member of a job's etcd, on which ports, with which authentication.
 
-All that is here follows from the command line and the token, so that every machine comes to the same.
-Each machine has two ports, for clients and, one above it, for the other members. Both are guarded alike:
+Everything here follows from the command line and the token, so every machine derives the same. Each machine
+has two ports: one for clients and the next one for the other members. Both authenticate alike:
 
 =================================  ================================================================
 `tls_cert`, `tls_key`, `tls_ca`    both sides show these certificates
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 FLAG = "--ha"
 DEFAULT_PORT = 29410
 MACHINES_MAX = 7
-"""With more, every decision only waits for more machines."""
+"""More machines only make every decision wait for more of them."""
 PORT_MAX = 65_534  # The next one is for the members.
 RECORD = b"/holdfast/cluster"
-"""The key of a cluster's own record, which says whose it is."""
+"""The key of the cluster's own record, which names its job."""
 CLAIM = b"/holdfast/claim"
 LEAVING = b"/holdfast/leaving/"
 
 
 class ClusterRecord(msgspec.Struct, frozen=True):
-    """What is stored in a cluster when it begins."""
+    """The record that the founders store."""
 
     run_id: str
     founding: str
@@ -62,14 +62,14 @@ class ClusterList(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     machines: tuple[tuple[str, int], ...]
     files: Guard | None = None
-    """Certificates of the user's."""
+    """The user's certificates."""
     token: bytes | None = None
-    """The job's, that certificates are made with."""
+    """The job's token, from which certificates are derived."""
     server_name: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Each machine as a person writes it, with its port."""
+        """Each machine as HOST:PORT."""
         return tuple(format_endpoint(*one) for one in self.machines)
 
     @property
@@ -77,16 +77,16 @@ class ClusterList(msgspec.Struct, frozen=True, kw_only=True):
         return "https" if self.files is not None or self.token is not None else "http"
 
     def peer_urls(self) -> dict[str, str]:
-        """Return by its name where each member is found by the others."""
+        """Return the URL of each member for the others, by name."""
         return {
             name: f"{self.scheme}://{format_endpoint(host, port + 1)}"
             for name, (host, port) in zip(self.names, self.machines, strict=True)
         }
 
     def client_settings(self, guard: Guard | None, first: str = "") -> EtcdSettings:
-        """Return how to reach the cluster, with certificates as `Certificates` has them.
+        """Return the settings of a client, with the certificates of `Certificates`.
 
-        `first` is the machine that is asked first.
+        `first` is the machine that the client tries first.
         """
         order = sorted(self.machines, key=lambda one: format_endpoint(*one) != first)
         if guard is None:
@@ -102,7 +102,7 @@ class ClusterList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_machines(text: str, *, source: str = FLAG) -> tuple[tuple[str, int], ...]:
-    """Return host and port of each machine of a list with commas."""
+    """Return host and port of each machine in a comma-separated list."""
     machines: list[tuple[str, int]] = []
     for part in map(str.strip, text.split(",")):
         try:
@@ -135,17 +135,17 @@ def parse_machines(text: str, *, source: str = FLAG) -> tuple[tuple[str, int], .
 
 
 def _machine(host: str) -> str:
-    """Return a host by one name, where it has several that everybody knows."""
+    """Return one name for the names of loopback."""
     return LOCALHOST if host.lower() in (LOCALHOST, "127.0.0.1", "::1") else host.lower()
 
 
 def advice(count: int) -> str:
-    """Return why so many machines are no better than one less, or nothing."""
+    """Return why this number of machines is no better than one less; empty for an odd number."""
     if count % 2:
         return ""
     return (
-        f"{count} machines survive no more losses than {count - 1}, and there is one more to lose; "
-        f"list {count - 1} or {count + 1}"
+        f"{count} machines survive no more losses than {count - 1}, and one more can fail; list "
+        f"{count - 1} or {count + 1}"
     )
 
 
@@ -160,17 +160,17 @@ def cluster_list(
     server_name: str = "",
     make_token: bool = True,
 ) -> ClusterList:
-    """Return the list with what guards it; `tls` has `tls_ca`, `tls_cert` and `tls_key`."""
+    """Return the list with its authentication; `tls` is `tls_ca`, `tls_cert` and `tls_key`."""
     ca, cert, key = tls
     files = Guard(ca, cert, key) if ca and cert and key else None
     if (ca or cert or key) and files is None:
         raise UsageError(
-            f"{FLAG}: members and nodes show each other certificates; accepted: tls_cert, tls_key and "
-            "tls_ca, or none of them and a token"
+            f"{FLAG}: members and nodes authenticate each other; accepted: tls_cert, tls_key and tls_ca "
+            "together, or none of them and a token"
         )
     if files is not None:
         return ClusterList(run_id=run_id, machines=machines, files=files, server_name=server_name)
-    # All are started with one list, and come to one answer: a token if any of it is not loopback.
+    # All machines have the same list, so all decide alike: a token unless every entry is loopback.
     host = next((one for one, _ in machines if not names_loopback(one)), machines[0][0])
     token = choose_token(host, environ, token_file=token_file, auth=auth, make=make_token)
     return ClusterList(
@@ -181,9 +181,9 @@ def cluster_list(
 
 
 class Certificates:
-    """The certificates of one process, as files as long as it is open.
+    """The certificates of one process, as files until `close`.
 
-    They are in memory, in no folder: nothing is left of them, however the process ends.
+    The files are in memory, so nothing of them remains however the process exits.
     """
 
     def __init__(self, of: ClusterList, *, serves: bool = False) -> None:
@@ -214,7 +214,7 @@ class Certificates:
                 ca, cert, key = (one.read_bytes() for one in paths)
             except OSError as problem:
                 raise EnvironmentProblem(
-                    f"{problem.filename} cannot be read: {problem.strerror}"
+                    f"cannot read {problem.filename}: {problem.strerror}"
                 ) from None
             return ca, cert, key
         return self.pem
@@ -236,6 +236,6 @@ class Certificates:
         return tls.server_context(self.guard.cert, self.guard.key, self.guard.ca)
 
     def close(self) -> None:
-        """Forget them."""
+        """Close the files."""
         while self._fds:
             os.close(self._fds.pop())

@@ -84,7 +84,14 @@ from holdfast.etcd.cluster_list import (
 )
 from holdfast.etcd.job_records import DEFAULT_PREFIX
 from holdfast.etcd.own_entry import claim_entry
-from holdfast.etcd.probe import Answer, Door, Knock, View, cluster_at, look_at
+from holdfast.etcd.probe import (
+    Probe,
+    ProbeReply,
+    ProbeResult,
+    ProbeServer,
+    cluster_at,
+    probe_member,
+)
 from holdfast.etcd.runner import EtcdProcess, environment, find_etcd, last_words
 from holdfast.net.endpoints import format_endpoint
 from holdfast.net.loop_thread import LoopThread
@@ -216,7 +223,7 @@ class EtcdMember:
         self._waits_for = "it starts"
         self._warned: set[str] = set()
         self._unseen: dict[str, str] = {}
-        self._door: Door | None = None
+        self._server: ProbeServer | None = None
         self._founding: Founding | None = None
         self._claim_lease = 0
         self._ready_hint = asyncio.Event()
@@ -268,11 +275,11 @@ class EtcdMember:
     async def _perform(self, effect: MemberEffect, cause: str) -> None:
         match effect:
             case OpenDoor(incarnation):
-                await self._open_door(incarnation)
+                await self._open_probe_server(incarnation)
             case CloseDoor():
-                if self._door is not None:
-                    await self._door.close()
-                    self._door = None
+                if self._server is not None:
+                    await self._server.close()
+                    self._server = None
             case Look(machines):
                 for name in machines:
                     self._spawn(self._look(name, cause))
@@ -299,37 +306,37 @@ class EtcdMember:
             case Tell():
                 self._tell(effect)
             case AcceptProposal():
-                pass  # It was answered when the proposal came.
+                pass  # The response to the proposal contained it.
 
-    # The door, and other machines.
+    # Probes.
 
-    async def _open_door(self, incarnation: int) -> None:
-        def answer(founding: Founding | None) -> Answer:
+    async def _open_probe_server(self, incarnation: int) -> None:
+        def answer(founding: Founding | None) -> ProbeReply:
             accepted = founding is not None and any(
                 isinstance(one, AcceptProposal) for one in self._handle(FoundingProposed(founding))
             )
-            return Answer(self._list.run_id, self._list.names, incarnation, accepted)
+            return ProbeReply(self._list.run_id, self._list.names, incarnation, accepted)
 
-        self._door = Door(answer, lambda: self._waits_for)
-        await self._door.open(self._entry.listener(), self._server_tls)
+        self._server = ProbeServer(answer, lambda: self._waits_for)
+        await self._server.open(self._entry.listener(), self._server_tls)
 
-    async def _see(self, name: str, founding: Founding | None = None) -> View:
+    async def _see(self, name: str, founding: Founding | None = None) -> ProbeResult:
         host, port = self._list.machines[self._list.names.index(name)]
-        knock = Knock(self._list.run_id, self._list.names, founding)
+        probe = Probe(self._list.run_id, self._list.names, founding)
         try:
-            view = await look_at(
-                host, port, knock, tls=self._tls, server_name=self._list.server_name
+            view = await probe_member(
+                host, port, probe, tls=self._tls, server_name=self._list.server_name
             )
-        except OSError as problem:  # Such as too many descriptors: it will be looked at again.
-            view = View(None, console.describe(problem))
+        except OSError as problem:  # For example too many open files: the next probe may succeed.
+            view = ProbeResult(None, console.describe(problem))
         self._unseen[name] = view.why
         if view.other is not None and name not in self._warned:
             self._warned.add(name)
             machines = ",".join(view.other.machines)
             with_list = f" with the machines {machines}" if machines else ""
             console.warning(
-                f"{FLAG}: {name} is there for the job {view.other.run_id!r}{with_list}; start all "
-                "machines of a job alike, and give each job ports of its own"
+                f"{FLAG}: {name} serves the job {view.other.run_id!r}{with_list}; start all "
+                "machines of a job with the same list, and give each job its own ports"
             )
         return view
 

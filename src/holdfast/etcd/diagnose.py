@@ -1,9 +1,9 @@
-"""Why an endpoint closes connections without an answer: it is asked once more, in another way.
+"""Finds out why an endpoint closes connections without a response, by one more connection of another kind.
 
-An etcd with TLS closes a plain connection, and one without TLS a handshake; neither says why. One
-that rejects the client's certificate says so after the handshake, when the request is already under
-way: whether its reason or the end of the connection arrives first is chance. Waiting helps against
-none of these, so they are to be reported at once.
+An etcd with TLS closes a plain connection, and one without TLS closes a TLS handshake, both without a reason. An
+etcd that rejects the client's certificate reports that after the handshake, while the request is under
+way; its reason or the end of the connection may arrive first. Retrying helps in none of these cases,
+so they are reported at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     OnOpened = Callable[[HttpConnection], None]
 
 VERSION = "/version"
-"""Every etcd knows it; any answer in HTTP will do."""
+"""Every etcd serves it; any HTTP response suffices."""
 
 
 async def diagnose_silence(
@@ -43,7 +43,7 @@ async def diagnose_silence(
 ) -> ConnectionProblem | None:
     """Return why an endpoint sent nothing, if that can be found out within the limit.
 
-    Each connection that is made is given to `on_opened`, whose owner may abort it.
+    `on_opened` receives each connection, whose owner may abort it.
     """
     try:
         async with asyncio.timeout(limit_s):
@@ -57,14 +57,14 @@ async def diagnose_silence(
 async def _diagnose_plain(
     host: str, port: int, limit_s: float, on_opened: OnOpened
 ) -> ConnectionProblem | None:
-    """Find out whether it speaks TLS."""
+    """Find out whether the endpoint uses TLS."""
     anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anybody.check_hostname = False
-    anybody.verify_mode = ssl.CERT_NONE  # Nothing is sent there: it only matters that it is TLS.
+    anybody.verify_mode = ssl.CERT_NONE  # Nothing is sent: only whether it uses TLS matters.
     try:
         connection = await open_connection(host, port, tls=anybody, limit_s=limit_s)
     except ConnectionProblem as problem:
-        # It may require a certificate, or another version: that is TLS too.
+        # It may require a certificate or another TLS version: it uses TLS.
         denied = problem.kind is ProblemKind.DENIED
         if problem.fault is ConnectionFault.NOT_TLS or not (
             denied or problem.fault is ConnectionFault.TLS_FAILED
@@ -84,7 +84,7 @@ async def _diagnose_tls(
     limit_s: float,
     on_opened: OnOpened,
 ) -> ConnectionProblem | None:
-    """Find out whether it rejects this client, or speaks plain HTTP."""
+    """Find out whether the endpoint rejects this client, or uses plain HTTP."""
     try:
         connection = await open_connection(
             host, port, tls=tls, server_name=server_name, limit_s=limit_s

@@ -1,7 +1,6 @@
 """Where etcd is and how to authenticate, as the user wrote it.
 
-Nothing is resolved, opened or connected here but certificate files, and those only by
-`tls_context`.
+Only `tls_context` opens files; nothing is resolved or connected here.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How to reach one etcd, or one cluster of it."""
 
     endpoints: tuple[tuple[str, int], ...]
-    """Host and port of each member; the first is used as long as it answers."""
+    """Host and port of each member; the first is used as long as it responds."""
     user: str = ""
     password: str = ""
     tls: bool = False
     ca: str = ""
-    """The file with the CA of etcd's certificate; without it, what the machine trusts."""
+    """The file with the CA of etcd's certificate; without it, the machine's CAs."""
     cert: str = ""
     key: str = ""
     server_name: str = ""
@@ -59,7 +58,7 @@ class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):
         return ",".join(format_endpoint(host, port) for host, port in self.endpoints)
 
     def __repr__(self) -> str:
-        """All but the password: this ends up in logs."""
+        """Show everything but the password: logs contain this."""
         shown = {name: getattr(self, name) for name in self.__struct_fields__}
         if self.password:
             shown["password"] = "..."  # noqa: S105 (instead of one)
@@ -81,7 +80,7 @@ class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):
 def parse_endpoints(
     text: str, *, source: str = "--rdzv-endpoint"
 ) -> tuple[tuple[tuple[str, int], ...], bool]:
-    """Return the endpoints in a list with commas, and whether they are to be reached by TLS."""
+    """Return the endpoints in a comma-separated list, and whether they use TLS."""
     endpoints: list[tuple[str, int]] = []
     schemes: set[str] = set()
     for part in text.split(","):
@@ -102,7 +101,7 @@ def parse_endpoints(
         schemes.add(scheme.lower() or "http")
     if len(schemes) > 1:
         raise UsageError(
-            f"{source}: some etcd endpoints have https:// and some have not",
+            f"{source}: only some etcd endpoints have https://",
             hint="write it before all or none",
         )
     if len(endpoints) > ENDPOINTS_MAX:

@@ -1,12 +1,11 @@
-"""`EtcdStore`: keys and values in etcd, for all that can reach it; complete, and without torch.
+"""`EtcdStore`: keys and values in etcd, without torch.
 
-Changes are transactions, waiting is by a watch; `store_layout` shows which keys of etcd are used.
+Changes are transactions, waits are watches; `store_layout` lists the keys used in etcd.
 
-- With `ttl_s`, what a store writes stays while it, or a clone of it, is open, and is deleted that
-  many seconds after `close` or the end of the process; without, it stays for ever. The last to
-  write a key decides how long it stays.
-- A call during which etcd was lost raises `DistNetworkError`, and may have been performed or not;
-  only one that waits goes on.
+- With `ttl_s`, written keys exist while the store or a clone of it is open; etcd deletes them that many seconds
+  after `close` or the end of the process. Without it they stay forever. The last writer of a key decides.
+- If etcd is lost during a call, the call raises `DistNetworkError`, and may have been performed or not; only
+  waits continue.
 - By default etcd accepts no value above 1.5 MiB (its `--max-request-bytes`).
 """
 
@@ -54,15 +53,15 @@ TXN_OPS_MAX = 128
 TXN_BYTES_MAX = 1024 * 1024
 """Of values in one transaction; etcd's default limit is 1.5 MiB."""
 ATTEMPTS_MAX = 1000
-"""To change a key that others change all the time; then an error is raised."""
+"""How often a change is retried because another writer was faster; then an error is raised."""
 PAUSE_S_MIN, PAUSE_S_MAX = 0.005, 0.4
-"""The random pauses between attempts are up to this; shorter ones cost many writers more attempts."""
+"""The range of the longest random pause between attempts; shorter pauses cost many writers more attempts."""
 AWAY_PAUSE_S_MIN, AWAY_PAUSE_S_MAX = 0.01, 1.0
-"""Between two attempts to watch, while etcd is away."""
+"""The pause between two attempts to watch while etcd is unreachable."""
 READ_S_MIN = 3.0
-"""The limit of a read at least, also when less of the timeout is left."""
+"""The least limit of a read, even if less of the timeout is left."""
 NEXT_S_MAX = 3600.0
-"""How long a watch is waited for at a time; some timeouts are longer than a clock can count."""
+"""The longest single wait for a watch; some timeouts exceed what a clock can count."""
 
 T = TypeVar("T")
 Found = KeyValue | None
@@ -78,9 +77,9 @@ class RangeRead(NamedTuple):
 class Transactions:
     """The transactions of one store, with the errors that stores raise.
 
-    A change is made from what was read, on the condition that it has not changed meanwhile, and
-    again from what is there then. Only one writer of a key can win at a time; the others pause for
-    a random time, longer and longer, so that all get through.
+    A change is computed from what was read, provided that this has not changed meanwhile; otherwise it is computed
+    again from the new content. One writer of a key wins at a time; the others pause for random, growing
+    times, so that all succeed.
     """
 
     def __init__(self, client: EtcdClient, lease: KeptLease | None) -> None:
@@ -120,9 +119,9 @@ class Transactions:
     ) -> tuple[T, TxnDone | None]:
         """Change keys, as if there were no other writer.
 
-        `decide` gets what the keys hold and returns operations and an outcome; it may be called
-        many times, and the last outcome is true. If nothing is `known`, it is first called as if
-        no key existed, since many changes are the first. Returns the outcome, and etcd's answer if
+        `decide` receives the content of the keys and returns operations and an outcome; it may be called many
+        times, and the last outcome counts. If nothing is `known`, it is first called as if no key
+        existed, since many changes are the first. Returns the outcome, and etcd's response if
         anything was done.
         """
         found: list[Found] = [None] * len(places) if known is None else list(known)
@@ -144,8 +143,8 @@ class Transactions:
             if attempt % 2:  # Every other attempt is made at once, from what was just read.
                 time.sleep(pause_s)
         raise DistStoreError(
-            f"{places[0].key!r}{self.where} could not be changed in {ATTEMPTS_MAX} attempts: "
-            "others changed it each time"
+            f"could not change {places[0].key!r}{self.where} in {ATTEMPTS_MAX} attempts: another writer "
+            "was faster each time"
         )
 
     def transact(
@@ -201,10 +200,10 @@ def _portions(values: dict[KeyRange, bytes]) -> Iterator[list[Put]]:
 class Wait:
     """Waits for keys: by a watch on one that is missing, not by polling.
 
-    Missing keys are waited for one after the other; when none is left, one read of all shows whether
-    they are there at once. A watch that ends does not matter: after a read of what happened in
-    between, there is another. So an etcd that restarts, or compacts its history, costs nothing but
-    the time it is away; only the first read has to succeed.
+    It waits for missing keys one after the other; when none is left, one read of all shows whether they exist at
+    the same time. If a watch ends, the wait reads what happened in between and opens another. So an etcd
+    that restarts, or compacts its history, costs only the time it is down; only the first read must
+    succeed.
     """
 
     def __init__(
@@ -226,10 +225,10 @@ class Wait:
         self._was_there = False
 
     def result(self) -> dict[str, KeyValue]:
-        """Return what each range holds, once all hold something that is accepted.
+        """Return what each range holds, once all hold an accepted value.
 
-        Raises `StoreTimeoutError` naming those that do not when the time is over. May be called
-        again, within the same time.
+        Raises `StoreTimeoutError` naming the missing ones at the timeout. May be called again within the
+        same time.
         """
         try:
             reads = self._read_again(self._ranges) if self._was_there else self._read(self._ranges)
@@ -245,8 +244,8 @@ class Wait:
             missing = [name for name in reads if name not in there]
             if not missing and len(reads) == len(self._ranges):
                 seen = {name: one.create_revision for name, one in there.items()}
-                # More than fit one transaction are read twice: what was there both times, and was
-                # not created anew, was there in between, all of it at once.
+                # More keys than fit one transaction are read twice: those present both times, and
+                # not created anew, were present in between, all at the same time.
                 if len(reads) <= TXN_OPS_MAX or seen == seen_before:
                     return there
                 seen_before = seen
@@ -261,7 +260,7 @@ class Wait:
             reads = self._read_again(missing or self._ranges)
 
     def _at_last(self) -> dict[str, KeyValue]:
-        """Read a last time, so that what is missing can be named."""
+        """Read a last time, to name the missing keys."""
         where, names = self._calls.where, list(self._ranges)
         try:
             there = self._there(self._read(names))
@@ -288,7 +287,7 @@ class Wait:
         return dict(zip(names, reads, strict=True))
 
     def _read_again(self, names: Iterable[str]) -> dict[str, RangeRead]:
-        """Read as soon as etcd answers."""
+        """Read as soon as etcd responds."""
         while True:
             try:
                 return self._read(names)
@@ -296,7 +295,7 @@ class Wait:
                 self._pause()
 
     def _follow(self, range_: KeyRange, revision: int) -> KeyValue | None:
-        """Return what a range gets after a revision; None if it must be read again."""
+        """Return the first accepted value after a revision; None if the range must be read again."""
         alive: dict[bytes, KeyValue] = {}
         try:
             with self._calls.client.watch(range_.key, range_.end, revision + 1) as watch:
@@ -315,7 +314,7 @@ class Wait:
                                 create_revision=one.create_revision,
                                 mod_revision=one.mod_revision,
                             )
-                    # What was deleted again meanwhile does not count.
+                    # A value that was deleted meanwhile does not count.
                     for came in alive.values():
                         if self._accepts(came):
                             return came
@@ -343,9 +342,9 @@ class _TimeIsOver(Exception):
 
 
 class EtcdStore:
-    """The keys of etcd below a prefix. Threads may share it; their calls run at the same time.
+    """The keys of etcd below a prefix. Threads may share it; their calls run concurrently.
 
-    The client is the caller's to close, unless `closes_client` says that it goes with this store.
+    The caller closes the client, unless `closes_client` is set.
     """
 
     def __init__(

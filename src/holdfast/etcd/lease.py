@@ -1,9 +1,8 @@
-"""Leases for what is written: one that a thread keeps alive, one that writes themselves renew.
+"""Leases for written keys: one that a thread keeps alive, one that writes renew.
 
-What is written under a `KeptLease` stays while the process lives, and is deleted after its death.
-Nothing is revoked when the last user closes, since others may still read what was written; it is
-deleted `ttl_s` seconds later. A lease that ended all the same, because etcd could not be reached for
-so long, is replaced at the next write; what was on it is gone.
+Keys under a `KeptLease` exist while the process lives. Nothing is revoked when the last user closes, since
+others may still read the keys; etcd deletes them `ttl_s` seconds later. If etcd was unreachable for so
+long that the lease expired, the next write replaces the lease; the keys of the old one are gone.
 """
 
 from __future__ import annotations
@@ -24,29 +23,29 @@ if TYPE_CHECKING:
     from holdfast.etcd.sync_client import EtcdClient
 
 ATTEMPTS_MAX = 3
-"""A write is begun again so many times because the lease it was to be on has ended."""
+"""How often a write is retried because its lease expired."""
 RENEWALS_PER_TTL = 3
-"""For a lease that is kept: some of them may be lost."""
+"""Several, because a renewal may be lost."""
 WRITES_PER_TTL = 10
-"""A lease that was renewed less than a tenth of its time ago is fresh enough for a write."""
+"""A lease renewed within the last tenth of its time is fresh enough for a write."""
 STOP_S = 0.5
-"""How long `join` waits for the thread, which may be in the middle of a call."""
+"""How long `join` waits for the thread, which may be in a call."""
 
 
 class Lease(Protocol):
-    """Where the lease of a write comes from."""
+    """The source of a write's lease."""
 
     def current(self) -> int:
         """Return the lease to write under. Raises `EtcdError`."""
 
     def lost(self, lease: int) -> None:
-        """Take note that a lease is gone."""
+        """Note that a lease has expired."""
 
 
 def transact(
     client: EtcdClient, txn: Txn, lease: Lease | None, limit_s: float | None = None
 ) -> TxnDone:
-    """Perform a transaction, with what it puts on the lease. Raises `EtcdError`."""
+    """Perform a transaction whose keys are on the lease. Raises `EtcdError`."""
     if lease is None or not any(isinstance(op, Put) for op in txn.success):
         return client.txn(txn, limit_s)
     for attempt in range(1, ATTEMPTS_MAX + 1):
@@ -62,7 +61,7 @@ def transact(
 
 
 class KeptLease:
-    """A lease and the thread that keeps it alive; both begin with the first write."""
+    """A lease and the thread that keeps it alive; both start with the first write."""
 
     def __init__(self, client: EtcdClient, ttl_s: int) -> None:
         self._client = client
@@ -70,9 +69,8 @@ class KeptLease:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._lease = 0
-        # A store that is garbage-collected releases its lease in whatever thread collects it, which
-        # may hold any lock and be anywhere in here. So these two take single steps, and a queue
-        # made for that.
+        # A garbage-collected store releases its lease in any thread, which may hold any lock and be anywhere
+        # in this class. So these two change atomically, and the queue is reentrant.
         self._users: list[None] = [None]
         self._is_over = False
         self._end: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -81,7 +79,7 @@ class KeptLease:
         """Return the lease to write under. Raises `EtcdError`."""
         with self._lock:
             if self._is_over:
-                raise DistStoreError("the store is closed: nothing would keep what it writes")
+                raise DistStoreError("the store is closed: nothing would keep its lease alive")
             if not self._lease:
                 self._lease = self._client.grant(self._ttl_s).lease
                 if self._thread is None:
@@ -93,7 +91,7 @@ class KeptLease:
             return self._lease
 
     def lost(self, lease: int) -> None:
-        """Take note that a lease is gone."""
+        """Note that a lease has expired."""
         with self._lock:
             if self._lease == lease:
                 self._lease = 0
@@ -104,14 +102,14 @@ class KeptLease:
         return self
 
     def release(self) -> None:
-        """Count one user less; after the last, the lease is kept no more. Never blocks."""
+        """Remove a user; after the last, the lease is no longer renewed. Never blocks."""
         self._users.pop()
         if not self._users:
             self._is_over = True
             self._end.put(None)
 
     def join(self) -> None:
-        """Wait for the end of the thread, if the last user has released the lease."""
+        """Wait for the thread to end, if the last user has released the lease."""
         if self._is_over and self._thread is not None:
             self._thread.join(STOP_S)
 
@@ -135,7 +133,7 @@ class KeptLease:
 
 
 class WriteLease:
-    """A lease that gets its whole time again when something is written under it."""
+    """A lease that every write extends to its full time."""
 
     def __init__(self, client: EtcdClient, ttl_s: int) -> None:
         self._client = client
@@ -145,7 +143,7 @@ class WriteLease:
         self._renew_at = 0.0
 
     def current(self) -> int:
-        """Return a lease that has nearly all of its time left. Raises `EtcdError`."""
+        """Return a lease with nearly its full time left. Raises `EtcdError`."""
         with self._lock:
             now = time.monotonic()
             if self._lease and now < self._renew_at:
@@ -156,7 +154,7 @@ class WriteLease:
             return self._lease
 
     def lost(self, lease: int) -> None:
-        """Take note that a lease is gone."""
+        """Note that a lease has expired."""
         with self._lock:
             if self._lease == lease:
                 self._lease = 0

@@ -1,11 +1,12 @@
-"""The door of a machine whose member of etcd has no data yet, and how others look at a machine.
+"""How machines of an `--ha` list see each other: the probe of a member, and its server.
 
-Until etcd has it, the client port is answered here: to other machines of the list, what
-`core.etcd.cluster` wants to know, and whether a proposal is accepted; to etcd's clients, what is waited
-for. Whoever looks asks for the door first. An etcd does not know that path, and is then asked for
-its status and whose it is; one that has not become a member yet accepts connections and is silent.
+While a machine's member has no data, this server responds on the client port: to probes of other machines
+with what `core.etcd.cluster` needs to know, and whether it accepts a proposal; to clients of etcd with what
+it waits for. A probe requests the server's path first. An etcd does not know that path; the probe
+then requests its status and the record of its job. An etcd that has not joined its cluster yet accepts
+connections and is silent.
 
-One request for each connection, and a limit on everything: without TLS anybody may knock.
+One request per connection, and a limit on everything: without TLS anybody may connect.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ if TYPE_CHECKING:
 
     from holdfast.etcd.transport import HttpConnection, Reply
 
-PATH = "/holdfast/door"
-KNOCK_BYTES_MAX = 64 * 1024
-KNOCKS_MAX = 64
-KNOCK_S = 5.0
-LOOK_S = 1.0
+PATH = "/holdfast/probe"
+PROBE_BYTES_MAX = 64 * 1024
+PROBES_MAX = 64
+PROBE_S = 5.0
+TIMEOUT_S = 1.0
 OK, UNAVAILABLE = 200, 503
 GRPC_UNAVAILABLE = 14
-BUSY = "many knock at once"
+BUSY = "too many probes at once"
 
 
-class Knock(msgspec.Struct, frozen=True):
-    """What a machine says to another that it looks at."""
+class Probe(msgspec.Struct, frozen=True):
+    """What a machine sends to another one."""
 
     run_id: str
     machines: tuple[str, ...]
     founding: Founding | None = None
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What is answered at the door."""
+class ProbeReply(msgspec.Struct, frozen=True):
+    """The response of a machine whose member has no data."""
 
     run_id: str
     machines: tuple[str, ...]
@@ -56,98 +57,98 @@ class Answer(msgspec.Struct, frozen=True):
     accepted: bool = False
 
 
-class View(NamedTuple):
-    """What was seen of a machine."""
+class ProbeResult(NamedTuple):
+    """The outcome of a probe."""
 
     sighting: Sighting
     why: str = ""
-    """Why nothing was seen, in one line."""
-    other: Answer | None = None
-    """The answer of a machine that waits for another job, or has another list."""
+    """Why there is no sighting, in one line."""
+    other: ProbeReply | None = None
+    """The reply of a machine that serves another job, or has another list."""
     accepted: bool = False
 
 
-_knock, _answer = msgspec.json.Decoder(Knock), msgspec.json.Decoder(Answer)
+_probe, _answer = msgspec.json.Decoder(Probe), msgspec.json.Decoder(ProbeReply)
 _encode = msgspec.json.encode
 
 
-class Door:
-    """Answers at a listening socket, from `open` until `close`; belongs to one loop."""
+class ProbeServer:
+    """Responds on a listening socket, from `open` until `close`; belongs to one loop."""
 
     def __init__(
-        self, answer: Callable[[Founding | None], Answer], explain: Callable[[], str]
+        self, answer: Callable[[Founding | None], ProbeReply], explain: Callable[[], str]
     ) -> None:
         self._answer, self._explain = answer, explain
         self._server: asyncio.Server | None = None
-        self._visits: set[asyncio.Task[None]] = set()
+        self._requests: set[asyncio.Task[None]] = set()
 
     async def open(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Answer from now on; the socket is this door's to close."""
-        handshake_s = KNOCK_S if tls is not None else None
+        """Start to respond; the server owns the socket."""
+        handshake_s = PROBE_S if tls is not None else None
         self._server = await asyncio.start_server(
-            self._visit, sock=listener, ssl=tls, ssl_handshake_timeout=handshake_s
+            self._serve, sock=listener, ssl=tls, ssl_handshake_timeout=handshake_s
         )
 
     async def close(self) -> None:
-        """Answer nobody any more; what is being answered is answered first."""
+        """Stop; requests under way get their response first."""
         server, self._server = self._server, None
         if server is None:
             return
         server.close()
         me = asyncio.current_task()
-        others = [one for one in self._visits if one is not me]
+        others = [one for one in self._requests if one is not me]
         if others:
-            await asyncio.wait(others, timeout=LOOK_S)
+            await asyncio.wait(others, timeout=TIMEOUT_S)
             for one in others:
                 one.cancel()
 
-    async def _visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._visits.add(task)
+        self._requests.add(task)
         try:
-            async with asyncio.timeout(KNOCK_S):
-                busy = len(self._visits) > KNOCKS_MAX
+            async with asyncio.timeout(PROBE_S):
+                busy = len(self._requests) > PROBES_MAX
                 path, body = await _receive(reader)
                 writer.write(self._refuse(BUSY) if busy else self._reply(path, body))
                 await writer.drain()
         except (OSError, TimeoutError, ValueError, h11.ProtocolError, asyncio.IncompleteReadError):
-            pass  # Whoever it was does not speak HTTP, or went.
+            pass  # The peer does not speak HTTP, or disconnected.
         finally:
-            self._visits.discard(task)
+            self._requests.discard(task)
             writer.close()
 
     def _reply(self, path: str, body: bytes) -> bytes:
         if path != PATH:
             return self._refuse(self._explain())
         try:
-            knock = _knock.decode(body)
+            probe = _probe.decode(body)
         except msgspec.MsgspecError:
-            return self._refuse("this is not a knock at the door")
+            return self._refuse("this is not a probe")
         answer = self._answer(None)
-        if (knock.run_id, knock.machines) == (answer.run_id, answer.machines):
-            answer = self._answer(knock.founding)
+        if (probe.run_id, probe.machines) == (answer.run_id, answer.machines):
+            answer = self._answer(probe.founding)
         return _response(OK, _encode(answer))
 
     def _refuse(self, why: str) -> bytes:
-        """Return what a client of etcd takes for the answer of a member that cannot serve yet."""
+        """Return the response that a client of etcd reads as that of a member that cannot serve yet."""
         error = {"error": why, "code": GRPC_UNAVAILABLE, "message": why}
         return _response(UNAVAILABLE, _encode(error))
 
 
 async def _receive(reader: asyncio.StreamReader) -> tuple[str, bytes]:
-    http = h11.Connection(h11.SERVER, max_incomplete_event_size=KNOCK_BYTES_MAX)
+    http = h11.Connection(h11.SERVER, max_incomplete_event_size=PROBE_BYTES_MAX)
     path, body = "", b""
     while True:
         event = http.next_event()
         if event is h11.NEED_DATA:
-            http.receive_data(await reader.read(KNOCK_BYTES_MAX))
+            http.receive_data(await reader.read(PROBE_BYTES_MAX))
         elif isinstance(event, h11.Request):
             path = event.target.decode()
         elif isinstance(event, h11.Data):
             body += event.data
-            if len(body) > KNOCK_BYTES_MAX:
-                raise ValueError("more than a knock")
+            if len(body) > PROBE_BYTES_MAX:
+                raise ValueError("the probe is too large")
         elif isinstance(event, h11.EndOfMessage):
             return path, body
         else:
@@ -163,23 +164,23 @@ def _response(status: int, body: bytes) -> bytes:
     return head.encode() + body
 
 
-async def look_at(
+async def probe_member(
     host: str,
     port: int,
-    knock: Knock,
+    probe: Probe,
     *,
     tls: ssl.SSLContext | None,
     server_name: str = "",
-    limit_s: float = LOOK_S,
-) -> View:
-    """Return what can be seen of a machine's member within the limit; propose what `knock` has."""
+    limit_s: float = TIMEOUT_S,
+) -> ProbeResult:
+    """Probe a machine's member within the limit; the probe may carry a proposal."""
     try:
         async with _connected(host, port, tls, server_name, limit_s) as connection:
-            return await _look_through(connection, knock, limit_s)
+            return await _probe_over(connection, probe, limit_s)
     except TimeoutError:
-        return View(None, f"no answer within {limit_s:g} s")
+        return ProbeResult(None, f"no response within {limit_s:g} s")
     except ConnectionProblem as problem:
-        return View(None, problem.why)
+        return ProbeResult(None, problem.why)
 
 
 async def cluster_at(
@@ -188,9 +189,9 @@ async def cluster_at(
     *,
     tls: ssl.SSLContext | None,
     server_name: str = "",
-    limit_s: float = LOOK_S,
+    limit_s: float = TIMEOUT_S,
 ) -> str:
-    """Return the cluster that an etcd has become a member of; nothing if it is not there yet."""
+    """Return the cluster that an etcd has joined; empty before that."""
     with contextlib.suppress(TimeoutError, ConnectionProblem):
         async with _connected(host, port, tls, server_name, limit_s) as connection:
             reply = await connection.request(
@@ -212,39 +213,39 @@ async def _connected(
         try:
             yield connection
         finally:
-            connection.abort("it was looked at")
+            connection.abort("the probe is done")
 
 
-async def _look_through(connection: HttpConnection, knock: Knock, limit_s: float) -> View:
+async def _probe_over(connection: HttpConnection, probe: Probe, limit_s: float) -> ProbeResult:
     async def ask(path: str, body: bytes) -> Reply:
         return await connection.request(path, body, limit_s=limit_s, wants_leader=False)
 
-    reply = await ask(PATH, _encode(knock))
+    reply = await ask(PATH, _encode(probe))
     if reply.status == OK:
-        return _seen_at_door(knock, reply.body)
+        return _result_of(probe, reply.body)
     reply = await ask(json_gateway.STATUS, b"{}")
     status = json_gateway.decode_status(reply.body) if reply.status == OK else None
     if status is None:
-        return View(None, f"it answered HTTP {reply.status}")
-    # Whose it is; as it knows that itself, for others may not be there to be asked.
+        return ProbeResult(None, f"it responded with HTTP {reply.status}")
+    # The job, as this member knows it: other members may be unreachable.
     reply = await ask(json_gateway.RANGE, _encode({"key": RECORD, "serializable": True}))
     found = json_gateway.decode_value(reply.body) if reply.status == OK else None
     if found is None:
-        return View(None, "its cluster has only just begun")
+        return ProbeResult(None, "its cluster has only just started")
     try:
         record = msgspec.json.decode(found, type=ClusterRecord)
     except msgspec.MsgspecError:
-        return View(None, "its cluster is of another version of Holdfast")
-    if record.run_id != knock.run_id:
-        return View(None, "it is there for another job", other=Answer(record.run_id, (), 0))
-    return View(Serving(*status))
+        return ProbeResult(None, "another program runs its cluster")
+    if record.run_id != probe.run_id:
+        return ProbeResult(None, "it serves another job", other=ProbeReply(record.run_id, (), 0))
+    return ProbeResult(Serving(*status))
 
 
-def _seen_at_door(knock: Knock, body: bytes) -> View:
+def _result_of(probe: Probe, body: bytes) -> ProbeResult:
     try:
         answer = _answer.decode(body)
     except msgspec.MsgspecError:
-        return View(None, "it is neither a machine of a list nor etcd")
-    if (answer.run_id, answer.machines) != (knock.run_id, knock.machines):
-        return View(None, "it is there for another job or list", other=answer)
-    return View(Empty(answer.incarnation), accepted=answer.accepted)
+        return ProbeResult(None, "it is neither a machine of a list nor etcd")
+    if (answer.run_id, answer.machines) != (probe.run_id, probe.machines):
+        return ProbeResult(None, "it serves another job or list", other=answer)
+    return ProbeResult(Empty(answer.incarnation), accepted=answer.accepted)

@@ -1,9 +1,9 @@
 """The keys of etcd that a store uses.
 
-Keys are kept as they are, so that any text is a key and a person can read them with `etcdctl`. A
-control character, the unit separator (here `|`), stands where a prefix cannot have it. So a store
-never takes another's keys for its own, even if one prefix begins with the other. A key that has that
-character in it gets it doubled.
+Keys are stored as they are, so any text is a key and `etcdctl` shows them readably. A control character, the
+unit separator (here `|`), marks the end of a prefix, which cannot contain it. So a store never confuses
+another's keys with its own, even if one prefix begins with the other. In a key that character is
+doubled.
 
 ```text
 <prefix>/|k<key>|v          a value
@@ -12,7 +12,7 @@ character in it gets it doubled.
 <prefix>/|b<key>|           "<turn> <arrived>": how often all have arrived, and how many since
 ```
 
-Value and queue are neighbours, so that one watch sees whichever of them comes.
+Value and queue are adjacent, so one watch covers both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.errors import UsageError
 
 MARK = b"\x1f"
 NUMBER_DIGITS = 20
-"""So that the numbers of a queue's values sort as they were pushed."""
+"""Padding, so that the numbers of a queue's values sort in order."""
 
 
 class KeyRange(NamedTuple):

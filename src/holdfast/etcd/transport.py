@@ -1,7 +1,7 @@
 """One connection to one endpoint of etcd: HTTP/1.1 by h11, one request at a time.
 
-Every way it can fail is a `ConnectionProblem`, with the reason in one line and whether the request
-may have reached etcd. A connection that has failed once is over.
+Every failure is a `ConnectionProblem`, with the reason in one line and whether the request may have reached
+etcd. A connection that has failed is unusable.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ except ImportError:
 
 
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
-"""Of one answer, and of one line of a watch. By default etcd accepts 1.5 MiB in one request, but a
-range may hold many of those."""
+"""The limit of one response, and of one line of a watch. By default etcd accepts 1.5 MiB in one request, but a
+range may hold many values."""
 HEAD_BYTES_MAX = 64 * 1024
 
 NOT_TLS = "it does not speak TLS: write http:// before the endpoint"
@@ -43,13 +43,13 @@ _ALERT = b"\x15\x03"  # Of TLS.
 
 
 class ConnectionFault(Enum):
-    """What `etcd.diagnose` must tell apart."""
+    """The faults that `etcd.diagnose` distinguishes."""
 
     SILENT = "silent"
-    """The other side closed the connection and never sent anything on it."""
+    """The other side closed the connection without sending anything."""
     NOT_TLS = "not TLS"
     TLS_FAILED = "TLS failed"
-    """For a reason that has no other name here, such as its version."""
+    """TLS failed for another reason, such as its version."""
     OTHER = "other"
 
 
@@ -73,7 +73,7 @@ class ConnectionProblem(Exception):
 
 
 class Reply(NamedTuple):
-    """A whole answer."""
+    """A complete response."""
 
     status: int
     body: bytes
@@ -102,7 +102,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def problem(self) -> ConnectionProblem | None:
-        """Why it is over, if it is."""
+        """Why the connection failed, if it did."""
         return self._problem
 
     @property
@@ -126,7 +126,7 @@ class HttpConnection(asyncio.Protocol):
         limit_s: float,
         wants_leader: bool = True,
     ) -> Reply:
-        """Send a request and return the whole answer, or raise `ConnectionProblem`."""
+        """Send a request and return the complete response, or raise `ConnectionProblem`."""
         reply = self._send(path, body, token, wants_leader=wants_leader)
         timer = self._loop.call_later(limit_s, self._silent, limit_s)
         try:
@@ -144,10 +144,10 @@ class HttpConnection(asyncio.Protocol):
         token: str,
         on_line: Callable[[bytes], None],
     ) -> Reply:
-        """Send a request and give every line of the answer to `on_line`, as long as it goes on.
+        """Send a request and pass every line of the response to `on_line` until it ends.
 
-        Return when it ends, or with the whole of an answer that is no success. `on_line` may
-        call `abort`. Raises `ConnectionProblem`.
+        Return then, or with the complete response if it is not a success. `on_line` may call `abort`.
+        Raises `ConnectionProblem`.
         """
         self._on_line = on_line
         reply = self._send(path, body, token)
@@ -173,7 +173,7 @@ class HttpConnection(asyncio.Protocol):
             ("Content-Length", str(len(body))),
         ]
         if wants_leader:
-            # A member that has lost its leader says so at once, instead of after a while.
+            # A member without a leader then responds at once.
             headers.append(("Grpc-Metadata-Hasleader", "true"))
         if token:
             headers.append(("Authorization", token))
@@ -187,9 +187,9 @@ class HttpConnection(asyncio.Protocol):
 
     def _silent(self, limit_s: float) -> None:
         accepted = "" if self._heard else "it accepts connections, but there was "
-        self._fail(ConnectionProblem(f"{accepted}no answer within {limit_s:.3g} s"))
+        self._fail(ConnectionProblem(f"{accepted}no response within {limit_s:.3g} s"))
 
-    # What comes in.
+    # Received data.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take over the transport."""
@@ -199,7 +199,7 @@ class HttpConnection(asyncio.Protocol):
         self.local_address = addresses.unmapped(str(address[0])) if address else ""
 
     def data_received(self, data: bytes) -> None:
-        """Take in some of an answer."""
+        """Process a part of a response."""
         if self._problem is not None:
             return
         if not self._heard and not _begins_http(data):
@@ -215,7 +215,7 @@ class HttpConnection(asyncio.Protocol):
             self._fail(ConnectionProblem(why, ProblemKind.REFUSED))
 
     def eof_received(self) -> bool:
-        """Take in that there will be no more; some answers end by that."""
+        """Process the end of the stream; some responses end with it."""
         if self._problem is None:
             try:
                 self._http.receive_data(b"")
@@ -226,7 +226,7 @@ class HttpConnection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Say why, unless it was us."""
+        """Report why, unless this side aborted."""
         if self._problem is None:
             self._fail(self._loss(exc))
         if not self.ended.done():
@@ -235,20 +235,20 @@ class HttpConnection(asyncio.Protocol):
             self.on_ended(self)
 
     def _take(self, event: object) -> bool:
-        """Take in an event; return whether to ask for the next."""
+        """Process an event; return whether to continue with the next."""
         kind = type(event)
         if kind is h11.Data:
             self._body += event.data  # type: ignore[attr-defined]
             if self._on_line is not None and self._status == OK:
                 self._split(self._on_line)
             if len(self._body) > ANSWER_BYTES_MAX:
-                why = f"its answer is larger than {ANSWER_BYTES_MAX // 2**20} MiB"
+                why = f"its response is larger than {ANSWER_BYTES_MAX // 2**20} MiB"
                 self._fail(ConnectionProblem(why, ProblemKind.REFUSED))
             return self._problem is None
         if kind is h11.Response:
             if self._reply is None:
                 self._fail(
-                    ConnectionProblem("it sent an answer to no request", ProblemKind.REFUSED)
+                    ConnectionProblem("it sent a response without a request", ProblemKind.REFUSED)
                 )
                 return False
             self._status = event.status_code  # type: ignore[attr-defined]
@@ -292,7 +292,7 @@ class HttpConnection(asyncio.Protocol):
         if self._heard or self._reply is None:
             return ConnectionProblem("it closed the connection")
         return ConnectionProblem(
-            "it closed the connection without an answer", fault=ConnectionFault.SILENT
+            "it closed the connection without a response", fault=ConnectionFault.SILENT
         )
 
     def _fail(self, problem: ConnectionProblem) -> None:
@@ -319,7 +319,7 @@ def _no_http(data: bytes) -> ConnectionProblem:
 
 
 def tls_problem(error: ssl.SSLError) -> ConnectionProblem:
-    """Return why TLS failed, and whether trying again can help."""
+    """Return why TLS failed, and whether retrying can help."""
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return ConnectionProblem(NO_HANDSHAKE, fault=ConnectionFault.SILENT)
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -343,7 +343,7 @@ def tls_problem(error: ssl.SSLError) -> ConnectionProblem:
     return ConnectionProblem(f"TLS failed: {quoted(str(error))}", fault=ConnectionFault.TLS_FAILED)
 
 
-_EXPIRED = (9, 10)  # Not yet valid, not valid any more.
+_EXPIRED = (9, 10)  # Not yet valid, no longer valid.
 _OTHER_HOST = (62, 64)  # The name, or the address, is not in the certificate.
 _PLAIN_TEXT = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE")
 
@@ -351,7 +351,7 @@ _PLAIN_TEXT = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECO
 def error_text(error: Exception) -> str:
     """Return an error of the operating system as readable text."""
     number = getattr(error, "errno", None) or 0
-    # Where there is a number asyncio says something of its own; below 0 are a resolver's.
+    # With a number asyncio has its own text; negative numbers are a resolver's.
     text = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
     return quoted(text[:1].lower() + text[1:])
 
@@ -378,7 +378,7 @@ async def open_connection(
             try:
                 found = await addresses.resolve_async(host, port)
             except OSError as error:
-                raise ConnectionProblem(f"it cannot be resolved: {error_text(error)}") from None
+                raise ConnectionProblem(f"cannot resolve its name: {error_text(error)}") from None
             connected = await addresses.connect_first(found, limit_s, _set_options)
             late = "it accepts connections, but there was no TLS handshake"
             return await _wrap(connected, format_endpoint(host, port), tls, server_name or host)

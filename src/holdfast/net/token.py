@@ -1,22 +1,21 @@
-"""The shared token: where it comes from.
+"""The shared token: which one a process uses.
 
-Which token a side has follows from its settings and from the text of its endpoint alone, so that all
-that are started alike come to the same answer (a host's own name may be loopback to itself and to
-nobody else). The first of these that is true counts:
+Only the settings and the text of the endpoint decide, so all processes with the same settings decide alike (a
+host's own name may be loopback for that host only). The first row that applies counts:
 
 =========================================  ========================================================
 `auth=none`                                none
 a token is set                             that one (`load_token`)
-the endpoint names loopback                none: the kernel knows whose a connection is
-each side must show a certificate          none: the certificates are what the token would be
-otherwise                                  the user's own, `~/.holdfast/token`, made if there is none
+the endpoint names loopback                none: the kernel knows the user of a connection
+each side must show a certificate          none: the certificates authenticate both sides
+otherwise                                  the user's own, `~/.holdfast/token`, created if missing
 =========================================  ========================================================
 
 `auth=token` skips the third and fourth line.
 
-The token itself never travels (`holdfast.wire.handshake` proves it), and no error, message or
-`repr` shows it. Whoever can open a connection gets a proof to try guesses on, so a token must be
-drawn, not thought up. It encrypts nothing: that is what TLS is for.
+The token itself is never sent (`holdfast.wire.handshake` proves it), and no error, message or `repr` shows it.
+Anyone who can open a connection receives a proof to test guesses against, so a token must be random.
+It encrypts nothing: use TLS for that.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES_MAX = 4096
 TOKEN_BYTES_MIN = 8
-"""A shorter one is found by trying all of them."""
+"""A shorter token can be found by trying all of them."""
 TOKEN_BYTES_SAFE = 16
-"""A shorter one may be a word that somebody thought up, and is found by trying those."""
+"""A shorter token may be a word, and can be found by trying words."""
 DRAWN_BYTES = 32
 FILE_KEY = "token_file"
 AUTH_KEY = "auth"
@@ -54,11 +53,11 @@ def choose_token(
     read_only: bool = False,
     make: bool = True,
 ) -> bytes | None:
-    """Return the token for an endpoint at this host, or None if there is to be none.
+    """Return the token for an endpoint at this host, or None for no token.
 
-    `auth` is the setting of that name, and `certified` whether both sides must show certificates.
-    Unless it is to be `read_only`, one by which nothing can be changed is refused. Who only asks
-    a job does not `make` one: it would be another than the job's.
+    `auth` is the setting of that name, and `certified` whether both sides must show certificates. A
+    read-only token is refused unless `read_only` is set. A process that only queries a job does not
+    `make` a token: it would differ from the job's.
     """
     explicit = _setting(environ, token_file)
     if auth == NONE:
@@ -71,7 +70,7 @@ def choose_token(
     if explicit:
         token = load_token(environ, token_file, certified=certified)
         if token is not None and token.startswith(READ_ONLY_PREFIX) and not read_only:
-            raise UsageError(f"{explicit}: the token is read-only, and of no use for running jobs")
+            raise UsageError(f"{explicit}: the token is read-only and cannot run jobs")
         return token
     if auth != TOKEN and (names_loopback(host) or certified):
         return None
@@ -81,12 +80,12 @@ def choose_token(
 def load_token(
     environ: Mapping[str, str], token_file: str | None = None, *, certified: bool = False
 ) -> bytes | None:
-    """Return the token that is set, or None if none is.
+    """Return the configured token, or None.
 
-    The first of these counts: `token_file` (the key of that name in the rendezvous configuration),
-    the file that `HOLDFAST_TOKEN_FILE` names, `HOLDFAST_TOKEN`. One that is set but cannot be used
-    raises; it never falls through to the next, let alone to none. A short one is warned of unless
-    strangers are kept from guessing by certificates (`certified`).
+    The first of these counts: `token_file` (the key of that name in the rendezvous configuration), the
+    file that `HOLDFAST_TOKEN_FILE` names, `HOLDFAST_TOKEN`. An unusable setting raises; it never falls
+    through to the next, or to no token. A short token causes a warning unless certificates keep
+    strangers from guessing (`certified`).
     """
     match _setting(environ, token_file):
         case "":
@@ -102,14 +101,14 @@ def load_token(
             token = read_token(where, path)
     if len(token) < TOKEN_BYTES_SAFE and not certified:
         console.warning(
-            f"{where}: a token of {len(token)} bytes may be guessed by anybody who reaches the "
-            f"coordinator; draw one of {TOKEN_BYTES_SAFE} or more, as by `openssl rand -hex 32`"
+            f"{where}: anyone who reaches the coordinator may guess a token of {len(token)} bytes; "
+            f"generate one of {TOKEN_BYTES_SAFE} or more, for example with `openssl rand -hex 32`"
         )
     return token
 
 
 def _setting(environ: Mapping[str, str], token_file: str | None) -> str:
-    """Return by what a token is set; empty if none is."""
+    """Return the setting that configures a token; empty without one."""
     if token_file is not None:
         return FILE_KEY
     return next((name for name in (FILE_VARIABLE, VARIABLE) if name in environ), "")
@@ -127,37 +126,37 @@ def own_path() -> str:
 
 
 def own_token(*, make: bool = True) -> bytes:
-    """Return the user's own token; one is made, and that said, if there is none."""
+    """Return the user's own token; create it, with a message, if it is missing."""
     path = own_path()
     if not make and not os.path.lexists(path):
         raise EnvironmentProblem(
             f"no token is set, and there is no {path} on this machine",
-            hint=f"copy it from a machine of the job, or set {FILE_VARIABLE} or {VARIABLE} as there",
+            hint=f"copy it from a machine of the job, or set {FILE_VARIABLE} or {VARIABLE} to the same value",
         )
     if not os.path.lexists(path) and make_token(path):
         console.notice(
-            f"made {path}, the token that agents and coordinators of this user prove to each "
-            "other; machines with another home need a copy of it"
+            f"created {path}, the token with which agents and coordinators of this user authenticate "
+            "each other; machines with another home need a copy"
         )
     return read_token(path, path)
 
 
 def make_token(path: str, *, anew: bool = False) -> bool:
-    """Put a drawn token into a file; return whether it was made.
+    """Create a file with a random token; return whether this call created it.
 
-    It is not if somebody was quicker: nodes that share a home may start at the same moment, and all
-    must end up with one token. With `anew` it takes the place of one that is there.
+    Nodes that share a home may start at the same moment, and all must use the same token: the first one
+    wins. `anew` replaces an existing token.
     """
     folder = os.path.dirname(path)
-    # Complete before it has its name. Names are given atomically on network file systems too,
-    # where exclusive creation may not be; and nobody ever reads half a token.
+    # Complete before it has its name. Network file systems rename atomically too, where exclusive
+    # creation may not be atomic; so no process ever reads half a token.
     beside = f"{path}.{os.urandom(8).hex()}"
     try:
         if not os.path.isdir(folder):
             try:
                 os.mkdir(folder, 0o700)
             except FileExistsError:
-                pass  # Somebody was quicker.
+                pass  # Another process was faster.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(beside, flags, 0o600)
         try:
@@ -183,9 +182,9 @@ def make_token(path: str, *, anew: bool = False) -> bool:
 
 def _not_made(path: str, why: str) -> EnvironmentProblem:
     return EnvironmentProblem(
-        f"no token is set, and {path} cannot be made: {why}",
+        f"no token is set, and {path} cannot be created: {why}",
         hint=f"set {FILE_VARIABLE}, {VARIABLE} or --rdzv-conf {FILE_KEY}=FILE to the same on all "
-        f"machines, or --rdzv-conf {AUTH_KEY}={NONE} to let anybody in",
+        f"machines, or --rdzv-conf {AUTH_KEY}={NONE} to accept everyone",
     )
 
 
@@ -193,21 +192,20 @@ def _not_made(path: str, why: str) -> EnvironmentProblem:
 
 
 def read_token(where: str, path: str) -> bytes:
-    """Return what a private file holds; `where` names it in errors."""
+    """Return the content of a private file; `where` names it in errors."""
     try:
-        # Not blocking, lest a named pipe in its place holds up the start for ever.
+        # Nonblocking, or a named pipe in its place would block the start forever.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError:
-        raise UsageError(f"{where!r} is not the name of a file") from None
+        raise UsageError(f"{where!r} is not a valid file name") from None
     except OSError as error:
-        raise EnvironmentProblem(f"{where} cannot be read: {error.strerror}") from None
+        raise EnvironmentProblem(f"{where} is not readable: {error.strerror}") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise EnvironmentProblem(f"{where} is not a regular file")
         _check_private(where, status)
-        # Read until the end, or until it is certain to be too long: a file system may return less
-        # than was asked for.
+        # Read until the end, or until it is too long: a file system may return less than requested.
         data = b""
         while len(data) <= TOKEN_BYTES_MAX:
             piece = os.read(descriptor, TOKEN_BYTES_MAX + 1 - len(data))
@@ -215,21 +213,21 @@ def read_token(where: str, path: str) -> bytes:
                 break
             data += piece
     except OSError as error:
-        raise EnvironmentProblem(f"{where} cannot be read: {error.strerror}") from None
+        raise EnvironmentProblem(f"{where} is not readable: {error.strerror}") from None
     finally:
         os.close(descriptor)
     return _usable(where, data)
 
 
 def _check_private(where: str, status: os.stat_result) -> None:
-    """Raise if others than this user, root and those whom root lets read may know what is in a file.
+    """Raise if anyone but this user, root, and a group that root chose may know the content of a file.
 
-    A volume that Kubernetes makes of a secret is root's, and its group's to read.
+    Root owns a volume that Kubernetes makes of a secret, and its group may read it.
     """
     if status.st_uid not in (0, os.geteuid()):
         raise EnvironmentProblem(
-            f"{where} belongs to another user (uid {status.st_uid}), who knows what is in it",
-            hint="use a file of your own, with a token that only you know",
+            f"{where} belongs to another user (uid {status.st_uid}), who knows its content",
+            hint="use your own file, with a token that only you know",
         )
     others = 0o037 if status.st_uid == 0 else 0o077
     if status.st_mode & others:
@@ -248,6 +246,6 @@ def _usable(where: str, data: bytes) -> bytes:
     if len(token) < TOKEN_BYTES_MIN:
         raise UsageError(
             f"{where}: the token is shorter than {TOKEN_BYTES_MIN} bytes",
-            hint="draw one: openssl rand -hex 32",
+            hint="generate one: openssl rand -hex 32",
         )
     return token

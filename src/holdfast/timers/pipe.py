@@ -1,8 +1,8 @@
 """The named pipe over which workers send timer requests.
 
-It is opened for reading and writing, so that opening it never blocks and it never ends however
-often writers come and go. Only its owner can open it. Whatever is at its path is left alone, unless
-it is a pipe that nobody reads any more, left behind by an agent that was killed.
+The agent opens it for reading and writing, so that opening does not block and the pipe does not end
+when a writer closes it. Only its owner can open it. An existing file at its path is replaced only if
+it is a pipe without a reader, left by an agent that was killed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PIPE_BYTES = 1 << 20
-"""How much the pipe holds, if the kernel lets it: about 8,000 requests."""
+"""The capacity of the pipe if the kernel permits it: about 8,000 requests."""
 
 TAKE_BYTES_MAX = 2 * PIPE_BYTES
-"""The most that is read at once: all that was in the pipe, however fast it is filled."""
+"""The limit for one read of the whole pipe, however fast writers fill it."""
 
 READ_BYTES = 1 << 16
 

@@ -105,7 +105,7 @@ def test_a_stuck_worker_fails_the_job_without_a_restart(
     result = agent.run()
     agent.close()
     assert result.is_failed()
-    assert agent.restart_count == 0
+    assert agent.machine.restart_count == 0
     stuck, other = result.failures[1], result.failures[0]
     assert (stuck.exitcode, stuck.consequence) == (-signal.SIGKILL, False)
     assert "uninterruptible" in stuck.detail

@@ -148,7 +148,7 @@ def test_a_program_that_cannot_be_started_is_not_tried_again(
     result = run(agent)
     assert result.failures[0].exitcode == 127
     assert "No such file or directory" in result.failures[0].detail
-    assert agent.restart_count == 0
+    assert agent.machine.restart_count == 0
     assert "restart" not in caplog.text
 
 
@@ -326,7 +326,8 @@ def test_a_watch_that_arrives_as_soon_as_possible_reaches_the_control_point(
     monkeypatch.setattr(loop, "ControlPoint", Control)
     agent = local("true")
     control = SimpleNamespace(on_watch=lambda watched: watched(watch))
-    agent.membership = Mock(connection=SimpleNamespace(control=control), start_heartbeat=stop)
+    heartbeat = Mock(start=stop)
+    agent.membership = Mock(connection=SimpleNamespace(control=control, heartbeat=heartbeat))
     agent.workers = Mock(blocks=False)
     with pytest.raises(Stopped):
         agent.supervise()

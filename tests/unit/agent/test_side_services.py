@@ -200,7 +200,7 @@ def test_steps_are_sampled_ever_less_often_and_only_where_some_are_reported(
     assert pauses[0] == pytest.approx(side_services.SAMPLE_S_MIN, abs=0.05)
     assert len(pauses) < 300
     assert {len(sample) for sample in samples[1:]} == {1}, "what has not changed is not repeated"
-    made.end_samples()
+    made.workers_stopped()
     assert made.next_deadline(None) is None
 
 

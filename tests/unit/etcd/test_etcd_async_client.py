@@ -140,7 +140,7 @@ async def test_an_etcd_that_hangs_is_noticed_by_a_call_and_its_watches_end(tmp_p
             etcd.pause()
             hung = await problem(client, put(b"a"), SHORT_S)
             assert hung.kind is ProblemKind.UNREACHABLE
-            assert "no answer within" in hung.why
+            assert "no response within" in hung.why
             assert (await watched.problem()).why == hung.why
             await asyncio.gather(*(one.ended for one in idle))
             etcd.resume()
@@ -159,7 +159,7 @@ def test_a_dead_and_a_hanging_member_are_left_for_one_that_answers(tmp_path: Pat
             # A write that was sent is not sent again; the next one goes elsewhere.
             unknown = await problem(client, put(b"a"), SHORT_S)
             assert unknown.kind is ProblemKind.UNREACHABLE
-            assert "no answer" in unknown.why
+            assert "no response" in unknown.why
             await done(client, put(b"a"))
         async with client_of(dead, hanging, etcd.port, call_s=3 * SHORT_S) as client:
             now = etcd.put(b"b", b"1")
@@ -210,14 +210,14 @@ async def test_a_watch_follows_where_all_else_has_gone_while_it_was_connecting(
             async def connect_slowly(at: int, attempts: Attempts) -> HttpConnection:
                 connection = await connect(at, attempts)
                 if at == 0:
-                    client._leave(0, "no answer within 1 s")  # As a call would find.
+                    client._leave(0, "no response within 1 s")  # As a call would find.
                 return connection
 
             client._connect = connect_slowly  # type: ignore[method-assign]
             watched = Watched(client, b"a", b"", etcd.put(b"a", b"1"))
             assert len(await watched.changes()) == 1
             assert client.endpoint == etcd.endpoint
-            assert client.tried == {f"{LOCAL}:{left}": "no answer within 1 s"}
+            assert client.tried == {f"{LOCAL}:{left}": "no response within 1 s"}
 
 
 @in_loop

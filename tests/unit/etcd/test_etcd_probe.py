@@ -1,4 +1,4 @@
-"""The door of a machine without data, and what others see of a machine."""
+"""The probe server of a machine without data, and what a probe reports of a machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ import pytest
 
 from holdfast.core.etcd.cluster import Empty, Founding, Serving
 from holdfast.etcd.cluster_list import RECORD, ClusterRecord
-from holdfast.etcd.probe import KNOCK_BYTES_MAX, Answer, Door, Knock, View, look_at
+from holdfast.etcd.probe import (
+    PROBE_BYTES_MAX,
+    Probe,
+    ProbeReply,
+    ProbeResult,
+    ProbeServer,
+    probe_member,
+)
 from holdfast.net import listening
 from real_etcd import running_cluster, running_etcd
 
@@ -24,53 +31,55 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MACHINES = ("node0:1", "node1:1")
-KNOCK = Knock("job", MACHINES)
+PROBE = Probe("job", MACHINES)
 FOUNDING = Founding("f", 1, (("node0:1", 7),))
 LOCAL = "127.0.0.1"
 
 
 @contextlib.asynccontextmanager
-async def open_door(*, accepts: bool = False) -> AsyncIterator[int]:
-    def answer(founding: Founding | None) -> Answer:
-        return Answer("job", MACHINES, 7, accepts and founding is not None)
+async def probe_server(*, accepts: bool = False) -> AsyncIterator[int]:
+    def answer(founding: Founding | None) -> ProbeReply:
+        return ProbeReply("job", MACHINES, 7, accepts and founding is not None)
 
-    door = Door(answer, lambda: "it waits for node1")
+    server = ProbeServer(answer, lambda: "it waits for node1")
     listener = listening.listen([(socket.AF_INET, (LOCAL, 0))])
     port = listener.getsockname()[1]
-    await door.open(listener, None)
+    await server.open(listener, None)
     try:
         yield port
     finally:
-        await door.close()
+        await server.close()
 
 
-def seen(port: int, knock: Knock = KNOCK, limit_s: float = 10) -> View:
-    return asyncio.run(look_at(LOCAL, port, knock, tls=None, limit_s=limit_s))
+def seen(port: int, probe: Probe = PROBE, limit_s: float = 10) -> ProbeResult:
+    return asyncio.run(probe_member(LOCAL, port, probe, tls=None, limit_s=limit_s))
 
 
-def through_door(knock: Knock, *, accepts: bool = False) -> View:
-    async def visit() -> View:
-        async with open_door(accepts=accepts) as port:
-            return await look_at(LOCAL, port, knock, tls=None, limit_s=10)
+def probed(probe: Probe, *, accepts: bool = False) -> ProbeResult:
+    async def visit() -> ProbeResult:
+        async with probe_server(accepts=accepts) as port:
+            return await probe_member(LOCAL, port, probe, tls=None, limit_s=10)
 
     return asyncio.run(visit())
 
 
 def test_a_machine_without_data_is_seen_with_its_incarnation() -> None:
-    assert through_door(KNOCK) == View(Empty(7))
+    assert probed(PROBE) == ProbeResult(Empty(7))
 
 
 @pytest.mark.parametrize("accepts", [True, False])
 def test_a_proposal_is_answered(accepts: bool) -> None:
-    knock = Knock("job", MACHINES, FOUNDING)
-    assert through_door(knock, accepts=accepts).accepted is accepts
+    probe = Probe("job", MACHINES, FOUNDING)
+    assert probed(probe, accepts=accepts).accepted is accepts
 
 
 @pytest.mark.parametrize(
-    "knock", [Knock("other", MACHINES, FOUNDING), Knock("job", MACHINES[:1], FOUNDING)]
+    "probe", [Probe("other", MACHINES, FOUNDING), Probe("job", MACHINES[:1], FOUNDING)]
 )
-def test_a_machine_of_another_job_or_list_is_not_seen_and_proposes_in_vain(knock: Knock) -> None:
-    view = through_door(knock, accepts=True)
+def test_machine_of_another_job_or_list_is_not_seen_and_its_proposal_is_refused(
+    probe: Probe,
+) -> None:
+    view = probed(probe, accepts=True)
     assert view.sighting is None
     assert not view.accepted
     assert view.other is not None
@@ -87,7 +96,7 @@ def test_a_member_is_seen_with_its_cluster_if_it_is_one_of_the_job(
         cluster = int(etcd.status()["header"]["cluster_id"])
         view = seen(etcd.port)
     if run_id == "job":
-        assert view == View(Serving(f"{cluster:x}", has_leader=True))
+        assert view == ProbeResult(Serving(f"{cluster:x}", has_leader=True))
     else:
         assert view.sighting is None
         assert (view.other is None) == (run_id is None)
@@ -121,7 +130,7 @@ def test_clients_of_etcd_are_told_what_is_waited_for() -> None:
             return dict(json.loads(answer.read()))
 
     async def visit() -> dict[str, object]:
-        async with open_door() as port:
+        async with probe_server() as port:
             return await asyncio.to_thread(ask, port)
 
     assert asyncio.run(visit())["message"] == "it waits for node1"
@@ -131,22 +140,22 @@ def test_clients_of_etcd_are_told_what_is_waited_for() -> None:
     "sent",
     [
         b"\0" * 100,
-        b"POST /holdfast/door HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n{{{",
-        b"POST /holdfast/door HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999\r\n\r\n"
-        + b" " * (KNOCK_BYTES_MAX + 1),
+        b"POST /holdfast/probe HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n{{{",
+        b"POST /holdfast/probe HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999\r\n\r\n"
+        + b" " * (PROBE_BYTES_MAX + 1),
     ],
 )
-def test_whatever_comes_to_the_door_it_stays_open(sent: bytes) -> None:
-    def knock(port: int) -> None:
+def test_server_survives_invalid_requests(sent: bytes) -> None:
+    def probe(port: int) -> None:
         with socket.create_connection((LOCAL, port), 10) as visitor:
             visitor.sendall(sent)
             with contextlib.suppress(ConnectionResetError):
                 while visitor.recv(4096):
                     pass
 
-    async def visit() -> View:
-        async with open_door() as port:
-            await asyncio.to_thread(knock, port)
-            return await look_at(LOCAL, port, KNOCK, tls=None, limit_s=10)
+    async def visit() -> ProbeResult:
+        async with probe_server() as port:
+            await asyncio.to_thread(probe, port)
+            return await probe_member(LOCAL, port, PROBE, tls=None, limit_s=10)
 
     assert asyncio.run(visit()).sighting == Empty(7)

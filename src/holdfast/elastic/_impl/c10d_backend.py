@@ -26,7 +26,7 @@ DEFAULT_PORT = 29400
 DEFAULT_READ_TIMEOUT_S = 60.0
 
 NUMBER_BYTES = 8
-# What stands for "no state", so that reading the key never waits for someone to write it.
+# Means "no state", so that reading the key never waits for a write.
 NO_STATE = b"Y2FuaW1hZGFt"
 
 

@@ -111,7 +111,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
 
 
 def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, EtcdStore]:
-    """Return a backend in etcd as the parameters say, and the store that the agents share there.
+    """Return the etcd backend for these parameters, and the store that the agents share.
 
     Both use one client, which `close` of the store ends. What is written has a TTL of two hours; it
     lasts longer for as long as the store is open, or the state is written.

@@ -24,7 +24,7 @@ DEFAULT_READ_TIMEOUT_S = 60.0
 
 
 class EtcdException(Exception):
-    """Base of what the methods for paths raise; of python-etcd's types too, where it is loaded."""
+    """Base of the exceptions for paths, and of python-etcd's types if it is loaded."""
 
 
 class EtcdKeyNotFound(EtcdException, KeyError):
@@ -34,23 +34,23 @@ class EtcdKeyNotFound(EtcdException, KeyError):
 
 
 class EtcdAlreadyExist(EtcdException, KeyError):
-    """The path was not to exist."""
+    """The path exists already."""
 
     __str__ = Exception.__str__
 
 
 class EtcdNotFile(EtcdException, KeyError):
-    """The path is a directory, and nothing said that one was meant."""
+    """The path is a directory, and the call did not ask for one."""
 
     __str__ = Exception.__str__
 
 
 class EtcdCompareFailed(EtcdException, ValueError):
-    """The path does not have the value or index that was expected."""
+    """The path does not have the expected value or index."""
 
 
 class EtcdResult:
-    """A path as it is, or was just written. Indices are etcd's revisions."""
+    """The state of a path after a read or a write. Indices are etcd's revisions."""
 
     def __init__(self, action: str, key: str, found: KeyValue | None, ttl: int | None) -> None:
         self.action = action

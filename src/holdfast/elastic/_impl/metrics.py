@@ -63,7 +63,7 @@ def _reported(function: Callable[..., Any], name: str, group: str) -> Callable[.
             outcome = "failure"
             raise
         finally:
-            # Here, so that a traceback shows nothing of ours.
+            # Here, so that a traceback shows only the user's code.
             if outcome:
                 put_metric(f"{name}.{outcome}", 1, group)
             took_ms = int((time.monotonic() - begin) * 1000)

@@ -58,7 +58,7 @@ MODULE = "torch._C._distributed_c10d"
 
 
 def torch_handler_names() -> list[str]:
-    """Return the names of torch's handlers in this process; none where it is not imported."""
+    """Return the names of torch's handlers in this process; none if torch is not imported."""
     try:
         return [str(name) for name in sys.modules[MODULE]._get_handler_names()]
     except (KeyError, AttributeError):

@@ -76,7 +76,7 @@ class OomKills:
             return ""
 
 
-# More than any node has workers: a worker that was given up comes last.
+# More than the workers of any node: a worker that SIGKILL does not end counts last.
 ORDER_OF_GIVEN_UP = 1 << 20
 # Temporary errors of an exec.
 SHORTAGES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ETXTBSY)
@@ -105,7 +105,7 @@ class WorkerExit(Value):
     order: int
     when_ns: int  # On the wall clock, as in error files.
     after_stop: bool  # A stop had begun before.
-    retryable: bool = True  # False for what a new start would only repeat.
+    retryable: bool = True  # False if a restart would fail in the same way.
     stray_signal: bool = False  # It died of a signal that the stop, if any, had not sent to it.
 
     @property
@@ -148,7 +148,7 @@ def report_left_behind(workers: dict[int, int], leftovers: list[int], reap_s: fl
 
 
 def exit_of_unkillable(rank: int, pid: int, reap_s: float) -> WorkerExit:
-    """Return how a worker that was given up counts as exited: after all others, by SIGKILL."""
+    """Return the exit of a worker that SIGKILL does not end: after all others, by SIGKILL."""
     return WorkerExit(
         rank,
         pid,
@@ -165,7 +165,7 @@ def failure_of(
 ) -> ProcessFailure:
     """Return the failure of a worker that exited so; `known` are values of further fields.
 
-    `spoke_before_stop` says that a traceback was on its standard error when the stop began.
+    `spoke_before_stop`: whether its standard error had a traceback when the stop began.
     """
     from holdfast.processes.failures.failure import ProcessFailure
 

@@ -81,7 +81,7 @@ class Empty(Value):
 
 
 class KeeperLost(Value):
-    """The keeper is gone; the kernel has killed its workers."""
+    """The keeper has died; the kernel has killed its workers."""
 
 
 Event = Spawned | SpawnFailed | Exited | Expired | Empty | KeeperLost
@@ -142,13 +142,13 @@ class Keeper:
 
     @classmethod
     def start_another(cls) -> Keeper:
-        """Return a keeper for something else than workers; one that was prestarted is for these."""
+        """Return a keeper for other processes than workers; a prestarted keeper is for workers."""
         try:
             script = cls._open_program()
         except OSError as error:
             raise _cannot_start(_program_path(), error) from None
         # Running it from a descriptor keeps this project's name off its command line:
-        # whoever kills by name must not hit the agent and its keeper at once.
+        # a kill by name must not hit both the agent and its keeper.
         argv = [sys.executable, "-I", "-S", "/dev/fd/4", "keeper of agent", str(os.getpid())]
         null = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)
         try:
@@ -211,13 +211,13 @@ class Keeper:
 
     @classmethod
     def bequeath(cls, folder: str) -> None:
-        """Have a folder removed if this process is killed; for one that is about to be made."""
+        """Have the keeper remove a folder, which will be created, if this process is killed."""
         cls._bequeathed[folder] = get_ident()
         cls._announce_all()
 
     @classmethod
     def withhold(cls, folder: str) -> None:
-        """Take that back: the folder is gone, or is to stay."""
+        """Cancel `bequeath`: the folder was removed, or must stay."""
         if cls._bequeathed.pop(folder, None) is not None:
             cls._announce_all()
 
@@ -313,18 +313,18 @@ class Keeper:
         self._send(("deadline", self._deadlines_set, len(fds)), fds)
 
     def signal_leftovers(self, signum: int) -> None:
-        """Signal all that ended workers left; `Empty` follows when it is gone."""
-        # Numbered, so that the response to an earlier one is not taken for that to the next.
+        """Signal the processes that ended workers left; `Empty` follows when all have exited."""
+        # Numbered, to match responses to requests.
         self._clearings_requested += 1
         self._send(("clear", int(signum), self._clearings_requested))
 
     @property
     def is_childless(self) -> bool:
-        """Whether nothing is left below the keeper, as it has reported of its own accord."""
+        """Whether the keeper has reported that it has no child processes."""
         return self._childless_after == self._workers_requested
 
     def sweep(self) -> None:
-        """SIGKILL all that ended workers left; `Empty` follows when it is gone."""
+        """SIGKILL the processes that ended workers left; `Empty` follows when all have exited."""
         self.signal_leftovers(SIGKILL)
 
     def receive(self) -> list[Event]:
@@ -334,7 +334,7 @@ class Keeper:
         return events
 
     def is_gone(self) -> bool:
-        """Whether the keeper is gone, by a look right now; its events stay for `receive`."""
+        """Check whether the keeper has exited; its events stay for `receive`."""
         self._receive_events()
         return self.lost
 
@@ -405,7 +405,7 @@ class Keeper:
         Keeper._running.discard(self)
         if self._owner == os.getpid():
             self._send(("inherit", []))  # This process lives, and looks after what it made.
-            # Closing alone says nothing while a process forked from this one has a copy.
+            # Closing has no effect while a process forked from this one has a copy.
             self._control.shutdown(socket.SHUT_RDWR)
             self._is_ending = True
         self._control.close()
@@ -429,7 +429,7 @@ def send_message(control: socket.socket, body: bytes, fds: Sequence[int] = ()) -
     message = len(body).to_bytes(4, "little") + body
     rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
     passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if fds else []
-    # A program around us may have SIGPIPE at its default, which would end it.
+    # This program may have SIGPIPE at its default, which would end it.
     sent = control.sendmsg([message], passed, socket.MSG_NOSIGNAL)
     control.sendall(message[sent:], socket.MSG_NOSIGNAL)
 
@@ -476,7 +476,7 @@ def _program_path() -> str:
 
 
 def _is_current(cached: str, source: str) -> bool:
-    """Whether a compiled file is of this source, as the import system would judge it."""
+    """Whether the import system would use a compiled file for this source."""
     try:
         with open(cached, "rb") as stream:
             header = stream.read(16)
@@ -516,7 +516,7 @@ _is_subreaper = False
 
 
 def adopt_orphans() -> None:
-    """Have this process adopt, once workers run, what a killed keeper would leave.
+    """Let this process adopt the orphans of a killed keeper, once workers run.
 
     Only for a process that is nothing but an agent: a program around us may have children of
     its own that must not be touched.
@@ -526,7 +526,7 @@ def adopt_orphans() -> None:
 
 
 def become_subreaper_if_wanted() -> None:
-    """Do what `adopt_orphans` promised; while workers are forked, so that it delays none."""
+    """Become a subreaper if `adopt_orphans` was called; called while workers are forked."""
     global _is_subreaper  # noqa: PLW0603 (a property of the process)
     if _adopts and not _is_subreaper:
         keeper_program.load_prctl()(keeper_program.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -550,7 +550,7 @@ def sweep_after_loss() -> None:
 
 
 def ended_soon(pid: int, ms_max: int = REAP_MS_MAX) -> bool:
-    """Whether a process is gone or ends in time; it is not reaped."""
+    """Whether a process exits within the time; does not reap it."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
