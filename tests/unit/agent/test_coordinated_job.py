@@ -67,7 +67,11 @@ class FakeConnection:
         self.said.append(phase)
 
     def problem(self) -> str:
-        return "" if self.view else "no coordinator at head:29400 for 2.0 s: connection refused"
+        return (
+            ""
+            if self.view
+            else "no connection to the coordinator at head:29400 for 2.0 s: connection refused"
+        )
 
     def describe_timeout(self, _connection: object) -> str:
         return "too few"
