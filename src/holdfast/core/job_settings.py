@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from holdfast.core.limits import COUNTER_MAX, NODES_MAX, SETTLE_S_MAX
+from holdfast.core.values import Value
 
 
 class RankOrder(Enum):
@@ -39,7 +40,7 @@ class StoreAccess(Enum):
     """The job's agents, which forward the requests of their own workers."""
 
 
-class Setting(NamedTuple):
+class Setting(Value):
     """The declaration of one setting."""
 
     key: str = ""
@@ -113,8 +114,9 @@ def _declared() -> dict[str, tuple[type, Setting]]:
     return {name: get_args(hint)[:2] for name, hint in hints.items()}
 
 
-TYPES: dict[str, type] = {name: kind for name, (kind, _) in _declared().items()}
-SETTINGS: dict[str, Setting] = {name: setting for name, (_, setting) in _declared().items()}
+_DECLARED = _declared()
+TYPES: dict[str, type] = {name: kind for name, (kind, _) in _DECLARED.items()}
+SETTINGS: dict[str, Setting] = {name: setting for name, (_, setting) in _DECLARED.items()}
 DEFAULTS: dict[str, Any] = JobSettings._field_defaults
 _LIMITS = [
     (name, setting.least, setting.most)
