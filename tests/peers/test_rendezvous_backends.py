@@ -169,7 +169,7 @@ def test_a_server_that_is_gone_is_told_of_after_a_while() -> None:
     handler.next_rendezvous()
     assert handler.num_nodes_waiting() == 0
     del server
-    with pytest.raises(RendezvousConnectionError, match="could not be reached"):
+    with pytest.raises(RendezvousConnectionError, match="has been unreachable"):
         until(handler.num_nodes_waiting)
     assert handler.shutdown() is False
 

@@ -221,7 +221,6 @@ def execute(args: argparse.Namespace) -> None:
     if not os.environ.get("TORCHELASTIC_ERROR_FILE"):
         run(args)
         return
-    # Only for a command that is a worker of another launcher.
     from holdfast.processes.failures.error_file import Recording, get_error_handler
 
     with Recording(get_error_handler()):
@@ -306,7 +305,7 @@ def _logs_specs(args: argparse.Namespace) -> LogsSpecs:
     redirects: Any = values.parse_streams(args.redirects, "--redirects")
     tee: Any = values.parse_streams(args.tee, "--tee")
     if name != "default":
-        from holdfast.processes.logs.std import as_std  # Only for plug-ins.
+        from holdfast.processes.logs.std import as_std  # Only plug-ins get TorchElastic's type.
 
         redirects, tee = as_std(redirects), as_std(tee)  # TorchElastic's type.
     return kind(

@@ -9,10 +9,8 @@ A new setting needs its declaration, its use and its documentation. This module 
 the command line reads it before anything else.
 """
 
-from __future__ import annotations
-
 from enum import Enum
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args
 
 from holdfast.core.limits import COUNTER_MAX, NODES_MAX, SETTLE_S_MAX
 from holdfast.core.values import Value
@@ -109,8 +107,7 @@ class JobSettings(NamedTuple):
 
 
 def _declared() -> dict[str, tuple[type, Setting]]:
-    hints = get_type_hints(JobSettings, include_extras=True)
-    assert all(get_origin(hint) is Annotated for hint in hints.values())
+    hints = JobSettings.__annotations__
     return {name: get_args(hint)[:2] for name, hint in hints.items()}
 
 

@@ -383,7 +383,7 @@ def failure_of(launch: Launch, result: RunResult, machine: Supervision) -> Excep
     config = launch.config
     if not result.failures:
         return EnvironmentProblem(f"{launch.name}: the workers were unhealthy and were stopped")
-    from holdfast.processes.failures.failure import ChildFailedError  # Only for failures.
+    from holdfast.processes.failures.failure import ChildFailedError  # Only a failed job needs it.
 
     error = ChildFailedError(launch.name, result.failures)
     error.many_nodes = config.max_nodes > 1

@@ -125,7 +125,7 @@ def test_missing_answer_is_a_timeout_or_connection_error(
     assert len(direct.forgotten) == 1
     with pytest.raises(TimeoutError, match=r"a$"):
         CoordinatorStore(direct, "s", timeout_s=3600).wait(["a"], timedelta(0))
-    direct.down = "no coordinator at head:29400 for 3 s: connection refused"
+    direct.down = "no connection to the coordinator at head:29400 for 3 s: connection refused"
     with pytest.raises(ConnectionError, match="head:29400"):
         store.set("k", "v")
     broken: Future[StoreResult] = Future()
