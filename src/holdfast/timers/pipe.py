@@ -71,7 +71,7 @@ class RequestPipe:
             try:
                 os.unlink(self.path)
             except OSError:
-                pass  # Somebody has removed it just now, or its folder.
+                pass  # Another process has removed it, or its folder.
         os.close(self._fd)
         self._fd = -1
 
@@ -91,11 +91,11 @@ def clear_path(path: str) -> None:
     except OSError as problem:
         raise _unusable(path, problem.strerror or str(problem)) from problem
     if not stat.S_ISFIFO(there.st_mode):
-        raise _unusable(path, "something other than a pipe is there")
+        raise _unusable(path, "the path exists and is not a pipe")
     if there.st_uid != os.geteuid():
-        raise _unusable(path, "the pipe there belongs to another user")
+        raise _unusable(path, "the pipe belongs to another user")
     if _is_read(path):
-        raise _unusable(path, "another agent reads the pipe there")
+        raise _unusable(path, "another agent reads the pipe")
     os.unlink(path)
 
 
@@ -110,6 +110,6 @@ def _is_read(path: str) -> bool:
 
 def _unusable(path: str, why: str) -> UsageError:
     return UsageError(
-        f"cannot make the timer pipe {path}: {why}",
+        f"cannot create the timer pipe {path}: {why}",
         hint="set TORCHELASTIC_TIMER_FILE to a path that does not exist yet, or leave it out",
     )

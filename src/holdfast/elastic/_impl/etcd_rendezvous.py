@@ -19,14 +19,14 @@ from holdfast.core.etcd.keys import JobKeys, JobRecord, unpack
 from holdfast.core.rounds import JobPhase
 from holdfast.elastic._impl.etcd_v2_client import adapted
 from holdfast.etcd.generation_stores import GenerationStores
-from holdfast.etcd.sync_client import EtcdError
+from holdfast.etcd.sync_client import EtcdClient, EtcdError
 from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.errors import (
     RendezvousConnectionError,
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from holdfast.rendezvous.etcd import EtcdHandler
+from holdfast.rendezvous.etcd import EtcdHandler, etcd_settings_of
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.store.memory_store import as_seconds
 from holdfast.store.store_errors import StoreTimeoutError
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from holdfast.core.protocol import View
     from holdfast.core.rounds import Job
     from holdfast.etcd.etcd_store import EtcdStore
-    from holdfast.etcd.sync_client import EtcdClient
     from holdfast.rendezvous.handler import RendezvousInfo
 
 BACKEND = "etcd"
@@ -54,9 +53,6 @@ class EtcdRendezvousRetryImmediately(Exception):
 
 def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     """Return a handler for these parameters, with its own client."""
-    from holdfast.etcd.sync_client import EtcdClient
-    from holdfast.rendezvous.etcd import etcd_settings_of
-
     conf = rdzv_conf.parse(params)
     impl = EtcdRendezvous(
         EtcdClient(etcd_settings_of(params)),

@@ -7,7 +7,9 @@ this is. Waiting for a change (`wait`, `watch`), `append` and making an empty di
 
 from __future__ import annotations
 
+import json
 import sys
+import urllib.request
 from typing import TYPE_CHECKING, Any, overload
 
 from holdfast.core.etcd.calls import Compare, Delete, Field, Get, Put, Txn, end_of_prefix
@@ -98,9 +100,6 @@ class EtcdV2Client(EtcdClient):
     @property
     def version(self) -> str:
         """The version of the etcd that answers."""
-        import json
-        import urllib.request
-
         try:
             with urllib.request.urlopen(  # noqa: S310 (the endpoint of a person's own settings)
                 f"{self.base_uri}/version",

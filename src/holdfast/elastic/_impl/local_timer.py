@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import abc
 import os
+import queue
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -22,7 +24,6 @@ from holdfast.timers.timer_requests import RELEASED, RefusalLog, TimerRequest, i
 from holdfast.timers.timer_table import TimerTable
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
     from typing import Any
 
@@ -81,8 +82,6 @@ class TimerServer(abc.ABC):
 
     def start(self) -> None:
         """Watch in a thread."""
-        import threading
-
         if self._thread is None:
             self._stopping = False
             self._thread = threading.Thread(
@@ -181,8 +180,6 @@ class MultiprocessingRequestQueue(RequestQueue):
 
     def get(self, size: int, timeout: float) -> list[TimerRequest]:
         """Return up to `size` requests, after `timeout` seconds at the latest."""
-        import queue
-
         requests: list[TimerRequest] = []
         deadline = time.monotonic() + timeout
         while len(requests) < size:
@@ -197,8 +194,6 @@ class MultiprocessingRequestQueue(RequestQueue):
 
     def wake(self) -> None:
         """Have a `get` that waits return."""
-        import queue
-
         try:
             self._mp_queue.put_nowait(None)
         except queue.Full:

@@ -15,6 +15,7 @@ profiler, and what the program registered with torch. Holdfast never imports tor
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
@@ -191,8 +192,6 @@ def _dump_traceback(_request: Request, response: Response) -> None:
 
 
 def _pyspy_dump(request: Request, response: Response) -> None:
-    import os
-
     from holdfast.processes.stacks import PySpyFailed, run_py_spy
 
     try:

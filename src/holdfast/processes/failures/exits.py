@@ -18,6 +18,7 @@ from holdfast import console
 from holdfast.core.values import Value
 from holdfast.errors import shortage_hint
 from holdfast.lazy_dataclass import factory_field, lazy_dataclass
+from holdfast.processes.procfs import state_of
 
 if TYPE_CHECKING:
     from typing import Any
@@ -131,8 +132,6 @@ def start_error(error: tuple[int, str] | None) -> str:
 
 def unkillable(pid: int, reap_s: float) -> str:
     """Say of a process that SIGKILL does not end what state it is in."""
-    from holdfast.processes.procfs import state_of
-
     state = state_of(pid)
     where = "in uninterruptible sleep" if state == "D" else f"in state {state}"
     return f"does not end even by SIGKILL: {where}, given up after {reap_s:g} s"

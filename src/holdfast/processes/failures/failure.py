@@ -10,6 +10,7 @@ and the times of the exits (`ProcessFailure.trace`).
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import Any
 
@@ -309,8 +310,6 @@ def exit_status(error: ChildFailedError) -> int:
 
 
 def _signal_name(number: int) -> str:
-    import signal
-
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -184,7 +184,7 @@ class Keeper:
 
     @classmethod
     def remember_program(cls) -> None:
-        """Have later keepers run this very program, even if its file is removed or replaced."""
+        """Let later keepers run this program, even if its file is removed or replaced."""
         if not cls._program:
             with open(_program_path(), "rb") as stream:
                 Keeper._program = stream.read()
@@ -199,7 +199,7 @@ class Keeper:
 
     @classmethod
     def prestart(cls) -> None:
-        """Begin starting a keeper, for the next `start` of this process to take over."""
+        """Start a keeper that the next `start` of this process returns."""
         if cls._prestarted is None:
             Keeper._prestarted = cls.start()
 
@@ -211,7 +211,7 @@ class Keeper:
 
     @classmethod
     def bequeath(cls, folder: str) -> None:
-        """Have the keeper remove a folder, which will be created, if this process is killed."""
+        """Let the keeper remove a folder, which will be created, if this process is killed."""
         cls._bequeathed[folder] = get_ident()
         cls._announce_all()
 
@@ -274,9 +274,9 @@ class Keeper:
         call: Any = None,
         cpus: Sequence[int] = (),
     ) -> None:
-        """Request a worker; `fds` maps the numbers it is to have to descriptors of ours.
+        """Request a worker; `fds` maps its descriptors to ours.
 
-        With `cpus` it is bound to these, before it begins.
+        `cpus` binds it to these CPUs before it begins.
         """
         if len(fds) > keeper_program.MESSAGE_FDS_MAX:
             raise UsageError(
@@ -304,9 +304,9 @@ class Keeper:
         self._send(("kill", key))
 
     def watch(self, timer_fd: int, held_fd: int = -1) -> None:
-        """Have all workers killed when a timer expires; an earlier one does not count any more.
+        """Let the keeper kill all workers when a timer expires; this replaces an earlier timer.
 
-        A socket `held_fd` stays open until the keeper and the workers are gone.
+        A socket `held_fd` stays open until the keeper and the workers have exited.
         """
         self._deadlines_set += 1
         fds = [fd for fd in (timer_fd, held_fd) if fd >= 0]
@@ -328,7 +328,7 @@ class Keeper:
         self.signal_leftovers(SIGKILL)
 
     def receive(self) -> list[Event]:
-        """Return the events that are there, without waiting for any."""
+        """Return the events that have arrived, without waiting."""
         self._receive_events()
         events, self._events = self._events, []
         return events
@@ -339,7 +339,7 @@ class Keeper:
         return self.lost
 
     def responds(self) -> bool:
-        """Whether the keeper reacts to the last request; waits for that, but not for long."""
+        """Whether the keeper reacts to the last request within a limited time."""
         deadline = time.monotonic() + RESPONSE_MS_MAX / 1000
         poll = select.poll()
         poll.register(self._control.fileno(), select.POLLIN)
@@ -352,7 +352,7 @@ class Keeper:
                 return False
 
     def kill(self) -> None:
-        """SIGKILL the keeper and all below it, for when it does nothing of that itself."""
+        """SIGKILL the keeper and its descendants, in case the keeper does not react."""
         if self._owner == os.getpid() and not self.lost:
             below = keeper_program.descendants_of(self.pid)
             for pid in [*below, self.pid]:
@@ -375,7 +375,7 @@ class Keeper:
         for event in take_messages(self._received):
             self._add_event(event)
         if self.lost and not self._loss_reported:
-            # Only now: what it reported before, and who failed first, is no less true.
+            # Only now, because the events before the loss are still valid.
             self._loss_reported = True
             self._events.append(KeeperLost())
 
@@ -390,28 +390,28 @@ class Keeper:
             self._events.append(decode(event))
 
     def close(self, *, wait: bool = True) -> None:
-        """Have all that is below the keeper killed, and wait for the keeper to end.
+        """Let the keeper kill all its descendants, and wait until it exits.
 
-        Without waiting it ends by itself soon, for when something below it cannot be killed.
+        Without waiting it exits soon, unless a descendant cannot be killed.
         """
         self.hang_up()
         if wait:
             self.await_end()
 
     def hang_up(self) -> None:
-        """Have all that is below the keeper killed, and the keeper end; the first half of `close`."""
+        """Let the keeper kill all its descendants and exit; the first half of `close`."""
         if self._control.fileno() < 0:
             return
         Keeper._running.discard(self)
         if self._owner == os.getpid():
-            self._send(("inherit", []))  # This process lives, and looks after what it made.
+            self._send(("inherit", []))  # This process lives, and removes its folders itself.
             # Closing has no effect while a process forked from this one has a copy.
             self._control.shutdown(socket.SHUT_RDWR)
             self._is_ending = True
         self._control.close()
 
     def await_end(self) -> None:
-        """Wait for a keeper to end that was hung up on; the second half of `close`."""
+        """Wait until the keeper exits after `hang_up`; the second half of `close`."""
         if self._is_ending and not reap_soon(self.pid, CLOSE_MS_MAX):
             keeper_program.send_signal(self.pid, SIGKILL)  # The kernel then kills the workers.
             reap_soon(self.pid)

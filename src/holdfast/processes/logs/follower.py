@@ -14,9 +14,11 @@ called from any thread, repeatedly, and in any order, except that nothing can be
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import select
 import sys
+import termios
 import threading
 import time
 from collections import deque
@@ -343,15 +345,10 @@ class PipeStream(Stream):
 
 
 def _unread(fd: int) -> int:
-    import fcntl
-    import termios
-
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _ask_for_room(fd: int) -> None:
-    import fcntl
-
     try:
         fcntl.fcntl(fd, _F_SETPIPE_SZ, PIPE_ROOM_BYTES)
     except OSError:

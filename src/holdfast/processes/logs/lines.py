@@ -9,6 +9,7 @@ discards further bytes, so that following the files continues.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import select
 import stat
@@ -88,8 +89,6 @@ class Sink:
         Python's own kind of stream is written by its descriptor. Without a console the stream is
         None, and its sink is quiet.
         """
-        import io
-
         if isinstance(stream, io.TextIOWrapper):
             try:
                 stream.flush()

@@ -385,8 +385,6 @@ def _parent() -> str:
 
 def _hold(folder_fd: int) -> bool:
     """Lock a directory of pages; its agent holds the lock until it exits."""
-    import fcntl
-
     try:
         fcntl.flock(folder_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
