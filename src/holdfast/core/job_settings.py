@@ -84,7 +84,7 @@ class JobSettings(NamedTuple):
         float,
         Setting(
             "last_call_timeout",
-            "how long a round that could form waits for more nodes, from the last that joined",
+            "how long a round with enough nodes waits for more, counted from the last node that joined",
             most=SETTLE_S_MAX,
             agreed=False,
         ),
@@ -99,8 +99,8 @@ class JobSettings(NamedTuple):
         StoreAccess,
         Setting(
             "store",
-            "which clients the workers' store serves: hosts of the job, everybody (the default for one "
-            "node), or workers through their own agents alone",
+            "who can connect to the workers' store: hosts of the job, everybody (the default for one "
+            "node), or only agents, which forward their workers' requests",
             depends=True,
         ),
     ] = StoreAccess.HOSTS

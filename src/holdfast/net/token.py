@@ -1,21 +1,22 @@
-"""The shared token: which one a process uses.
+"""The shared token: which token a process uses.
 
-Only the settings and the text of the endpoint decide, so all processes with the same settings decide alike (a
-host's own name may be loopback for that host only). The first row that applies counts:
+The choice depends only on the settings and the text of the endpoint, so all processes with the same
+settings make the same choice. It does not depend on name resolution: a host's own name may resolve to
+loopback on that host only. The first row that applies decides:
 
 =========================================  ========================================================
 `auth=none`                                none
-a token is set                             that one (`load_token`)
+a token is set                             this token (`load_token`)
 the endpoint names loopback                none: the kernel knows the user of a connection
 each side must show a certificate          none: the certificates authenticate both sides
-otherwise                                  the user's own, `~/.holdfast/token`, created if missing
+otherwise                                  `~/.holdfast/token`, created if missing
 =========================================  ========================================================
 
-`auth=token` skips the third and fourth line.
+`auth=token` skips the third and fourth row.
 
-The token itself is never sent (`holdfast.wire.handshake` proves it), and no error, message or `repr` shows it.
-Anyone who can open a connection receives a proof to test guesses against, so a token must be random.
-It encrypts nothing: use TLS for that.
+No process sends the token; each side proves that it has it (`holdfast.wire.handshake`). No error, message
+or `repr` contains it. Anyone who can open a connection receives a proof and can test guesses against it,
+so a token must be random. The token encrypts nothing: use TLS for that.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES_MAX = 4096
 TOKEN_BYTES_MIN = 8
-"""A shorter token can be found by trying all of them."""
+"""An attacker can find a shorter token by brute force."""
 TOKEN_BYTES_SAFE = 16
-"""A shorter token may be a word, and can be found by trying words."""
-DRAWN_BYTES = 32
+"""A shorter token may be a word, which an attacker can find with a dictionary."""
+RANDOM_BYTES = 32
 FILE_KEY = "token_file"
 AUTH_KEY = "auth"
 TOKEN, NONE = "token", "none"
@@ -53,17 +54,17 @@ def choose_token(
     read_only: bool = False,
     make: bool = True,
 ) -> bytes | None:
-    """Return the token for an endpoint at this host, or None for no token.
+    """Return the token for an endpoint at `host`, or None for no token.
 
-    `auth` is the setting of that name, and `certified` whether both sides must show certificates. A
-    read-only token is refused unless `read_only` is set. A process that only queries a job does not
-    `make` a token: it would differ from the job's.
+    `auth` is the setting of that name. `certified` says that both sides must show certificates. Unless
+    `read_only` is set, a read-only token raises `UsageError`. `make` allows the creation of a token. A
+    process that only queries a job must not create one, because it would differ from the job's token.
     """
     explicit = _setting(environ, token_file)
     if auth == NONE:
         if explicit:
             raise UsageError(
-                f"--rdzv-conf: {AUTH_KEY}={NONE} and {explicit} contradict each other",
+                f"--rdzv-conf: {AUTH_KEY}={NONE} conflicts with {explicit}",
                 hint="remove one of them",
             )
         return None
@@ -82,10 +83,10 @@ def load_token(
 ) -> bytes | None:
     """Return the configured token, or None.
 
-    The first of these counts: `token_file` (the key of that name in the rendezvous configuration), the
-    file that `HOLDFAST_TOKEN_FILE` names, `HOLDFAST_TOKEN`. An unusable setting raises; it never falls
-    through to the next, or to no token. A short token causes a warning unless certificates keep
-    strangers from guessing (`certified`).
+    The first of these that is set decides: `token_file` (the key of that name in the rendezvous
+    configuration), the file that `HOLDFAST_TOKEN_FILE` names, `HOLDFAST_TOKEN`. An unusable setting
+    raises; it never falls back to the next setting or to no token. A short token causes a warning,
+    unless both sides must show certificates (`certified`), so that strangers cannot test guesses.
     """
     match _setting(environ, token_file):
         case "":
@@ -108,7 +109,7 @@ def load_token(
 
 
 def _setting(environ: Mapping[str, str], token_file: str | None) -> str:
-    """Return the setting that configures a token; empty without one."""
+    """Return the name of the setting that configures a token; empty if there is none."""
     if token_file is not None:
         return FILE_KEY
     return next((name for name in (FILE_VARIABLE, VARIABLE) if name in environ), "")
@@ -118,7 +119,7 @@ def _setting(environ: Mapping[str, str], token_file: str | None) -> str:
 
 
 def own_path() -> str:
-    """Return the file of the user's own token."""
+    """Return the path of the user's own token."""
     path = os.path.expanduser(OWN_FILE)
     if not os.path.isabs(path):
         raise _not_made(OWN_FILE, "this user has no home folder")
@@ -141,29 +142,29 @@ def own_token(*, make: bool = True) -> bytes:
     return read_token(path, path)
 
 
-def make_token(path: str, *, anew: bool = False) -> bool:
+def make_token(path: str, *, replace: bool = False) -> bool:
     """Create a file with a random token; return whether this call created it.
 
-    Nodes that share a home may start at the same moment, and all must use the same token: the first one
-    wins. `anew` replaces an existing token.
+    Nodes that share a home may start at the same moment and must all use the same token: the first node
+    creates it. `replace` overwrites an existing token.
     """
     folder = os.path.dirname(path)
-    # Complete before it has its name. Network file systems rename atomically too, where exclusive
-    # creation may not be atomic; so no process ever reads half a token.
+    # Write a temporary file, then link it. No process can read an incomplete token: link and rename are
+    # atomic on network file systems too, where exclusive creation may not be.
     beside = f"{path}.{os.urandom(8).hex()}"
     try:
         if not os.path.isdir(folder):
             try:
                 os.mkdir(folder, 0o700)
             except FileExistsError:
-                pass  # Another process was faster.
+                pass  # Another process has created it.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(beside, flags, 0o600)
         try:
             os.fchmod(descriptor, 0o600)  # Whatever the umask is.
-            os.write(descriptor, os.urandom(DRAWN_BYTES).hex().encode() + b"\n")
+            os.write(descriptor, os.urandom(RANDOM_BYTES).hex().encode() + b"\n")
             os.fsync(descriptor)
-            if anew:
+            if replace:
                 os.rename(beside, path)
                 return True
             os.link(beside, path)
@@ -194,7 +195,7 @@ def _not_made(path: str, why: str) -> EnvironmentProblem:
 def read_token(where: str, path: str) -> bytes:
     """Return the content of a private file; `where` names it in errors."""
     try:
-        # Nonblocking, or a named pipe in its place would block the start forever.
+        # Nonblocking: otherwise a named pipe at this path would block the start forever.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError:
         raise UsageError(f"{where!r} is not a valid file name") from None
@@ -205,7 +206,7 @@ def read_token(where: str, path: str) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise EnvironmentProblem(f"{where} is not a regular file")
         _check_private(where, status)
-        # Read until the end, or until it is too long: a file system may return less than requested.
+        # Loop, because a file system may return fewer bytes than requested.
         data = b""
         while len(data) <= TOKEN_BYTES_MAX:
             piece = os.read(descriptor, TOKEN_BYTES_MAX + 1 - len(data))
@@ -220,13 +221,14 @@ def read_token(where: str, path: str) -> bytes:
 
 
 def _check_private(where: str, status: os.stat_result) -> None:
-    """Raise if anyone but this user, root, and a group that root chose may know the content of a file.
+    """Raise unless the content of a file is private.
 
-    Root owns a volume that Kubernetes makes of a secret, and its group may read it.
+    Only this user, root, and a group that root chose may read it. Kubernetes mounts secrets as files that
+    root owns and a group may read.
     """
     if status.st_uid not in (0, os.geteuid()):
         raise EnvironmentProblem(
-            f"{where} belongs to another user (uid {status.st_uid}), who knows its content",
+            f"{where} belongs to another user (uid {status.st_uid}), who can read it",
             hint="use your own file, with a token that only you know",
         )
     others = 0o037 if status.st_uid == 0 else 0o077

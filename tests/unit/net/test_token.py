@@ -211,7 +211,7 @@ def test_one_who_is_later_than_it_seemed_takes_what_is_there(
 
 def test_a_new_one_takes_the_place_of_the_old(home: Path) -> None:
     first = own_token()
-    assert make_token(token_module.own_path(), anew=True)
+    assert make_token(token_module.own_path(), replace=True)
     assert own_token() != first
     assert os.listdir(home / ".holdfast") == ["token"]
 
