@@ -147,7 +147,7 @@ class Presences:
             self._send((one, PresenceClosed(one.number), self._world.now))
 
     def cut(self, agent: EtcdAgent) -> None:
-        """Cut an agent off. If the cut lasts, its connections are detected as dead."""
+        """Handle a cut of an agent: if it lasts, the agent's connections are detected as dead."""
         low, high = FORGOTTEN_S
         for one in self._of(agent):
             at = self._world.now + low + (high - low) * self._rng.random()

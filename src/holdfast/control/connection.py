@@ -307,7 +307,7 @@ def named(contact: control.Contact) -> str:
 
 
 def unpacked(kind: type[T], body: bytes) -> T:
-    """Return what is in the body of a reply."""
+    """Return the struct in the body of a reply."""
     try:
         return control.unpack(kind, body)
     except WireError as problem:
@@ -315,11 +315,11 @@ def unpacked(kind: type[T], body: bytes) -> T:
 
 
 class Agents:
-    """The connection `own` to one agent or the coordinator, and those to other agents, until `close`.
+    """The connections of a client: `own` to one agent or the coordinator, and others to further agents.
 
-    With `passes_on`, the peer of `own` answers for all nodes. `beside` has the sockets of agents on
-    this machine, by node. `look` returns where the others are, and `reopen` a connection to another
-    agent that replaces `own`.
+    With `passes_on`, the peer of `own` answers for all nodes. `beside` maps nodes to the sockets of their
+    agents on this machine. `look` returns the contacts of the other agents. `reopen` returns a connection
+    to another agent, which replaces `own`.
     """
 
     def __init__(
@@ -334,7 +334,7 @@ class Agents:
     ) -> None:
         self.passes_on = passes_on
         self.on_unreached: Callable[[str], object] = lambda _: None
-        """Gets a line about each agent that is not reachable, once for each reason."""
+        """Receives one line per unreachable agent and reason."""
         self.own = own
         self._reopen = reopen
         self._reopening = asyncio.Lock()
@@ -362,7 +362,7 @@ class Agents:
 
     @property
     def unreached(self) -> list[str]:
-        """A line about each node whose agent is not reachable now."""
+        """One line per node whose agent is unreachable now."""
         return [_about(node, problem) for node, (_, problem) in sorted(self._unreached.items())]
 
     @property
@@ -371,7 +371,7 @@ class Agents:
         return bool(self.own.problem) and self._reopen is not None
 
     async def any_connection(self) -> ControlConnection:
-        """Return the connection for queries about the whole job, to another agent if the first exited."""
+        """Return a connection for queries about the whole job. If its agent has exited, use another agent."""
         async with self._reopening:
             if self._reopen is not None and self.is_lost:
                 self.own = await self._reopen()
@@ -396,7 +396,7 @@ class Agents:
         return outcome
 
     async def nodes(self) -> list[str]:
-        """Return the nodes whose agents are known, that of `own` first."""
+        """Return the nodes of all known agents, starting with the node of `own`."""
         try:
             await self._look_again()
         except ControlProblem as problem:
@@ -441,7 +441,7 @@ class Agents:
         return contact
 
     async def _look_again(self) -> None:
-        """Look up where the agents are, unless that happened just now."""
+        """Look up the contacts of the agents, unless the last lookup is recent."""
         async with self._looking:
             now = asyncio.get_running_loop().time()
             if now - self._looked_at >= LOOK_S:

@@ -1,14 +1,14 @@
-"""What a viewer knows of a running job: nodes, ranks, generations and events.
+"""A viewer's state of a running job: nodes, ranks, generations and events.
 
-`LiveJob` is pure: times are arguments, on the viewer's monotonic clock. It receives summaries
-(`JobClient.status`), events and histories of nodes, and `holdfast top` and the dashboard render it. Its
+`LiveJob` performs no I/O; callers pass in the time, on the viewer's monotonic clock. It receives summaries
+(`JobClient.status`), events and histories of nodes. `holdfast top` and the dashboard render it. Its
 memory is bounded for jobs of any length.
 
-**No clocks are compared.** Rates and CPU shares are differences between reports of one node, on the
-clock of that node (`NodeReport.elapsed_s`). Receiving a report twice changes nothing.
+**Clocks of nodes are never compared.** Rates and CPU shares are differences between reports of one node,
+on that node's clock (`NodeReport.elapsed_s`). Receiving a report twice changes nothing.
 
-**Marks.** A rank is `stalled` if it made no step for several times the usual time of one, `slow` if its
-rate is well below the median, and `behind` if it is some steps behind the fastest rank.
+**Marks.** A rank is `stalled` if it made no step for several times the usual duration of a step, `slow` if
+its rate is well below the median, and `behind` if it is several steps behind the fastest rank.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
     from holdfast.wire.messages import EventRecord, JobSummary, NodeSummary
 
 SAMPLES_MAX = 8
-"""Steps of a rank that are kept for its rate."""
+"""Steps to keep per rank, to compute its rate."""
 RATE_S = 15.0
-"""The period of a rate; it has at least two samples."""
+"""The period over which a rate is computed, from at least two samples."""
 SLOW_SHARE = 0.8
-"""A rank is marked below this share of the median rate."""
+"""A rank is slow if its rate is below this share of the median."""
 SLOW_RANKS_MIN = 3
-"""Among fewer ranks, none is marked as slow."""
+"""With fewer ranks than this, no rank is marked as slow."""
 BEHIND_STEPS, BEHIND_S = 3, 2.0
-"""A rank is marked if it is this many steps, and this long at the median rate, behind."""
+"""A rank is behind if it lags by this many steps, and by the steps of this time at the median rate."""
 CLOCK_JUMP_S = 1.0
-"""If the clock of a node differs by more than before, the agent runs on another host."""
+"""If a node's clock offset changes by more than this, its agent has moved to another host."""
 GENERATIONS_MAX = 512
 EVENTS_MAX = 1_024
 CAUSES_SHOWN = 64
@@ -78,7 +78,7 @@ class Header(msgspec.Struct, kw_only=True):
     max_nodes: int = 0
     ranks: int = 0
     running: int = 0
-    """The number of ranks that run."""
+    """The number of running ranks."""
     elapsed_s: float = 0.0
     goodput: float | None = None
     """See `control.history`."""
@@ -119,12 +119,12 @@ class RankRow(msgspec.Struct, kw_only=True):
 REPORTED = (
     "local_rank", "pid", "state", "step", "section", "heartbeat_age_s", "step_age_s", "rss_bytes",
 )  # fmt: skip
-"""Fields of a rank that are those of its report."""
+"""Fields of a rank that are copied from its report."""
 SUMMARIZED = (
     "run_id", "outcome", "round", "generation", "restarts", "max_restarts", "why", "members",
     "present", "min_nodes", "max_nodes",
 )  # fmt: skip
-"""Fields of the header that are those of the summary."""
+"""Fields of the header that are copied from the summary."""
 
 
 class NodeRow(msgspec.Struct, kw_only=True):
@@ -166,11 +166,11 @@ class GenerationRow(msgspec.Struct, kw_only=True):
     ended_by: str = ""
     """What ended it."""
     stages: dict[Stage, float] = {}
-    """Seconds of the restart that led to it, as far as known: see `control.history`."""
+    """The known durations of the restart that led to it; see `control.history`."""
 
     @property
     def down_s(self) -> float:
-        """How long that restart took, as far as known."""
+        """The known duration of that restart."""
         return sum(self.stages.values())
 
 
@@ -204,13 +204,13 @@ class _Samples:
 
 
 class LiveJob:
-    """A running job, as far as this viewer knows it."""
+    """A viewer's state of one running job."""
 
     def __init__(self) -> None:
         self.problem = "not connected yet"
         """Why the state is not up to date, in one line; empty while it is."""
         self.version = 0
-        """Raised by every change."""
+        """Increases with every change."""
         self._forget()
 
     def _forget(self) -> None:
@@ -225,7 +225,7 @@ class LiveJob:
         self._rank_rows: dict[tuple[str, int], RankRow] = {}
         self._samples: dict[tuple[str, int], _Samples] = {}
         self._parts: dict[int, dict[str, Generation]] = {}
-        """Generations as nodes saw them, by number and node, on this clock."""
+        """The records of generations by number and node, on the viewer's clock."""
         self._shifts: dict[str, float] = {}
         self._first_seen: dict[int, float] = {}
         self._generations: list[GenerationRow] | None = None
@@ -307,7 +307,7 @@ class LiveJob:
 
     @property
     def spans(self) -> list[Span]:
-        """What the job's time was spent on, as far as known."""
+        """The known spans of the job's time."""
         merged = self._merged()
         starts = [
             at for one in merged[:1] for at in (one.left_at, one.started_at) if at is not None

@@ -74,25 +74,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CONNECTIONS_MAX = 64
-"""At the socket, and as many at the agent port: clients elsewhere cannot lock out the agent's own host."""
+"""Connections at the socket, and as many at the agent port. Remote clients cannot block local ones."""
 STREAMS_MAX = 256
-"""Log streams of all clients, which hold descriptors; and event streams of each client."""
+"""Log streams of all clients (each holds a descriptor), and event streams per client."""
 QUERIES_MAX = 64
-"""Pending queries of one client; the coordinator has a limit of its own."""
+"""Pending queries per client. The coordinator has its own limit."""
 UNREAD_BYTES_MAX = 4 * 1024 * 1024
-"""A client that leaves more of its replies unread is dropped."""
+"""The server disconnects a client with more unread bytes."""
 LOOP_S = 5.0
 """How long the agent's loop may take to respond."""
 ACT_S = 15.0
 """How long the coordinator may take to decide about a request."""
 STACKS_AT_ONCE = 8
 STACKS_IN_REPLY = 3
-"""They fit into a frame, however long they are."""
+"""This many stacks fit into a frame, even with the longest texts."""
 IDLE_S = 60.0
 """An unused connection to the coordinator stays open this long."""
 CLOSE_S = 1.0
 STACKS_CHARS_MAX = 64 * 1024
-"""Of one worker's stacks."""
+"""The length of one worker's stacks; the rest is cut off."""
 
 
 class NoResponse(Exception):
@@ -103,7 +103,7 @@ class Client:
     """One control client: at the socket, at the agent port, or the coordinator."""
 
     read_only = False
-    """Whether it may change nothing."""
+    """Whether the client may not change anything."""
 
     def __init__(self, server: NodeServer) -> None:
         self.server = server
@@ -136,7 +136,7 @@ class Client:
 
 
 class SocketClient(Client, asyncio.Protocol):
-    """A client at the agent's socket: this user or root, because nobody else can open it."""
+    """A client at the agent's socket, which only this user and root can open."""
 
     def __init__(self, server: NodeServer) -> None:
         super().__init__(server)

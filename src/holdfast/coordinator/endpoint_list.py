@@ -53,11 +53,11 @@ class EndpointList:
 
     @property
     def suspicion(self) -> str:
-        """What seems wrong with the attempt in progress; any thread may read it."""
+        """The suspected problem of the attempt in progress. Any thread may read it."""
         return self._connectors[self.place].suspicion
 
     async def connect(self) -> ClientConnection:
-        """Return a connection to the first that responds, or raise the problem at the first place."""
+        """Return a connection to the first endpoint that responds, or raise the problem of the first place."""
         floor = self._floor()
         try:
             connection, self.place = await first_of(self._connectors[floor:])
@@ -69,7 +69,7 @@ class EndpointList:
         return connection
 
     async def replaced_at(self, place: int, limit_s: float) -> str:
-        """Return the later endpoint at which a coordinator took over from a place, or nothing."""
+        """Return the later endpoint where a coordinator took over from `place`; empty if none did."""
         try:
             async with asyncio.timeout(limit_s):
                 connection, at = await first_of(self._connectors[place + 1 :])
@@ -79,7 +79,7 @@ class EndpointList:
         return format_endpoint(self._connectors[at].host, self._connectors[at].port)
 
     async def others(self, place: int) -> str:
-        """Return another endpoint at which a coordinator already runs, or nothing.
+        """Return another endpoint where a coordinator already runs; empty if there is none.
 
         At the first place any listener counts: one that does not respond, or wants another token, may
         still be the coordinator that is about to be replaced.

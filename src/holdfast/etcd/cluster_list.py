@@ -1,7 +1,8 @@
 """The list of `--ha`: which machines run a member of a job's etcd, on which ports, with which authentication.
 
-Everything here follows from the command line and the token, so every machine derives the same. Each machine
-has two ports: one for clients and the next one for the other members. Both authenticate alike:
+All values are derived from the command line and the token, so every machine derives the same values. Each
+machine has two ports: one for clients and the next one for the other members. Both use the same
+authentication:
 
 =================================  ================================================================
 `tls_cert`, `tls_key`, `tls_ca`    both sides show these certificates
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 FLAG = "--ha"
 DEFAULT_PORT = 29410
 MACHINES_MAX = 7
-"""More machines only make every decision wait for more of them."""
+"""With more machines, every decision waits for more of them."""
 PORT_MAX = 65_534  # The next one is for the members.
 RECORD = b"/holdfast/cluster"
 """The key of the cluster's own record, which names its job."""

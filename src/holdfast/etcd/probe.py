@@ -1,12 +1,12 @@
 """How machines of an `--ha` list see each other: the probe of a member, and its server.
 
-While a machine's member has no data, this server responds on the client port: to probes of other machines
-with what `core.etcd.cluster` needs to know, and whether it accepts a proposal; to clients of etcd with what
-it waits for. A probe requests the server's path first. An etcd does not know that path; the probe
-then requests its status and the record of its job. An etcd that has not joined its cluster yet accepts
-connections and is silent.
+While a machine's member has no data, this server responds on the client port. To a probe, it sends the
+facts that `core.etcd.cluster` needs, and whether it accepts a proposal. To a client of etcd, it sends the
+reason for the wait. A probe requests the server's path first. If an etcd runs there, it does not know that
+path; the probe then requests its status and the record of its job. An etcd that has not joined its cluster
+yet accepts connections but does not respond.
 
-One request per connection, and a limit on everything: without TLS anybody may connect.
+A connection carries one request, and every resource has a limit: without TLS, anyone may connect.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BUSY = "too many probes at once"
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """What a machine sends to another one."""
+    """The request of one machine to another one."""
 
     run_id: str
     machines: tuple[str, ...]

@@ -161,7 +161,7 @@ def make_token(path: str, *, replace: bool = False) -> bool:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(beside, flags, 0o600)
         try:
-            os.fchmod(descriptor, 0o600)  # Whatever the umask is.
+            os.fchmod(descriptor, 0o600)  # Independent of the umask.
             os.write(descriptor, os.urandom(RANDOM_BYTES).hex().encode() + b"\n")
             os.fsync(descriptor)
             if replace:

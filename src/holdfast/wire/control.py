@@ -141,7 +141,7 @@ class LogsQuery(msgspec.Struct, frozen=True, kw_only=True):
     ranks: Annotated[list[WorkerRank], Meta(max_length=RANKS_MAX)] = []
     """The ranks to read; empty for all."""
     tail: Annotated[int, Meta(ge=-1, le=TAIL_LINES_MAX)] = -1
-    """Start with the last lines of each file, this many; if negative, with all lines."""
+    """How many of the last lines of each file to start with; negative for all lines."""
     follow: bool = False
     """Continue with new output, also after restarts."""
     grep: Annotated[str, Meta(max_length=GREP_CHARS_MAX)] = ""

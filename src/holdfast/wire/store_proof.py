@@ -54,7 +54,7 @@ class _Side:
     def _take(self, data: bytes, count: int) -> bytes:
         """Return the next `count` bytes, or `b""` until all of them have arrived."""
         self._received += data
-        if len(self._received) > count:  # Neither side sends out of turn.
+        if len(self._received) > count:  # Each side waits for the other's reply.
             raise ProofRefused("it sent more than one message at once")
         if len(self._received) < count:
             return b""
