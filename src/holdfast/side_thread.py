@@ -63,7 +63,7 @@ class SideThread:
         return one.value  # type: ignore[no-any-return]
 
     def _hung(self) -> Hung:
-        return Hung(f"no answer for {self._limit_s:g} s")
+        return Hung(f"no response for {self._limit_s:g} s")
 
 
 class _Call:

@@ -99,7 +99,7 @@ async def test_a_job_of_three_nodes_that_loses_a_worker_is_watched_and_steered(
             codes = await asyncio.to_thread(team.codes)
             assert set(codes.values()) == {STOPPED}
             await until(pilot, lambda: job.problem)
-            assert "stop asked for by" in (job.header.why if job.header.outcome else job.ended)
+            assert "stop requested by" in (job.header.why if job.header.outcome else job.ended)
             await pilot.press("q")
         assert app.return_code == 0
 

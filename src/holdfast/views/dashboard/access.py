@@ -4,7 +4,7 @@ A browser sends what any page tells it to, cookies included. So besides the sess
 rules, and each is checked for every request before anything else is done:
 
 ==========================  ==================================================================
-asked for by our own name   `Host` is an address, `localhost`, or a name that the dashboard was
+requested by our own name   `Host` is an address, `localhost`, or a name that the dashboard was
                             given: a stranger's name that means 127.0.0.1 (DNS rebinding) is not
 from a page of ours         a request that changes something has our `Origin`, and no request
                             comes from another site (`Sec-Fetch-Site`)
