@@ -1,8 +1,8 @@
 """The lines that Holdfast itself prints for the user, on standard error.
 
-`logging` is not imported for this: it would cost a tenth of the start-up. A program that has set up
-logging gets these lines on the logger `holdfast`; otherwise each is one plain line. The variable
-`LOGLEVEL` chooses what is shown, as it does for `torchrun`.
+This does not import `logging`, which would cost a tenth of the start-up. A program that has set up logging receives
+these lines on the logger `holdfast`; otherwise each is one plain line. The variable `LOGLEVEL` selects the
+lines, as for `torchrun`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 DEBUG, INFO, NOTICE, WARNING, ERROR, NOTHING = 10, 20, 25, 30, 40, 50
 # How long to wait for a console that is full; then the line is dropped.
 CONSOLE_MS_MAX = 200
-# How much a console that is ready certainly takes in one piece: as much as a pipe has to. A character
-# may become ten bytes if the console cannot encode it.
+# How much a writable console accepts in one piece: at least as much as a pipe. A character may become
+# ten bytes if the console cannot encode it.
 PIECE_CHARS_MAX = 4096
 PIECE_CHARS_MAX_NOT_ASCII = PIECE_CHARS_MAX // 10
 
@@ -38,19 +38,19 @@ _LEVELS = {
 
 
 def threshold() -> int:
-    """Return the lowest level that is shown; an unknown `LOGLEVEL` counts as unset."""
+    """Return the lowest printed level; an unknown `LOGLEVEL` counts as unset."""
     return _LEVELS.get(os.environ.get("LOGLEVEL", "").upper(), NOTICE)
 
 
 def check_level() -> None:
-    """Warn if `LOGLEVEL` is not a level; a command does so once, when it starts."""
+    """Warn if `LOGLEVEL` is not a level; a command calls this once, at its start."""
     level = os.environ.get("LOGLEVEL", "")
     if level.upper() not in _LEVELS:
         warning(f"LOGLEVEL: {level!r} is ignored; accepted: DEBUG, INFO, WARNING, ERROR, CRITICAL")
 
 
 def log(level: int, text: str) -> None:
-    """Print `text`, in one line, if the level is shown. Never raises: a closed console is no failure."""
+    """Print `text` in one line, if the level is enabled. Never raises: a closed console is no failure."""
     text = one_line(text)
     logging = sys.modules.get("logging")
     if logging is not None and logging.getLogger("holdfast").hasHandlers():
@@ -71,8 +71,8 @@ _file_writer: SideThread | None = None  # For a console that is a file: it is re
 def write_line(line: str) -> None:
     """Write a line to standard error; raise `OSError` if that blocks.
 
-    Supervision must not wait for a stuck console: a pager nobody scrolls, a terminal held by
-    Ctrl-S, a log collector that hangs, a file on a file system that does not answer.
+    Supervision must not wait for a stuck console: an idle pager, a terminal stopped by Ctrl-S, a log collector that
+    hangs, a file on a hanging file system.
     """
     global _unfinished  # noqa: PLW0603 (there is one console)
     stream = sys.stderr
@@ -120,22 +120,22 @@ def _write_to_file(stream: TextIO, text: str) -> None:
 
 
 def debug(text: str) -> None:
-    """Print something for developers of Holdfast."""
+    """Print a message for developers of Holdfast."""
     log(DEBUG, text)
 
 
 def info(text: str) -> None:
-    """Print something that helps to follow a job."""
+    """Print a message that helps to follow a job."""
     log(INFO, text)
 
 
 def notice(text: str) -> None:
-    """Print a step of the job as a whole: few lines, shown unless `LOGLEVEL` asks for less."""
+    """Print a step of the whole job: few lines, shown by default."""
     log(NOTICE, text)
 
 
 def warning(text: str) -> None:
-    """Print something the user should know, while the job continues."""
+    """Print a warning; the job continues."""
     log(WARNING, text)
 
 

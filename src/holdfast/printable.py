@@ -1,23 +1,23 @@
-"""Text of others, made safe to be shown: of workers, other nodes, etcd, other users' processes.
+"""Makes untrusted text safe to print: of workers, other nodes, etcd, other users' processes.
 
-A terminal obeys what is written to it: escape sequences set its title, fill the clipboard, clear
-the screen, and a line break in the wrong place forges a line. So whatever Holdfast itself prints
-goes through here: characters that are not printable are shown as Python would write them in a
-string (`\\x1b`). That goes for invisible ones too (U+202E turns the order of what follows, U+200B
-makes equal what differs) and for halves of characters, which UTF-8 cannot have.
+A terminal obeys escape sequences: they set its title, fill the clipboard, clear the screen; and a line break in
+the wrong place forges a line. So everything that Holdfast itself prints goes through here: unprintable
+characters are shown as Python escapes them in a string (`\\x1b`). That includes invisible characters
+(U+202E reverses the following text, U+200B makes different texts look equal) and lone surrogates, which UTF-8
+cannot encode.
 
-What workers write themselves is theirs, and is passed on as it is; so is JSON, for programs.
+The output of workers is passed through unchanged, and so is JSON, for programs.
 """
 
 from __future__ import annotations
 
 QUOTE_CHARS_MAX = 200
-"""How much an error quotes of what another side sent."""
+"""How many characters of untrusted text an error quotes."""
 _BLANKS = str.maketrans("\n\r\t", "   ")
 
 
 def visible(text: str) -> str:
-    """Return text of several lines in which only line breaks and tabs are not printable."""
+    """Return text of several lines without unprintable characters but line breaks and tabs."""
     if text.isprintable():
         return text
     return "".join(
@@ -27,7 +27,7 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str, chars_max: int | None = None) -> str:
-    """Return text as one printable line, line breaks and tabs as blanks, of `chars_max` at most."""
+    """Return text as one printable line of at most `chars_max`, with blanks for line breaks and tabs."""
     line = text if chars_max is None else text[: chars_max + 1]
     if not line.isprintable():
         line = visible(line.replace("\r\n", " ").translate(_BLANKS))
@@ -37,5 +37,5 @@ def one_line(text: str, chars_max: int | None = None) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return what another side said as a short line, to be part of a message of ours."""
+    """Return untrusted text as a short line, for use in a message."""
     return one_line(text, QUOTE_CHARS_MAX)

@@ -1,8 +1,8 @@
-"""Calls that may hang, made beside a loop that must not: in a thread, up to a limit.
+"""Makes calls that may hang in a thread with a limit, for a loop that must not hang.
 
-A write to a regular file, a read of one and a `mkdir` can block for ever (a network file system
-whose server is gone, one that is frozen), and nothing tells beforehand. While one call hangs, later
-ones of the same `SideThread` fail at once: they would only hang as well.
+A write to a regular file, a read of one and a `mkdir` can block forever (a network file system without its server,
+a frozen one), without warning. While one call hangs, later calls of the same `SideThread` fail at once:
+they would hang too.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Hung(OSError):
-    """A call did not end within its limit."""
+    """A call did not return within its limit."""
 
 
 class SideThread:
-    """Makes one call at a time. A thread lasts as long as its call, so none is left idle."""
+    """Makes one call at a time, each in a thread that ends with it."""
 
     def __init__(self, name: str, limit_s: float) -> None:
         self._name = name
@@ -34,12 +34,14 @@ class SideThread:
 
     @property
     def is_hanging(self) -> bool:
-        """Whether a call that was given up is still under way."""
+        """Whether a timed-out call is still running."""
         return self._hanging is not None and self._hanging.is_alive()
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        """Return what a call returns or raise what it raises; raise `Hung` at the limit."""
-        if self._pid != os.getpid():  # A fork has no other threads, but their locks.
+        """Return or raise what a call does; raise `Hung` at the limit."""
+        if (
+            self._pid != os.getpid()
+        ):  # A forked child has the locks of other threads, but not the threads.
             self._pid, self._turn, self._hanging = os.getpid(), threading.Lock(), None
         if not self._turn.acquire(timeout=self._limit_s):
             raise self._hung()
@@ -51,7 +53,7 @@ class SideThread:
             try:
                 thread.start()
             except RuntimeError:
-                return function(*args)  # There can be no more threads; better to risk it.
+                return function(*args)  # No thread can be started; call it directly.
             thread.join(self._limit_s)
             if thread.is_alive():
                 self._hanging = thread

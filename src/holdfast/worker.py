@@ -1,4 +1,4 @@
-"""What a training script can report to its agent, and learn from it: heartbeats, progress, sections.
+"""The training script's interface to its agent: heartbeats, progress and sections.
 
     from holdfast import worker
 
@@ -7,14 +7,14 @@
             ...
         worker.progress(step)
 
-It needs only the standard library, and outside Holdfast every call does nothing. A call is a few
-stores into a page of memory that the agent reads: no system call, no lock, well below a microsecond.
-Each store is one aligned word, so the agent can read the page at any time, also that of a worker
-that was killed between two of them.
+It needs only the standard library, and outside Holdfast the calls do nothing. A call makes a few
+stores into a page of memory that the agent reads. It needs no system call and no lock, and takes well
+below a microsecond. Each store is one aligned word. So the agent can read the page at any time, even
+if the worker was killed between two stores.
 
-The page belongs to the process that makes the first call, as long as that lives. All its threads
-share it. Its children (forked or not) may make the same calls, which do nothing: a data loader that
-is alive does not show that the training is.
+The page belongs to the process that makes the first call, until that process exits. All its threads
+share it. In its children (forked or not) the calls do nothing: a data loader that is alive does not
+prove that the training is.
 
 This module imports nothing else of Holdfast; `processes/workers/pages.py` is the agent's side.
 """
@@ -163,14 +163,14 @@ class Info:
         self.local_world_size = _number("LOCAL_WORLD_SIZE", 1)
         self.group_rank = _number("GROUP_RANK", 0)
         self.generation = _number("HOLDFAST_GENERATION", 0)
-        """How often the job's workers were started before, for any reason."""
+        """The number of earlier starts of the job's workers, for any reason."""
         self.fence = _number("HOLDFAST_FENCE", 0)
-        """Higher in every later generation, whoever decides; 0 where nobody counts it."""
+        """A number that grows with each generation of the job; 0 if there is none."""
         self.restart_count = _number("TORCHELASTIC_RESTART_COUNT", 0)
-        """How many of these were restarts after a failure."""
+        """The number of restarts after a failure."""
         previous = _number(PREVIOUS_WORLD_SIZE_ENV, 0)
         self.previous_world_size: int | None = previous or None
-        """The world size of the previous generation, None if this agent does not know it."""
+        """The world size of the previous generation; None if it is unknown."""
         self.last_end = given(LAST_END_ENV, "")
         """Why the previous generation ended, as text; empty in the first."""
 
@@ -202,7 +202,7 @@ def _number(name: str, default: int) -> int:
 
 
 class _Page:
-    """The memory that calls write to: the agent's page, or private memory that nobody reads."""
+    """The memory that calls write to: the agent's page, or private memory without a reader."""
 
     __slots__ = ("folder", "free", "memory", "names", "notice", "words")
 
@@ -218,11 +218,10 @@ class _Page:
         )
 
     def wake_agent(self) -> None:
-        """Make the agent read the page now, earlier than it would.
+        """Make the agent read the page now.
 
-        The pipe is opened each time, since a program may have closed descriptors it does not know.
-        Opened for reading too, it cannot break. If its folder was removed, the descriptor of the
-        first time is used.
+        Opens the pipe each time, since the program may have closed unknown descriptors. Opens it for
+        reading too, so that it cannot break. If its folder was removed, uses the first descriptor.
         """
         try:
             fd = os.open(os.path.join(self.folder, NOTICE_NAME), NOTICE_FLAGS)
@@ -319,7 +318,7 @@ def _lock_file(fd: int) -> bool:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            # The agent takes the lock for a moment to see whether anybody holds it.
+            # The agent takes the lock briefly to check whether a process holds it.
             if tries < CLAIM_TRIES_MAX - 1:
                 time.sleep(CLAIM_AGAIN_S)
         else:
@@ -328,7 +327,7 @@ def _lock_file(fd: int) -> bool:
 
 
 def _reset_after_fork() -> None:
-    """Leave the page to the parent, with the sections that were entered before."""
+    """Leave the page and its sections to the parent."""
     global _lock, _page, _words  # noqa: PLW0603 (one page for the process)
     _lock = allocate_lock()
     _words = _Unattached()

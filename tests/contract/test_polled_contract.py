@@ -80,7 +80,7 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_a_round_and_another_with_a_new_store_and_port(nodes: Nodes) -> None:
+def test_next_round_has_a_new_store_and_port(nodes: Nodes) -> None:
     one, other = nodes.add(2, 2), nodes.add(2, 2)
     before = nodes.meet(one, other)
     assert [(info.rank, info.world_size) for info in before] == [(0, 2), (1, 2)]
@@ -96,7 +96,7 @@ def test_a_round_and_another_with_a_new_store_and_port(nodes: Nodes) -> None:
     assert one.num_nodes_waiting() == other.num_nodes_waiting() == 0
 
 
-def test_nodes_that_join_and_leave_are_noticed(nodes: Nodes) -> None:
+def test_joining_and_leaving_nodes_are_noticed(nodes: Nodes) -> None:
     first, late = nodes.add(1, 2), nodes.add(1, 2)
     assert first.next_rendezvous().world_size == 1
     with ThreadPoolExecutor() as pool:
@@ -109,7 +109,7 @@ def test_nodes_that_join_and_leave_are_noticed(nodes: Nodes) -> None:
     assert first.next_rendezvous().world_size == 1
 
 
-def test_a_round_waits_for_all_of_its_members_or_for_its_end(nodes: Nodes) -> None:
+def test_round_waits_for_all_members_unless_it_ends(nodes: Nodes) -> None:
     one, other = nodes.add(1, 2), nodes.add(1, 2)
     nodes.meet(one, other)
     with ThreadPoolExecutor() as pool:
@@ -121,7 +121,7 @@ def test_a_round_waits_for_all_of_its_members_or_for_its_end(nodes: Nodes) -> No
         assert waiting.result(LONG_S).world_size == 1
 
 
-def test_closing_ends_the_job_for_all(nodes: Nodes) -> None:
+def test_close_ends_the_job_for_all_nodes(nodes: Nodes) -> None:
     one, other = nodes.add(2, 2), nodes.add(2, 2)
     nodes.meet(one, other)
     one.set_closed()
@@ -132,7 +132,7 @@ def test_closing_ends_the_job_for_all(nodes: Nodes) -> None:
             node.next_rendezvous()
 
 
-def test_a_standby_waits_longer_than_the_join_timeout_and_ends_well(nodes: Nodes) -> None:
+def test_standby_outlasts_the_join_timeout_and_exits_with_success(nodes: Nodes) -> None:
     member, spare = nodes.add(1, 1), nodes.add(1, 1, join_timeout=1)
     member.next_rendezvous()
     with ThreadPoolExecutor() as pool:
@@ -145,7 +145,7 @@ def test_a_standby_waits_longer_than_the_join_timeout_and_ends_well(nodes: Nodes
             waiting.result(LONG_S)
 
 
-def test_whoever_waits_in_vain_leaves(nodes: Nodes) -> None:
+def test_node_leaves_after_the_join_timeout(nodes: Nodes) -> None:
     lonely = nodes.add(2, 3, join_timeout=2)
     with pytest.raises(RendezvousTimeoutError, match="1 of 2"):
         lonely.next_rendezvous()
@@ -153,13 +153,13 @@ def test_whoever_waits_in_vain_leaves(nodes: Nodes) -> None:
     assert nodes.meet(one, other)[0].world_size == 2
 
 
-def test_a_node_started_otherwise_is_refused(nodes: Nodes) -> None:
+def test_node_with_different_settings_is_refused(nodes: Nodes) -> None:
     nodes.add(1, 2).next_rendezvous()
     with pytest.raises(RendezvousConnectionError, match="--nnodes"):
         nodes.add(1, 3).next_rendezvous()
 
 
-def test_a_node_may_come_again_after_others_went_on_without_it(nodes: Nodes) -> None:
+def test_node_rejoins_after_others_continued_without_it(nodes: Nodes) -> None:
     one, fenced = nodes.add(1, 2), nodes.add(1, 2)
     nodes.meet(one, fenced)
     fenced.enter().rejoin()  # As another incarnation, which is what a fenced node does.

@@ -73,21 +73,21 @@ def won(backend: RendezvousBackend, state: bytes, token: object = None) -> Any:
     return answer[1]
 
 
-def test_there_is_no_state_at_first(backend: RendezvousBackend) -> None:
+def test_state_is_initially_missing(backend: RendezvousBackend) -> None:
     assert backend.get_state() is None
 
 
-def test_a_state_is_read_as_it_was_written(backend: RendezvousBackend) -> None:
+def test_state_is_read_as_written(backend: RendezvousBackend) -> None:
     token = won(backend, b"\x00 any bytes \xff\n")
     assert backend.get_state() == (b"\x00 any bytes \xff\n", token)
 
 
-def test_an_empty_state_is_a_state(backend: RendezvousBackend) -> None:
+def test_empty_state_is_a_state(backend: RendezvousBackend) -> None:
     token = won(backend, b"")
     assert backend.get_state() == (b"", token)
 
 
-def test_other_nodes_see_it(another: Callable[[], RendezvousBackend]) -> None:
+def test_other_nodes_read_the_state(another: Callable[[], RendezvousBackend]) -> None:
     one, other = another(), another()
     token = won(one, b"one")
     assert other.get_state() == (b"one", token)
@@ -95,25 +95,25 @@ def test_other_nodes_see_it(another: Callable[[], RendezvousBackend]) -> None:
     assert one.get_state() == (b"two", newer)
 
 
-def test_a_node_that_comes_later_changes_nothing(another: Callable[[], RendezvousBackend]) -> None:
+def test_late_first_write_changes_nothing(another: Callable[[], RendezvousBackend]) -> None:
     token = won(another(), b"one")
     assert another().get_state() == (b"one", token)
 
 
-def test_only_the_first_may_go_without_a_token(backend: RendezvousBackend) -> None:
+def test_only_the_first_write_needs_no_token(backend: RendezvousBackend) -> None:
     token = won(backend, b"one")
     assert backend.set_state(b"two") == (b"one", token, False)
     assert backend.get_state() == (b"one", token)
 
 
-def test_an_old_token_does_not_fit(backend: RendezvousBackend) -> None:
+def test_old_token_is_rejected(backend: RendezvousBackend) -> None:
     old = won(backend, b"one")
     new = won(backend, b"two", old)
     assert backend.set_state(b"three", old) == (b"two", new, False)
     assert backend.get_state() == (b"two", new)
 
 
-def test_the_loser_goes_on_with_what_it_is_shown(backend: RendezvousBackend) -> None:
+def test_loser_continues_with_the_returned_state(backend: RendezvousBackend) -> None:
     old = won(backend, b"one")
     won(backend, b"two", old)
     shown = backend.set_state(b"three", old)
@@ -121,12 +121,12 @@ def test_the_loser_goes_on_with_what_it_is_shown(backend: RendezvousBackend) -> 
     won(backend, b"three", shown[1])
 
 
-def test_a_token_where_there_is_no_state_does_not_fit(backend: RendezvousBackend) -> None:
+def test_token_without_a_state_is_rejected(backend: RendezvousBackend) -> None:
     assert backend.set_state(b"one", b"c29tZXRoaW5n") is None
     assert backend.get_state() is None
 
 
-def test_of_two_that_write_the_same_one_is_the_writer(
+def test_of_two_equal_writes_one_wins(
     another: Callable[[], RendezvousBackend],
 ) -> None:
     old = won(another(), b"old")
@@ -134,18 +134,18 @@ def test_of_two_that_write_the_same_one_is_the_writer(
     assert another().set_state(b"same", old) == (b"same", new, False)
 
 
-def test_the_same_state_may_be_set_again(backend: RendezvousBackend) -> None:
+def test_same_state_may_be_written_again(backend: RendezvousBackend) -> None:
     token = won(backend, b"same")
     won(backend, b"same", token)
 
 
-def test_a_large_state(backend: RendezvousBackend) -> None:
+def test_large_state_is_stored(backend: RendezvousBackend) -> None:
     state = bytes(range(256)) * 4_000
     token = won(backend, state)
     assert backend.get_state() == (state, token)
 
 
-def test_no_change_of_many_threads_is_lost(another: Callable[[], RendezvousBackend]) -> None:
+def test_concurrent_threads_lose_no_write(another: Callable[[], RendezvousBackend]) -> None:
     def count_up(_: int) -> None:
         backend = another()
         while True:

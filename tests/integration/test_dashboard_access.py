@@ -53,7 +53,7 @@ def dashboard(job: Served) -> Iterator[Dashboard]:
         yield one
 
 
-def test_the_token_is_for_its_user_alone_and_ends_with_the_dashboard(job: Served) -> None:
+def test_token_file_is_private_and_temporary(job: Served) -> None:
     with job.dashboard() as one:
         assert stat.S_IMODE(os.stat(one.token_file).st_mode) == 0o600
         assert one.token not in one.said, "standard output is no terminal"
@@ -61,7 +61,7 @@ def test_the_token_is_for_its_user_alone_and_ends_with_the_dashboard(job: Served
         assert one.stop() == 130
 
 
-def test_nothing_of_the_job_without_a_session(dashboard: Dashboard, job: Served) -> None:
+def test_job_needs_a_session(dashboard: Dashboard, job: Served) -> None:
     for path in PAGES:
         for cookie in ("", f"holdfast-{dashboard.port}=x", dashboard.cookie.replace("-", "_")):
             answer = dashboard.send("GET", path, {"Cookie": cookie})
@@ -72,7 +72,7 @@ def test_nothing_of_the_job_without_a_session(dashboard: Dashboard, job: Served)
     assert dashboard.get("/session").status == 200
 
 
-def test_the_cookie_is_for_this_server_alone(dashboard: Dashboard) -> None:
+def test_cookie_is_restricted_to_this_server(dashboard: Dashboard) -> None:
     name, *attributes = dashboard.log_in().split("; ")
     assert name.startswith(f"holdfast-{dashboard.port}=")
     assert {one.lower() for one in attributes} == {"httponly", "samesite=strict", "path=/"}
@@ -118,7 +118,7 @@ def test_another_site_reads_nothing(dashboard: Dashboard, headers: dict[str, str
     assert dashboard.get("/session", headers).status == 421
 
 
-def test_a_link_leads_to_the_page(dashboard: Dashboard) -> None:
+def test_link_from_another_site_opens_the_page(dashboard: Dashboard) -> None:
     link = {
         "Sec-Fetch-Site": "cross-site",
         "Sec-Fetch-Mode": "navigate",
@@ -155,7 +155,7 @@ def test_another_site_changes_nothing(
         assert "set-cookie" not in answer.headers
 
 
-def test_requests_that_make_no_sense_are_refused(dashboard: Dashboard) -> None:
+def test_invalid_requests_are_rejected(dashboard: Dashboard) -> None:
     for body in (
         b"",
         b"{",
@@ -193,7 +193,7 @@ def test_wrong_tokens_are_limited(job: Served) -> None:
         assert right.status == 429
 
 
-def test_a_logout_ends_the_session_and_its_streams(job: Served) -> None:
+def test_logout_ends_the_session_and_its_streams(job: Served) -> None:
     with job.dashboard() as one:
         one.log_in()
         connection = one.open()
@@ -207,14 +207,14 @@ def test_a_logout_ends_the_session_and_its_streams(job: Served) -> None:
         assert one.get("/session").status == 401
 
 
-def test_who_may_only_look_changes_nothing(job: Served) -> None:
+def test_read_only_dashboard_rejects_changes(job: Served) -> None:
     with job.dashboard("--read-only") as one:
         one.log_in()
         assert one.get("/session").json()["readOnly"] is True
         assert one.post("/action", RESTART).status == 403
 
 
-def test_a_read_only_token_makes_a_read_only_dashboard(
+def test_read_only_token_makes_the_dashboard_read_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOLDFAST_TOKEN", "f" * 32)
@@ -230,7 +230,7 @@ def test_a_read_only_token_makes_a_read_only_dashboard(
             assert one.post("/action", {**RESTART, "action": "stop"}).status == 403
 
 
-def test_clients_that_send_nothing_or_too_much_have_to_go(dashboard: Dashboard) -> None:
+def test_silent_and_excessive_clients_are_disconnected(dashboard: Dashboard) -> None:
     place = (dashboard.host, dashboard.port)
     with (
         socket.create_connection(place, PATIENCE_S) as silent,

@@ -93,7 +93,7 @@ class Shots:
             page.screenshot(path=Path(self.folder, f"{name}.png"))
 
 
-def test_every_view_and_action(
+def test_every_view_and_action_works(
     tmp_path: Path, browser: Browser, request: pytest.FixtureRequest
 ) -> None:
     shots = Shots(str(request.config.getoption("--screenshots")))
@@ -152,7 +152,7 @@ def test_every_view_and_action(
             expect(row(page, "node-b")).to_have_count(0)
             expect(page.locator("#why")).to_contain_text("node-b")
             act(page, page.locator("#stop"), "seen enough")
-            expect(page.locator("#live")).to_have_text("job not reached")
+            expect(page.locator("#live")).to_have_text("no connection to the job")
             assert page.locator("#why").text_content()
             agents = (cluster.agents[name] for name in ("node-a", "node-c"))
             assert {agent.end()[0] for agent in agents} == {143}
@@ -264,7 +264,7 @@ def span(chart: Locator) -> float:
 
 
 @pytest.mark.parametrize("count", [1_000, 10_000])
-def test_as_many_ranks_as_there_are(
+def test_map_shows_every_rank(
     tmp_path: Path, browser: Browser, count: int, request: pytest.FixtureRequest
 ) -> None:
     command = (sys.executable, large_dashboard.__file__, str(count))
@@ -285,7 +285,7 @@ def test_as_many_ranks_as_there_are(
         assert page.evaluate("document.documentElement.scrollWidth") <= 1240
 
 
-def test_who_may_only_look_sees_no_buttons_on_a_phone(tmp_path: Path, browser: Browser) -> None:
+def test_read_only_page_has_no_buttons_on_a_phone(tmp_path: Path, browser: Browser) -> None:
     command = (sys.executable, large_dashboard.__file__, "64", "--read-only")
     with Dashboard(tmp_path, command=command) as dashboard, opened(browser, dashboard) as page:
         page.set_viewport_size({"width": 360, "height": 740})

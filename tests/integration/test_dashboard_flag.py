@@ -22,7 +22,7 @@ WAITS = """
 """
 
 
-def test_it_ends_with_its_agent_however_that_ends(tmp_path: Path) -> None:
+def test_dashboard_ends_with_its_agent(tmp_path: Path) -> None:
     with Job(tmp_path, WAITS, "--dashboard", "0") as job:
         worker = job.news.take(1)["begun"]
         port = port_of(job)
@@ -37,7 +37,7 @@ def test_it_ends_with_its_agent_however_that_ends(tmp_path: Path) -> None:
         below.all_gone()
 
 
-def test_a_job_goes_on_though_its_dashboard_was_killed(tmp_path: Path) -> None:
+def test_job_survives_a_killed_dashboard(tmp_path: Path) -> None:
     with Job(tmp_path, WAITS, "--dashboard", "0") as job:
         worker = job.news.take(1)["begun"]
         port_of(job)
@@ -47,7 +47,7 @@ def test_a_job_goes_on_though_its_dashboard_was_killed(tmp_path: Path) -> None:
         assert job.end()[0] == 0
 
 
-def test_a_job_goes_on_though_its_dashboard_cannot_begin(tmp_path: Path) -> None:
+def test_job_survives_a_dashboard_that_cannot_start(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with Job(tmp_path, WAITS, "--dashboard", str(port)) as job:
@@ -58,7 +58,7 @@ def test_a_job_goes_on_though_its_dashboard_cannot_begin(tmp_path: Path) -> None
             assert job.end()[0] == 0
 
 
-def test_the_first_node_has_it_whichever_that_is(tmp_path: Path) -> None:
+def test_first_node_serves_the_dashboard(tmp_path: Path) -> None:
     with Cluster(tmp_path, FOREVER, "--dashboard", "0", nnodes="2:3") as cluster:
         cluster.start_coordinator("coordinator")
         cluster.start_all("a", "b", "c")

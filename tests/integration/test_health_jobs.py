@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PROBED = {"TORCHELASTIC_HEALTH_CHECK_PORT": "0"}
 AT_PORT = "health checks at port "
 OK = (200, "ok\n")
-NOT_STARTED = (503, "the workers are not started yet\n")
+NOT_STARTED = (503, "the workers have not started yet\n")
 
 # Rank 1 takes its time to stop: it waits for an order.
 LINGERING = """

@@ -302,7 +302,7 @@ def test_a_member_alone_votes_in_one_run_after_the_other(
         alone = cluster.start_member("alone")
         fences = []
         for number, run in enumerate(("first", "second"), 1):
-            alone.says("a member of the cluster of job", times=number)
+            alone.says("member of the etcd cluster of job", times=number)
             names = [f"{run}-{one}" for one in "ab"]
             cluster.start_all(*names)
             starts = cluster.generation(2)

@@ -233,8 +233,8 @@ def test_agents_end_when_the_coordinator_stays_away(tmp_path: Path) -> None:
             assert code == 78
             line = said.splitlines()[-1]
             assert re.fullmatch(
-                rf"holdfast run: error: the coordinator at {re.escape(cluster.endpoint)} could not "
-                r"be reached since \d\d:\d\d:\d\d \(\d+ s\): connection refused",
+                rf"holdfast run: error: the coordinator at {re.escape(cluster.endpoint)} has "
+                r"been unreachable since \d\d:\d\d:\d\d \(\d+ s\): connection refused",
                 line,
             ), line
 

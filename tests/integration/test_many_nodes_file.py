@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import TYPE_CHECKING
 
 from real_jobs import Watched
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KILLED = -signal.SIGKILL
+SETTLE_S = 0.5  # An agent that is stopped in the middle of a write keeps the lock of the state.
 QUICK_TO_NOTICE = f"{QUICK},{SOON_SILENT}"
 
 
@@ -106,6 +108,7 @@ def test_a_frozen_agent_is_fenced_when_it_thaws_and_joins_again(tmp_path: Path) 
         cluster.start_all("a", "b")
         before = cluster.generation(2)
         frozen = cluster.agents["b"]
+        time.sleep(SETTLE_S)
         frozen.signal(signal.SIGSTOP)
         assert set(cluster.generation(1)) == {"a"}
         old = Watched(before["b"].pid)

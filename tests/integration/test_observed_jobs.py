@@ -250,7 +250,7 @@ def test_a_port_that_is_taken_ends_the_command_before_anything_starts(
             assert job.left_behind() == []
     assert code == 78
     [line] = said.splitlines()
-    assert line.startswith(f"holdfast run: error: {what}: cannot listen at ")
+    assert line.startswith(f"holdfast run: error: {what}: cannot listen on ")
     assert f"port {port}: Address already in use (" in line
 
 

@@ -69,7 +69,7 @@ def test_where_auto_finds_nothing_the_job_runs_all_the_same(tmp_path: Path) -> N
     (tmp_path / "app" / "__main__.py").write_text("print('ran')")
     code, out, err = run("--preload", "auto", "app")
     assert (code, out) == (0, ["ran"])
-    assert err == ["[holdfast] --preload auto finds no modules: app is a folder"]
+    assert err == ["[holdfast] --preload auto finds no modules: app is a directory"]
 
 
 @pytest.mark.parametrize(

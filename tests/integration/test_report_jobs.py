@@ -54,7 +54,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
-def test_a_job_that_restarted(tmp_path: Path) -> None:
+def test_report_of_a_restarted_job(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     flags = ("--nproc-per-node", "2", "--max-restarts", "1", "--log-dir", str(logs))
     with Job(tmp_path, TRAIN, *flags) as job:
@@ -85,7 +85,7 @@ def test_a_job_that_restarted(tmp_path: Path) -> None:
     assert run(str(logs), "--output", "-").stdout == page.read_text()
 
 
-def test_a_job_that_failed_needs_no_log_directory(tmp_path: Path) -> None:
+def test_failed_job_has_a_report_without_log_dir(tmp_path: Path) -> None:
     with Job(tmp_path, TRAIN, "--nproc-per-node", "2", env={"TMPDIR": str(tmp_path)}) as job:
         code, _, _ = job.end()
     assert code == 1
@@ -97,7 +97,7 @@ def test_a_job_that_failed_needs_no_log_directory(tmp_path: Path) -> None:
     assert report["generations"][0]["last_step"] >= 12
 
 
-def test_a_job_that_was_killed_and_one_that_runs(tmp_path: Path) -> None:
+def test_running_and_killed_jobs_have_reports(tmp_path: Path) -> None:
     script = """
     from holdfast import worker
     print("loading", flush=True)
@@ -117,7 +117,7 @@ def test_a_job_that_was_killed_and_one_that_runs(tmp_path: Path) -> None:
     assert [(one["rank"], one["text"]) for one in report["tails"]] == [(0, "loading\n")]
 
 
-def test_two_nodes_one_of_which_is_lost(tmp_path: Path) -> None:
+def test_report_shows_a_lost_node(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     with Cluster(tmp_path, OBEY, "--log-dir", str(logs), nnodes="1:2", conf=TOGETHER) as cluster:
         cluster.start_host("A", conf="node_id=A")

@@ -50,7 +50,7 @@ async def until(pilot: Pilot[None], fact: Callable[[], object]) -> None:
 
 
 @in_loop
-async def test_a_job_of_three_nodes_that_loses_a_worker_is_watched_and_steered(
+async def test_top_watches_and_steers_three_nodes(
     tmp_path: Path,
 ) -> None:
     flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"), "--max-restarts", "1")
@@ -105,7 +105,7 @@ async def test_a_job_of_three_nodes_that_loses_a_worker_is_watched_and_steered(
 
 
 @in_loop
-async def test_a_job_whose_coordinator_was_killed_is_found_again(tmp_path: Path) -> None:
+async def test_top_reconnects_after_the_coordinator_was_killed(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2", run_id="back") as team:
         coordinator = team.start_coordinator("first")
         team.start_all("a", "b")
@@ -204,7 +204,7 @@ async def found(pid: int) -> str:
             await asyncio.sleep(0.05)
 
 
-def test_the_terminal_is_left_as_it_was(tmp_path: Path) -> None:
+def test_terminal_is_restored(tmp_path: Path) -> None:
     with Job(tmp_path, "tell('up')\nforever()") as job:
         job.news.take(1)
         run_id = asyncio.run(found(job.agent.pid))
@@ -224,7 +224,7 @@ def test_the_terminal_is_left_as_it_was(tmp_path: Path) -> None:
         assert job.agent.poll() is None
 
 
-def test_without_a_terminal_or_textual_there_is_one_line(tmp_path: Path) -> None:
+def test_missing_terminal_or_textual_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "textual").mkdir()
     (tmp_path / "textual" / "__init__.py").write_text(
         "raise ModuleNotFoundError(\"No module named 'textual'\", name='textual')"

@@ -131,7 +131,7 @@ def test_the_paths_are_the_same(
         assert found[2].startswith(begins)
 
 
-def test_all_that_torch_can_be_asked_for_is_here(worker: Worker) -> None:
+def test_all_torch_names_exist(worker: Worker) -> None:
     theirs, ours = (asked(path, "GET", "/handler/") for path in (worker.theirs, worker.ours))
     assert ours[:2] == theirs[:2] == (200, "application/json")
     assert set(json.loads(ours[2])) == set(json.loads(theirs[2]))
@@ -219,7 +219,7 @@ def test_the_client_of_torch_gets_its_answers(
 # Last: after this the worker is gone.
 
 
-def test_only_our_socket_is_gone_at_the_end(worker: Worker) -> None:
+def test_only_our_socket_is_removed_at_the_end(worker: Worker) -> None:
     assert worker.end() == "True False\n"
 
 
@@ -243,7 +243,7 @@ main()
     ],
     ids=["torch", "holdfast"],
 )
-def test_what_ends_the_main_function_is_recorded(
+def test_exception_of_the_main_function_is_recorded(
     tmp_path: Path, imports: str, is_recorded: bool
 ) -> None:
     """Torch's promises it and does not; when it does, this fails, and the page can say so."""

@@ -152,7 +152,7 @@ def test_both_read_and_write_the_same_text() -> None:
     assert RdzvEvent.deserialize(other.serialize()) == step
 
 
-def test_the_same_destinations_are_there() -> None:
+def test_same_event_destinations_exist() -> None:
     from torch.distributed.elastic.events.handlers import _log_handlers
 
     for name, handler in _log_handlers.items():

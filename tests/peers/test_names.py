@@ -389,7 +389,7 @@ def only_by_position(a: int, b: str = "x", /, *, c: int = 1) -> None: ...
 
 
 @pytest.mark.parametrize("other", [renamed, moved, another_default, needs_more, only_by_position])
-def test_a_signature_that_takes_other_calls_is_noticed(other: object) -> None:
+def test_different_signature_is_detected(other: object) -> None:
     assert list(compare("it", reference, same_with_more)) == []
     assert list(compare("it", reference, other)) != []
 
@@ -461,7 +461,7 @@ def test_nothing_is_left_out_without_need() -> None:
     assert set(LEFT_OUT) - names == set()
 
 
-def test_no_area_is_still_to_come_that_is_here() -> None:
+def test_no_existing_area_is_listed_as_missing() -> None:
     known = set(modules_of_torch())
     areas = {*STILL_TO_COME, *NOT_FOR_US}
     assert known >= areas

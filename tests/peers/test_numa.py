@@ -83,7 +83,7 @@ def test_each_worker_gets_the_same_cpus(
         assert set(ours[rank]) == expected
 
 
-def test_options_of_torch_are_taken_too(
+def test_torchs_options_are_accepted(
     roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(128)))

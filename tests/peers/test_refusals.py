@@ -169,7 +169,7 @@ def test_types_and_facts(case: str, tmp_path: Path) -> None:
         assert (ours.errno, ours.filename) == (theirs.errno, theirs.filename)  # type: ignore[attr-defined]
 
 
-def test_errors_of_a_store_are_torchs_too_where_torch_is_loaded(tmp_path: Path) -> None:
+def test_store_errors_are_also_torchs_if_torch_is_loaded(tmp_path: Path) -> None:
     from torch.distributed import DistNetworkError, DistStoreError
 
     ours = Side("holdfast", tmp_path)

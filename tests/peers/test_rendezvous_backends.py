@@ -110,7 +110,7 @@ def test_nodes_meet_and_share_the_store(handlers: list[DynamicRendezvousHandler]
     assert infos[2].store.add("count", 2) == 2
 
 
-def test_a_restart_of_one_reaches_all(handlers: list[DynamicRendezvousHandler]) -> None:
+def test_restart_of_one_node_restarts_all(handlers: list[DynamicRendezvousHandler]) -> None:
     before = meet(handlers)
     before[0].store.set("key", "old")
     with ThreadPoolExecutor(1) as pool:
@@ -121,7 +121,7 @@ def test_a_restart_of_one_reaches_all(handlers: list[DynamicRendezvousHandler]) 
     assert not after[0].store.check(["key"])
 
 
-def test_the_end_reaches_all(handlers: list[DynamicRendezvousHandler]) -> None:
+def test_end_of_the_job_reaches_all_nodes(handlers: list[DynamicRendezvousHandler]) -> None:
     meet(handlers)
     handlers[1].set_closed()
     assert all(one.is_closed() for one in handlers)
@@ -142,7 +142,7 @@ class CountingStore:
         return bytes(self.store.get(key))
 
 
-def test_a_key_that_vanished_makes_no_hot_loop(server: Any) -> None:
+def test_vanished_key_causes_no_busy_loop(server: Any) -> None:
     """With torch's handler: 1,611 attempts in 1.8 s, and the key is never made again."""
     store = CountingStore(server)
     handler = DynamicRendezvousHandler.from_backend(
@@ -159,7 +159,7 @@ def test_a_key_that_vanished_makes_no_hot_loop(server: Any) -> None:
     assert handler.shutdown()
 
 
-def test_a_server_that_is_gone_is_told_of_after_a_while() -> None:
+def test_lost_server_is_reported_after_the_limit() -> None:
     from torch.distributed import TCPStore
 
     server = TCPStore("localhost", 0, is_master=True)
@@ -169,13 +169,13 @@ def test_a_server_that_is_gone_is_told_of_after_a_while() -> None:
     handler.next_rendezvous()
     assert handler.num_nodes_waiting() == 0
     del server
-    with pytest.raises(RendezvousConnectionError, match="could not be reached"):
+    with pytest.raises(RendezvousConnectionError, match="has been unreachable"):
         until(handler.num_nodes_waiting)
     assert handler.shutdown() is False
 
 
 @pytest.mark.parametrize("kind", ["HashStore", "MemoryStore"])
-def test_where_workers_meet_is_agreed_on_through_any_store(kind: str) -> None:
+def test_master_address_is_exchanged_through_any_store(kind: str) -> None:
     from torch.distributed import HashStore
     from torch.distributed.elastic.rendezvous import RendezvousStoreInfo as Torch
 

@@ -238,7 +238,7 @@ main(3)
 
 
 @pytest.mark.parametrize("module", ["torch.distributed.elastic.multiprocessing.errors", "holdfast"])
-def test_a_recorded_exception_is_told_in_the_same_files(module: str, launchers: Launchers) -> None:
+def test_recorded_exception_is_in_the_same_files(module: str, launchers: Launchers) -> None:
     """Also that torch's own `@record` is understood, and ours by torchrun."""
     launchers.script("raising.py", RAISING.format(module=module))
     line = ["--nproc-per-node", "2", "--log-dir", "logs", "../raising.py"]

@@ -109,7 +109,7 @@ def all_queue_calls(store: Any, part: str) -> list[Any]:
     return [outcome(call) for call in calls]
 
 
-def test_every_call_is_answered_as_torchs_client_is(server: Any, store: TCPStore) -> None:
+def test_responses_match_torchs_client(server: Any, store: TCPStore) -> None:
     their_store = theirs(server)
     their_store.set_timeout(LONG)
     assert all_calls(store, "ours") == all_calls(their_store, "their")
@@ -148,7 +148,7 @@ def test_clients_of_both_kinds_wait_for_each_other(server: Any, store: TCPStore)
         met.result()
 
 
-def test_a_key_that_was_only_compared_has_no_value(server: Any, store: TCPStore) -> None:
+def test_compared_key_has_no_value(server: Any, store: TCPStore) -> None:
     """torch's client gets `b""` here from the libuv server."""
     their_store = theirs(server)
     with ThreadPoolExecutor(1) as pool:
@@ -198,7 +198,7 @@ def serving_process(port: int) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_a_server_that_is_stopped_goes_on_or_dies(port: int) -> None:
+def test_stopped_server_continues_or_dies(port: int) -> None:
     """torch's client waits for ever for a stopped server, and never again reaches a new one."""
     with serving_process(port) as process:
         store = TCPStore("localhost", port, timeout=LONG)
@@ -347,7 +347,7 @@ def test_the_clients_of_a_world_are_counted(connect: Callable[..., Any]) -> None
     assert stores[0].list_keys() == []  # The counter has no `/` before it.
 
 
-def test_a_client_that_breaks_the_rules_is_the_only_one_to_lose_its_connection(
+def test_only_an_invalid_client_loses_its_connection(
     connect: Callable[..., Any], our_server: Server
 ) -> None:
     from torch.distributed import DistNetworkError

@@ -29,7 +29,7 @@ with timer.expires(after=0.3, scope="stuck"):
 """
 
 
-def test_a_worker_of_torchs_whose_timer_expires_is_shown_killed_and_restarted(
+def test_torch_worker_with_an_expired_timer_is_killed_and_restarted(
     launchers: Launchers,
 ) -> None:
     launchers.script("job.py", STUCK_ONCE)

@@ -99,7 +99,7 @@ def test_torchs_registry_has_it_as_a_handler_of_its_own_kind() -> None:
         assert (info.rank, info.world_size) == (0, 1)
 
 
-def test_a_coordinator_that_took_over_is_followed_and_restarts_nothing() -> None:
+def test_coordinator_takeover_restarts_nothing() -> None:
     with hold_port() as one, hold_port() as other, job_of("2") as job:
         ports = [held.getsockname()[1] for held in (one, other)]
         job.endpoint = ",".join(f"127.0.0.1:{port}" for port in ports)
@@ -168,7 +168,7 @@ def test_the_store_does_what_torchs_agent_asks_of_it() -> None:
         ),
     ],
 )
-def test_what_cannot_work_is_said_in_one_line(
+def test_invalid_settings_are_one_line_errors(
     endpoint: str, conf: dict[str, object], kind: Any, said: str
 ) -> None:
     from torch.distributed.elastic.rendezvous import api
@@ -181,7 +181,7 @@ def test_what_cannot_work_is_said_in_one_line(
         assert "\n" not in str(raised.value)
 
 
-def test_a_wrong_token_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_token_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
     with job_of("1:2", settle=0.05) as job:
@@ -192,7 +192,7 @@ def test_a_wrong_token_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
             job.node().next_rendezvous()
 
 
-def test_closing_reaches_a_node_that_runs_and_one_that_comes_late() -> None:
+def test_close_reaches_running_and_late_nodes() -> None:
     from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
     with job_of("2") as job:
@@ -206,7 +206,7 @@ def test_closing_reaches_a_node_that_runs_and_one_that_comes_late() -> None:
                 node.next_rendezvous()
 
 
-def test_a_round_is_handed_out_only_when_all_its_nodes_came() -> None:
+def test_round_is_returned_only_when_all_its_nodes_joined() -> None:
     with job_of("2:3") as job, ThreadPoolExecutor(2) as pool:
         rounds = [pool.submit(job.node(node_id=name).next_rendezvous) for name in "ab"]
         absent = job.of_ours()  # It is in the round, and never says that it came.
@@ -218,7 +218,7 @@ def test_a_round_is_handed_out_only_when_all_its_nodes_came() -> None:
         assert sorted((info.rank, info.world_size) for info in infos) == [(0, 2), (1, 2)]
 
 
-def test_nobody_waits_in_the_store_of_a_round_that_is_over() -> None:
+def test_calls_to_the_store_of_an_ended_round_end() -> None:
     from torch.distributed import DistStoreError
 
     with job_of("1:2") as job, ThreadPoolExecutor(1) as pool:
@@ -231,7 +231,7 @@ def test_nobody_waits_in_the_store_of_a_round_that_is_over() -> None:
         assert stays.next_rendezvous().world_size == 1
 
 
-def test_a_node_that_is_done_does_not_wait_for_one_that_starts_anew() -> None:
+def test_finished_node_does_not_wait_for_a_restarting_one() -> None:
     """torchrun cannot start its workers again; the other one goes on without it."""
     from torch.distributed import DistStoreError
     from torch.distributed.elastic.utils.store import barrier
@@ -247,7 +247,7 @@ def test_a_node_that_is_done_does_not_wait_for_one_that_starts_anew() -> None:
         assert again.result(LONG_S).world_size == 1
 
 
-def test_a_node_that_is_done_stays_while_the_others_need_it() -> None:
+def test_finished_node_stays_while_others_need_it() -> None:
     from torch.distributed import DistStoreError
     from torch.distributed.elastic.utils.store import barrier
 
@@ -265,7 +265,7 @@ def test_a_node_that_is_done_stays_while_the_others_need_it() -> None:
         assert leaving.result(LONG_S)
 
 
-def test_the_exit_barrier_ends_the_job_well_and_lets_the_standby_go() -> None:
+def test_exit_barrier_ends_the_job_and_releases_the_standby() -> None:
     from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
     from torch.distributed.elastic.utils.store import barrier
 

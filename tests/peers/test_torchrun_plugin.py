@@ -127,7 +127,7 @@ def test_workers_are_not_given_the_token(tmp_path: Path) -> None:
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-def test_the_others_go_on_without_a_node_that_left_and_one_that_died(tmp_path: Path) -> None:
+def test_job_continues_without_nodes_that_left_or_died(tmp_path: Path) -> None:
     with TorchrunCluster(tmp_path, nnodes="1:3") as cluster:
         cluster.start_with_host("a", "b", "c")
         cluster.world("a", "b", "c")
@@ -141,7 +141,7 @@ def test_the_others_go_on_without_a_node_that_left_and_one_that_died(tmp_path: P
         assert cluster.codes() == {"a": 0, "b": 1, "c": -signal.SIGKILL}
 
 
-def test_a_standby_takes_the_place_of_a_dead_node_and_another_is_not_needed(tmp_path: Path) -> None:
+def test_standby_replaces_a_dead_node(tmp_path: Path) -> None:
     with TorchrunCluster(tmp_path, nnodes="2") as cluster:
         cluster.start_with_host("a", "b")
         first = cluster.world("a", "b")
@@ -166,7 +166,7 @@ def test_the_job_survives_its_first_node(tmp_path: Path) -> None:
         assert cluster.codes() == {"a": -signal.SIGKILL, "b": 0}
 
 
-def test_a_node_that_gives_up_ends_the_job(tmp_path: Path) -> None:
+def test_failed_node_ends_the_job(tmp_path: Path) -> None:
     with TorchrunCluster(tmp_path, nnodes="2") as cluster:
         cluster.start_all("a", "b")
         workers = cluster.world("a", "b")

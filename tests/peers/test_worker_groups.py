@@ -58,7 +58,7 @@ def test_filtered_lines(kind: str, filters: dict[str, Any], tmp_path: Path) -> N
     assert bool(ours[1]) == bool(filters)
 
 
-def test_a_barrier_that_times_out_names_who_is_missing() -> None:
+def test_barrier_timeout_names_the_missing_workers() -> None:
     from torch.distributed import DistStoreError, HashStore
 
     for root in SIDES:

@@ -58,7 +58,7 @@ def test_a_heartbeat_is_seen(page: WorkerPage) -> None:
 
 
 @pytest.mark.parametrize("bad", ["7", 1.5, None])
-def test_a_step_that_is_no_number_is_refused(page: WorkerPage, bad: object) -> None:
+def test_step_that_is_not_a_number_is_rejected(page: WorkerPage, bad: object) -> None:
     with pytest.raises(TypeError):
         worker.progress(bad)  # type: ignore[arg-type]
     assert page.read().step is None
@@ -101,7 +101,7 @@ def test_one_section_may_be_entered_by_threads_that_leave_it_in_any_order(page: 
     assert sorted(worker._attach().free) == [*range(worker.SLOTS)]
 
 
-def test_a_section_that_found_no_room_leaves_the_others_alone(page: WorkerPage) -> None:
+def test_section_without_a_slot_does_not_affect_others(page: WorkerPage) -> None:
     section = worker.section("step", timeout=60)
     for _ in range(worker.SLOTS):
         section.__enter__()
@@ -116,7 +116,7 @@ def test_a_section_that_found_no_room_leaves_the_others_alone(page: WorkerPage) 
 # Whom it counts.
 
 
-def test_a_forked_child_counts_for_nothing(page: WorkerPage) -> None:
+def test_calls_of_a_forked_child_have_no_effect(page: WorkerPage) -> None:
     with worker.section("of the parent", timeout=60):
         worker.progress(1)
         before = page.read()
@@ -134,7 +134,7 @@ def test_a_forked_child_counts_for_nothing(page: WorkerPage) -> None:
         assert page.read() == before
 
 
-def test_the_page_is_for_one_process_at_a_time(page: WorkerPage) -> None:
+def test_page_belongs_to_one_process_at_a_time(page: WorkerPage) -> None:
     tell = "import os; from holdfast import worker; worker.progress({}); print(os.getpid())"
     first = int(run(tell.format(1)))
     assert (page.read().pid, page.read().step) == (first, 1)
@@ -193,7 +193,7 @@ def test_outside_holdfast_every_call_does_nothing() -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"short", b"x" * 4096, b"x" * 9000])
-def test_a_page_that_is_none_is_left_alone(
+def test_invalid_page_is_not_used(
     content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "page"
@@ -230,7 +230,7 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPag
     made.close()
 
 
-def test_the_agent_is_asked_to_look_only_if_it_would_come_too_late(pages: WorkerPages) -> None:
+def test_look_is_requested_only_if_the_planned_one_is_too_late(pages: WorkerPages) -> None:
     worker.heartbeat()
     assert pages._take_notice()  # The first call of all is worth knowing.
     worker.progress(1)
@@ -246,7 +246,7 @@ def test_the_agent_is_asked_to_look_only_if_it_would_come_too_late(pages: Worker
         assert pages._take_notice()
 
 
-def test_an_agent_that_is_gone_or_does_not_read_is_no_trouble(pages: WorkerPages) -> None:
+def test_dead_or_slow_agent_does_not_block_the_worker(pages: WorkerPages) -> None:
     for _ in range(3):
         with worker.section("a", timeout=1):
             pass
@@ -264,7 +264,7 @@ def test_an_agent_that_is_gone_or_does_not_read_is_no_trouble(pages: WorkerPages
         worker.progress(7)
 
 
-def test_an_agent_whose_folder_was_removed_is_asked_all_the_same(pages: WorkerPages) -> None:
+def test_look_can_be_requested_after_the_folder_was_removed(pages: WorkerPages) -> None:
     worker.heartbeat()
     assert pages._take_notice()
     shutil.rmtree(pages.folder)
@@ -284,7 +284,7 @@ def test_an_agent_whose_folder_was_removed_is_asked_all_the_same(pages: WorkerPa
         assert not pages._take_notice()
 
 
-def test_a_forked_child_keeps_nothing_of_the_page_open(pages: WorkerPages) -> None:
+def test_forked_child_closes_the_page(pages: WorkerPages) -> None:
     before = len(os.listdir("/proc/self/fd"))
     worker.heartbeat()
     assert len(os.listdir("/proc/self/fd")) == before + 2
@@ -297,7 +297,7 @@ def test_a_forked_child_keeps_nothing_of_the_page_open(pages: WorkerPages) -> No
 # What it learns.
 
 
-def test_it_learns_who_it_is_and_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_has_ranks_and_the_previous_end(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {
         "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
         "GROUP_RANK": "1", "HOLDFAST_GENERATION": "3", "HOLDFAST_FENCE": "77",

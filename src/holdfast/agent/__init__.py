@@ -1,1 +1,1 @@
-"""The agent of a node: it drives `holdfast.core.supervision` and does what it says."""
+"""The agent of a node: it drives `holdfast.core.supervision` and performs its effects."""

@@ -1,8 +1,8 @@
-"""Detects workers in uninterruptible sleep: a dead disk or GPU driver holds them in the kernel.
+"""Detects workers in uninterruptible sleep: a broken disk or GPU driver blocks them in the kernel.
 
-The kernel does not report this state, so workers are checked at intervals, and only if a limit is
-set (`TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT`). Every process is in the state now and then. The
-supervision decides when it has lasted for too long.
+The kernel does not report this state, so the agent checks its workers at intervals. It does so only if
+`TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT` sets a limit. Every process enters this state briefly;
+the supervision decides when it has lasted too long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHECK_INTERVAL_S_MAX = 1.0
 
 
 class BlockedWorkers:
-    """Checks the processes of one generation after the other."""
+    """Checks the worker processes of the current generation."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -34,7 +34,7 @@ class BlockedWorkers:
         self._next_check: float | None = None
 
     def started(self, generation: int, pids: Mapping[int, int], now: float) -> None:
-        """Check these processes from now on."""
+        """Start to check these processes."""
         self._generation, self._pids, self._since = generation, dict(pids), {}
         self._next_check = now + self._interval_s
 
@@ -44,7 +44,7 @@ class BlockedWorkers:
         self._since.pop(rank, None)
 
     def stopped(self) -> None:
-        """Check nothing until other workers are started."""
+        """Stop checking until `started` is called again."""
         self._pids.clear()
         self._next_check = None
 
@@ -53,7 +53,7 @@ class BlockedWorkers:
         return self._next_check
 
     def look(self, now: float) -> list[Event]:
-        """Check the workers if that is due; return which became blocked, or left that state."""
+        """If a check is due, check the workers; return which became blocked or unblocked."""
         if self._next_check is None or now < self._next_check:
             return []
         events: list[Event] = []
@@ -66,7 +66,7 @@ class BlockedWorkers:
             elif not is_blocked and rank in self._since:
                 del self._since[rank]
                 events.append(WorkerUnblocked(self._generation, rank))
-        # At the limit too, so that the decision rests on a check.
+        # Check at the limit too, so that the supervision decides from a fresh state.
         limits = [at + self.limit_s for at in self._since.values()]
         self._next_check = min([now + self._interval_s, *(at for at in limits if at > now)])
         return events

@@ -1,7 +1,7 @@
-"""This node's part in a job that a coordinator (or an etcd leader) decides about.
+"""This node's part in a job with a coordinator (or an etcd leader).
 
-`CoordinatedJob` stands between the agent's loop and the connection. It turns messages into events
-of the machine, sends the machine's reports, and prints the progress of the job. It decides nothing.
+`CoordinatedJob` connects the agent's loop to the membership. It turns messages into events of the
+machine, sends the machine's reports, and prints the progress of the job. It decides nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from holdfast.rendezvous.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from holdfast.agent.lifecycle_reporter import LifecycleReporter
     from holdfast.agent.spec import WorkerGroup
@@ -47,14 +46,14 @@ if TYPE_CHECKING:
 
 
 SUMMARY_CHARS_MAX = 500
-# The file descriptors that an agent may need at once: for its connections, for the coordinator and the
-# workers' store that it may serve; and for each worker.
+# The file descriptors that an agent needs at most: for its connections, the coordinator and the
+# workers' store; and for each worker.
 JOB_DESCRIPTORS = 20
 WORKER_DESCRIPTORS = 3
 
 
 class CoordinatedJob:
-    """For one run. The machine belongs to the agent's loop, and is only read here."""
+    """The job during one run. It only reads the machine, which belongs to the agent's loop."""
 
     def __init__(
         self,
@@ -64,14 +63,14 @@ class CoordinatedJob:
         reporter: LifecycleReporter,
         failures: Callable[[], dict[int, ProcessFailure]],
     ) -> None:
-        """`failures` returns what is known of this node's failed workers."""
+        """`failures` returns the known failures of this node's workers."""
         self.group = group
         self.fence = 0
         self.connection: Membership | None = None
         self.workers_deadline: WorkersDeadline | None = None
-        """When the workers must be gone, as the connection renews it."""
+        """When the keeper kills the workers, unless the connection extends it."""
         self.on_answer: Callable[[RequestAnswer], None] | None = None
-        """Gets the answer to a request that came through this node."""
+        """Receives the answer to a request that a client sent through this node."""
         self._handler = handler
         self._machine = machine
         self._reporter = reporter
@@ -81,7 +80,7 @@ class CoordinatedJob:
         self._first_view: View | None = None
         self._wait_notice = ""
         self._repeats_notice = False
-        """Whether the user is told of each change in what is missing."""
+        """Whether to print each change in the nodes that are missing."""
         self._shown: View | None = None
         self._is_standby = False
 
@@ -105,33 +104,21 @@ class CoordinatedJob:
         connection.guard(self.workers_deadline.renew)
         self._first_view = connection.view  # Of an agent that is run again.
 
-    def start_heartbeat(self) -> None:
-        """Let this node's heartbeats mean that the agent's loop turns, too."""
-        self._connected.heartbeat.start()
-
-    def stop_heartbeat(self) -> None:
-        if self.connection is not None:
-            self.connection.heartbeat.stop()
-
-    def paused_heartbeat(self) -> AbstractContextManager[None]:
-        """Return a context in which the loop need not turn."""
-        return self._connected.heartbeat
-
     # Events.
 
     def descriptors(self) -> list[int]:
-        """Return what is readable while `events` has something."""
+        """Return the descriptors that are readable while `events` has something."""
         return [self._connected.fileno()]
 
     def next_deadline(self, now: float) -> float | None:
         del now
-        return None  # The machine has the limits of all waits.
+        return None  # The machine limits all waits.
 
     def events(self, now: float) -> list[Event]:
         """Return what has arrived."""
         del now
         events: list[Event] = []
-        # The others need the node that coordinates, and their workers the one with their store.
+        # Other nodes need the coordinator; their workers need the store.
         is_needed = self._connected.hosting or self._handler.serves_workers
         if is_needed is not self._is_needed:
             self._is_needed = is_needed
@@ -143,7 +130,7 @@ class CoordinatedJob:
             match message:
                 case View():
                     if message.role is NodeRole.MEMBER:
-                        # At once: this node may have to stop its workers first, others may not.
+                        # At once: workers of other nodes may start before this node's do.
                         self._handler.serve_workers(message)
                     if message.answered is not None and self.on_answer is not None:
                         self.on_answer(message.answered)
@@ -163,7 +150,7 @@ class CoordinatedJob:
         return []  # The coordinator counts them.
 
     def cause_of(self, event: Event) -> str:
-        """Return the id of the message that an event came with."""
+        """Return the id of the message that caused an event."""
         if not isinstance(event, coordinated_supervision.ViewReceived):
             return ""
         return event.view.id
@@ -381,7 +368,7 @@ class CoordinatedJob:
                 console.notice(view.why)
 
     def _notice_wait(self, limit_s: float | None, *, has_ended: bool) -> None:
-        """Tell the user what this node waits for."""
+        """Print what this node waits for."""
         if has_ended:
             console.error(f"stopped waiting for the other nodes to be done (limit {limit_s:g} s)")
         elif self._machine.state is State.LEAVING:
@@ -394,7 +381,7 @@ class CoordinatedJob:
             self._notice_missing()
 
     def _notice_missing(self) -> None:
-        """Tell the user why no round forms; a node that stands by waits for none."""
+        """Print why no round forms; a standby does not wait for one."""
         connection, view = self._connected, self._machine.view
         if view is not None and view.role is not NodeRole.WAITING:
             return
@@ -405,7 +392,7 @@ class CoordinatedJob:
                 self._notice_once(f"waiting: {problem}")
             return
         if view.wait_reason:
-            self._wait_notice = view.wait_reason  # The user was told when the view arrived.
+            self._wait_notice = view.wait_reason  # It was printed when the view arrived.
             return
         here = f"{view.present} of {view.needed} are here"
         more = f" ({view.why})" if view.present >= view.needed and view.why else ""

@@ -1,7 +1,7 @@
-"""Turns the steps of an agent into lifecycle events, and sends them to the observers.
+"""Creates an agent's lifecycle events and sends them to the observers.
 
-The agent calls a method for each step; the method adds ranks, generation and times. Without
-observers it does nothing.
+The agent calls one method per event; the method adds ranks, generation and times. Without observers,
+the methods do nothing.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 
 
 FAILURES_AFTER_S = 1.0
-"""Tracebacks are read after the restart, or after this time if the restart takes longer."""
+"""Read tracebacks after the restart, or after this time if the restart takes longer."""
 
 
 class LifecycleReporter:
     """Reports the lifecycle events of one agent to its observers.
 
-    It is a context around one run. If no launcher observes the agent and a handler is configured,
-    it keeps records of the run itself. Nested use has no effect.
+    Use it as a context manager around one run. If a handler is configured and no launcher records the
+    run, the reporter records it. Nested use has no effect.
     """
 
     def __init__(self, group: WorkerGroup, logs_specs: object = None) -> None:
         self.observers = Observers()
         self.group = group
         self.machine: Supervision
-        """Of the run that is reported."""
+        """The machine of the current run."""
         self._logs_specs = logs_specs
         self._own: StandaloneRecords | None = None
         self.run_started_at = 0.0
@@ -56,19 +56,19 @@ class LifecycleReporter:
         self._rendezvous_is_over = False
         self._entered = 0
         self._ended: set[int] = set()  # Local ranks of this generation.
-        self._stopping = -1  # The generation that is being stopped, or was last.
+        self._stopping = -1  # The newest generation whose workers the agent stopped.
         self._failed: tuple[int, dict[int, ProcessFailure]] | None = None
         self.failures_due: float | None = None
-        """When to `report_failures` at the latest, by the monotonic clock."""
+        """The latest time to call `report_failures`, on the monotonic clock."""
 
     def __enter__(self) -> None:
-        """Raise `UsageError` if the records cannot be kept."""
+        """Start to record. Raise `UsageError` if that is not possible."""
         if not self._entered and not self.observers.recorded:
             self._begin_own_records()
         self._entered += 1
 
     def __exit__(self, *problem: object) -> None:
-        """Wait, for a limited time, until the handlers have the records."""
+        """Wait until the handlers have received the records, for a limited time."""
         self._entered -= 1
         if not self._entered and self._own is not None:
             self._own.end()
@@ -166,7 +166,7 @@ class LifecycleReporter:
             self.report(lifecycle.WorkersObserved(now()[0], state, left))
 
     def worker_ended(self, local_rank: int, *, failed: bool) -> None:
-        """Report the exit of a worker, the first time."""
+        """Report the exit of a worker, once per generation."""
         if self.observers and local_rank not in self._ended:
             self._ended.add(local_rank)
             generation = self.machine.generation
@@ -179,7 +179,7 @@ class LifecycleReporter:
             self.report(lifecycle.FirstHeartbeat(now()[0], generation, self._worker(local_rank)))
 
     def progress_sampled(self, steps: tuple[tuple[int, int, float], ...]) -> None:
-        """Report steps by local rank."""
+        """Report progress: tuples of local rank, step and time."""
         if self.observers:
             workers = self.group.workers
             known = tuple((workers[rank].global_rank, step, at) for rank, step, at in steps)
@@ -199,7 +199,7 @@ class LifecycleReporter:
     def generation_stopped(
         self, generation: int, failures: dict[int, ProcessFailure] | None = None
     ) -> None:
-        """Report that all workers have exited; `failures` has those that failed, by global rank."""
+        """Report that all workers have exited. `failures` maps global ranks to failures."""
         at = self._rendezvous_since = now()[0]
         self._rendezvous_is_over = False
         if self.observers:
@@ -208,7 +208,7 @@ class LifecycleReporter:
                 self._failed, self.failures_due = (generation, failures), at + FAILURES_AFTER_S
 
     def report_failures(self) -> None:
-        """Report why the workers of the last generation failed, unless that was done."""
+        """Report why workers of the last generation failed, unless this was reported before."""
         failed, self._failed, self.failures_due = self._failed, None, None
         if failed is not None:
             generation, failures = failed
@@ -220,7 +220,7 @@ class LifecycleReporter:
         return result
 
     def run_failed(self, error: BaseException) -> None:
-        """Report that the run ended with an error of the agent's."""
+        """Report that an error of the agent ended the run."""
         if not self.observers:
             return
         if isinstance(error, RendezvousError) and not self._rendezvous_is_over:
@@ -276,9 +276,9 @@ class LifecycleReporter:
 
 
 def _program_name(spec: WorkerSpec) -> str:
-    """Return the name of the script or module that an interpreter runs, or else the entry point's.
+    """Return the name of the script or module if the entry point is an interpreter, else its own name.
 
-    A program given as text has no name of its own.
+    Code passed with `-c` has no name.
     """
     name = spec.get_entrypoint_name()
     if spec.entrypoint not in (sys.executable, run_script_path):

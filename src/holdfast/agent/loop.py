@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from holdfast import console
 from holdfast.agent.spec import RunResult, WorkerState
-from holdfast.agent.worker_processes import StartOrder
+from holdfast.agent.worker_processes import StartOrder, StopOrder
 from holdfast.control.control_point import ControlPoint
 from holdfast.core import supervision
 from holdfast.core.machine import TICK, InvalidEvent
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from holdfast.core.machine import Effect, Event
     from holdfast.core.supervision import Supervision
     from holdfast.membership.interface import Membership
-    from holdfast.observe.lifecycle import Observers
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.processes.workers.group import PContext
     from holdfast.processes.workers.pages import Progress
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
 
 STORY_STEPS_SHOWN = 20
 NOTICE_CHARS_MAX = 500
-"""Of an exception in a console line; its message may have any length, and the report has more."""
+"""The limit for an exception in a console line. The report contains more of it."""
 
 
 class Workers(Protocol):
@@ -81,26 +80,13 @@ class Workers(Protocol):
         """Whether there are workers, or some are being stopped."""
 
     def prepare(self) -> None:
-        """Begin what the first start can use, such as importing modules to fork from."""
+        """Begin work that speeds up the first start, such as importing modules to fork from."""
 
     def start(self, order: StartOrder, busy: Busy) -> Mapping[int, object]:
         """Start a generation; return the workers' ids by local rank. `busy` wraps long waits."""
 
-    def begin_stop(
-        self,
-        reason: StopReason | None,
-        signum: int,
-        grace_s: float,
-        *,
-        stuck: Mapping[int, str],
-        node: str,
-        cause: str,
-    ) -> Event | None:
-        """Begin to stop the workers; return the outcome if it is known at once.
-
-        `reason` is None at the end of a run. `stuck` describes workers that cannot react, by local
-        rank. `node` and `cause` are for the story of the stop.
-        """
+    def begin_stop(self, order: StopOrder) -> Event | None:
+        """Begin to stop the workers; return the outcome if it is known at once."""
 
     def kill(self) -> None:
         """Shorten a stop: kill at once."""
@@ -118,7 +104,7 @@ class Workers(Protocol):
         """Return what is known of failed workers by global rank, also while others still run."""
 
     def settle(self) -> None:
-        """Begin what was put off until the run has lasted for a while."""
+        """Start what a short run does not need."""
 
     def close(self) -> None:
         """Release everything at the end of a run."""
@@ -142,7 +128,7 @@ class AgentLoop:
         shutdown_s: float,
         signals_to_handle: str | None = None,
     ) -> None:
-        """`shutdown_s` is how long workers have to end when they are stopped."""
+        """`shutdown_s` is the time that workers have to exit when they are stopped."""
         self.machine = machine
         self.workers = workers
         self.membership = membership
@@ -155,7 +141,6 @@ class AgentLoop:
         self._shutdown_s = shutdown_s
         self._signals_to_handle = signals_to_handle
         self._queue: list[tuple[Event, str]] = []  # Each with its cause.
-        self._service_events: list[Event] = []
         self._stop_step = ""  # The step that stopped the workers, until others are started.
         self._abandoned = False
         self._finish: supervision.Finish | None = None
@@ -190,7 +175,7 @@ class AgentLoop:
     def close(self) -> None:
         """Wait until the helper processes of the run have ended.
 
-        They have nothing left to do, so the caller can do something else between `run` and this.
+        They have no more work to do, so the caller need not call this directly after `run`.
         """
         self.workers.await_keeper()
 
@@ -215,16 +200,18 @@ class AgentLoop:
         self.workers.prepare()  # Signals are watched now: nothing it starts outlives one.
         membership = self.membership
         membership.join()
-        if membership.connection is not None and not self.workers.blocks:
+        connection = membership.connection
+        if connection is None:
+            return self._conclude(self._turn())
+        if not self.workers.blocks:
             control = self._open_control()  # The job is visible while the node waits for others.
-            membership.connection.control.on_watch(control.watched)
+            connection.control.on_watch(control.watched)
         try:
             if not self.workers.blocks:
-                membership.start_heartbeat()
-            finish = self._turn()
+                connection.heartbeat.start()  # It stops if this loop no longer turns.
+            return self._conclude(self._turn())
         finally:
-            membership.stop_heartbeat()
-        return self._conclude(finish)
+            connection.heartbeat.stop()
 
     def _turn(self) -> supervision.Finish:
         self._dispatch([supervision.Begun()])
@@ -236,7 +223,7 @@ class AgentLoop:
             self._dispatch(self.membership.events(now))
             self._dispatch(self._store_events())
             self._dispatch(self.workers.events(now))
-            self._dispatch(self._take_service_events())
+            self._dispatch(self.services.take_events())
             self._dispatch(self.membership.waiting_nodes())
             deadline = self.machine.next_deadline(now)
             if deadline is not None and deadline <= now:
@@ -280,15 +267,16 @@ class AgentLoop:
         services = self.services
         deadline = services.next_deadline(deadline)
         wait_for(deadline, self.signals.fileno(), *descriptors, *services.descriptors())
-        self._service_events += services.look(time.monotonic())
+        services.look(time.monotonic())
 
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:
-        """Let a signal interrupt a wait in code that is not ours, outside of the loop."""
+        """Let a signal interrupt a wait outside of the loop, such as in a user's code."""
         with ExitStack() as stack:
             stack.enter_context(self.signals.raising())
             stack.enter_context(self.services.away(what))
-            stack.enter_context(self.membership.paused_heartbeat())
+            if self.connection is not None:
+                stack.enter_context(self.connection.heartbeat)  # Which does not expect turns then.
             yield
 
     # Events.
@@ -311,21 +299,12 @@ class AgentLoop:
     def _store_events(self) -> list[Event]:
         """Return the failure of the workers' store.
 
-        It comes before the exits of workers, which failed because of it.
+        It precedes the exits of the workers that fail because of it.
         """
         lost = self.group.spec.rdzv_handler.take_store_failure() if self._store_alarm() >= 0 else ""
         if not lost or self.machine.state is not State.RUNNING:
             return []
         return [supervision.WorkersUnhealthy(self.machine.generation, lost)]
-
-    def serve(self, now: float) -> list[Event]:
-        """Serve the side services; return their events since the last call."""
-        events, self._service_events = self._service_events + self.services.look(now), []
-        return events
-
-    def _take_service_events(self) -> list[Event]:
-        events, self._service_events = self._service_events, []
-        return events
 
     # Events into the machine, effects out of it.
 
@@ -344,7 +323,7 @@ class AgentLoop:
         match event:
             case supervision.WorkerExited(local_rank=rank, failed=failed):
                 cause = cause or self._stop_step
-                self.services.worker_ended(rank)
+                self.services.watchdogs.ended(rank)
                 self.reporter.worker_ended(rank, failed=failed)
             case supervision.WorkersStopped(generation):
                 cause = cause or self._stop_step
@@ -411,7 +390,7 @@ class AgentLoop:
         for local_rank, worker_id in start(self.start_order(), self.busy).items():
             group.workers[local_rank].id = worker_id
         group.state = WorkerState.HEALTHY
-        self.reporter.generation_started(begun, self.fence, self.last_reason)
+        self.reporter.generation_started(begun, self.membership.fence, self.membership.last_reason)
         log_start(group, machine.generation)
 
     def start_order(self) -> StartOrder:
@@ -420,9 +399,9 @@ class AgentLoop:
         return StartOrder(
             generation=self.machine.generation,
             restart_count=self.machine.restart_count,
-            fence=self.fence,
+            fence=self.membership.fence,
             previous_world_size=world_size,
-            last_end=self.last_reason or why if self.previous else "",
+            last_end=self.membership.last_reason or why if self.previous else "",
             deadline=self.membership.workers_deadline,
             is_attended=self.is_attended,
         )
@@ -432,13 +411,9 @@ class AgentLoop:
         if reason is not None:
             self.previous = (self.group.workers[0].world_size, reason.value)
         grace_s = self._shutdown_s if reason is None or machine.grace_s < 0 else machine.grace_s
+        node = f"{machine.story.node}/generation-{machine.generation}"
         outcome = self.workers.begin_stop(
-            reason,
-            signum,
-            grace_s,
-            stuck=machine.stuck,
-            node=f"{machine.story.node}/generation-{machine.generation}",
-            cause=self._stop_step,
+            StopOrder(reason, signum, grace_s, machine.stuck, node, self._stop_step)
         )
         if reason is None:
             self.await_stop(self.workers, grace_s)
@@ -447,13 +422,13 @@ class AgentLoop:
     def await_stop(self, workers: Workers, grace_s: float) -> None:
         """Wait until nothing is left of workers that are being stopped.
 
-        For hooks of subclasses, and for the end of a run that failed: then the machine decides no
-        more, and any signal kills. Events that arrive meanwhile stay in the queue.
+        For hooks of subclasses, and for the end of a run that failed. Then the machine no longer
+        decides, and any signal kills. Events that arrive meanwhile stay in the queue.
         """
         interrupted = self.machine.interrupted
         is_followed = not self._abandoned and self.machine.state is not State.IDLE
         while workers.is_active:
-            # Signals first: after the end of the stop there may be a wait, for another round.
+            # Signals first: once the stop has ended, the caller may wait for another round.
             while (one := self.signals.take()) is not None:
                 if not self._abandoned:
                     console.warning(
@@ -470,7 +445,7 @@ class AgentLoop:
                 self.wait(workers.next_deadline(time.monotonic()), *workers.descriptors())
 
     def _settle(self) -> None:
-        """Begin what a run of a moment does not need."""
+        """Start what a short run does not need."""
         self.workers.settle()
         self.membership.settle()
 
@@ -479,7 +454,7 @@ class AgentLoop:
         control = self.services.control
         if control is None:
             control = self.services.control = ControlPoint(self, self.reporter.run_started_at)
-            self.observers.add(control)
+            self.reporter.observers.add(control)
             control.open()
             self.membership.on_answer = control.answered
         return control
@@ -487,42 +462,21 @@ class AgentLoop:
     # What others read.
 
     @property
-    def observers(self) -> Observers:
-        """The receivers of this agent's lifecycle events."""
-        return self.reporter.observers
-
-    @property
     def connection(self) -> Membership | None:
-        """The connection to what decides for all nodes, if this agent does not decide alone."""
+        """The connection to the coordinator; None if this agent decides alone."""
         return self.membership.connection
 
     @property
-    def restart_count(self) -> int:
-        """How many restarts were charged so far."""
-        return self.machine.restart_count
-
-    @property
-    def fence(self) -> int:
-        """The number of this generation that only grows; 0 where nothing counts it."""
-        return self.membership.fence
-
-    @property
-    def last_reason(self) -> str:
-        """Why the round or the generation last changed, if a coordinator said so."""
-        return self.membership.last_reason
-
-    @property
     def is_attended(self) -> bool:
-        """Whether this loop serves everything at once, so that threads can start on demand.
+        """Whether threads may wait until something needs them: only in the first second of a run.
 
-        Not for long: what a job needs in the end it should have while there are threads,
-        descriptors and the installation's files to be had.
+        A longer job starts them then, while it has threads, descriptors and the installed files.
         """
         return not self.workers.blocks and not self.services.is_settled
 
     @property
     def _context(self) -> PContext | None:
-        """The processes of the workers; None before the first start, or if hooks start them."""
+        """The workers' processes; None before the first start, or if hooks start them."""
         return getattr(self.workers, "context", None)
 
     @property
@@ -563,7 +517,7 @@ class AgentLoop:
         ]
 
     def describe_program(self) -> str:
-        """Return the name of what the workers run."""
+        """Return the name of the workers' program."""
         return self.reporter.describe_run().program
 
     def requested(self, request_id: str, what: str) -> None:
@@ -576,7 +530,7 @@ class AgentLoop:
 
 
 def signal_notice(machine: Supervision, one: int, grace_s: float, *, interrupted: bool) -> str:
-    """Return what a signal leads to, before it does; `interrupted` if a SIGINT came before it."""
+    """Return a line that announces the effect of a signal; `interrupted` if a SIGINT preceded it."""
     interrupt, name = one == signal.SIGINT, signal_name(one)
     if interrupt and interrupted:
         return f"{name} again: killing the workers now"

@@ -1,4 +1,4 @@
-"""This node's part in a job whose rounds come from a `RendezvousHandler`, which is polled.
+"""This node's part in a job without a coordinator: the agent polls a `RendezvousHandler`.
 
 The agent decides for its own node. It joins a round before every start, and regroups when the
 handler counts waiting nodes. `PolledJob` has the methods of `CoordinatedJob`, as the agent's loop
@@ -8,7 +8,6 @@ uses them.
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from holdfast import console
@@ -20,7 +19,6 @@ from holdfast.rendezvous.handler import RendezvousHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from holdfast.agent.lifecycle_reporter import LifecycleReporter
     from holdfast.agent.spec import Worker, WorkerGroup
@@ -33,12 +31,12 @@ if TYPE_CHECKING:
 
 
 class PolledJob:
-    """The rounds of one node, by whatever handler its specification has."""
+    """The rounds of one node, formed by the handler of its specification."""
 
     connection = None
     last_reason = ""
     workers_deadline = None
-    """Nothing else starts workers with the ranks of these."""
+    """No other node starts workers with the same ranks, so there is no deadline."""
 
     def __init__(
         self,
@@ -60,15 +58,6 @@ class PolledJob:
 
     def join(self) -> None:
         pass  # A round is joined before each start.
-
-    def start_heartbeat(self) -> None:
-        pass
-
-    def stop_heartbeat(self) -> None:
-        pass
-
-    def paused_heartbeat(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     # Events.
 
@@ -131,7 +120,7 @@ class PolledJob:
         group.store = info.store
         group.group_rank = info.rank
         group.group_world_size = info.world_size
-        if not self.is_polled:  # There is no other node, and so nothing else that counts.
+        if not self.is_polled:  # There is no other node, so this one counts.
             self.fence = max(self.fence + 1, int(time.time() * 1000))
         self._reporter.rendezvous_ended()
         meeting_point = info.bootstrap_store_info
@@ -164,7 +153,7 @@ class PolledJob:
         pass
 
     def exit_barrier(self) -> None:
-        """Wait until the other nodes are done."""
+        """Wait until the workers of the other nodes have ended."""
         rank_exchange.exit_barrier(self.group, self._exit_barrier_s)
 
     def settle(self) -> None:
@@ -185,7 +174,7 @@ class PolledJob:
 
     @property
     def is_polled(self) -> bool:
-        """Whether the handler must be asked for waiting nodes."""
+        """Whether the agent must poll the handler for waiting nodes."""
         handler: object = self.group.spec.rdzv_handler
         # A handler that derives from another project's base class can only be polled.
         return not isinstance(handler, RendezvousHandler) or handler.polls_membership

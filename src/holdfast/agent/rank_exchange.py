@@ -64,7 +64,7 @@ def node_ranks(
     if group_rank == 0:
         keys = [f"{ROLE_INFO}{node}" for node in range(group_world_size)]
         infos = _multi_get(store, keys, is_broken, interval)
-        # A user's own store may know the ranks by itself, and have no infos.
+        # A user's own store may already contain the ranks, and no infos.
         nodes = [_decoded(key, info, _shape) for key, info in zip(keys, infos, strict=False)]
         assigned = [
             json.dumps(
@@ -149,13 +149,13 @@ def _has_check(store: Any, keys: list[str]) -> bool:
     """Whether a store has a working `check`; the one inherited from torch only raises."""
     try:
         store.check(keys)
-    except Exception:  # noqa: BLE001 (if the store is lost, the `get` that follows says so)
+    except Exception:  # noqa: BLE001 (if the store is lost, the next `get` raises)
         return False
     return True
 
 
 def exit_barrier(group: WorkerGroup, timeout_s: float) -> None:
-    """Wait until every node's workers are done, so that the store outlives them all.
+    """Wait until every node's workers are done, so that the store outlives all workers.
 
     A timeout is logged, and does not change this node's result.
     """
@@ -171,7 +171,7 @@ def exit_barrier(group: WorkerGroup, timeout_s: float) -> None:
         wait_for_keys(store, [last], timeout_s)
     except SignalException:
         raise
-    except Exception as problem:  # noqa: BLE001 (each kind of store fails in a way of its own)
+    except Exception as problem:  # noqa: BLE001 (each kind of store raises other exceptions)
         console.error(
             f"stopped waiting for the other nodes to be done (limit {timeout_s:g} s): {problem}"
         )

@@ -40,12 +40,11 @@ if TYPE_CHECKING:
 
 HEALTH_PORT_ENV = "TORCHELASTIC_HEALTH_CHECK_PORT"
 
-# A start imports little, to be fast. But modules that a failure or a restart needs must be loaded
-# before it happens: by then the installation may have been upgraded under the job, or its file
-# system may be unavailable. A shorter job imports none of them. Functions in new interpreters
-# (`spawn`, `forkserver`) need the files in any case.
+# A start imports little, to be fast. After this time the agent loads what a failure or a restart
+# needs: later, the installation may have been upgraded under the job, or its file system may be
+# unavailable. Functions in new interpreters (`spawn`, `forkserver`) need the files in any case.
 PREIMPORT_AFTER_S = 1.0
-# Progress is sampled for the record in the log directory, if workers report any. The interval grows:
+# If workers report progress, it is sampled for the record in the log directory. The interval grows:
 # it is a twentieth of the time since the first sample.
 SAMPLE_PART = 0.05
 SAMPLE_S_MIN, SAMPLE_S_MAX = 0.1, 30.0
@@ -94,6 +93,7 @@ class SideServices:
         self._sampled_since = 0.0
         self._sample_at: float | None = None
         self._sampled: dict[int, tuple[int, float]] = {}
+        self._events: list[Event] = []
         self._settle: Callable[[], None] = lambda: None
         self._preimport_at: float | None = None
         self._observers = reporter.observers
@@ -125,7 +125,7 @@ class SideServices:
         try:
             self._health.start()
         except BaseException:
-            self._health = None  # It was not started, so it is not to be stopped.
+            self._health = None  # It did not start, so `end` must not stop it.
             self.end()
             raise
 
@@ -139,7 +139,7 @@ class SideServices:
         if health is not None:
             try:
                 health.stop()
-            except Exception as problem:  # noqa: BLE001 (it may be anybody's, and the run is over)
+            except Exception as problem:  # noqa: BLE001 (a user's server may raise anything)
                 console.warning(f"cannot stop the health server: {console.describe(problem)}")
         self._close_probe()
 
@@ -160,15 +160,15 @@ class SideServices:
             deadline = min_of(deadline, at)
         return deadline
 
-    def look(self, now: float) -> list[Event]:
-        """Serve what has arrived or is due; return what the supervision must know."""
+    def look(self, now: float) -> None:
+        """Serve what has arrived or is due."""
         if self._probe is not None:
             try:
                 self._probe.answer()
             except OSError as problem:
                 console.warning(f"health probe disabled: {problem}")
                 self._close_probe()
-        events = self.watchdogs.look(now)
+        self._events += self.watchdogs.look(now)
         if self._sample_at is not None and now >= self._sample_at:
             self._sample()
             pause_s = (now - self._sampled_since) * SAMPLE_PART
@@ -181,24 +181,20 @@ class SideServices:
             self._preimport_at = None
             preimport()
             self._settle()
+
+    def take_events(self) -> list[Event]:
+        """Return the events since the last call."""
+        events, self._events = self._events, []
         return events
 
     def take_requests(self) -> Iterable[Event]:
         """Return what operators requested."""
         return self.control.take_requests() if self.control is not None else ()
 
-    def worker_ended(self, rank: int) -> None:
-        """Forget a worker that has exited."""
-        self.watchdogs.ended(rank)
-
     def workers_stopped(self) -> None:
-        """Take note that all workers of a generation are gone."""
+        """End the checks and samples of a generation, whose workers have exited."""
         self.watchdogs.stopped()
-        self.end_samples()
-
-    def end_samples(self) -> None:
-        """Take the last sample of a generation, even if it is the only one."""
-        self._sample()
+        self._sample()  # Even if it is the only one.
         self._sampled.clear()
         self._sample_at = None
 

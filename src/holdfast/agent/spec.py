@@ -6,6 +6,7 @@ Names, fields and defaults are TorchElastic's.
 from __future__ import annotations
 
 import os
+import sys
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,6 @@ class WorkerState(str, Enum):  # noqa: UP042 (StrEnum's text differs from TorchE
 def run_script_path(training_script: str, *training_script_args: str) -> None:
     """Run a script within this interpreter: the function of a `--run-path` worker."""
     import runpy
-    import sys
 
     sys.argv = [training_script, *training_script_args]
     runpy.run_path(training_script, run_name="__main__")

@@ -2,9 +2,8 @@
 
 Workers set timers through a named pipe (`holdfast.timers`), if the agent's environment enables
 it, and report sections through a page of memory each (`holdfast.worker`). Both expire in the
-same way, as `TimersExpired`. The supervision decides what follows: the worker's stacks are written
-to its log, and it gets the timer's signal. Its exit is an event like any other, and the report
-names the timer. `blocked_workers` detects uninterruptible sleep.
+same way, as `TimersExpired`. The supervision then has the worker's stacks dumped into its log, and
+sends it the timer's signal. The exit is an ordinary event, and the failure report names the timer. `blocked_workers` detects uninterruptible sleep.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ TRUE_WORDS = ("1", "true", "yes", "on")
 EXPIRED = "timer expired"
 KILLED = "kill worker process"
 DUMP_S = 2.0
-"""The limit for all dumps of one decision; the agent does nothing else meanwhile."""
+"""The limit for all dumps of one decision, which block the agent."""
 DUMP_EACH_S_MIN = 0.1
-"""The minimum for each dump: enough for what the kernel knows."""
+"""The minimum for each dump: enough for the kernel's part of it."""
 STACKS_CHARS_MAX = 64 * 1024
-"""Kept of a worker's stacks for the report, if it has no log."""
+"""The part of a worker's stacks that the report keeps if the worker has no log."""
 
 
 class TimeoutKill:
-    """Why a worker, or a process below it, was killed."""
+    """Why the agent killed a worker, or a process below it."""
 
     def __init__(self, pid: int, signum: int, scope: str, *, direct: bool) -> None:
         self._signum = signum
@@ -56,7 +55,7 @@ class TimeoutKill:
         self._who = "" if direct else f"its process {pid} "
 
     def is_of(self, failure: ProcessFailure) -> bool:
-        """Whether the worker died of this signal, or is a shell whose program did."""
+        """Whether this signal ended the worker, or the program of a worker that is a shell."""
         own = failure.exitcode == -self._signum and self._direct
         return own or failure.exitcode == 128 + self._signum
 
@@ -135,7 +134,7 @@ class Watchdogs:
         return found
 
     def started(self, generation: int, pids: Mapping[int, int], logs: Mapping[int, str]) -> None:
-        """Take note of the workers' processes and of the logs of their standard error."""
+        """Record the workers' processes and the logs of their standard error."""
         if self._blocked is not None:
             self._blocked.started(generation, pids, time.monotonic())
         self._workers = {pid: rank for rank, pid in pids.items()}
@@ -151,7 +150,7 @@ class Watchdogs:
                 self._timers.clear_timers((pid,))
 
     def stopped(self) -> None:
-        """Take note that all workers are gone."""
+        """Stop the checks: all workers have exited."""
         if self._blocked is not None:
             self._blocked.stopped()
 
@@ -181,7 +180,7 @@ class Watchdogs:
         return min((at for at in times if at is not None), default=None)
 
     def look(self, now: float) -> list[Event]:
-        """Take in what has arrived; return what the supervision must know."""
+        """Read what has arrived; return events for the supervision."""
         events = self._blocked.look(now) if self._blocked is not None else []
         late: dict[int, list[FileTimerRequest]] = {}
         if self._timers is not None:
@@ -227,7 +226,7 @@ class Watchdogs:
         expired = self._expired()
         for one in expired:
             if one.signum <= 0:
-                self.signal(one.pid, 0)  # It is not signalled, and its timer is dropped.
+                self.signal(one.pid, 0)  # Drops its timer, without a signal.
         return expired
 
     def signal(self, pid: int, _signum: int) -> None:
@@ -252,7 +251,7 @@ class Watchdogs:
             # The process that makes the calls; it may be below a shell.
             pid = pages.progress(rank).pid
             if not self._is_ours(pid):
-                # It knows itself by another pid (a container's), or has left its parent.
+                # It has another pid in its container, or has left its parent.
                 pid = next((pid for pid, one in self._workers.items() if one == rank), 0)
             if pid:
                 late.setdefault(pid, []).append(section_timer(section, pid, now, time.time()))
@@ -265,7 +264,7 @@ class Watchdogs:
     # Reports.
 
     def explain(self, failure: ProcessFailure) -> None:
-        """Add to the failure of a worker that a watchdog killed why it did."""
+        """Add the reason to the failure of a worker that a watchdog killed."""
         kill = self._kills.get(failure.pid)
         if kill is None:
             return
@@ -355,7 +354,7 @@ class Watchdogs:
             return
         pid = request.worker_pid
         if what == EXPIRED:
-            # Now: the ancestors of a killed process are unknown.
+            # Now, because the ancestors of a killed process are unknown.
             self._roots[pid] = root_of(pid, self._workers)
         elif what == KILLED:
             root = self._roots.get(pid, pid)

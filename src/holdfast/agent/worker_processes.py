@@ -1,8 +1,8 @@
 """The workers of a node as processes: their environments, their start, their stop and their exits.
 
-`WorkerProcesses` turns what happens in a `PContext` (`processes.workers.group`) into events of the
-supervision, over all generations of a run. It keeps what outlives a generation: the keeper, and
-the zygote that forks warm workers.
+`WorkerProcesses` turns the events of a `PContext` (`processes.workers.group`) into events of the
+supervision, over all generations of a run. It owns what outlives a generation: the keeper, and the
+zygote that forks warm workers.
 """
 
 from __future__ import annotations
@@ -52,29 +52,43 @@ class ProcessSettings(Value):
     stop_signal: int = signal.SIGTERM
     capture_stderr: bool = True
     worker_env: Mapping[str, str] = {}
-    """What workers get on top of the agent's own environment."""
+    """Added to the agent's own environment."""
     preload: tuple[str, ...] = ()
-    """Modules that are imported once, for Python workers to be forked from there."""
+    """Modules that the zygote imports once, before it forks Python workers."""
 
 
 class StartOrder(Value):
-    """What the workers of one generation are started with."""
+    """How to start the workers of a generation."""
 
     generation: int
     restart_count: int
     fence: int = 0
     previous_world_size: int = 0
-    """Of the generation before; 0 for the first."""
+    """Of the previous generation; 0 for the first."""
     last_end: str = ""
-    """Why the generation before ended."""
+    """Why the previous generation ended."""
     deadline: WorkersDeadline | None = None
-    """When the workers must be gone, unless the agent puts it off."""
+    """When the keeper kills the workers, unless the agent extends it."""
     is_attended: bool = False
     """Whether the caller serves the workers' output from the first byte."""
 
 
+class StopOrder(Value):
+    """How to stop the workers of a generation."""
+
+    reason: StopReason | None
+    """None at the end of a run."""
+    signum: int
+    grace_s: float
+    stuck: Mapping[int, str] = {}
+    """Why workers cannot react to a signal, by local rank."""
+    node: str = ""
+    """For the story of the stop, as `cause`."""
+    cause: str = ""
+
+
 class Environments:
-    """What each worker of a generation is given, by local rank."""
+    """Arguments, environments and log prefixes of a generation's workers, by local rank."""
 
     def __init__(self) -> None:
         self.args: dict[int, tuple[Any, ...]] = {}
@@ -83,7 +97,7 @@ class Environments:
 
 
 class WorkerProcesses:
-    """The processes of one node's workers, from `prepare` to `close`; may be used again then."""
+    """The processes of one node's workers, from `prepare` to `close`. It can be used again."""
 
     blocks = False
 
@@ -114,10 +128,10 @@ class WorkerProcesses:
         )
         keeper = self._obtain_keeper()
         if self._warm is not None and keeper is not None:
-            # The zygote may hang as it forks, in the user's modules, and lose its keeper then.
+            # The zygote may hang in the user's modules as it forks, and then lose its keeper.
             keeper_client.become_subreaper_if_wanted()
             self._warm.prepare(keeper)
-            # While it imports there is time for what the first start and restart need here.
+            # While it imports, load what the first start and restart need here.
             import holdfast.processes.failures.failure
             import holdfast.processes.logs.follower
             import holdfast.processes.workers.command_workers  # noqa: F401
@@ -211,11 +225,11 @@ class WorkerProcesses:
         )
 
     def _obtain_keeper(self) -> Keeper | None:
-        """Return the keeper of all generations; None where each start makes one of its own."""
+        """Return the keeper of all generations; None if each start makes its own."""
         if callable(self.group.spec.entrypoint) and self.settings.start_method != "spawn":
             return None
         if self._keeper is not None and self._keeper.is_gone():
-            keeper_client.sweep_after_loss()  # It may have been lost while there were no workers.
+            keeper_client.sweep_after_loss()  # It may have died while there were no workers.
             self._keeper.close()
             self._keeper = None
         if self._keeper is None:
@@ -224,24 +238,18 @@ class WorkerProcesses:
 
     # The stop.
 
-    def begin_stop(
-        self,
-        reason: StopReason | None,
-        signum: int,
-        grace_s: float,
-        *,
-        stuck: Mapping[int, str],
-        node: str,
-        cause: str,
-    ) -> Event | None:
-        del reason
+    def begin_stop(self, order: StopOrder) -> Event | None:
         if not self.is_active or self.context is None:
             return None
-        self._stuck = stuck
+        self._stuck = order.stuck
         if self.context.stop_ended:  # A hook of a subclass has closed the context itself.
             return self._stopped(self.context)
         self.context.begin_stop(
-            signum or self.settings.stop_signal, grace_s, unresponsive=stuck, node=node, cause=cause
+            order.signum or self.settings.stop_signal,
+            order.grace_s,
+            unresponsive=order.stuck,
+            node=order.node,
+            cause=order.cause,
         )
         return None
 
@@ -296,12 +304,12 @@ class WorkerProcesses:
         return self.by_global_rank(self._explained(self.context.failures_so_far()))
 
     def by_global_rank(self, of_workers: dict[int, T]) -> dict[int, T]:
-        """Return a mapping of local ranks as one of global ranks."""
+        """Return a mapping by local rank as one by global rank."""
         workers = self.group.workers
         return {workers[rank].global_rank: one for rank, one in of_workers.items()}
 
     def _explained(self, failures: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
-        """Add to each failure what the watchdogs and the supervision know of its cause."""
+        """Add the causes that the watchdogs and the supervision know to the failures."""
         for failure in failures.values():
             if failure.local_rank in self._stuck:
                 detail = self._stuck[failure.local_rank]
@@ -331,11 +339,11 @@ class WorkerProcesses:
             self._warm = None
         if self._keeper is not None:
             self._keeper.hang_up()
-            if left_behind:  # It would not end before they do.
+            if left_behind:  # The keeper would wait for them.
                 self._keeper = None
 
     def await_keeper(self) -> None:
-        """Wait until the keeper of the last run has ended; it has nothing left to keep."""
+        """Wait until the keeper of the last run has exited."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.await_end()

@@ -1,6 +1,6 @@
 """The command `completion`: shell code that completes the commands and flags of `holdfast`.
 
-It is made from the table of commands and their parsers.
+The table of commands and their parsers supply the words.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Print shell code that completes the commands and flags of holdfast.
 EXAMPLES = """\
 examples:
   source <(holdfast completion bash)
-      for this shell; put it into ~/.bashrc for all shells
+      for this shell; add the line to ~/.bashrc for all shells
   holdfast completion zsh > "${fpath[1]}/_holdfast"
   holdfast completion fish > ~/.config/fish/completions/holdfast.fish
 """
@@ -82,13 +82,13 @@ def build_parser(name: str) -> CommandParser:
 
 
 def execute(args: Namespace) -> None:
-    """Print the completion for a shell."""
+    """Print the completion code for a shell."""
     sys.stdout.write(script_for(args.shell))
     sys.stdout.flush()
 
 
 def script_for(shell: str) -> str:
-    """Return the completion for a shell."""
+    """Return the completion code for a shell."""
     flags = flags_of_commands()
     commands = " ".join(flags)
     if shell == "fish":
@@ -96,21 +96,21 @@ def script_for(shell: str) -> str:
             "complete -c holdfast -f -n __fish_use_subcommand -a '" + commands + "'",
             *(
                 f"complete -c holdfast -n '__fish_seen_subcommand_from {name}' -l {flag[2:]}"
-                for name, those in flags.items()
-                for flag in those
+                for name, names in flags.items()
+                for flag in names
                 if flag.startswith("--")
             ),
         ]
         return "\n".join(lines) + "\n"
     if shell == "zsh":
-        cases = [f"        {name}) flags=({' '.join(those)}) ;;" for name, those in flags.items()]
+        cases = [f"        {name}) flags=({' '.join(names)}) ;;" for name, names in flags.items()]
         return ZSH.format(commands=commands, cases="\n".join(cases))
-    cases = [f"        {name}) flags='{' '.join(those)}' ;;" for name, those in flags.items()]
+    cases = [f"        {name}) flags='{' '.join(names)}' ;;" for name, names in flags.items()]
     return BASH.format(commands=commands, cases="\n".join(cases))
 
 
 def flags_of_commands() -> dict[str, list[str]]:
-    """Return the flags of each command, in one spelling."""
+    """Return the flags of each command, without their spellings with underscores."""
     return {command.name: _flags_of(command) for command in TABLE}
 
 

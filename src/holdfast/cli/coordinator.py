@@ -1,11 +1,11 @@
-"""The command `coordinator`: a coordinator without an agent, in the foreground, until a signal ends it.
+"""The command `coordinator`: runs a coordinator without an agent, in the foreground.
 
-With it a job survives the loss of any agent's machine, but not of this one. It starts no workers. A
-coordinator that is restarted at the same endpoint learns the state of its jobs from the agents, and with
-`--state` from a file too.
+The coordinator starts no workers. A job that uses it survives the loss of any agent's machine, but not of
+the coordinator's machine. A coordinator that restarts at the same endpoint learns the state of its jobs
+from the agents, and with `--state` also from a file.
 
-It prints one line per change of a job. A line that cannot be written at once is dropped: jobs do not wait
-for a console.
+The command prints one line per change of a job. If it cannot write a line immediately, it drops the line,
+so that jobs do not wait for a slow terminal. It runs until a signal arrives.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ADDRESSES_SHOWN_MAX = 4
 NODES_SHOWN_MAX = 100
 OWN_PLACE_S = 5.0
 DRAIN_S = 5.0
-"""How long nodes have to receive the outcome of their job."""
+"""How long to wait for nodes to receive the outcome of their job."""
 
 DESCRIPTION = """\
 Run a coordinator without an agent. Start the agents of all jobs with its
@@ -61,18 +61,18 @@ examples:
   holdfast coordinator
       for agents on this machine, at localhost:29400
   holdfast coordinator --endpoint head:29400
-      for agents on all machines that have the same ~/.holdfast/token
+      for agents on machines that have the same ~/.holdfast/token
   HOLDFAST_TOKEN_FILE=/etc/jobs/token holdfast coordinator --endpoint head:29400
-      for agents that have this token, anywhere
+      for agents on any machine, if they use this token
   holdfast coordinator --endpoint localhost:0
-      at any free port; the first line of output shows it
+      at any free port; the first line of output shows the port
   holdfast coordinator --endpoint head:29400 --state /var/lib/holdfast/state.json
-      with a file from which a restarted coordinator continues
+      with a state file; a restarted coordinator continues from it
   holdfast coordinator --endpoint head --rdzv-conf tls_cert=head.pem,tls_key=head.key
       with TLS; agents set tls_ca
   holdfast coordinator --take-over --endpoint node0,node1,node2
-      on node1, once node0 is known to be lost: it ran the coordinator of the jobs
-      that have this list
+      on node1, after node0 is lost: node0 ran the coordinator of the jobs with
+      this list
   holdfast coordinator --ha node0,node1,login --rdzv-id my-job
       on login: a third vote in the cluster of a job of two machines
 
@@ -95,23 +95,24 @@ def build_parser(name: str) -> CommandParser:
         "--rdzv_endpoint",
         default=DEFAULT_ENDPOINT,
         metavar="HOST[:PORT],...",
-        help=f"where to listen; the default port is {DEFAULT_PORT}, 0 is any free one. A loopback name "
-        "listens on loopback only, any other on every address of this machine. A list, as the agents have "
-        "it, stands for its first endpoint",
+        help=f"where to listen; the default port is {DEFAULT_PORT}, 0 means any free port. With a loopback "
+        "name, listen on loopback only; with any other name, on every address of this machine. With a list, "
+        "listen at its first endpoint",
     )
     parser.add_argument(
         "--take-over",
         action="store_true",
-        help="replace the coordinator of the agents that have this list as --rdzv-endpoint, at this "
-        "machine's endpoint in the list. Use it only if the machine of that coordinator is lost: the command "
-        "cannot verify this, and refuses only if a coordinator responds. It ends with the jobs it took over",
+        help="take over from the coordinator of the agents that have this list as --rdzv-endpoint, at this "
+        "machine's endpoint in the list. Use this only if the machine of that coordinator is lost: the "
+        "command cannot verify that, and fails only if a coordinator responds. It exits when all jobs that "
+        "it took over have ended",
     )
     parser.add_argument(
         "--rdzv-conf",
         "--rdzv_conf",
         default="",
         metavar="K=V,...",
-        help="settings, as for holdfast run: token_file, auth, tls, tls_cert, tls_key, tls_ca, "
+        help="the same settings as for holdfast run: token_file, auth, tls, tls_cert, tls_key, tls_ca, "
         "advertised_port, keep_alive_interval, keep_alive_max_attempt, reconnect_grace, "
         "recover_timeout, state_file",
     )
@@ -119,15 +120,15 @@ def build_parser(name: str) -> CommandParser:
         "--state",
         default="",
         metavar="FILE",
-        help="keep the state of the jobs in FILE. A restarted coordinator then knows it even while the "
-        "agents are disconnected: generations and restarts never decrease, and an ended job stays ended",
+        help="keep the state of the jobs in FILE. A restarted coordinator reads it before the agents "
+        "reconnect: generations and restarts never decrease, and an ended job stays ended",
     )
     parser.add_argument(
         "--ha",
         default="",
         metavar="HOST[:PORT],...",
-        help="run a member of the etcd of a job with --ha, instead of a coordinator; the same list as for "
-        "holdfast run",
+        help="instead of a coordinator, run a member of the etcd cluster of a job with --ha; pass the same "
+        "list as to holdfast run",
     )
     parser.add_argument(
         "--rdzv-id",
@@ -147,17 +148,17 @@ def build_parser(name: str) -> CommandParser:
         "--story",
         default="",
         metavar="FILE",
-        help="append every step of the coordinator to FILE, with its cause, for holdfast story",
+        help="append every step of the coordinator and its cause to FILE, for holdfast story",
     )
     return parser
 
 
 def execute(args: argparse.Namespace) -> None:
-    """Coordinate until a signal arrives, and raise it as `SignalException`."""
+    """Run the coordinator until a signal arrives; raise `SignalException` for the signal."""
     console.check_level()
     if args.ha:
         with story_to(args.story):
-            _be_member(args)
+            _run_member(args)
         return
     ends = parse_rendezvous_endpoints(args.endpoint, DEFAULT_PORT, PLACES_MAX, flag="--endpoint")
     config = _config(args)
@@ -172,19 +173,17 @@ def execute(args: argparse.Namespace) -> None:
     )
     tls = config.tls_with(token)
     if tls is not None:
-        tls.for_server()  # Files that cannot be used are reported before the port is bound.
+        tls.for_server()  # Raises for an unusable file before the port is bound.
     raise_descriptor_limit()
     state_path = args.state or config.state_file
-    places = _places(args, config, ends, token) if len(ends) > 1 else None
+    places = _endpoint_list(args, config, ends, token) if len(ends) > 1 else None
     with story_to(args.story):
         try:
             listener = try_bind(host, port, is_host=True)
         except EnvironmentProblem as problem:
             if not args.take_over:
                 raise
-            hint = (
-                "did another coordinator take over here? Agents know only this port of the machine"
-            )
+            hint = "did another coordinator take over here? Agents connect only to this port of the machine"
             raise EnvironmentProblem(problem.message, hint=hint) from None
         assert listener is not None
         try:
@@ -212,7 +211,7 @@ def _own_place(args: argparse.Namespace, ends: Sequence[tuple[str, int]]) -> int
         try:
             found = addresses.resolve_within(host, port, OWN_PLACE_S)
         except OSError:
-            continue  # The name of a lost machine may not resolve any more.
+            continue  # The name of a lost machine may no longer resolve.
         if all(is_local(one) for one in found):
             own.append(place)
     if any(own):
@@ -221,20 +220,20 @@ def _own_place(args: argparse.Namespace, ends: Sequence[tuple[str, int]]) -> int
         raise UsageError(
             f"--take-over: this machine is {format_endpoint(*ends[0])}, the first of the list; accepted: a "
             "later one",
-            hint="start the agent here again: it runs the coordinator",
+            hint="restart the agent on this machine: it runs the coordinator",
         )
     raise UsageError(
         f"--take-over: this machine is not in {args.endpoint!r}; accepted: one of the list, after the first"
     )
 
 
-def _places(
+def _endpoint_list(
     args: argparse.Namespace,
     config: RendezvousConfig,
     ends: Sequence[tuple[str, int]],
     token: bytes | None,
 ) -> EndpointList:
-    """Return the client that looks for coordinators at the other endpoints, as an agent does."""
+    """Return a client that looks for coordinators at the other endpoints."""
     run_id = args.rdzv_id or "none"
     tls = config.tls_with(token, run_id)
     context = tls.for_client() if tls is not None else None
@@ -281,12 +280,10 @@ def _serve(
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, end, signum)
         if places is not None:
-            answers = await (
-                places.others(place) if place else places.replaced_at(0, FIRST_PROBE_S)
-            )
-            if answers:
+            other = await (places.others(place) if place else places.replaced_at(0, FIRST_PROBE_S))
+            if other:
                 raise EnvironmentProblem(
-                    f"a coordinator responds at {answers}: no other is needed at {where}"
+                    f"a coordinator already runs at {other}: none is needed at {where}"
                 )
         seen: set[str] = set()
 
@@ -324,7 +321,7 @@ def _serve(
             whose = f"job {args.rdzv_id!r}" if args.rdzv_id else "all jobs"
             _print_line(f"waiting for the agents of {whose} that have this list as --rdzv-endpoint")
         _announce(args.ready_fd, port)
-        checking = loop.create_task(warn_of_name(host, port))  # Name servers may be slow.
+        checking = loop.create_task(warn_of_name(host, port))  # A name server may be slow.
         by = ""
 
         async def watch(places: EndpointList) -> None:
@@ -350,9 +347,9 @@ def _serve(
     _print_line("all jobs that were taken over have ended")
 
 
-def _be_member(args: argparse.Namespace) -> None:
-    """Run a member of a job's etcd cluster until a signal arrives, for one run of the job after the other."""
-    # Only --ha needs these, and the package h11.
+def _run_member(args: argparse.Namespace) -> None:
+    """Run a member of a job's etcd cluster until a signal arrives, for each run of the job in turn."""
+    # Only --ha needs these modules and the package h11.
     from holdfast.etcd.cluster_list import advice, parse_machines
     from holdfast.etcd.cluster_member import running_member
     from holdfast.rendezvous.ha import list_of
@@ -371,12 +368,12 @@ def _be_member(args: argparse.Namespace) -> None:
 
     async def serve() -> signal.Signals:
         loop = asyncio.get_running_loop()
-        news: asyncio.Queue[signal.Signals | None] = asyncio.Queue()
+        ends: asyncio.Queue[signal.Signals | None] = asyncio.Queue()
         for signum in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signum, news.put_nowait, signum)
+            loop.add_signal_handler(signum, ends.put_nowait, signum)
 
         def over() -> None:
-            loop.call_soon_threadsafe(news.put_nowait, None)
+            loop.call_soon_threadsafe(ends.put_nowait, None)
 
         while True:
             with running_member(machines, patience_s=patience_s, on_over=over) as member:
@@ -385,10 +382,10 @@ def _be_member(args: argparse.Namespace) -> None:
                         f"--ha: {args.ha!r} does not name this machine, or an agent of the job already "
                         "runs its member; accepted: a list with an address of this machine"
                     )
-                _print_line(f"a member of the cluster of job {run_id!r} at {member.name}")
+                _print_line(f"member of the etcd cluster of job {run_id!r} at {member.name}")
                 _announce(args.ready_fd, int(member.name.rpartition(":")[2]))
                 args.ready_fd = -1
-                end = await news.get()
+                end = await ends.get()
             if end is not None:
                 return end
             _print_line(f"job {run_id!r}: the run has ended; ready for the next one")
@@ -398,9 +395,9 @@ def _be_member(args: argparse.Namespace) -> None:
 
 
 async def warn_of_name(host: str, port: int) -> None:
-    """Warn about an endpoint that does not resolve to this machine.
+    """Warn if the endpoint does not resolve to this machine.
 
-    It may belong to a service or a load balancer, so the coordinator serves anyway.
+    The coordinator runs anyway, because the name may belong to a service or a load balancer.
     """
     try:
         async with asyncio.timeout(RESOLVE_S):
@@ -415,12 +412,13 @@ async def warn_of_name(host: str, port: int) -> None:
         ips = ", ".join(sorted({one.ip for one in found})[:ADDRESSES_SHOWN_MAX])
         why = "is not an address of this machine" if ips == host else f"is {ips}, not this machine"
     console.warning(
-        f"--endpoint: {host} {why}; agents must reach this process by it, as through a load balancer"
+        f"--endpoint: {host} {why}; agents must reach this process at that address, for example through a "
+        "load balancer"
     )
 
 
 def _print_line(line: str) -> None:
-    """Print a line if it can be written at once."""
+    """Print a line if standard output accepts it immediately."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), select.POLLOUT)
@@ -428,7 +426,7 @@ def _print_line(line: str) -> None:
             sys.stdout.write(f"{one_line(line)}\n")
             sys.stdout.flush()
     except (OSError, ValueError, AttributeError):
-        pass  # No console.
+        pass  # Standard output is closed.
 
 
 def _announce(descriptor: int, port: int) -> None:
@@ -439,5 +437,5 @@ def _announce(descriptor: int, port: int) -> None:
         os.close(descriptor)
     except OSError as error:
         raise UsageError(
-            f"--ready-fd: {descriptor} cannot be written to: {error.strerror}"
+            f"--ready-fd: cannot write to descriptor {descriptor}: {error.strerror}"
         ) from None

@@ -1,8 +1,8 @@
-"""The command `dashboard`: a web page of a running job, for a browser on this machine.
+"""The command `dashboard`: serves a web page about a running job.
 
-It needs the extra `holdfast[dashboard]` (starlette and uvicorn), imported only here. The page asks for a
-login token that is drawn for each dashboard: it is in a file that only its user can read, and on the
-terminal if there is one; never in an address.
+It needs the extra `holdfast[dashboard]` (starlette and uvicorn). Each dashboard creates its own login
+token. It writes the token to a file that only its user can read, and prints it if standard output is a
+terminal. The token never appears in a URL.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.cli.operate import add_place, choice_of, choose_job, connect, parse_ranks
+from holdfast.cli.operate import add_job_flags, choice_of, choose_job, connect, parse_ranks
 from holdfast.cli.parser import CommandParser
 from holdfast.control.connection import ControlProblem, JobNotFound, JobUnreachable, RequestRefused
 from holdfast.control.discovery import local_jobs
@@ -38,21 +38,21 @@ LOOPBACK = "127.0.0.1"
 PORT_MAX = 65_535
 
 DESCRIPTION = """\
-Serve a web page of a running job: its state, timeline, ranks, logs, stacks and
-failures, and what can be asked of it. The page asks for a login token, which
-is printed here. Without --rdzv-endpoint, --rdzv-backend or --ha the job is
-looked for among those that have an agent of yours on this machine.
+Serve a web page about a running job: its state, timeline, ranks, logs, stacks
+and failures, with buttons to restart, drain or stop it. The page requires a
+login token, which this command prints. Without --rdzv-endpoint, --rdzv-backend
+or --ha, the command uses the job that has an agent of yours on this machine.
 """
 EXAMPLES = f"""\
 examples:
   holdfast dashboard
   holdfast dashboard nightly --port 0
-      any port that is free
+      at any free port
   holdfast dashboard nightly --rdzv-endpoint head:29400 --read-only
   ssh -L {DEFAULT_PORT}:localhost:{DEFAULT_PORT} head
-      on your own machine, for a dashboard on another one
+      run this on your own machine to reach a dashboard on head
 
-It needs starlette and uvicorn: pip install 'holdfast[dashboard]'
+Requires starlette and uvicorn: pip install 'holdfast[dashboard]'
 """
 
 
@@ -69,16 +69,19 @@ def build_parser(name: str) -> CommandParser:
         type=_port,
         default=DEFAULT_PORT,
         metavar="PORT",
-        help=f"where to serve; 0 for any that is free ({DEFAULT_PORT})",
+        help=f"the port to serve at; 0 for any free port ({DEFAULT_PORT})",
     )
     parser.add_argument(
         "--host",
         default=LOOPBACK,
         metavar="HOST",
-        help=f"the address to serve at; others than this machine's own are not encrypted ({LOOPBACK})",
+        help=f"the address to serve at; traffic to other machines is not encrypted ({LOOPBACK})",
     )
     parser.add_argument(
-        "--read-only", "--read_only", action="store_true", help="refuse whatever changes the job"
+        "--read-only",
+        "--read_only",
+        action="store_true",
+        help="reject requests that change the job",
     )
     parser.add_argument(
         "--log-dir",
@@ -86,24 +89,24 @@ def build_parser(name: str) -> CommandParser:
         action="append",
         default=[],
         metavar="FOLDER",
-        help="a log directory of the job, for tracebacks of failures; may be repeated (none)",
+        help="a log directory of the job, to show the tracebacks of failures; may be repeated (none)",
     )
-    # For the agent that starts a dashboard of itself: it ends when standard input does.
+    # An agent passes this when it starts a dashboard. The dashboard exits when stdin is closed.
     parser.add_argument("--agent-pid", type=int, default=0, help=argparse.SUPPRESS)
-    add_place(parser, operand=True)
+    add_job_flags(parser, operand=True)
     return parser
 
 
 def _port(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text[:9]) > PORT_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; accepted: 0 to {PORT_MAX}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid port; accepted: 0 to {PORT_MAX}")
     return int(text)
 
 
 def execute(args: argparse.Namespace) -> None:
-    """Serve until a signal ends it."""
+    """Serve until a signal arrives."""
     import starlette  # noqa: F401
-    import uvicorn  # noqa: F401 (what is missing is reported first)
+    import uvicorn  # noqa: F401 (report a missing package before anything else)
 
     choose_job(args)
     for folder in args.log_dir:
@@ -118,7 +121,7 @@ async def _serve(args: argparse.Namespace) -> None:
     commands = Commands(args)
     is_read_only = args.read_only
     if not args.agent_pid:
-        async with await commands.connect() as client:  # Which one it is is clear from now on.
+        async with await commands.connect() as client:  # Reconnect only to this job.
             args.rdzv_id = client.run_id
             is_read_only |= client.read_only
             commands.was_found = True
@@ -129,8 +132,8 @@ async def _serve(args: argparse.Namespace) -> None:
     with listener, TokenFile(port, token) as path:
         if not names_loopback(args.host):
             console.warning(
-                f"--host {args.host}: whoever is between a browser and this server can read all of "
-                "it; ssh -L to a dashboard on loopback is safer"
+                f"--host {args.host}: the traffic is not encrypted, so anyone on the network path can "
+                "read it; ssh -L to a dashboard on loopback is safer"
             )
         shown = f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
         ended = None
@@ -147,7 +150,7 @@ async def _serve(args: argparse.Namespace) -> None:
 
 
 async def _end_of_stdin() -> None:
-    """Return when standard input ends."""
+    """Wait until standard input is closed."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
 
@@ -163,12 +166,12 @@ async def _end_of_stdin() -> None:
 
 
 class Commands:
-    """What the dashboard has in common with the other commands for running jobs."""
+    """The functions of the other commands that the dashboard uses."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self.was_found = False
-        """Whether it is clear which job is meant."""
+        """Whether the dashboard has reached the job at least once."""
 
     async def connect(self) -> JobClient:
         if not self._args.agent_pid:
@@ -179,7 +182,7 @@ class Commands:
                 if not self.was_found or choice_of(self._args).is_elsewhere or is_refused:
                     raise
                 name = self._args.rdzv_id
-                raise JobNotFound(f"job {name!r} has no agent on this machine any more") from None
+                raise JobNotFound(f"job {name!r} no longer has an agent on this machine") from None
         for one in await local_jobs():
             if one.here.pid == self._args.agent_pid:
                 return await open_job(one)
@@ -199,7 +202,7 @@ class Commands:
 
 
 class TokenFile:
-    """The file with the login token, in the folder of this user's agents; removed at the end."""
+    """A file with the login token in this user's runtime folder. It is removed on exit."""
 
     def __init__(self, port: int, token: str) -> None:
         self._port, self._token = port, token
@@ -209,7 +212,7 @@ class TokenFile:
         try:
             self._path = os.path.join(runtime_dir(make=True), f"dashboard-{self._port}.token")
             try:
-                os.unlink(self._path)  # Of a dashboard that was killed.
+                os.unlink(self._path)  # A dashboard that was killed left it.
             except FileNotFoundError:
                 pass
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -223,4 +226,4 @@ class TokenFile:
         try:
             os.unlink(self._path)
         except OSError:
-            pass  # Somebody was quicker.
+            pass  # Another dashboard has removed it.

@@ -13,7 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from holdfast.cli.operate import add_place, choice_of, connect, print_text
+from holdfast.cli.operate import add_job_flags, choice_of, connect, print_text
 from holdfast.cli.parser import CommandParser
 from holdfast.control.connection import JobNotFound
 from holdfast.control.stack_groups import grouped
@@ -70,7 +70,7 @@ def build_parser(name: str) -> CommandParser:
         action="store_true",
         help="all nodes of a job, by queries to their agents",
     )
-    add_place(parser, operand=False)
+    add_job_flags(parser, operand=False)
     parser.add_argument(
         "--subprocesses",
         action="store_true",

@@ -1,7 +1,8 @@
-"""Warnings about flags that have no effect: one line each.
+"""Warnings about flags that have no effect, one line each.
 
-torchrun ignores such flags silently, and a script that starts with torchrun must start here. So only a value
-that no job can use is an error. `run` imports this module only for a command line that may need it.
+torchrun ignores such flags silently, and a command line that works with torchrun must work here. Only a
+value that no job can use is therefore an error. `run` imports this module only if the command line may
+need a warning.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ STATIC_HOST = "127.0.0.1"
 
 
 def warn(args: Namespace, config: LaunchConfig) -> None:
-    """Warn about a command line: `args` as written, and the `config` made of it.
+    """Print warnings about `args`, and the `config` parsed from them.
 
-    Raises `UsageError` for an invalid setting of `--rdzv-conf`.
+    Raise `UsageError` if a setting in `--rdzv-conf` is invalid.
     """
     if needs_no_others(config):
         _warn_one_node(args, config)
@@ -40,7 +41,7 @@ def _warn_one_node(args: Namespace, config: LaunchConfig) -> None:
     # `cli.run` warns about the other backends, for any number of nodes.
     if args.node_rank and (args.standalone or str(args.rdzv_backend) == "static"):
         console.warning(
-            f"--node-rank {args.node_rank} is ignored: the job has one node, which is 0"
+            f"--node-rank {args.node_rank} is ignored: the job has one node, which has rank 0"
         )
     if config.rdzv_configs.keys() <= SET_BY_LAUNCHES:
         return
@@ -50,7 +51,7 @@ def _warn_one_node(args: Namespace, config: LaunchConfig) -> None:
             endpoint=config.rdzv_endpoint,
             run_id=config.run_id,
             min_nodes=1,
-            max_nodes=sys.maxsize,  # Otherwise spares would be an error.
+            max_nodes=sys.maxsize,  # With fewer nodes, `parse` would reject the spares.
             **config.rdzv_configs,
         )
     )
@@ -73,7 +74,7 @@ def _warn_loopback(args: Namespace, config: LaunchConfig) -> None:
         return
     console.warning(
         f"the endpoint of this job is {place}, which only agents on this machine can reach; "
-        f"for other machines set {missing} to {wanted}"
+        f"to use other machines, set {missing} to {wanted}"
     )
 
 

@@ -131,14 +131,14 @@ def dispatch(argv: list[str]) -> int:
 
         _write(sys.stdout, f"holdfast {__version__}\n")
         return 0
+    if argv and argv[0] == "run":
+        return run_command(argv[1:])
     from holdfast.cli.commands import COMMANDS, overview
 
     if not argv or argv[0] in ("-h", "--help", "help"):
         _write(sys.stdout, overview())
         return 0
     name, *words = argv
-    if name == "run":
-        return run_command(words)
     if name in COMMANDS:
         return _exit_code(name, lambda: _execute(COMMANDS[name], words))
     from holdfast.cli.parser import suggestion

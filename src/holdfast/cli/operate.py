@@ -1,8 +1,8 @@
 """The commands for running jobs: `ps`, `status`, `top`, `logs`, `events`, `restart`, `drain`, `undrain`, `stop`.
 
-If the user has one job on this machine, they find it by its agent's socket. For a job elsewhere they
-take the rendezvous flags and the token of `holdfast run`. Each command parses its flags, calls
-`control.job_client` and prints what `views.tables` renders.
+If the user has one job on this machine, the commands find it by its agent's socket. For any other job,
+they take the same rendezvous flags and token as `holdfast run`. Each command parses its flags, calls
+`control.job_client` and prints the text that `views.tables` renders.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 WATCH_EVERY_S = 1.0
 GIVE_UP_S = 60.0
-"""`status --watch` ends if the job is unreachable for this long."""
+"""`status --watch` exits if the job is unreachable for this long."""
 CLEAR = "\x1b[H\x1b[2J"
 RANKS_MAX = 65_536
 
-WHERE = """
+DEFAULT_JOB = """
 Without --rdzv-endpoint, --rdzv-backend or --ha, the command uses the job that
 has an agent of yours on this machine.
 """
@@ -47,7 +47,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "ps": (
         """\
 List the jobs that have an agent of yours on this machine. With --rdzv-endpoint,
-list those of a coordinator, or of etcd with --rdzv-backend etcd.
+list the jobs of a coordinator, or of etcd with --rdzv-backend etcd.
 """,
         """\
 examples:
@@ -58,7 +58,7 @@ examples:
     ),
     "status": (
         "Show the state of a job: rounds, nodes, workers, restarts and their causes;\n"
-        "progress and goodput if workers report them.\n" + WHERE,
+        "progress and goodput if workers report them.\n" + DEFAULT_JOB,
         """\
 examples:
   holdfast status
@@ -69,8 +69,8 @@ examples:
     ),
     "top": (
         "Watch a job in the terminal: its nodes and ranks, their speed, and how long each\n"
-        "stage of a restart took; with keys for logs, stacks, restart, drain and stop.\n"
-        "Requires textual: pip install 'holdfast[top]'.\n" + WHERE,
+        "stage of a restart took. Keys show logs and stacks, and restart, drain or stop.\n"
+        "Requires textual: pip install 'holdfast[top]'.\n" + DEFAULT_JOB,
         """\
 examples:
   holdfast top
@@ -78,18 +78,18 @@ examples:
 """,
     ),
     "logs": (
-        "Show what workers write to their files (--redirects, --tee), of any rank of any\nnode.\n"
-        + WHERE,
+        "Show the log files of workers (--redirects, --tee), of any rank on any node.\n"
+        + DEFAULT_JOB,
         """\
 examples:
   holdfast logs --follow
-      all ranks from the start of this generation on, through restarts
+      all ranks, from the start of this generation; continues after restarts
   holdfast logs --rank 0,8-15 --tail 20
   holdfast logs --node node7 --grep Error
 """,
     ),
     "events": (
-        "Show the recent events of a job.\n" + WHERE,
+        "Show the recent events of a job.\n" + DEFAULT_JOB,
         """\
 examples:
   holdfast events
@@ -98,29 +98,29 @@ examples:
     ),
     "restart": (
         "Restart all workers of a job, as its next generation. This does not count\n"
-        "against --max-restarts.\n" + WHERE,
+        "against --max-restarts.\n" + DEFAULT_JOB,
         """\
 examples:
   holdfast restart --reason 'new data'
 """,
     ),
     "drain": (
-        "Stop the workers of a node, after their grace, and start none there until the\n"
-        "node is undrained. A standby replaces it, or the job continues with fewer\n"
-        "nodes; if too few would remain, the command is refused. This does not count\n"
-        "against --max-restarts.\n" + WHERE,
+        "Stop the workers of a node within their grace period, and start none there\n"
+        "until the node is undrained. A standby replaces the node, or the job continues\n"
+        "with fewer nodes. If too few nodes would remain, the command fails. This does\n"
+        "not count against --max-restarts.\n" + DEFAULT_JOB,
         """\
 examples:
   holdfast drain node7 --reason 'disk is failing'
-      NODE is a node as holdfast status lists it, or a host: all its nodes
+      NODE is a node that holdfast status lists, or a host (all of its nodes)
 """,
     ),
     "undrain": (
-        "Let a drained node take part again.\n" + WHERE,
+        "Let a drained node run workers again.\n" + DEFAULT_JOB,
         "examples:\n  holdfast undrain node7\n",
     ),
     "stop": (
-        "Stop a job on all nodes, for good; its agents exit with code 143.\n" + WHERE,
+        "Stop a job on all nodes permanently. Its agents exit with code 143.\n" + DEFAULT_JOB,
         """\
 examples:
   holdfast stop --reason 'wrong learning rate' --grace 60
@@ -131,7 +131,7 @@ ACTIONS = ("restart", "drain", "undrain", "stop")
 
 
 def build_parser(name: str) -> CommandParser:
-    """Return the parser of one of the commands."""
+    """Return the parser of a command."""
     description, examples = TEXTS[name]
     operand = {"drain": " NODE [JOB]", "undrain": " NODE [JOB]", "ps": ""}.get(name, " [JOB]")
     parser = CommandParser(
@@ -143,7 +143,7 @@ def build_parser(name: str) -> CommandParser:
     if "NODE" in operand:
         parser.add_argument("node", metavar="NODE", help="a node or a host of the job")
     if name in ("status", "events", "ps"):
-        parser.add_argument("--json", action="store_true", help="for programs: JSON")
+        parser.add_argument("--json", action="store_true", help="print JSON")
     if name == "status":
         parser.add_argument(
             "--watch", action="store_true", help="refresh every second, until Ctrl-C"
@@ -164,7 +164,7 @@ def build_parser(name: str) -> CommandParser:
             "--grep", default="", metavar="TEXT", help="only lines that contain this text"
         )
         parser.add_argument(
-            "--no-prefix", "--no_prefix", action="store_true", help="lines without the rank"
+            "--no-prefix", "--no_prefix", action="store_true", help="omit the rank of each line"
         )
     if name in ACTIONS:
         parser.add_argument(
@@ -175,18 +175,18 @@ def build_parser(name: str) -> CommandParser:
             "--grace",
             type=float,
             metavar="SECONDS",
-            help="how long workers may take to exit (as set by holdfast run)",
+            help="how long workers may take to exit (the value set by holdfast run)",
         )
-    add_place(parser, operand="JOB" in operand)
+    add_job_flags(parser, operand="JOB" in operand)
     parser.set_defaults(command=name)
     return parser
 
 
-def add_place(parser: argparse.ArgumentParser, *, operand: bool) -> None:
-    """Add the flags that choose a job, and JOB; see `choose_job`."""
+def add_job_flags(parser: argparse.ArgumentParser, *, operand: bool) -> None:
+    """Add the flags that choose a job, and the operand JOB if `operand` is set."""
     if operand:
         parser.add_argument(
-            "job", nargs="?", default="", metavar="JOB", help="run id of the job, as --rdzv-id"
+            "job", nargs="?", default="", metavar="JOB", help="run id of the job, same as --rdzv-id"
         )
     parser.add_argument(
         "--rdzv-id",
@@ -220,27 +220,27 @@ def add_place(parser: argparse.ArgumentParser, *, operand: bool) -> None:
         "--rdzv_conf",
         default="",
         metavar="K=V,...",
-        help="settings, as for holdfast run: token_file, auth, tls, tls_ca, ...",
+        help="the same settings as for holdfast run: token_file, auth, tls, tls_ca, ...",
     )
 
 
 def choose_job(parsed: argparse.Namespace) -> None:
-    """Take JOB for --rdzv-id."""
+    """Use the operand JOB as --rdzv-id."""
     if parsed.job and parsed.rdzv_id not in ("", parsed.job):
         raise UsageError(
-            f"--rdzv-id: {parsed.rdzv_id!r} is not the job {parsed.job!r}; accepted: one of the two"
+            f"--rdzv-id: {parsed.rdzv_id!r} conflicts with JOB {parsed.job!r}; accepted: one of the two"
         )
     parsed.rdzv_id = parsed.rdzv_id or parsed.job
 
 
 def parse_ranks(text: str) -> list[int]:
-    """Return the ranks of a list like `0,8-15`."""
+    """Return the ranks in a list like `0,8-15`."""
     ranks: list[int] = []
     for part in text.split(",") if text else ():
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UsageError(f"--rank: {part!r} is not a rank; accepted: a list like 0,8-15")
-        # Longer numbers are too large anyway.
+        # A number with more than nine digits exceeds `RANKS_MAX` anyway.
         span = range(int(first[:9]), int((last if dash else first)[:9]) + 1)
         if not span:
             raise UsageError(
@@ -253,7 +253,7 @@ def parse_ranks(text: str) -> list[int]:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raise `UsageError` for arguments that are not valid together, and parse the others."""
+    """Parse the remaining arguments. Raise `UsageError` if they are invalid or conflict."""
     if args.command != "ps":
         choose_job(args)
     if args.command == "logs":
@@ -263,7 +263,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def execute(args: argparse.Namespace) -> None:
-    """Run one of the commands."""
+    """Run a command."""
     check(args)
     commands: dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, None]]] = {
         "ps": _ps,
@@ -276,7 +276,7 @@ def execute(args: argparse.Namespace) -> None:
 
 
 def choice_of(args: argparse.Namespace) -> JobChoice:
-    """Return which job the flags choose."""
+    """Return the choice of a job that the flags express."""
     return JobChoice(
         run_id=args.rdzv_id,
         backend=args.rdzv_backend,
@@ -287,12 +287,12 @@ def choice_of(args: argparse.Namespace) -> JobChoice:
 
 
 async def connect(args: argparse.Namespace) -> JobClient:
-    """Return a client of the job that the flags choose."""
-    return await job_client.connect(choice_of(args), warn_of_late)
+    """Return a client of the chosen job."""
+    return await job_client.connect(choice_of(args), report_waiting)
 
 
-def warn_of_late(pids: list[str]) -> None:
-    """Print why the command takes long to start."""
+def report_waiting(pids: list[str]) -> None:
+    """Print which agents the command is waiting for."""
     agents = f"the agent{'s' * (len(pids) > 1)} with pid {', '.join(pids)}"
     print(f"holdfast: waiting for {agents} to respond", file=sys.stderr, flush=True)
 
@@ -302,7 +302,7 @@ async def _ps(args: argparse.Namespace) -> None:
     if choice.is_elsewhere:
         rows = [tables.job_row(one) for one in await _jobs_of(choice)]
     else:
-        rows = [tables.agent_row(one.here) for one in await local_jobs(warn_of_late)]
+        rows = [tables.agent_row(one.here) for one in await local_jobs(report_waiting)]
     if args.json:
         for row in rows:
             print_json(row)
@@ -353,15 +353,15 @@ def _show_status(args: argparse.Namespace, job: JobSummary, unreached: Sequence[
 
 
 async def _top(args: argparse.Namespace) -> None:
-    from holdfast.views.top.run import run  # It needs textual.
+    from holdfast.views.top.run import run  # Requires textual.
 
-    # textual reads from the first and writes to the last of these.
+    # textual reads from stdin and writes to stderr.
     if not all(one and one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr)):
         raise EnvironmentProblem(
-            "holdfast top needs a terminal", hint="holdfast status --watch does not"
+            "holdfast top needs a terminal", hint="use holdfast status --watch, which does not"
         )
     client = await connect(args)
-    args.rdzv_id = client.run_id  # If the connection is lost, find the same job again.
+    args.rdzv_id = client.run_id  # If the connection is lost, reconnect to the same job.
     await run(client, lambda: connect(args))
 
 
@@ -390,10 +390,10 @@ async def _act(args: argparse.Namespace) -> None:
             f"--reason: {len(args.reason)} characters; accepted: up to {REQUEST_WHY_CHARS_MAX}"
         )
     if grace_s is None:
-        grace_s = -1.0  # As the job was started.
+        grace_s = -1.0  # The grace period of the job.
     elif not 0 <= grace_s <= GRACE_S_MAX:
         raise UsageError(
-            f"--grace: {grace_s:g} is not a number of seconds; accepted: 0 to {GRACE_S_MAX:g}"
+            f"--grace: {grace_s:g} seconds is out of range; accepted: 0 to {GRACE_S_MAX:g}"
         )
     async with await connect(args) as client:
         node = getattr(args, "node", "")
@@ -409,12 +409,12 @@ def _complain(command: str, lines: Iterable[str]) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document per line."""
+    """Print a value as one line of JSON."""
     print_text(msgspec.json.encode(value).decode() + "\n")
 
 
 def print_text(text: str) -> None:
-    """Write to standard output, whatever its encoding is; raise if that fails."""
+    """Write to standard output and escape characters that its encoding lacks; raise if that fails."""
     if sys.stdout is None:
         raise EnvironmentProblem("standard output is closed")
     encoding = sys.stdout.encoding

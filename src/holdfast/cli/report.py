@@ -1,7 +1,7 @@
-"""The command `report`: one HTML file of what happened in a job, made from its log directories.
+"""The command `report`: writes one HTML file about a job from its log directories.
 
-It reads files and asks nobody, so it works for jobs that are over, that were killed in the middle, and
-that still run, on any machine that has the folders.
+The command reads only files. It therefore works on any machine that has the log directories, and for
+jobs that ended, were killed or are still running.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
     from holdfast.views.report.records import NodeRun
 
 DESCRIPTION = """\
-Make one HTML file of what happened in a job: how it ended and why, a timeline of
-generations, goodput and what cost the rest, every failure, and the progress and
-rate of each rank. It needs no server, and nothing from elsewhere.
+Write one HTML file about a job: how it ended and why, a timeline of generations,
+goodput and the causes of lost time, every failure, and the progress and rate of
+each rank. The file is self-contained: it needs no server and no network.
 """
 EXAMPLES = """\
 examples:
   holdfast run --log-dir logs train.py
   holdfast report logs
-      the newest job in logs, as logs/report.html
+      the newest job in logs; writes logs/report.html
   holdfast report node1/logs node2/logs --output job.html
-      one job from the folders of its nodes
+      one job, from the log directories of two nodes
   holdfast report logs --json | jq .goodput
-      the same for programs
+      the same data as JSON
 
-A job records what this needs if it was started with --log-dir, --redirects or
---tee, or if it failed.
+A job writes the files that this command reads if --log-dir, --redirects or --tee
+is set, or if the job fails.
 """
 STDOUT = "-"
 DEFAULT_NAME = "report.html"
-TELL_AFTER_S, TELL_EVERY_S = 2.0, 1.0
-"""When to say how far it is, on standard error."""
+PROGRESS_AFTER_S, PROGRESS_INTERVAL_S = 2.0, 1.0
+"""Report progress on standard error after this time, and at this interval."""
 
 
 def build_parser(name: str) -> CommandParser:
@@ -64,7 +64,7 @@ def build_parser(name: str) -> CommandParser:
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help="where to write it; - for standard output (report.html in the first FOLDER)",
+        help="the file to write; - for standard output (report.html in the first FOLDER)",
     )
     parser.add_argument(
         "--json",
@@ -75,13 +75,13 @@ def build_parser(name: str) -> CommandParser:
         "folders",
         nargs="+",
         metavar="FOLDER",
-        help="log directories of the job's nodes, or of all runs: the newest job is taken",
+        help="log directories of the job's nodes; if they contain several jobs, the newest is used",
     )
     return parser
 
 
 def execute(args: argparse.Namespace) -> None:
-    """Write the report, and print where it is."""
+    """Write the report and print its URL."""
     report = make(args.folders)
     if args.json:
         text = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
@@ -92,7 +92,7 @@ def execute(args: argparse.Namespace) -> None:
         _print(text)
         return
     if not args.output and os.path.islink(output):
-        # Who made the folder must not choose which file of this user is replaced.
+        # Otherwise the owner of the folder could choose which file of this user to overwrite.
         raise UsageError(f"{output} is a symbolic link; name a file with --output")
 
     try:
@@ -106,23 +106,23 @@ def execute(args: argparse.Namespace) -> None:
 
 
 def make(folders: Sequence[str]) -> Report:
-    """Return the report of the newest job in these folders; say how far it is if that takes long."""
-    tell = _Teller()
-    jobs = records.jobs_in(records.read(folders, tell))
+    """Return the report of the newest job in these folders."""
+    progress = _ProgressPrinter()
+    jobs = records.jobs_in(records.read(folders, progress))
     if not jobs:
-        raise UsageError(f"FOLDER: no timeline in {folders[0]!r} can be read")
+        raise UsageError(f"FOLDER: no readable timeline in {folders[0]!r}")
     if len(jobs) > 1:
-        tell.line(f"these folders have {len(jobs)} jobs; the newest is {_named(jobs[0])}")
-        tell.line("name the folders of another one for its report")
+        progress.line(f"found {len(jobs)} jobs; reporting the newest, {_named(jobs[0])}")
+        progress.line("for another job, pass only its log directories")
     for count, run in enumerate(jobs[0]):
-        tell(f"read the logs of {count} of {len(jobs[0])} nodes")
+        progress(f"read the logs of {count} of {len(jobs[0])} nodes")
         records.look_around(run)
-    tell(f"put {len(jobs[0])} nodes together")
+    progress(f"merging {len(jobs[0])} nodes")
     return model.describe(jobs[0], len(jobs) - 1)
 
 
 def address_of(path: str) -> str:
-    """Return the address of a file for a browser."""
+    """Return the URL of a file."""
     return "file://" + quote(os.fsencode(os.path.abspath(path)))
 
 
@@ -132,27 +132,27 @@ def _named(job: Sequence[NodeRun]) -> str:
     return f"{one_line(run.run_id, 100)} of {began}"
 
 
-class _Teller:
-    """Says on standard error how far it is, if it takes long."""
+class _ProgressPrinter:
+    """Prints progress to standard error if the command takes long."""
 
     def __init__(self) -> None:
-        self._next = time.monotonic() + TELL_AFTER_S
+        self._next = time.monotonic() + PROGRESS_AFTER_S
 
     def __call__(self, text: str) -> None:
         now = time.monotonic()
         if now >= self._next:
-            self._next = now + TELL_EVERY_S
+            self._next = now + PROGRESS_INTERVAL_S
             self.line(text)
 
     def line(self, text: str) -> None:
         try:
             console.write_line(f"holdfast report: {text}")
         except OSError:
-            pass  # Nobody listens.
+            pass  # Standard error is closed.
 
 
 def _print(data: bytes) -> None:
-    """Write to standard output; a reader that has seen enough is no failure."""
+    """Write to standard output. It is not an error if the reader closes the pipe."""
     if sys.stdout is None:
         raise EnvironmentProblem("standard output is closed")
     try:

@@ -20,8 +20,6 @@ from holdfast.launcher import flag_values as values
 from holdfast.launcher.config import DEFAULT_MASTER_PORT, FLAGS, LaunchConfig
 from holdfast.launcher.flag_values import determine_local_world_size, parse_min_max_nnodes
 from holdfast.launcher.launch import elastic_launch
-from holdfast.processes.failures.error_file import Recording, get_error_handler
-from holdfast.processes.logs.std import as_std
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -223,6 +221,8 @@ def execute(args: argparse.Namespace) -> None:
     if not os.environ.get("TORCHELASTIC_ERROR_FILE"):
         run(args)
         return
+    from holdfast.processes.failures.error_file import Recording, get_error_handler
+
     with Recording(get_error_handler()):
         run(args)
 
@@ -305,6 +305,8 @@ def _logs_specs(args: argparse.Namespace) -> LogsSpecs:
     redirects: Any = values.parse_streams(args.redirects, "--redirects")
     tee: Any = values.parse_streams(args.tee, "--tee")
     if name != "default":
+        from holdfast.processes.logs.std import as_std  # Only plug-ins get TorchElastic's type.
+
         redirects, tee = as_std(redirects), as_std(tee)  # TorchElastic's type.
     return kind(
         log_dir=values.parse_log_dir(args.log_dir),

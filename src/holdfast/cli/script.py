@@ -1,7 +1,8 @@
-"""The program of a worker: its command line, and whether it can start.
+"""The program that workers run: its command line, and the checks that it can start.
 
-The checks run before anything is started. So a misspelt script is one line and an exit code like the
-shell's, not N failed workers. A module (`-m`) is not searched, since that can run code of its package.
+The checks run before the launcher starts any worker. A misspelt script therefore causes one error line
+and the exit code that a shell would return, not N failed workers. There is no check of a module (`-m`):
+importlib can run code of the package while it searches for the module.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ if TYPE_CHECKING:
 
 PYTHON_ENV = "PYTHON_EXEC"
 MISSING, UNUSABLE = 127, 126
+"""The exit codes of a shell for a program that does not exist, or is not executable."""
 
 
 def get_use_env(args: Namespace) -> bool:
-    """Return whether workers get their local rank only from the environment.
+    """Return whether workers receive their local rank only in the environment.
 
-    A program can add the old flag `--use-env` to the parser. Without that flag, its scripts also get
-    `--local-rank=N` as an argument.
+    Only a caller that adds the deprecated flag `--use-env` to the parser can turn this off. Workers then
+    also receive `--local-rank=N` as an argument.
     """
     return bool(getattr(args, "use_env", True))
 
 
 def worker_command(args: Namespace) -> tuple[Callable[..., None] | str, list[str]]:
-    """Return what each worker runs: a function or a program, and its arguments."""
+    """Return the function or program that each worker runs, and its arguments."""
     script: str = args.training_script
     if args.run_path:
         return run_script_path, [script, *args.training_script_args]
@@ -52,9 +54,9 @@ def worker_command(args: Namespace) -> tuple[Callable[..., None] | str, list[str
 
 
 def parse_preload(args: Namespace) -> tuple[str, ...]:
-    """Return the modules of `--preload`; reject workers that cannot be forked.
+    """Return the modules of `--preload`. Raise `UsageError` if the workers cannot be forked.
 
-    What `auto` stands for is resolved at the launch.
+    The launch resolves `auto`.
     """
     flag = "--preload"
     text = getattr(args, "preload", "")
@@ -72,12 +74,12 @@ def parse_preload(args: Namespace) -> tuple[str, ...]:
 
 
 def interpreter() -> str:
-    """Return the Python of the workers: `PYTHON_EXEC`, or the one that runs this."""
+    """Return the workers' Python interpreter: `PYTHON_EXEC`, or the current one."""
     return os.environ.get(PYTHON_ENV) or sys.executable
 
 
 def check_can_start(args: Namespace) -> None:
-    """Raise `CannotStart` if the workers of this command line cannot start."""
+    """Raise `CannotStart` if workers cannot start with this command line."""
     script: str = args.training_script
     if args.run_path:
         _check_script(script)
@@ -85,7 +87,7 @@ def check_can_start(args: Namespace) -> None:
         _check_program(script, script)
     else:
         _check_program(interpreter(), PYTHON_ENV if os.environ.get(PYTHON_ENV) else "Python")
-        # A lone - is a script on stdin, and -c the interpreter's own option.
+        # A single - reads the script from stdin; -c is an option of the interpreter.
         if not args.module and not script.startswith("-"):
             _check_script(script)
 
@@ -101,8 +103,8 @@ def _check_script(path: str) -> None:
         _refuse(path, "a directory needs a __main__.py to be run", UNUSABLE)
 
 
-def _check_program(program: str, called: str) -> None:
-    """Reject a program that cannot be executed; one without a slash is searched in PATH."""
+def _check_program(program: str, label: str) -> None:
+    """Reject a program that is not executable. A program without a slash is looked up in PATH."""
     if os.sep in program:
         candidates = [program]
     else:
@@ -110,12 +112,12 @@ def _check_program(program: str, called: str) -> None:
     found = [path for path in candidates if program and os.path.exists(path)]
     if not found:
         where = "" if os.sep in program else " in PATH"
-        _refuse(program, f"no such program{where}", MISSING, called)
+        _refuse(program, f"no such program{where}", MISSING, label)
     if not any(os.path.isfile(path) and os.access(path, os.X_OK) for path in found):
         what = "is a directory" if os.path.isdir(found[0]) else "is not executable"
-        _refuse(program, f"the program {what}", UNUSABLE, called)
+        _refuse(program, f"the program {what}", UNUSABLE, label)
 
 
-def _refuse(path: str, problem: str, code: int, called: str = "") -> NoReturn:
-    prefix = f"{called}: " if called and called != path else ""
+def _refuse(path: str, problem: str, code: int, label: str = "") -> NoReturn:
+    prefix = f"{label}: " if label and label != path else ""
     raise CannotStart(f"{prefix}{path!r}: {problem}", exit_code=code)

@@ -88,7 +88,7 @@ def execute(args: argparse.Namespace) -> None:
         token, what = load_token(os.environ), f"the token is that of {VARIABLE}"
         assert token is not None
     else:
-        made = (args.new or not os.path.lexists(path)) and make_token(path, anew=args.new)
+        made = (args.new or not os.path.lexists(path)) and make_token(path, replace=args.new)
         token, what = read_token(path, path), f"{path}: {'created' if made else 'exists'}"
     if args.read_only:
         if args.path or args.show or args.new:

@@ -1,9 +1,10 @@
-"""Where clients reach an agent: a socket in the user's runtime folder, which costs nothing until they connect.
+"""The control socket of an agent, in the user's runtime folder. It costs nothing until a client connects.
 
-The agent's loop opens the socket before the first worker starts, and waits for the first client
-together with everything else. Then a thread serves the clients (`control.node_server`) and calls into
-the loop for what only the loop knows. The same thread answers queries that the coordinator passes on,
-and clients at the agent port in a job without coordinator.
+The agent's loop opens the socket before the first worker starts and includes it in its poll. When the
+first client connects, the loop starts a thread that serves all clients (`control.node_server`). The
+thread calls into the loop for data that belongs to the loop. The same thread answers queries that the
+coordinator forwards. In a job without a coordinator, it also serves clients that connect to the agent
+port.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from holdfast import console
 from holdfast.control.runtime_dir import socket_of
 from holdfast.core import supervision
 from holdfast.core.requests import RequestRefusal
-from holdfast.core.supervision import State
 from holdfast.observe import lifecycle
 
 if TYPE_CHECKING:
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
     class ControlledAgent(Protocol):
-        """What control needs of an agent. Everything belongs to the agent's loop."""
+        """The parts of an agent that control uses. Call them only from the agent's loop."""
 
         @property
         def machine(self) -> Supervision: ...
 
         @property
         def connection(self) -> Membership | None:
-            """The membership in a job of several nodes, or None if this agent decides alone."""
+            """The membership in a job of several nodes; None if the job has only this agent."""
 
         @property
         def live_workers(self) -> dict[int, int]:
-            """Process ids by local rank, of workers that have not exited."""
+            """The process ids of workers that have not exited, by local rank."""
 
         @property
         def log_files(self) -> list[tuple[int, str, str]]:
@@ -68,21 +68,21 @@ if TYPE_CHECKING:
         def describe_program(self) -> str: ...
 
         def requested(self, request_id: str, what: str) -> None:
-            """Announce a request that was accepted."""
+            """Announce an accepted request."""
 
 else:
-    from _collections import deque  # Without the rest of `collections`.
+    from _collections import deque  # Avoids importing all of `collections`.
 
 BACKLOG = 16
 EVENTS_KEPT_MAX = 256
 EARLY_EVENTS_MAX = 512
-"""Events that are buffered until the history is imported: of a start, some three of each worker."""
+"""Events to buffer until the history module is imported. A start causes about three per worker."""
 CALLS_MAX = 256
 """Pending calls from the thread into the loop."""
 
 
 class ControlPoint:
-    """The control side of one agent, for one run. Methods belong to the agent's loop unless noted."""
+    """The control socket of one agent, for one run. Call methods from the agent's loop unless noted."""
 
     name = "the events for control clients"
 
@@ -91,22 +91,20 @@ class ControlPoint:
         self.path = ""
         self._events: deque[tuple[float, LifecycleEvent]] = deque(maxlen=EVENTS_KEPT_MAX)
         self._early: list[LifecycleEvent] = []
-        """Events that are not in the history yet."""
+        """Events that are not yet in the history."""
         self._history: History | None = None
         self._listener: _socket.socket | None = None
         self._server: NodeServer | None = None
-        self._lock = allocate_lock()  # For the server, which several threads may need first.
+        self._lock = allocate_lock()  # Several threads may try to start the server.
         self._wakeup = -1
         self._calls: deque[Callable[[], None]] = deque()
         self._requests: deque[tuple[Request, Future[RequestAnswer]]] = deque()
         self._asking: dict[str, Future[RequestAnswer]] = {}
         self._begun_at = run_started_at
         self._is_closed = False
-        is_running = agent.machine.state is State.RUNNING
-        self._running = agent.machine.generation if is_running else None
 
     def open(self) -> None:
-        """Listen; if that fails, the job continues and `holdfast ps` does not find it."""
+        """Listen for clients. If that fails, the job continues, but `holdfast ps` does not list it."""
         connection = self.agent.connection
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         port = connection.control.port if connection is not None else None
@@ -146,14 +144,14 @@ class ControlPoint:
                 pass  # Another process has removed it.
             self.path = ""
 
-    # For the loop.
+    # Called by the agent's loop.
 
     def descriptors(self) -> list[int]:
         listening = [self._listener.fileno()] if self._listener is not None else []
         return [*listening, self._wakeup] if self._wakeup >= 0 else listening
 
     def look(self) -> None:
-        """Accept a client, and run the calls of the thread."""
+        """Accept a client, then run the calls that the server's thread submitted."""
         if self._listener is not None:
             try:
                 descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]
@@ -174,7 +172,7 @@ class ControlPoint:
             self._calls.popleft()()
 
     def take_requests(self) -> Iterator[Event]:
-        """Pass requests to the membership; without one, return them as events for the machine."""
+        """Pass requests to the membership. Without a membership, yield them as events for the machine."""
         while self._requests:
             request, answer = self._requests.popleft()
             agent = self.agent
@@ -183,11 +181,11 @@ class ControlPoint:
                 agent.connection.control.request(request)
                 view = agent.connection.view
                 if view is not None and view.answered is not None:
-                    self.answered(view.answered)  # It may be a repeated request.
+                    self.answered(view.answered)  # The request may be a repetition.
                 continue
             nodes = agent.group.group_world_size or 1
             if nodes > 1:
-                why = f"the job has {nodes} nodes, and no coordinator to reach the others"
+                why = f"the job has {nodes} nodes and no coordinator, so this node cannot reach the others"
                 refusal = RequestRefusal.NO_COORDINATOR.value
                 self._answer(answer, request.id, refusal, why)
                 continue
@@ -199,7 +197,7 @@ class ControlPoint:
                 agent.requested(request.id, str(request))
 
     def answered(self, answer: RequestAnswer) -> None:
-        """Deliver the answer to a request that came through this node."""
+        """Deliver the answer to a request that a client submitted at this node."""
         asked = self._asking.pop(answer.id, None)
         if asked is not None:
             self._answer(asked, answer.id, answer.refusal, answer.why)
@@ -222,7 +220,7 @@ class ControlPoint:
             self._calls.popleft()()
 
     def __call__(self, event: LifecycleEvent) -> None:
-        """Keep an event, and send it to the clients that follow events."""
+        """Store an event and send it to the clients that follow events."""
         if self._history is None and len(self._early) < EARLY_EVENTS_MAX:
             self._early.append(event)
         else:
@@ -234,7 +232,7 @@ class ControlPoint:
                 return
             case lifecycle.WorkersFailed(failures=failures):
                 if all(one.consequence for one in failures):
-                    return  # They were stopped, as an earlier event says.
+                    return  # An earlier event has reported that they were stopped.
         one = (time.time(), event)
         self._events.append(one)
         if self._server is not None:
@@ -242,31 +240,31 @@ class ControlPoint:
 
     @property
     def history(self) -> History:
-        """The history of this run. Most runs end before a client wants it."""
+        """The history of this run, created on first use: most runs end before a client needs it."""
         if self._history is None:
             from holdfast.control.history import History
 
-            self._history = History(self._begun_at, running=self._running)
+            self._history = History(self._begun_at)
             for event in self._early:
                 self._history.add(event)
             self._early.clear()
         return self._history
 
-    # For any thread.
+    # Called by any thread.
 
     @property
     def kept(self) -> list[tuple[float, LifecycleEvent]]:
-        """The newest events, each with the time of day."""
+        """The newest events, each with its wall-clock time."""
         return [*self._events]
 
     def watched(self, watch: Watch) -> None:
-        """Start to report, as the coordinator wants for its clients."""
+        """Start to report to the coordinator, which requested this for its clients."""
         server = self._obtain_server()
         if server is not None:
             server.watch(watch)
 
     def _adopt_client(self, connection: socket.socket, address: str) -> None:
-        """Serve a client that connected to the agent's port; from any thread."""
+        """Serve a client that connected to the agent port."""
         server = self._obtain_server()
         if server is None:
             connection.close()
@@ -274,7 +272,7 @@ class ControlPoint:
             server.adopt_client(connection, address)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Call a function in the agent's loop, in its next turn."""
+        """Call a function in the next iteration of the agent's loop."""
         from concurrent.futures import Future
 
         answer: Future[T] = Future()
@@ -284,7 +282,7 @@ class ControlPoint:
                 return
             try:
                 answer.set_result(function())
-            except BaseException as problem:  # noqa: BLE001 (the caller gets it)
+            except BaseException as problem:  # noqa: BLE001 (the future passes it on)
                 answer.set_exception(problem)
 
         if self._is_closed or len(self._calls) >= CALLS_MAX:
@@ -295,7 +293,7 @@ class ControlPoint:
         return answer
 
     def request(self, request: Request) -> Future[RequestAnswer]:
-        """Submit a request of a client."""
+        """Submit a client's request."""
         from concurrent.futures import Future
 
         answer: Future[RequestAnswer] = Future()
@@ -314,7 +312,7 @@ class ControlPoint:
                     from holdfast.control.node_server import NodeServer
 
                     self._server = NodeServer(self, self.agent)
-                except Exception as problem:  # noqa: BLE001 (the job goes on)
-                    console.warning(f"control is not available: {console.describe(problem)}")
+                except Exception as problem:  # noqa: BLE001 (the job continues)
+                    console.warning(f"cannot serve control clients: {console.describe(problem)}")
                     self._is_closed = True
             return self._server

@@ -1,4 +1,4 @@
-"""The history of a job: its lifecycle events, folded into what people see.
+"""The history of a job, computed from its lifecycle events.
 
 ::
 
@@ -6,30 +6,29 @@
                        ├─► History.add ─► Generation ─► merge ─► spans_of ─► goodput
     recorded timeline ─┘    (one node)     (marks)    (all nodes)
 
-`History` folds the events of one node; a recorded timeline holds the same events and gives the same
-history. `merge` combines what several nodes saw of one generation. Metrics, `status`, `top`, the
-dashboard and the report render these values and compute none of them.
+`History` folds the events of one node. A recorded timeline contains the same events and gives the same
+history. `merge` combines the records that several nodes have of one generation. Metrics, `status`,
+`top`, the dashboard and the report render these values; none of them computes its own.
 
-The fold is pure: no I/O and no clock. All times are seconds on one clock, that of the node; a caller
-that combines nodes shifts them onto one axis first. Memory is bounded for jobs of any length.
+The fold is pure: it uses no I/O and no clock. All times are seconds on the node's clock. A caller that
+combines nodes first shifts their times onto one axis. Memory is bounded for jobs of any length.
 
-**Stages.** A restart has five, in this order; the first two end a generation, the others lead to the
-next one.
+**Stages.** A restart has five stages, in this order. The first two end a generation; the others start
+the next one.
 
 ==========  ======================================================================================
-`detect`    from the failure until the agent began to stop the workers. A worker that hung failed
-            when it made its last step
+`detect`    from the failure until the agent began to stop the workers. For a worker that hung, the
+            failure is at its last step
 `stop`      until all its workers had exited
-`regroup`   until the nodes had formed a round; before generation 0, since the first agent started
+`regroup`   until the nodes had formed a round; for generation 0, from the start of the first agent
 `start`     until all workers were started
-`warmup`    until the last worker had made its first step, or had sent its first heartbeat if
-            workers report no steps
+`warmup`    until every worker had made its first step, or had sent its first heartbeat if workers
+            report no steps
 ==========  ======================================================================================
 
-**Goodput** is the share of a job's time that was useful. Where workers report steps, useful time is
-the time in which they made steps that no later generation repeated. Where they do not, it is the
-time in which all workers of a generation ran, which is an upper bound. The time in which a node was
-a standby does not count.
+**Goodput** is the share of a job's time that was useful. If workers report steps, useful time is the
+time in which they made steps that no later generation repeated. Otherwise, useful time is the time in
+which all workers of a generation ran, which is an upper bound. Time as a standby does not count.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from enum import StrEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -53,24 +52,24 @@ if TYPE_CHECKING:
     from holdfast.wire.messages import NodeReport, NodeSummary
 
 GENERATIONS_MAX = 512
-"""Generations of a node that are kept; of older ones only their useful time."""
+"""Generations to keep per node. Of older generations, only the useful time is kept."""
 PROGRESS_MAX = 32
-"""Generations whose steps are kept, to find what a later one repeats."""
+"""Generations whose steps are kept, to detect the steps that a later generation repeats."""
 CURVE_POINTS_MAX = 128
-"""Points of a generation's steps over time; of more, every other one is dropped."""
+"""Points in a generation's curve of steps over time. Beyond that, every other point is dropped."""
 GENERATIONS_AT_ONCE = 32
-"""Generations in one message: with the longest texts, they fit into a frame."""
+"""Generations in one message. Even with the longest texts, they fit into a frame."""
 STALL_STEPS, STALL_S = 5.0, 2.0
-"""If no step was made for this many times the usual time of one, and for this long, before a failure,
-the failure began with the last step."""
+"""A failure is dated back to the last step if, before it, no step was made for at least `STALL_S`
+seconds and for `STALL_STEPS` times the median duration of a step."""
 
 
 class Stage(StrEnum):
-    """What a piece of a job's time was spent on."""
+    """What a job spent a span of time on."""
 
     USEFUL = "useful"
     REPEATED = "repeated"
-    """Steps that a later generation made again."""
+    """Steps that a later generation repeated."""
     WARMUP = "warmup"
     DETECT = "detect"
     STOP = "stop"
@@ -97,7 +96,7 @@ class NodeState(StrEnum):
 
 
 class JobState(StrEnum):
-    """What a job is doing, as one node knows it."""
+    """What a job is doing, from the view of one node."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -116,71 +115,71 @@ class WorkerState(StrEnum):
 
 
 class Generation(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One start of all workers, as one node or all nodes saw it: when each thing happened."""
+    """One start of all workers: the time of each event, as recorded by one node or by all nodes."""
 
     number: Number
     is_first: bool = False
-    """Whether the node was in no generation before it."""
+    """Whether this is the node's first generation."""
     left_at: ClockTime | None = None
-    """When the workers of the generation before had exited, or the run started."""
+    """When the workers of the previous generation had exited; for the first one, when the run started."""
     met_at: ClockTime | None = None
     """When the nodes had formed a round."""
     started_at: ClockTime | None = None
     warm_at: ClockTime | None = None
-    """When the last worker had made its first step, or sent its first heartbeat, so far."""
+    """When the latest worker so far made its first step, or sent its first heartbeat."""
     has_steps: bool = False
-    """Whether that was a step."""
+    """Whether `warm_at` is the time of a step."""
     is_warm: bool = False
-    """Whether all workers have."""
+    """Whether all workers have made a step or sent a heartbeat."""
     failed_at: ClockTime | None = None
-    """When a worker failed that was not being stopped."""
+    """When the first worker failed, not counting workers that the agent stopped."""
     cause_step_at: ClockTime | None = None
-    """When a worker that failed had made its last step."""
+    """When a failed worker had made its last step."""
     last_step_at: ClockTime | None = None
     step_s: Seconds = 0.0
-    """The usual time of a step."""
+    """The median duration of a step."""
     stopping_at: ClockTime | None = None
     stopped_at: ClockTime | None = None
     repeated_at: ClockTime | None = None
-    """From when on its steps were repeated by a later generation."""
+    """The time from which on a later generation repeated the steps."""
     first_step: int | None = None
     last_step: int | None = None
     goes_back: bool = False
-    """Whether a worker reported a lower step after a higher one, so that steps cannot be compared."""
+    """Whether a worker reported a lower step after a higher one. Its steps then cannot be compared."""
     is_lost: bool = False
-    """Whether a node of it left no record of its end."""
+    """Whether a node of this generation has no record of its end."""
     restarts: Count = 0
     nodes: Count = 0
     world_size: Count = 0
     fence: Count = 0
     why: Why = ""
-    """Why it was started, as the coordinator put it."""
+    """Why the coordinator started this generation."""
     reason: Name = ""
-    """Why its workers were stopped: the value of a `StopReason`."""
+    """Why the agent stopped the workers: the value of a `StopReason`."""
     detail: Why = ""
-    """What was wrong with its workers, or what was requested."""
+    """The problem with the workers, or the request that stopped them."""
     cause: Why = ""
-    """The failure that ended it."""
+    """The failure that ended this generation."""
 
     @property
     def is_over(self) -> bool:
         return self.stopping_at is not None
 
     def good_until(self, end: float) -> float:
-        """Return until when nothing was wrong, at most `end`."""
+        """Return when the first problem began, or `end` if there was none before."""
         good = end
         if self.failed_at is not None:
             good = min(end, max(self.failed_at, self.started_at or 0.0))
         is_unhealthy = self.reason == StopReason.UNHEALTHY.value
         if self.last_step_at is None or not (self.failed_at or is_unhealthy or self.is_lost):
             return good
-        # Nobody knows whom the workers that did not fail waited for.
+        # Prefer the last step of a worker that failed: the others may have been waiting for it.
         last = self.last_step_at if self.cause_step_at is None else self.cause_step_at
         return last if good - last > max(STALL_STEPS * self.step_s, STALL_S) else good
 
     @property
     def trouble_at(self) -> float | None:
-        """When it began to go wrong, if it is over; None if another node knows."""
+        """When the problem that ended this generation began; None if it runs, or only another node knows."""
         if self.stopping_at is None:
             return None
         good = self.good_until(self.stopping_at)
@@ -189,7 +188,7 @@ class Generation(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def stages(self) -> dict[Stage, float]:
-        """How long the stages took that led to it and that ended it, as far as known."""
+        """The known durations of the stages that started this generation and that ended it."""
         ready = _latest(self.left_at, self.met_at)
         return {
             stage: max(0.0, to - since)
@@ -204,7 +203,7 @@ class Generation(msgspec.Struct, kw_only=True, omit_defaults=True):
         }
 
     def shifted(self, by: float) -> Generation:
-        """Return it with all its times on another clock."""
+        """Return this generation with all times shifted by `by` seconds."""
         times = {name: at + by for name in TIMES if (at := getattr(self, name)) is not None}
         return msgspec.structs.replace(self, **times)
 
@@ -213,15 +212,15 @@ TIMES = tuple(name for name in Generation.__struct_fields__ if name.endswith("_a
 
 
 class NodeHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest generations of a node, for viewers elsewhere."""
+    """The newest generations of a node, as a message to clients."""
 
     now: ClockTime
-    """The time of the node's clock when it was sent."""
+    """The time of sending, on the node's clock."""
     generations: list[Generation] = []
 
 
 def restart_stages(ended: Generation | None, started: Generation) -> dict[Stage, float]:
-    """Return how long each stage of the restart took that led to a generation, as far as known."""
+    """Return the known durations of the stages of the restart between two generations."""
     before = ended.stages if ended is not None and ended.number == started.number - 1 else {}
     of = {
         stage: before if stage in (Stage.DETECT, Stage.STOP) else started.stages
@@ -231,7 +230,10 @@ def restart_stages(ended: Generation | None, started: Generation) -> dict[Stage,
 
 
 def end_of(one: Generation, following: Generation | None) -> tuple[str, str]:
-    """Return how a generation ended, and why: `succeeded`, `failed`, `lost`, `regrouped`, `stopped` or `unknown`."""
+    """Return how a generation ended, and why.
+
+    How is `succeeded`, `failed`, `lost`, `regrouped`, `stopped` or `unknown`.
+    """
     why = following.why if following is not None else ""
     if one.reason == StopReason.SIGNAL.value:
         return "stopped", one.reason
@@ -252,74 +254,68 @@ def end_of(one: Generation, following: Generation | None) -> tuple[str, str]:
     return ("failed", one.reason) if one.reason else ("unknown", "no end is recorded")
 
 
+LATEST = (
+    "met_at", "started_at", "last_step_at", "stopped_at", "last_step", "restarts", "nodes",
+    "world_size", "fence", "goes_back", "is_lost", "why",
+)  # fmt: skip
+EARLIEST = ("failed_at", "cause_step_at", "repeated_at", "first_step")
+"""For these fields, a merged generation has the maximum (`LATEST`) or minimum of its parts."""
+
+
 def merge(parts: Sequence[Generation]) -> Generation:
-    """Return a generation as all nodes saw it; their times are on one axis."""
-    # Nodes whose workers are done wait for the others. Any other stop concerns all nodes.
-    told = (StopReason.COORDINATOR.value, StopReason.SUCCEEDED.value)
+    """Return one generation from the records of all nodes, whose times are on one axis."""
+    # A node whose workers succeeded waits for the others. Any other stop applies to all nodes.
     done = StopReason.SUCCEEDED.value
-    stops = sorted(
-        (one for one in parts if one.stopping_at is not None),
-        key=lambda one: (one.reason in told, one.stopping_at),
+    stops = [one for one in parts if one.stopping_at is not None]
+    stops.sort(
+        key=lambda one: (one.reason in (StopReason.COORDINATOR.value, done), one.stopping_at)
     )
     early = [one.stopping_at for one in stops if one.reason != done]
     left = [one for one in parts if not one.is_first]
     stepped = [one for one in parts if one.has_steps]
     usual = sorted(one.step_s for one in parts if one.step_s)
     causes = sorted((one for one in parts if one.cause), key=lambda one: one.failed_at or 0.0)
-    return Generation(
+    merged = Generation(
         number=parts[0].number,
         is_first=not left,
         left_at=_latest(*(one.left_at for one in left))
         if left
         else _earliest(*(one.left_at for one in parts)),
-        met_at=_latest(*(one.met_at for one in parts)),
-        started_at=_latest(*(one.started_at for one in parts)),
         warm_at=_latest(*(one.warm_at for one in stepped or parts)),
         has_steps=bool(stepped),
         is_warm=all(one.is_warm for one in parts),
-        failed_at=_earliest(*(one.failed_at for one in parts)),
-        cause_step_at=_earliest(*(one.cause_step_at for one in parts)),
-        last_step_at=_latest(*(one.last_step_at for one in parts)),
         step_s=usual[len(usual) // 2] if usual else 0.0,
         stopping_at=_earliest(*early) if early else _latest(*(one.stopping_at for one in stops)),
-        stopped_at=_latest(*(one.stopped_at for one in parts)),
-        repeated_at=_earliest(*(one.repeated_at for one in parts)),
-        first_step=min(
-            (one.first_step for one in parts if one.first_step is not None), default=None
-        ),
-        last_step=max((one.last_step for one in parts if one.last_step is not None), default=None),
-        goes_back=any(one.goes_back for one in parts),
-        is_lost=any(one.is_lost for one in parts),
-        restarts=max(one.restarts for one in parts),
-        nodes=max(one.nodes for one in parts),
-        world_size=max(one.world_size for one in parts),
-        fence=max(one.fence for one in parts),
-        why=next((one.why for one in parts if one.why), ""),
         reason=stops[0].reason if stops else "",
         detail=next((one.detail for one in stops if one.detail), ""),
         cause=causes[0].cause if causes else "",
     )
+    for name in LATEST:
+        setattr(merged, name, _latest(*(getattr(one, name) for one in parts)))
+    for name in EARLIEST:
+        setattr(merged, name, _earliest(*(getattr(one, name) for one in parts)))
+    return merged
 
 
-def _latest(*times: float | None) -> float | None:
+def _latest(*times: Any) -> Any:
     return max((at for at in times if at is not None), default=None)
 
 
-def _earliest(*times: float | None) -> float | None:
+def _earliest(*times: Any) -> Any:
     return min((at for at in times if at is not None), default=None)
 
 
 class _Progress:
-    """The steps of one generation's workers on a node."""
+    """The steps that the workers of one generation made on one node."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.heartbeats: dict[int, float] = {}
         self.firsts: dict[int, tuple[float, int]] = {}
-        """By rank, when its first step was made; unless that is known only from the stop."""
+        """By rank, its first step and the time, unless it was reported only after the stop began."""
         self.lasts: dict[int, tuple[float, int]] = {}
         self.curve: list[tuple[float, int]] = []
-        """When the first worker had made a step."""
+        """Steps and the time at which the first worker had made each."""
 
     def add(self, one: Generation, rank: int, step: int, at: float) -> None:
         before = self.lasts.get(rank)
@@ -337,7 +333,7 @@ class _Progress:
             del self.curve[1:-1:2]
 
     def warm(self, one: Generation) -> None:
-        """Note when the workers had made their first steps."""
+        """Update the times of the first steps."""
         if not self.firsts:
             one.warm_at = max(self.heartbeats.values(), default=None)
             one.is_warm = len(self.heartbeats) >= self.workers
@@ -354,7 +350,7 @@ class _Progress:
         one.step_s = max(0.0, times[len(times) // 2]) if times else 0.0
 
     def time_of(self, step: int) -> float | None:
-        """Return when the first worker had made a step: between samples by their rate."""
+        """Return when the first worker had made a step, interpolated between samples."""
         at = bisect_right(self.curve, step, key=lambda point: point[1])
         if at == 0:
             return self.curve[0][0] if self.curve else None
@@ -365,35 +361,26 @@ class _Progress:
 
 
 class History:
-    """The history of one node, of its newest run. It belongs to one thread.
+    """The history of one node's newest run. Not thread-safe.
 
-    `began_at` is when the run began, and `running` the generation that runs, if the first events were
-    not seen.
+    `began_at` is the start of the run, in case its first event is missing.
     """
 
-    def __init__(
-        self,
-        began_at: float = 0.0,
-        *,
-        running: int | None = None,
-        generations_max: int = GENERATIONS_MAX,
-    ) -> None:
+    def __init__(self, began_at: float = 0.0, *, generations_max: int = GENERATIONS_MAX) -> None:
         self._generations_max = generations_max
         self._begin(began_at)
-        if running is not None:
-            self._of(running)
 
     def _begin(self, began_at: float) -> None:
         self.began_at = began_at
         self.ended_at: float | None = None
         self.generations: dict[int, Generation] = {}
-        """By number, in the order in which they were started; of many the newest."""
+        """The newest generations by number, in the order of their starts."""
         self.node_state = NodeState.JOINING
         self.job_state = JobState.STARTING
         self.workers: dict[int, tuple[lifecycle.WorkerInfo, WorkerState]] = {}
-        """By local rank, those of the newest generation."""
+        """The workers of the newest generation, by local rank."""
         self.counts_steps = False
-        """Whether workers report steps, so that goodput is not an upper bound."""
+        """Whether workers report steps. Otherwise, goodput is an upper bound."""
         self._run: lifecycle.RunStarted | None = None
         self._progress: dict[int, _Progress] = {}
         self._left_at: float | None = began_at
@@ -407,9 +394,10 @@ class History:
     def newest(self) -> Generation | None:
         return next(reversed(self.generations.values()), None)
 
-    # What happens.
+    # Events.
 
     def add(self, event: lifecycle.LifecycleEvent) -> None:
+        """Fold an event into the history."""
         match event:
             case lifecycle.RunStarted():
                 self._begin(event.at)
@@ -445,7 +433,7 @@ class History:
                 self._ended(event)
 
     def _of(self, number: int) -> tuple[Generation, _Progress]:
-        """Return a generation, which began with the run if its start was not seen."""
+        """Return a generation. If its start is missing, it starts with the run."""
         one = self.generations.get(number)
         if one is None:
             one = self._add(Generation(number=number, started_at=self.began_at), workers=1)
@@ -461,7 +449,7 @@ class History:
         return one
 
     def _drop(self) -> None:
-        """Forget the oldest generation, but for its useful time."""
+        """Remove the oldest generation, but keep its useful time."""
         oldest, following, *_ = self.generations.values()
         end = following.started_at or self._dropped_until
         spans = spans_of([oldest, following], self._dropped_until, end, by_steps=self.counts_steps)
@@ -503,7 +491,7 @@ class History:
             self._repeat(one.number, one.first_step)
 
     def _repeat(self, number: int, first_step: int) -> None:
-        """Note which steps of the generations before this one are made again."""
+        """Mark the steps of earlier generations that this generation repeats."""
         for before, progress in self._progress.items():
             one = self.generations.get(before)
             if before >= number or one is None or one.goes_back or one.last_step is None:
@@ -520,7 +508,7 @@ class History:
             one.failed_at = _earliest(one.failed_at, event.at)
             self.job_state = JobState.RECOVERING
         elif event.failed:
-            state = WorkerState.TERMINATED  # By the stop.
+            state = WorkerState.TERMINATED  # The agent stopped it.
         self.workers[event.worker.local_rank] = event.worker, state
 
     def _stopping(self, event: lifecycle.GenerationStopping) -> None:
@@ -531,7 +519,9 @@ class History:
         is_requested = event.reason is StopReason.REQUESTED
         one.detail = self._requested if is_requested else one_line(event.detail, WHY_CHARS_MAX)
         self.node_state = NodeState.STOPPING
-        if event.reason is not StopReason.SUCCEEDED:  # Else workers of other nodes may run.
+        if (
+            event.reason is not StopReason.SUCCEEDED
+        ):  # Otherwise, other nodes' workers may be running.
             self.job_state = JobState.RECOVERING
 
     def _stopped(self, event: lifecycle.GenerationStopped) -> None:
@@ -567,15 +557,15 @@ class History:
         for end in event.outcomes:
             self.workers[end.worker.local_rank] = end.worker, WorkerState(end.state)
 
-    # What it amounts to.
+    # Totals.
 
     def standby_s(self, now: float) -> float:
-        """Return for how long the node was a standby."""
+        """Return how long the node was a standby."""
         since = self._standby_since
         return self._standby_s + (max(0.0, now - since) if since is not None else 0.0)
 
     def parts(self, now: float) -> list[NodeHistory]:
-        """Return the generations in as many messages as they need, the oldest first."""
+        """Return the generations, oldest first, split into messages."""
         found = [*self.generations.values()]
         return [
             NodeHistory(now=now, generations=found[at : at + GENERATIONS_AT_ONCE])
@@ -583,7 +573,7 @@ class History:
         ]
 
     def elapsed_s(self, now: float) -> float:
-        """Return for how long the run lasts."""
+        """Return the duration of the run so far."""
         return max(0.0, (now if self.ended_at is None else self.ended_at) - self.began_at)
 
     def useful_s(self, now: float) -> float:
@@ -591,7 +581,7 @@ class History:
         end = now if self.ended_at is None else self.ended_at
         generations = [*self.generations.values()]
         if generations and generations[-1].reason == StopReason.SUCCEEDED.value:
-            # Its workers are done; those of other nodes may run.
+            # This node's workers succeeded; the workers of other nodes may still run.
             replace = msgspec.structs.replace
             generations[-1] = replace(generations[-1], stopping_at=None, stopped_at=None)
         spans = spans_of(generations, self._dropped_until, end, by_steps=self.counts_steps)
@@ -599,7 +589,7 @@ class History:
 
 
 class Span(NamedTuple):
-    """A piece of a job's time."""
+    """A span of a job's time."""
 
     stage: Stage
     begin: float
@@ -615,9 +605,9 @@ def spans_of(
     by_steps: bool,
     is_over: bool = True,
 ) -> list[Span]:
-    """Return what a job's time was spent on, without gaps.
+    """Return the spans from `begin` to `end`, without gaps.
 
-    `by_steps` is whether any worker reported steps, `is_over` whether no generation follows.
+    `by_steps`: a worker has reported steps. `is_over`: no generation follows.
     """
     spans: list[Span] = []
 
@@ -647,7 +637,7 @@ def spans_of(
 
 
 def useful_s(spans: Iterable[Span]) -> float:
-    """Return for how long a job's time was useful."""
+    """Return the total length of the useful spans."""
     return sum(one.end - one.begin for one in spans if one.stage is Stage.USEFUL)
 
 
@@ -656,7 +646,7 @@ class Goodput(NamedTuple):
 
     share: float
     is_upper_bound: bool
-    """Whether no worker reports steps, so that nobody knows what was repeated."""
+    """Whether no worker reports steps, so that repeated work is unknown."""
 
     @property
     def name(self) -> str:
@@ -664,7 +654,7 @@ class Goodput(NamedTuple):
 
 
 def goodput_of(reports: Iterable[NodeReport]) -> Goodput | None:
-    """Return the goodput of a job by the reports of its nodes; None before there is one."""
+    """Return the goodput of a job from its nodes' reports; None without reports."""
     found = [*reports]
     wanted_s = sum(max(0.0, one.elapsed_s - one.standby_s) for one in found)
     if not wanted_s:
@@ -674,7 +664,7 @@ def goodput_of(reports: Iterable[NodeReport]) -> Goodput | None:
 
 
 def state_of(node: NodeSummary) -> str:
-    """Return what a node is doing: a `NodeState`, or its phase as long as it has not reported."""
+    """Return what a node is doing: a `NodeState`, or its phase until its first report."""
     if node.drained:
         return NodeState.DRAINED
     if node.rank < 0:

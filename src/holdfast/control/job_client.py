@@ -1,12 +1,13 @@
-"""A client of running jobs: their state, events, logs and stacks, and requests to change them.
+"""A client of running jobs: reads their state, events, logs and stacks, and requests changes.
 
     async with await connect(JobChoice(run_id="nightly")) as job:
         summary = await job.status(watch=True)
         async for event in job.events(follow=True):
             ...
 
-A `JobClient` belongs to one loop, and any number of calls may be pending at once. Every failure is a
-`ControlProblem`. All text from others is made printable here, except what workers wrote.
+A `JobClient` belongs to one asyncio loop. Any number of calls may be pending at once. Every failure
+raises a `ControlProblem`. The client makes all text that it receives printable, except the output of
+workers.
 """
 
 from __future__ import annotations
@@ -53,16 +54,16 @@ if TYPE_CHECKING:
     from holdfast.wire.messages import EventRecord
 
 WATCH_S = 2.5
-"""How long nodes may take to report for the first time."""
+"""How long to wait for the first report of a node."""
 GIVE_UP_S = 10.0
-"""If no agent has responded by then, give up: a firewall may drop everything."""
+"""If no agent has responded after this time, give up. A firewall may drop all packets."""
 STAGGER_S = 0.5
-"""If an agent has not responded by then, try the next one too."""
-ROOM_MIN_BYTES = 1_024
+"""If an agent has not responded after this time, try the next one in parallel."""
+WINDOW_BYTES_MIN = 1_024
 
 
 class NodeStacks(msgspec.Struct, frozen=True, kw_only=True):
-    """The stacks of a node's workers, or why there are none."""
+    """The stacks of a node's workers, or the problem that prevented reading them."""
 
     node: str
     workers: list[control.WorkerStacks] = []
@@ -70,7 +71,7 @@ class NodeStacks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobClient:
-    """A client of one job, or with an empty run id of all jobs of a coordinator."""
+    """A client of one job. With an empty run id, a client of all jobs of a coordinator."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class JobClient:
     ) -> None:
         self.agents = agents
         self.read_only = read_only
-        """Whether this client can change nothing, as far as it knows."""
+        """Whether this client knows that its token is read-only."""
         self._closed = closed
 
     async def __aenter__(self) -> Self:
@@ -110,22 +111,22 @@ class JobClient:
 
     @property
     def node(self) -> str:
-        """The node whose agent it is connected to; empty for a coordinator."""
+        """The node whose agent this client is connected to; empty for a coordinator."""
         return self.agents.own.node
 
     @property
     def is_over(self) -> bool:
-        """Whether neither this agent nor another can be reached any more."""
+        """Whether this client has lost its connection and has no other agent to connect to."""
         return bool(self.agents.own.problem) and not self.agents.is_lost
 
     async def jobs(self) -> list[JobSummary]:
-        """Return all jobs that this connection can see, in short."""
+        """Return a summary of every job that this connection can see."""
         return [printable_summary(one) for one in await self._jobs(control.StatusQuery())]
 
     async def status(self, *, watch: bool = False, wait_s: float = WATCH_S) -> JobSummary:
-        """Return the state of the job; with `watch`, what the nodes report about their workers.
+        """Return the state of the job. With `watch`, include the nodes' reports about their workers.
 
-        If nodes are not watched yet, they have `wait_s` to report for the first time.
+        A node that does not report yet has `wait_s` to send its first report.
         """
         jobs = await self._jobs(control.StatusQuery(watch=watch, wait_s=wait_s if watch else 0.0))
         if not jobs:
@@ -149,7 +150,7 @@ class JobClient:
         except ControlProblem:
             if not self.agents.is_lost:
                 raise
-            connection = await self.agents.anyone()  # The agent ended meanwhile.
+            connection = await self.agents.anyone()  # The agent has exited: use another one.
             reply = await connection.ask(control.STATUS, body=body, limit_s=limit_s)
         return unpacked(control.JobSummaries, reply.body).jobs
 
@@ -162,9 +163,10 @@ class JobClient:
         grace_s: float = -1.0,
         request_id: str = "",
     ) -> str:
-        """Submit a request; raise `ControlProblem` with the reason if it is refused.
+        """Submit a request. If it is refused, raise `ControlProblem` with the reason.
 
-        Return nothing, or why the request changes nothing: a node may be drained already.
+        Return an empty string. If the request changes nothing, return the reason instead: for example,
+        the node is drained already.
         """
         request = Request(
             id=request_id or secrets.token_hex(8),
@@ -179,7 +181,7 @@ class JobClient:
         return one_line(reply.why)
 
     async def events(self, *, follow: bool = False, node: str = "") -> AsyncIterator[EventRecord]:
-        """Yield the recent events; with `follow`, also each new one."""
+        """Yield the recent events. With `follow`, then yield each new event."""
         if self.agents.passes_on or node:
             connection = await self.agents.at(node)
             async for found in events_at(connection, follow=follow, node=node):
@@ -198,8 +200,11 @@ class JobClient:
     async def logs(
         self, node: str, wanted: control.LogsQuery, *, streams: int = 1
     ) -> AsyncIterator[control.LogLines]:
-        """Yield what workers of a node wrote; the client reads `streams` nodes at the same time."""
-        room = max(ROOM_MIN_BYTES, control.WINDOW_BYTES // max(1, streams))
+        """Yield the output of a node's workers.
+
+        `streams` is the number of nodes that the client reads at the same time; they share its buffer.
+        """
+        room = max(WINDOW_BYTES_MIN, control.WINDOW_BYTES // max(1, streams))
         query = msgspec.structs.replace(wanted, room=room)
         taken = 0
         connection = await self.agents.at(node)
@@ -236,7 +241,7 @@ class JobClient:
         return NodeStacks(node=node, workers=workers)
 
     async def history(self, node: str) -> list[NodeHistory]:
-        """Return the newest generations as a node saw them."""
+        """Return a node's history of the newest generations."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 connection = await self.agents.at(node)
@@ -253,7 +258,7 @@ class JobClient:
 async def connect(
     choice: JobChoice, on_late: Callable[[list[str]], None] | None = None
 ) -> JobClient:
-    """Return a client of the one chosen job; raise if the choice is not clear."""
+    """Return a client of the chosen job. Raise if no job, or more than one, matches."""
     place, beside = await find_job(choice, on_late)
     client = await open_job(place, beside)
     if not client.run_id:
@@ -270,7 +275,7 @@ async def connect(
 async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
     """Return a client of a job, or raise `ControlProblem`.
 
-    Queries about a node whose agent is one of `beside` go to that agent.
+    `beside` are other agents on this machine. A query about one of their nodes goes directly to its agent.
     """
     if isinstance(place, LocalJob):
         here = place.here
@@ -307,7 +312,7 @@ async def _open_anyone(place: Directory) -> tuple[ControlConnection, control.Con
         where = f"of {place.run_id!r} at {place.where}"
         if not found.contacts:
             job = await read(lambda: place.summary(place.run_id))
-            over = f"; it is over: {job.outcome}" if job is not None and job.outcome else ""
+            over = f"; the job is over: {job.outcome}" if job is not None and job.outcome else ""
             raise JobNotFound(f"there is no agent {where}{over}")
         raise JobUnreachable(
             f"the agents {where} are reachable only from their own hosts (control=off)"
@@ -322,7 +327,7 @@ async def _first_that_responds(
     now = asyncio.get_running_loop().time
     deadline = now() + GIVE_UP_S
     others = reachable[1:]
-    random.shuffle(others)  # Neighbours in the list may share a rack that is cut off.
+    random.shuffle(others)  # Neighbours in the list may share a rack that is unreachable.
     left = [*others, reachable[0]]
     trying: set[asyncio.Task[ControlConnection]] = set()
     responded: list[ControlConnection] = []
@@ -357,7 +362,7 @@ async def _first_that_responds(
 
 
 def author() -> str:
-    """Return the author of requests: `user@host`."""
+    """Return the name that requests carry as their author: `user@host`."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

@@ -1,11 +1,11 @@
-"""Keeps a `LiveJob` true: asks the job again and again, and finds it again when it was lost.
+"""Keeps a `LiveJob` up to date: polls the job, and reconnects after a loss of the connection.
 
     feed = Feed(connect, job, changed)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(feed.run())
 
-`changed` is called after every change, in the loop of `run`. While a job cannot be reached, `job.problem`
-says why in one line, and `run` goes on trying; it returns only when it is cancelled.
+`run` calls `changed` after every change. While it cannot reach the job, `job.problem` gives the reason
+in one line, and `run` retries. It returns only when it is cancelled.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 EVERY_S = 1.0
 EVERY_S_PER_NODE = 0.002
-"""Nodes of large jobs report less often, and there is no sense in asking more often."""
+"""Nodes of large jobs report less often, so they are polled less often."""
 SOON_S = 0.2
-"""After an event; what else happens at the same time is seen with it."""
+"""The delay of a poll after an event, so that it covers the events that follow at once."""
 RETRY_S, RETRY_S_MAX = 0.5, 5.0
 HISTORY_ASKED_OF = 4
-"""Nodes whose history is requested; the others saw about the same."""
+"""Members whose history is requested; the others saw about the same."""
 HISTORY_S = 5.0
-"""How long they have to answer."""
+"""Timeout of such a request."""
 HISTORY_EVERY_S = 10.0
-"""Even if nothing is known to have changed."""
+"""The interval of such requests while nothing changes."""
 
 
 class Feed:
-    """Drives one `LiveJob`. `client` is the connection for all else that is asked of the job."""
+    """Drives one `LiveJob`. `client` is its connection, for other requests to the job."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Feed:
     async def _follow_events(self, client: JobClient) -> None:
         known = {*self.job.events}
         async for event in client.events(follow=True):
-            if event in known:  # It was told before the connection was lost.
+            if event in known:  # It arrived before the connection was lost.
                 continue
             self.job.add_event(event)
             self._soon.set()
@@ -105,11 +105,11 @@ class Feed:
             except TimeoutError:
                 pass
             self._soon.clear()
-            # Some may never report: lost ones, older ones, those that cannot be reached from here.
+            # Some nodes may never report: lost ones, and those that are unreachable from here.
             summary = await client.status(watch=True, wait_s=0.0)
 
     def _look_for_history(self, now: float) -> None:
-        """Have some nodes asked where the time went, whenever that may have changed."""
+        """Request histories if they may have changed."""
         job = self.job
         states = [(one.state, one.step_min >= 0) for one in self._members]
         mark = (job.header.state, job.header.generation, states)

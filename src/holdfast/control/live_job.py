@@ -1,14 +1,14 @@
-"""What views show of a running job: one model, folded from what its agents report.
+"""What a viewer knows of a running job: nodes, ranks, generations and events.
 
-`LiveJob` is pure: times are arguments, of the viewer's own monotonic clock. It is given summaries
-(`JobClient.status`), events and stages as they come, and holds what `holdfast top` and the dashboard
-show: the job, its nodes, its ranks, its generations. Its memory does not grow with the job's length.
+`LiveJob` is pure: times are arguments, on the viewer's monotonic clock. It receives summaries
+(`JobClient.status`), events and histories of nodes, and `holdfast top` and the dashboard render it. Its
+memory is bounded for jobs of any length.
 
-**No clocks are compared.** Rates and CPU shares are differences of one node's reports, by the time that
-the node itself has run (`NodeReport.elapsed_s`). A report that comes a second time changes nothing.
+**No clocks are compared.** Rates and CPU shares are differences between reports of one node, on the
+clock of that node (`NodeReport.elapsed_s`). Receiving a report twice changes nothing.
 
-**Marks.** A rank is `stalled` if it made no step for several times the usual time of one; `slow` if its
-rate is well below the median of all; `behind` if the furthest is some steps ahead of it.
+**Marks.** A rank is `stalled` if it made no step for several times the usual time of one, `slow` if its
+rate is well below the median, and `behind` if it is some steps behind the fastest rank.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from holdfast.wire.messages import EventRecord, JobSummary, NodeSummary
 
 SAMPLES_MAX = 8
-"""Of the steps of a rank, for its rate."""
+"""Steps of a rank that are kept for its rate."""
 RATE_S = 15.0
-"""A rate is of about so long, but always of two samples at least."""
+"""The period of a rate; it has at least two samples."""
 SLOW_SHARE = 0.8
-"""Of the median rate; slower ranks are marked."""
+"""A rank is marked below this share of the median rate."""
 SLOW_RANKS_MIN = 3
-"""Of fewer ranks nobody can say which is the slow one."""
+"""Among fewer ranks, none is marked as slow."""
 BEHIND_STEPS, BEHIND_S = 3, 2.0
-"""Ranks that are so many steps behind, and at least so long at the median rate, are marked."""
+"""A rank is marked if it is this many steps, and this long at the median rate, behind."""
 CLOCK_JUMP_S = 1.0
 """If the clock of a node differs by more than before, the agent runs on another host."""
 GENERATIONS_MAX = 512
@@ -62,23 +62,23 @@ class Header(msgspec.Struct, kw_only=True):
 
     run_id: str = ""
     state: str = ""
-    """Its phase, or once it is over how it ended."""
+    """Its phase, or its outcome once it is over."""
     outcome: str = ""
     round: int = -1
     generation: int = -1
     restarts: int = 0
     max_restarts: int = 0
     causes: list[str] = []
-    """Of restarts that were charged, the newest last."""
+    """Causes of the restarts that were charged, the newest last."""
     why: str = ""
-    """What the last change was."""
+    """The last change of the round or the generation."""
     members: int = 0
     present: int = 0
     min_nodes: int = 0
     max_nodes: int = 0
     ranks: int = 0
     running: int = 0
-    """How many ranks run."""
+    """The number of ranks that run."""
     elapsed_s: float = 0.0
     goodput: float | None = None
     """See `control.history`."""
@@ -93,29 +93,42 @@ class Header(msgspec.Struct, kw_only=True):
     rss_bytes: int = 0
 
 
-class RankRow:
+class RankRow(msgspec.Struct, kw_only=True):
     """One rank; changed in place."""
 
-    __slots__ = (
-        "cpu", "heartbeat_age_s", "host", "lag", "local_rank", "mark", "node", "pid", "rank", "rate",
-        "rss_bytes", "section", "state", "step", "step_age_s",
-    )  # fmt: skip
+    rank: int = 0
+    node: str = ""
+    host: str = ""
+    local_rank: int = -1
+    pid: int = 0
+    state: str = ""
+    section: str = ""
+    step: int = -1
+    lag: int = 0
+    rate: float | None = None
+    """Steps per second."""
+    cpu: float | None = None
+    """Share of one core: 1.0 is 100 %."""
+    heartbeat_age_s: float = -1.0
+    """Below 0 if it reports none."""
+    step_age_s: float = -1.0
+    rss_bytes: int = 0
+    mark: str = ""
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.node = self.host = self.state = self.section = self.mark = ""
-        self.local_rank, self.pid, self.step, self.lag = -1, 0, -1, 0
-        self.rate: float | None = None
-        """Steps per second."""
-        self.cpu: float | None = None
-        """Of one core: 1.0 is 100 %."""
-        self.heartbeat_age_s = self.step_age_s = -1.0
-        """Below 0 if it reports none."""
-        self.rss_bytes = 0
+
+REPORTED = (
+    "local_rank", "pid", "state", "step", "section", "heartbeat_age_s", "step_age_s", "rss_bytes",
+)  # fmt: skip
+"""Fields of a rank that are those of its report."""
+SUMMARIZED = (
+    "run_id", "outcome", "round", "generation", "restarts", "max_restarts", "why", "members",
+    "present", "min_nodes", "max_nodes",
+)  # fmt: skip
+"""Fields of the header that are those of the summary."""
 
 
 class NodeRow(msgspec.Struct, kw_only=True):
-    """One node, with what its ranks come to."""
+    """One node, and the totals of its ranks."""
 
     node: str
     host: str
@@ -131,9 +144,9 @@ class NodeRow(msgspec.Struct, kw_only=True):
     step_min: int = -1
     step_max: int = -1
     rate: float | None = None
-    """The lowest of its ranks."""
+    """The lowest rate of its ranks."""
     heartbeat_age_s: float = -1.0
-    """The highest of its ranks."""
+    """The age of the oldest heartbeat of its ranks."""
     cpu: float | None = None
     rss_bytes: int = 0
     mark: str = ""
@@ -144,7 +157,7 @@ class GenerationRow(msgspec.Struct, kw_only=True):
 
     number: int
     started_at: float | None = None
-    """By the viewer's clock."""
+    """On the viewer's clock."""
     ran_s: float | None = None
     is_over: bool = False
     world_size: int = 0
@@ -162,7 +175,7 @@ class GenerationRow(msgspec.Struct, kw_only=True):
 
 
 class _Samples:
-    """The steps of one rank, by its node's clock, and what its process used."""
+    """The recent steps of one rank, on its node's clock, and its CPU time."""
 
     __slots__ = ("cpu_s", "cpu_seen_s", "pid", "steps")
 
@@ -182,7 +195,7 @@ class _Samples:
             steps.popleft()
 
     def rate(self, now_s: float) -> float | None:
-        """Return steps per second; 0 if there were none for much longer than usual."""
+        """Return steps per second; 0 if the rank stalled."""
         if len(self.steps) < 2:
             return None
         (from_s, low), (to_s, high) = self.steps[0], self.steps[-1]
@@ -191,11 +204,11 @@ class _Samples:
 
 
 class LiveJob:
-    """A running job, as far as it is known here."""
+    """A running job, as far as this viewer knows it."""
 
     def __init__(self) -> None:
         self.problem = "not connected yet"
-        """Why what is shown is not up to date, in one line; empty while it is."""
+        """Why the state is not up to date, in one line; empty while it is."""
         self.version = 0
         """Raised by every change."""
         self._forget()
@@ -208,7 +221,7 @@ class LiveJob:
         self.events: deque[EventRecord] = deque(maxlen=EVENTS_MAX)
         self.updated_at: float | None = None
         self.ended = ""
-        """How the job ended, as whoever decides told it, or the run of its node."""
+        """How the job ended, according to the coordinator or to its only node."""
         self._rank_rows: dict[tuple[str, int], RankRow] = {}
         self._samples: dict[tuple[str, int], _Samples] = {}
         self._parts: dict[int, dict[str, Generation]] = {}
@@ -218,20 +231,20 @@ class LiveJob:
         self._generations: list[GenerationRow] | None = None
         self._generation_mark: object = None
 
-    # What comes.
+    # Input.
 
     def connected(self) -> None:
-        """Take note that what comes from now on is up to date."""
+        """Note that the job responds."""
         self.problem = ""
         self.version += 1
 
     def lost(self, problem: str) -> None:
-        """Take note that nothing comes, and why."""
+        """Note that the job does not respond, and why."""
         self.problem = problem
         self.version += 1
 
     def add_summary(self, now: float, job: JobSummary) -> None:
-        """Take the state of the job, with what its nodes last reported."""
+        """Add the state of the job, with the last reports of its nodes."""
         if self._is_another(job):
             problem = self.problem
             self._forget()
@@ -246,7 +259,7 @@ class LiveJob:
         self.ranks = sorted(
             (row for node in self.nodes for row in node.ranks), key=lambda row: row.rank
         )
-        # What a node reported of an older generation says nothing of this one.
+        # A report about an older generation says nothing about this one.
         self._mark(
             [row for one in self.nodes if one.generation == job.generation for row in one.ranks]
         )
@@ -256,7 +269,7 @@ class LiveJob:
         self._note_generation(now, job)
 
     def add_event(self, event: EventRecord) -> None:
-        """Take something that happened."""
+        """Add an event."""
         self.version += 1
         self.events.append(event)
         is_last = event.kind is EventKind.JOB_ENDED
@@ -264,11 +277,11 @@ class LiveJob:
             self.ended = event.text
 
     def add_history(self, now: float, node: str, parts: Iterable[NodeHistory]) -> None:
-        """Take the generations of a node."""
+        """Add the generations of a node."""
         self.version += 1
         self._generations = None
         for part in parts:
-            # Messages take a while; the fastest one so far tells best how the clocks differ.
+            # The fastest message so far is the best estimate of how the clocks differ.
             by, known = now - part.now, self._shifts.get(node, math.inf)
             self._shifts[node] = by = min(by, known) if abs(by - known) < CLOCK_JUMP_S else by
             for one in part.generations:
@@ -276,7 +289,7 @@ class LiveJob:
         for number in sorted(self._parts)[:-GENERATIONS_MAX]:
             del self._parts[number]
 
-    # What is shown besides.
+    # Output.
 
     @property
     def generations(self) -> list[GenerationRow]:
@@ -308,17 +321,17 @@ class LiveJob:
         )
 
     def age_s(self, now: float) -> float | None:
-        """How old what is shown is."""
+        """The age of the state."""
         return None if self.updated_at is None else now - self.updated_at
 
     def node_of(self, rank: int) -> str:
-        """The node that has a rank; nothing if none has."""
+        """The node of a rank; empty if there is none."""
         return next((row.node for row in self.ranks if row.rank == rank), "")
 
-    # Inside.
+    # Internals.
 
     def _is_another(self, job: JobSummary) -> bool:
-        """Whether this is not the job that was shown before, but one of the same name."""
+        """Whether this is a new job with the name of the previous one."""
         known = self.header
         return bool(known.run_id) and (
             job.run_id != known.run_id
@@ -337,17 +350,13 @@ class LiveJob:
         if report is not None and node.first_rank >= 0:
             for worker in report.workers:
                 key = (node.node, worker.local_rank)
-                row = self._rank_rows.get(key)
-                if row is None:
-                    row = self._rank_rows[key] = RankRow(worker.rank)
+                row = self._rank_rows.setdefault(key, RankRow())
                 rows.append(row)
-                # Not the rank that it reported: that may be of a generation before this one.
+                # Not the reported rank, which may be that of the previous generation.
                 row.rank = node.first_rank + max(0, worker.local_rank)
                 row.node, row.host = node.node, node.host
-                row.local_rank, row.pid, row.state = worker.local_rank, worker.pid, worker.state
-                row.step, row.section = worker.step, worker.section
-                row.heartbeat_age_s, row.step_age_s = worker.heartbeat_age_s, worker.step_age_s
-                row.rss_bytes = worker.rss_bytes
+                for name in REPORTED:
+                    setattr(row, name, getattr(worker, name))
                 samples = self._samples.setdefault(key, _Samples())
                 now_s = report.elapsed_s
                 if samples.pid != worker.pid:
@@ -377,8 +386,8 @@ class LiveJob:
         )
 
     def _silent_row(self, node: NodeSummary, local_rank: int) -> RankRow:
-        """Return a rank of a node that has reported nothing."""
-        row = self._rank_rows.setdefault((node.node, local_rank), RankRow(0))
+        """Return a rank of a node that has not reported."""
+        row = self._rank_rows.setdefault((node.node, local_rank), RankRow())
         row.rank, row.local_rank = node.first_rank + local_rank, local_rank
         row.node, row.host, row.state = node.node, node.host, node.phase
         return row
@@ -407,19 +416,9 @@ class LiveJob:
         rates = [row.rate for row in self.ranks if row.rate is not None]
         cpus = [row.cpu for row in self.ranks if row.cpu is not None]
         self.header = Header(
-            run_id=job.run_id,
+            **{name: getattr(job, name) for name in SUMMARIZED},
             state=job.outcome or job.phase,
-            outcome=job.outcome,
-            round=job.round,
-            generation=job.generation,
-            restarts=job.restarts,
-            max_restarts=job.max_restarts,
             causes=job.causes[-CAUSES_SHOWN:],
-            why=job.why,
-            members=job.members,
-            present=job.present,
-            min_nodes=job.min_nodes,
-            max_nodes=job.max_nodes,
             ranks=len(self.ranks),
             running=sum(node.running for node in self.nodes),
             elapsed_s=max((one.elapsed_s for one in reports), default=0.0),
@@ -482,7 +481,7 @@ class LiveJob:
 
 
 def _sum_up(node: NodeRow) -> None:
-    """Set what the ranks of a node come to."""
+    """Set the totals of a node's ranks."""
     rows = node.ranks
     steps = [row.step for row in rows if row.step >= 0]
     rates = [row.rate for row in rows if row.rate is not None]

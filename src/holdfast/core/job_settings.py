@@ -9,12 +9,11 @@ A new setting needs its declaration, its use and its documentation. This module 
 the command line reads it before anything else.
 """
 
-from __future__ import annotations
-
 from enum import Enum
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args
 
 from holdfast.core.limits import COUNTER_MAX, NODES_MAX, SETTLE_S_MAX
+from holdfast.core.values import Value
 
 
 class RankOrder(Enum):
@@ -39,7 +38,7 @@ class StoreAccess(Enum):
     """The job's agents, which forward the requests of their own workers."""
 
 
-class Setting(NamedTuple):
+class Setting(Value):
     """The declaration of one setting."""
 
     key: str = ""
@@ -85,7 +84,7 @@ class JobSettings(NamedTuple):
         float,
         Setting(
             "last_call_timeout",
-            "how long a round that could form waits for more nodes, from the last that joined",
+            "how long a round with enough nodes waits for more, counted from the last node that joined",
             most=SETTLE_S_MAX,
             agreed=False,
         ),
@@ -100,16 +99,15 @@ class JobSettings(NamedTuple):
         StoreAccess,
         Setting(
             "store",
-            "which clients the workers' store serves: hosts of the job, everybody (the default for one "
-            "node), or workers through their own agents alone",
+            "who can connect to the workers' store: hosts of the job, everybody (the default for one "
+            "node), or only agents, which forward their workers' requests",
             depends=True,
         ),
     ] = StoreAccess.HOSTS
 
 
 def _declared() -> dict[str, tuple[type, Setting]]:
-    hints = get_type_hints(JobSettings, include_extras=True)
-    assert all(get_origin(hint) is Annotated for hint in hints.values())
+    hints = JobSettings.__annotations__
     return {name: get_args(hint)[:2] for name, hint in hints.items()}
 
 

@@ -8,10 +8,15 @@ before it starts a worker, and `dataclasses` would generate and compile code for
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, dataclass_transform
-
+# The command starts the keeper before it imports anything as slow as `typing`, and the keeper's client
+# needs this module.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, ClassVar
+    from typing import Any, ClassVar, dataclass_transform
+else:
+
+    def dataclass_transform(**_how):  # noqa: D103 (for the type checker only)
+        return lambda cls: cls
 
 
 @dataclass_transform(frozen_default=True)

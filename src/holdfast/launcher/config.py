@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from holdfast.core.job_settings import DEFAULTS, SETTINGS, TYPES, Setting
+from holdfast.core.values import Value
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S, START_METHODS
 from holdfast.launcher import flag_values as values
 from holdfast.lazy_dataclass import factory_field, keyword_field, lazy_dataclass
@@ -134,7 +135,7 @@ OUTPUT = "Output and logs"
 RENDEZVOUS = Setting().group
 
 
-class Flag(NamedTuple):
+class Flag(Value):
     """One flag of `holdfast run`."""
 
     group: str

@@ -6,12 +6,13 @@ import errno
 import os
 import sys
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent.assembly import agent_of
 from holdfast.agent.spec import WorkerSpec, run_script_path
 from holdfast.agent.worker_processes import ProcessSettings
+from holdfast.core.values import Value
 from holdfast.errors import (
     EnvironmentProblem,
     HoldfastError,
@@ -22,7 +23,6 @@ from holdfast.errors import (
 from holdfast.launcher.observers import LaunchObservers
 from holdfast.launcher.story_file import story_to
 from holdfast.net.addresses import own_address
-from holdfast.processes.failures.failure import ChildFailedError
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.signals import SIGNALS_ENV, parse_signal
 from holdfast.rendezvous.backends import Backend
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from holdfast.agent.spec import RunResult
     from holdfast.core.supervision import Supervision
     from holdfast.launcher.config import LaunchConfig
+    from holdfast.processes.failures.failure import ChildFailedError
     from holdfast.processes.logs.specs import LogsSpecs
     from holdfast.rendezvous.handler import RendezvousHandler
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
@@ -117,7 +118,7 @@ def launch_agent(
         return _run(launch, health_check_server)
 
 
-class Launch(NamedTuple):
+class Launch(Value):
     """One launch of a job on this node."""
 
     config: LaunchConfig
@@ -382,6 +383,8 @@ def failure_of(launch: Launch, result: RunResult, machine: Supervision) -> Excep
     config = launch.config
     if not result.failures:
         return EnvironmentProblem(f"{launch.name}: the workers were unhealthy and were stopped")
+    from holdfast.processes.failures.failure import ChildFailedError  # Only a failed job needs it.
+
     error = ChildFailedError(launch.name, result.failures)
     error.many_nodes = config.max_nodes > 1
     if config.max_restarts:

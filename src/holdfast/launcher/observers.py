@@ -57,7 +57,7 @@ class LaunchObservers:
             from holdfast.observe.metrics.exporters import open_exporters
 
             self._exporters = open_exporters(
-                agent.observers,
+                agent.reporter.observers,
                 port=self._config.metrics_port,
                 host=self._config.metrics_addr,
                 progress=agent.progress,
@@ -67,20 +67,20 @@ class LaunchObservers:
 
             run_id = agent.group.spec.rdzv_handler.get_run_id()
             self._dashboard = DashboardProcess(self._config.dashboard_port, run_id, self._logs)
-            agent.observers.add(self._dashboard)
+            agent.reporter.observers.add(self._dashboard)
         self._is_for_failures_alone = (
             getattr(self._logs, "is_for_failures_alone", False)
             and self._events is None
             and not events_wanted("null")
         )
-        agent.observers.sampled = getattr(self._logs, "keeps_records", False)
-        agent.observers.add(self)
+        agent.reporter.observers.sampled = getattr(self._logs, "keeps_records", False)
+        agent.reporter.observers.add(self)
         if events_wanted("dynamic_rendezvous"):
             from holdfast.observe.events.event_recorder import RendezvousRecorder
 
             self._rendezvous = RendezvousRecorder()
-            agent.observers.add(self._rendezvous)
-        agent.observers.recorded = True
+            agent.reporter.observers.add(self._rendezvous)
+        agent.reporter.observers.recorded = True
 
     def _wants_metrics(self) -> bool:
         if self._config.metrics_port is not None or os.environ.get(OTEL_ENV):

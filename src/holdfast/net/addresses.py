@@ -1,7 +1,7 @@
-"""Addresses: resolved from a host and a port, classified, and connected to.
+"""Addresses: resolving a host and a port, classifying addresses, connecting to them.
 
-Names are only ever resolved forwards: an address is not looked up, and a host's own name is taken
-for where it can be reached only where somebody else may need it (`own_address`).
+Only names are resolved, never addresses. A host's own name is used as its address only for other machines
+(`own_address`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ LOCALHOST = "localhost"
 LOOPBACK = "127.0.0.1"
 OWN_NAME_S = 2.0
 """How long a machine may take to resolve its own name."""
-_SOMEWHERE = ("192.0.2.1", 9)  # An address for documentation, which nobody has.
+_SOMEWHERE = ("192.0.2.1", 9)  # An address reserved for documentation.
 
-# This machine has no way to such an address, as to an IPv6 one where there is only IPv4.
+# This machine has no route to such an address, for example IPv6 on a host with only IPv4.
 _NO_ROUTE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
 
 
 class Address(NamedTuple):
-    """One place that an endpoint may be at, as the `socket` module takes it."""
+    """One address of an endpoint, in the form of the `socket` module."""
 
     family: int
     sockaddr: Any
@@ -48,7 +48,7 @@ def resolve(host: str, port: int) -> list[Address]:
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except ValueError:  # It has a zero in it, or is no name in any encoding.
+    except ValueError:  # It contains a null character, or is not encodable.
         raise OSError("the name cannot be resolved") from None
     addresses = list(dict.fromkeys(Address(family, where) for family, _, _, _, where in found))
     if names_loopback(host):
@@ -57,21 +57,21 @@ def resolve(host: str, port: int) -> list[Address]:
 
 
 def resolve_within(host: str, port: int, timeout_s: float) -> list[Address]:
-    """Do as `resolve` does, but wait no longer than `timeout_s`; then raise `TimeoutError`."""
+    """Do what `resolve` does, but raise `TimeoutError` after `timeout_s`."""
     if is_ip(host):
         return resolve(host, port)
     answers: list[list[Address] | Exception] = []
     thread = _resolve_in_thread(host, port, answers.append)
     thread.join(min(timeout_s, threading.TIMEOUT_MAX))
     if not answers:
-        raise TimeoutError("the name server does not answer")
+        raise TimeoutError("the name server does not respond")
     if isinstance(answers[0], Exception):
         raise answers[0]
     return answers[0]
 
 
 async def resolve_async(host: str, port: int) -> list[Address]:
-    """Do as `resolve` does without blocking the loop."""
+    """Do what `resolve` does without blocking the loop."""
     import asyncio
 
     if is_ip(host):
@@ -115,10 +115,10 @@ def _resolve_in_thread(
 
 
 def own_address() -> str:
-    """Return what other machines may know this one by: its name, or its address if it has none.
+    """Return the name of this machine for other machines, or its address if it has no name.
 
-    The name has to mean something here, since processes of this machine use it too. A machine that
-    is known to itself as nothing but `localhost` has loopback.
+    The name must resolve here, since processes of this machine use it too. A machine whose only name is
+    `localhost` has loopback.
     """
     name = os.uname().nodename
     try:
@@ -129,7 +129,7 @@ def own_address() -> str:
 
 
 def _address_on_the_way_out() -> str:
-    """Return the address with which this machine would speak to the world, if it could."""
+    """Return the address from which this machine would connect to the internet."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(_SOMEWHERE)  # Only chooses a route: nothing is sent.
@@ -157,19 +157,19 @@ def is_ip(host: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address means another machine to everybody else."""
+    """Whether an address means another machine to every other machine."""
     packed = _packed(address)
     return packed is not None and (packed == _LOOPBACK_6 or (len(packed) == 4 and packed[0] == 127))
 
 
 def is_unspecified(address: str) -> bool:
-    """Whether an address stands for all of this machine's: `0.0.0.0` or `::`."""
+    """Whether an address means all addresses of this machine: `0.0.0.0` or `::`."""
     packed = _packed(address)
     return packed is not None and not any(packed)
 
 
 def unmapped(address: str) -> str:
-    """Return an address as the other nodes use it: IPv4 as such, also where it came in as IPv6."""
+    """Return an address as other nodes use it: IPv4-mapped IPv6 as IPv4."""
     packed = _packed(address) if address.startswith("::ffff:") else None
     is_mapped = packed is not None and len(packed) == 4
     return socket.inet_ntop(socket.AF_INET, packed) if packed and is_mapped else address
@@ -198,13 +198,13 @@ def _packed(host: str) -> bytes | None:
 
 
 SEGMENT_BYTES_MAX = 1220
-"""What fits through every path that IPv6 may take, tunnels included. Where larger packets vanish
-without a word (a firewall drops the ICMP that should say so), a connection with the usual segments
-stands still at the first large message, and everything after that waits behind it."""
+"""The size that fits every IPv6 path, tunnels included. If larger packets vanish silently (a firewall drops the
+ICMP), a connection with the usual segments stalls at the first large message, and everything after it
+waits."""
 
 
 def use_small_segments(one: socket.socket) -> None:
-    """Keep the segments of a connection, or of all that a listener takes, small in both directions."""
+    """Keep the segments of a connection, or of all that a listener accepts, small in both directions."""
     try:
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES_MAX)
     except OSError:
@@ -214,7 +214,7 @@ def use_small_segments(one: socket.socket) -> None:
 async def connect_first(
     addresses: list[Address], limit_s: float, prepare: Callable[[socket.socket], None] | None = None
 ) -> socket.socket:
-    """Return a connection to the first address that takes one, within a limit for all of them."""
+    """Return a connection to the first address that accepts one, within a limit for all of them."""
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -232,7 +232,7 @@ async def connect_first(
             return connection
         except TimeoutError:
             connection.close()
-            problems.append(OSError(f"no answer within {share_s:.3g} s"))
+            problems.append(OSError(f"no response within {share_s:.3g} s"))
         except OSError as error:
             connection.close()
             problems.append(error)
@@ -243,13 +243,13 @@ async def connect_first(
 
 
 def check_not_itself(connection: socket.socket) -> None:
-    """Raise for a socket that the kernel gave the very port that nobody listens at."""
+    """Raise if the kernel connected a socket to itself, because nothing listens at its port."""
     if connection.getsockname() == connection.getpeername():
         raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there")
 
 
 def _worst(problems: list[OSError]) -> OSError:
-    """Return what says most: that nobody listens only if that is true wherever one could ask."""
+    """Return the most useful error: that nothing listens only if that holds for every reachable address."""
     tried = [one for one in problems if one.errno not in _NO_ROUTE]
     refused = [one for one in tried if isinstance(one, ConnectionRefusedError)]
     others = [one for one in tried if one not in refused]

@@ -1,7 +1,7 @@
 """Endpoints as text: `host`, `host:port`, and IPv6 addresses with and without brackets.
 
-An IPv6 address is full of colons, so only what is not itself such an address is split at its last
-colon. Nothing is resolved here.
+An IPv6 address contains colons, so only text that is not such an address is split at its last colon. Nothing
+is resolved here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def parse_rendezvous_endpoints(
     *,
     flag: str = "--rdzv-endpoint",
 ) -> tuple[tuple[str, int], ...]:
-    """Return host and port of each place of a list with commas, which may be one endpoint alone."""
+    """Return host and port of each endpoint in a comma-separated list."""
     parts = (endpoints or "").split(",")
     if len(parts) == 1:
         return (parse_rendezvous_endpoint(endpoints, default_port, flag=flag),)
@@ -77,7 +77,7 @@ def split_endpoint(text: str, default_port: int, *, port_min: int = 0) -> tuple[
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or not is_ipv6(host) or (rest and not rest.startswith(":")):
-            raise ValueError("has brackets, but no IPv6 address in them")
+            raise ValueError("has brackets without an IPv6 address")
         return host, _port(rest[1:], port_min) if rest else default_port
     if is_ipv6(text):
         return text, default_port
@@ -87,12 +87,12 @@ def split_endpoint(text: str, default_port: int, *, port_min: int = 0) -> tuple[
     else:
         number = _port(port, port_min)
     if not is_ipv6(host) and not _is_name(host):
-        raise ValueError(f"has {host!r} for a host" if host else "has no host")
+        raise ValueError(f"has the invalid host {host!r}" if host else "has no host")
     return host, number
 
 
 def format_endpoint(host: str, port: int) -> str:
-    """Return host and port as one text, as a person writes it and `split_endpoint` reads it."""
+    """Return host and port as the text that `split_endpoint` parses."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -114,7 +114,7 @@ def _is_name(text: str) -> bool:
 
 def _port(text: str, port_min: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 5):
-        raise ValueError(f"has {text!r} for a port")
+        raise ValueError(f"has the invalid port {text!r}")
     if not port_min <= int(text) <= PORT_MAX:
-        raise ValueError(f"has {text!r} for a port")
+        raise ValueError(f"has the invalid port {text!r}")
     return int(text)

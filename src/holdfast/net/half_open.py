@@ -1,14 +1,14 @@
-"""Who has to go when too many connections have not yet said who they are; pure.
+"""Which connection to close when too many are unauthenticated; pure.
 
-A connection has one of a few places until its handshake or request has come. When all are taken the
-oldest goes for the next, but not before it had its time; until then others wait in the kernel's
-queue, and so a thousand honest ones that come at once are all served.
+A connection has one of a few places until its handshake or request is complete. When all are taken, the oldest
+makes room for the next, but not before a minimum time; until then others wait in the kernel's queue. So
+a thousand honest clients that connect at once are all served.
 
-One address could have all places and everybody's time this way. So where an address has more than a
-share of the places, its oldest goes for the next: at once if it came without a word, and otherwise
-after a much shorter time. A flood drives out itself. Hundreds of agents behind one address get in
-all the same: they come with their first message, and get on. Without that short time each of them
-would go for the next before it is done, and none would get in.
+One address could take all places and everybody's time this way. So if an address has more than its share of the
+places, its oldest connection makes room: at once if it has sent nothing, otherwise after a much shorter
+time. A flood only displaces itself. Hundreds of agents behind one address still get in: they send their
+first message immediately and finish. Without the short time each of them would be closed for the next
+before it finishes, and none would get in.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from holdfast.net.peer_user import MAPPED
 if TYPE_CHECKING:
     from typing import Any
 
-SHARE = 4  # An address may have one place in so many.
+SHARE = 4  # An address may have one of this many places.
 
 
 class HalfOpen:
-    """The half-open connections of one server; they are compared, and nothing else.
+    """The half-open connections of one server, as opaque objects.
 
-    Each has `min_s` before it goes for another; one of a crowd that came with a word, `crowd_min_s`.
+    Each has at least `min_s`; a connection of a crowd that has sent something has `crowd_min_s`.
     """
 
     def __init__(self, places: int, min_s: float = 0.0, crowd_min_s: float = 0.0) -> None:
         self.since: dict[Any, float] = {}
-        """Since when each is here, the oldest first."""
+        """When each was added, the oldest first."""
         self._places = places
         self._min_s = min_s
         self._crowd_min_s = crowd_min_s
@@ -45,7 +45,7 @@ class HalfOpen:
         return len(self.since) >= self._places
 
     def turns_away(self, address: str) -> bool:
-        """Whether one that comes without a word has to go itself: its address has a crowd here."""
+        """Whether a new silent connection must close itself: its address has a crowd."""
         return self.is_full and network_of(address) in self._crowds
 
     def add(self, connection: Any, address: str, now: float, *, silent: bool = True) -> None:
@@ -60,7 +60,7 @@ class HalfOpen:
             self._crowds[network] = group
 
     def remove(self, connection: Any) -> bool:
-        """Forget a connection that is done, or gone; return whether it was here."""
+        """Forget a connection that finished or closed; return whether it was half open."""
         if self.since.pop(connection, None) is None:
             return False
         group = self._group_of.pop(connection)
@@ -73,7 +73,7 @@ class HalfOpen:
         return True
 
     def next_to_go(self) -> tuple[Any, float]:
-        """Return who has to go for one more, and from when on."""
+        """Return which connection makes room for one more, and from when on."""
         oldest, since = next(iter(self.since.items()))
         if not self._crowds:
             return oldest, since + self._min_s
@@ -99,7 +99,7 @@ class _Group:
 
 
 def network_of(address: str) -> str:
-    """Return what counts as one address: of IPv4 itself, of IPv6 the /64 that a host has at least."""
+    """Return what counts as one address: an IPv4 address, or the /64 of an IPv6 address."""
     if ":" not in address:
         return address
     packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])

@@ -1,17 +1,16 @@
-"""An HTTP server for probes, figures and control: one request, one response, then the end.
+"""An HTTP server for health checks, metrics and control: one request and one response per connection.
 
-A client may be anybody and gets no more of this process than is written here. A request has
-`HEAD_BYTES_MAX` and the server's limit for its body, and `EXCHANGE_S` to arrive; a response has the
-same time to be taken. When one more client comes than there may be, one that is not being answered
-has to go, the oldest of the address that has most of them (`half_open`). One thread does all reading
-and writing and never waits for a single client, so a slow or confused one does not hold up the others.
+Any client may connect, and the limits here bound what it can use. A request has `HEAD_BYTES_MAX`, the server's
+limit for its body, and `EXCHANGE_S` to arrive; the client has the same time to read the response. Above
+the limit of clients, one that is not being answered makes room, the oldest of the address with the most
+connections (`half_open`). One thread does all reading and writing and never waits for a single client,
+so a slow client does not delay the others.
 
-A server on loopback is meant for programs of its own host. A web page is not: its author can let a
-name of his mean 127.0.0.1, and then read what a browser there gets. So such a server answers nobody
-who asked for it by a name that is not its own.
+A server on loopback is for programs of its own host, not for web pages: the author of a page can let a name
+resolve to 127.0.0.1, and then read what a browser there receives. So such a server refuses requests for
+a name that is not its own.
 
-`respond` is called in that thread and must not block, unless the server was made with `in_threads`:
-then each call has a thread of its own.
+`respond` is called in that thread and must not block; with `in_threads` each call has its own thread.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ if TYPE_CHECKING:
 HEAD_BYTES_MAX = 8 * 1024
 CONNECTIONS_MAX = 32
 EXCHANGE_S = 5.0
-"""For a request to arrive, and again for its response to be taken; milliseconds if all is well."""
+"""The limit for a request to arrive, and again for reading its response; normally milliseconds."""
 NO_DESCRIPTOR_S = 0.2  # The pause when this process has no descriptor left.
-STOP_S = 5.0  # How long `close` waits for the thread; only a `respond` that hangs needs it all.
+STOP_S = 5.0  # How long `close` waits for the thread; only a hanging `respond` needs all of it.
 READ_BYTES = 64 * 1024
 BACKLOG = 128
 
@@ -68,14 +67,14 @@ class HttpRequest(NamedTuple):
     method: str
     path: str
     query: str = ""
-    """What follows the first `?`, as it came."""
+    """The raw text after the first `?`."""
     body: bytes = b""
     host: str = ""
-    """Whom the client asked for, with the port; empty if it does not say."""
+    """The requested host, with the port; empty if the request has none."""
 
 
 class HttpResponse(NamedTuple):
-    """What a client gets."""
+    """The response to a request."""
 
     status: int
     content_type: str
@@ -96,22 +95,22 @@ def listen_tcp(host: str, port: int, *, name: str, host_name: str = "") -> socke
             isinstance(problem, socket.gaierror) or problem.errno == errno.EADDRNOTAVAIL
         ):
             raise EnvironmentProblem(
-                f"{host_name}: cannot listen at {host}: {reason}",
-                hint="give an address of this host, or leave it out",
+                f"{host_name}: cannot listen on {host}: {reason}",
+                hint="set an address of this host, or leave it out",
             ) from None
         raise EnvironmentProblem(
-            f"{name}: cannot listen at {host or '*'}, port {port}: {reason}",
-            hint="free the port, choose another, or 0 for any that is free",
+            f"{name}: cannot listen on {host or '*'}, port {port}: {reason}",
+            hint="free the port, choose another, or 0 for any free port",
         ) from None
 
 
 class HttpServer:
     """Serves at a listening socket, which it owns, from now until `close`.
 
-    A `respond` that raises is reported once, and the client gets a 500. `admit` is asked about each
-    connection; one that it turns down is closed without a word. Requests with a method other than
-    `methods` get a 405, and those with a larger body than `body_bytes_max` a 413. `host_name` is a name
-    by which a server on loopback may be asked for, besides `localhost` and addresses; else it is a 421.
+    A `respond` that raises is reported once, and the client gets a 500. A connection that `admit` rejects is closed
+    without a response. Requests with a method other than `methods` get a 405, and those with a larger body
+    than `body_bytes_max` a 413. `host_name` is a name for a server on loopback, besides `localhost` and
+    addresses; requests for other names get a 421.
     """
 
     def __init__(
@@ -157,9 +156,9 @@ class HttpServer:
         return int(self._listener.getsockname()[1])
 
     def close(self, finish_s: float = 0.0) -> None:
-        """Stop accepting, end all exchanges, and free the port; may be called twice.
+        """Stop accepting, end all exchanges, and release the port; may be called twice.
 
-        Responses that are under way have `finish_s` to be finished.
+        Responses under way have `finish_s` to finish.
         """
         if self not in _serving:
             return
@@ -168,7 +167,7 @@ class HttpServer:
         self._wake_up()
         if self._thread is not threading.current_thread():
             self._thread.join(finish_s + STOP_S)
-        if self._thread.is_alive():  # It hangs in `respond`: at least it gets no new clients.
+        if self._thread.is_alive():  # `respond` hangs: at least there are no new clients.
             _shut(self._listener, socket.SHUT_RDWR)
 
     def abandon(self) -> None:
@@ -215,7 +214,7 @@ class HttpServer:
         if self._finish_by is not None:
             for exchange in [*self._exchanges.values()]:
                 if exchange.unsent is None and exchange.deadline is not None:
-                    self._end(exchange)  # It has not asked yet.
+                    self._end(exchange)  # It has not sent a request yet.
             return bool(self._exchanges) and now < self._finish_by
         if self._accept_at is not None and now >= self._accept_at:
             self._accept_at = None
@@ -230,7 +229,7 @@ class HttpServer:
         return max(0.0, min(times) - time.monotonic()) * 1000 + 1 if times else None
 
     def _accept(self, now: float) -> None:
-        """Accept one, so that those who are here have their turn before the next."""
+        """Accept one connection, so that open ones have their turn before the next."""
         try:
             client, where = self._listener.accept()
         except OSError as problem:
@@ -247,7 +246,7 @@ class HttpServer:
         if len(self._exchanges) >= self._connections_max and self._unanswered.since:
             oldest, _ = self._unanswered.next_to_go()
             self._end(oldest)
-        # That one may have been one too many itself, so it need not have made room.
+        # That one may have been above the limit itself, so there may be no room.
         full = len(self._exchanges) >= self._connections_max
         self._exchanges[client.fileno()] = exchange
         self._unanswered.add(exchange, exchange.address, now)
@@ -285,7 +284,7 @@ class HttpServer:
             return
         request, length, status = parse_head(bytes(received[:head_bytes]), self._methods)
         if not status and length > self._body_bytes_max:
-            # Of what has no use for a body, one is ignored.
+            # A request without use for a body: its body is ignored.
             status, length = (413, 0) if self._body_bytes_max else (0, 0)
         if not status and self._host_names is not None:
             status = 0 if is_asked_for(request.host, self._host_names) else 421
@@ -295,7 +294,7 @@ class HttpServer:
             body = bytes(received[body_at : body_at + length])
             self._answer(exchange, request._replace(body=body))
         elif not data:
-            text = f"{len(received) - body_at} bytes came of {length}\n"
+            text = f"received {len(received) - body_at} bytes of {length}\n"
             self._start_sending(exchange, _encode(HttpResponse(400, PLAIN, text.encode())))
 
     def _answer(self, exchange: _Exchange, request: HttpRequest) -> None:
@@ -313,7 +312,7 @@ class HttpServer:
         thread = threading.Thread(target=answer, name=self._thread.name, daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # There are no more threads to be had.
+        except RuntimeError:  # No thread can be started.
             self._start_sending(exchange, _failure(503))
 
     def _response_to(self, request: HttpRequest) -> bytes:
@@ -349,8 +348,8 @@ class HttpServer:
         if exchange.unsent:
             self._poll.modify(exchange.socket, select.POLLOUT)
         else:
-            # It is closed once the client is done as well: what that still sends would otherwise
-            # make the kernel discard a response that is on its way.
+            # The connection closes once the client has finished too: further data from it would make the
+            # kernel discard a response in transit.
             exchange.socket.shutdown(socket.SHUT_WR)
             self._poll.modify(exchange.socket, select.POLLIN)
 
@@ -380,11 +379,11 @@ class _Exchange:
         """None while a thread works on the response."""
         self.received = bytearray()
         self.unsent: memoryview | None = None
-        """What is left of the response; None while there is none, empty once all is sent."""
+        """The unsent part of the response; None without one, empty once all is sent."""
 
 
 def parse_head(head: bytes, methods: tuple[str, ...]) -> tuple[HttpRequest, int, int]:
-    """Return a request, the length of its body, and a status if it is to be refused."""
+    """Return a request, the length of its body, and a status if it is refused."""
     lines = head.split(b"\n")
     words = lines[0].rstrip(b"\r").split(b" ")
     nothing = HttpRequest("", "")
@@ -413,12 +412,12 @@ def parse_head(head: bytes, methods: tuple[str, ...]) -> tuple[HttpRequest, int,
     if len(hosts) > 1:
         return nothing, 0, 400
     request = HttpRequest(method.decode(), path, query, host="".join(hosts))
-    # More digits than Python turns into a number are too many bytes all the same.
+    # A number with more digits than Python parses is too large anyway.
     return request, int(length[:20]), 0
 
 
 def is_asked_for(host: str, names: tuple[str, ...]) -> bool:
-    """Return whether a request is for one of these names, for an address, or does not say."""
+    """Return whether a request is for one of these names, for an address, or names no host."""
     name, port_sign, port = host.rpartition(":")
     if not port_sign or not port.isdigit():
         name = host
@@ -433,7 +432,7 @@ def _is_loopback(listener: socket.socket) -> bool:
 
 
 def _find_head(received: bytearray) -> tuple[int, int]:
-    """Return where the head of a request ends and its body begins; -1 if it has not come yet."""
+    """Return where the head of a request ends and its body begins; -1 until the head is complete."""
     ends = [
         (at, at + len(mark)) for mark in (b"\r\n\r\n", b"\n\n") if (at := received.find(mark)) >= 0
     ]
@@ -458,7 +457,7 @@ def _encode(
 
 
 def _close(one: socket.socket) -> None:
-    """Close a socket, even if a process that was forked just now has a copy of it."""
+    """Close a socket, even if a child forked just now has a copy."""
     _shut(one, socket.SHUT_RDWR)
     one.close()
 
@@ -467,7 +466,7 @@ def _shut(one: socket.socket, how: int) -> None:
     try:
         one.shutdown(how)
     except OSError:
-        pass  # The other side was first.
+        pass  # The other side closed first.
 
 
 def _abandon_all() -> None:

@@ -1,12 +1,12 @@
-"""Listening sockets: where to bind, who may, and who has the port otherwise.
+"""Listening sockets: where to bind, who may bind, and which process has a port.
 
-An endpoint is this machine's if all its addresses are, which the kernel knows; nothing is guessed
-from host names. A loopback endpoint is listened at on loopback alone, so that no other machine can
-reach it; any other on every address, because `/etc/hosts` often maps a host's own name to
-127.0.1.1, where no other node would find it.
+An endpoint is this machine's if all its addresses are, which the kernel knows; host names are not guessed at. A
+server on a loopback endpoint listens on loopback only, so no other machine can reach it; any other
+listens on every address, because `/etc/hosts` often maps a host's own name to 127.0.1.1, where no
+other node would find it.
 
-A socket that is returned listens already. Otherwise two agents could both bind the port, and only
-one of them would later learn that it is too late.
+Returned sockets listen already. Otherwise two agents could both bind the port, and only one would fail
+later.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 LOOPBACK_NAMES = (LOOPBACK, "localhost")
 BACKLOG = 4096
-"""Connections that wait to be accepted; the kernel has a limit of its own besides. In a queue that is
-full the next is dropped, and its client tries again after 1, 2 and 4 seconds: of 1,000 agents that come
-at once the last is in after 0.1 s, and with 256 after 1.1 s. A flood does not make it long, because
-whoever floods is turned out at once (`half_open`)."""
+"""Connections that wait to be accepted; the kernel also has its own limit. If the queue is full, the next is
+dropped and its client retries after 1, 2 and 4 seconds: of 1,000 agents that connect at once the last is
+accepted after 0.1 s, and with 256 after 1.1 s. A flood does not fill the queue for long, because its
+connections are closed at once (`half_open`)."""
 COOKIES = "/proc/sys/net/ipv4/tcp_syncookies"
-DESCRIPTORS_MAX = 1 << 20  # What is asked for at most; each connection needs one.
+DESCRIPTORS_MAX = 1 << 20  # The most that is requested; each connection needs one.
 
 
 # Binding.
 
 
 def everywhere(port: int) -> list[tuple[int, Any]]:
-    """Return where to listen for everybody: IPv6 covers IPv4 too, where there is IPv6."""
+    """Return where to listen on every address: IPv6 covers IPv4 too, where IPv6 exists."""
     return [
         (socket.AF_INET6, ("::", port, 0, 0)),
         (socket.AF_INET, ("0.0.0.0", port)),  # noqa: S104 (other nodes must reach it)
@@ -52,9 +52,9 @@ def everywhere(port: int) -> list[tuple[int, Any]]:
 
 
 def address_of(host: str) -> str:
-    """Return the one address that a host's text means on this very host; nothing if it is a name.
+    """Return the one address that a host's text means on this host; empty for a name.
 
-    A name says nothing of where others who use it will arrive: see above. `localhost` does.
+    A name does not determine the address that other machines reach (see above); `localhost` does.
     """
     if host.lower() in LOOPBACK_NAMES:
         return LOOPBACK
@@ -72,11 +72,10 @@ def bind(
 ) -> socket.socket:
     """Return a socket bound to the first candidate that works, listening if there is a `backlog`.
 
-    Raises the last `OSError`. A port in use ends the search: elsewhere it might work, but that is
-    where the others look first. With `reuse`, connections of a process that is gone do not keep the
-    next from the port.
+    Raises the last `OSError`. A port in use ends the search: another candidate might work, but clients try
+    this one first. With `reuse`, connections of an exited process do not block the port.
     """
-    problem = OSError("it has no address here")
+    problem = OSError("it has no address on this host")
     for family, address in candidates:
         try:
             bound = socket.socket(family, socket.SOCK_STREAM)
@@ -110,10 +109,10 @@ def listen(candidates: Iterable[tuple[int, Any]], backlog: int = BACKLOG) -> soc
 
 
 def defer_accept(listener: socket.socket, limit_s: float) -> None:
-    """Have the kernel keep connections until the client has spoken, or for about `limit_s`.
+    """Have the kernel hold connections until the client has sent something, or for about `limit_s`.
 
-    For servers whose clients speak first: whoever stays silent does not reach this process. What the
-    kernel keeps fills its own queue, and without SYN cookies a full one would turn away everybody.
+    For servers whose clients send first: silent connections do not reach this process. Held connections
+    fill the kernel's queue; without SYN cookies a full queue would reject every client.
     """
     try:
         with open(COOKIES, "rb") as setting:
@@ -125,20 +124,18 @@ def defer_accept(listener: socket.socket, limit_s: float) -> None:
 
 
 def candidates_of(host: str, port: int) -> list[tuple[int, Any]]:
-    """Return where to listen for an endpoint that is this machine's, the best first."""
+    """Return where to listen for an endpoint of this machine, the best first."""
     return [*addresses.resolve(host, port)] if addresses.names_loopback(host) else everywhere(port)
 
 
 class ReservedPort:
-    """A TCP port that is ours to give away, at one `address` of this host or at all of them.
+    """A reserved TCP port, at one `address` of this host or at all of them.
 
-    The kernel gives a held port to nobody who asks for any free one. Unless it is listened on, a
-    worker that binds it by number with `SO_REUSEADDR`, as stores do, gets it all the same, and so
-    does a process of another user. `number` 0 is any free one. A port that is `listening` takes
-    connections from now on, for whoever will accept them.
+    The kernel never hands out a reserved port as a free one. Unless it is `listening`, a worker that binds it by
+    number with `SO_REUSEADDR`, as stores do, still gets it, and so does a process of another user.
+    `number` 0 is any free port. A `listening` port queues connections until somebody accepts them.
 
-    An address that this host turns out not to have, as behind a router that translates, stands for
-    all; but not loopback, which must not become more.
+    An address that this host does not have, for example behind NAT, means all addresses; loopback never does.
     """
 
     def __init__(self, number: int = 0, *, listening: bool = False, address: str = "") -> None:
@@ -153,26 +150,26 @@ class ReservedPort:
         except OSError as problem:
             if number and problem.errno == errno.EADDRINUSE:
                 raise EnvironmentProblem(
-                    f"the port {number}, at which the workers are to meet, is taken on this host",
-                    hint="give another one with --master-port, or none to get a free one",
+                    f"port {number}, where the workers meet, is in use on this host",
+                    hint="choose another with --master-port, or leave it out for a free one",
                 ) from None
-            what = f"port {number} cannot be bound" if number else "no TCP port can be reserved"
+            what = f"cannot bind port {number}" if number else "cannot reserve a TCP port"
             raise EnvironmentProblem(
                 f"{what} for the workers: {problem.strerror}",
-                hint=shortage_hint(problem.errno) or "give another one with --master-port",
+                hint=shortage_hint(problem.errno) or "choose another with --master-port",
             ) from None
         self.number: int = self._socket.getsockname()[1]
 
     def listener(self) -> socket.socket:
-        """Return a socket of its own that listens at this port; closing it keeps the port ours."""
+        """Return a separate socket that listens at this port; closing it keeps the port reserved."""
         return socket.socket(fileno=os.dup(self._socket.fileno()))
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable once somebody has connected."""
+        """Return the descriptor that is readable once a client has connected."""
         return self._socket.fileno()
 
     def release(self) -> None:
-        """Give the port back to the kernel."""
+        """Release the port."""
         self._socket.close()
 
     def __enter__(self) -> Self:
@@ -182,29 +179,29 @@ class ReservedPort:
         self.release()
 
 
-# Who coordinates: whoever can bind the endpoint.
+# The process that can bind the endpoint coordinates.
 
 
 def try_bind(host: str, port: int, is_host: bool | None) -> socket.socket | None:
-    """Return a listening socket if this process is to coordinate, else None: be a client.
+    """Return a listening socket if this process coordinates; None if it is a client.
 
-    `is_host` is the user's setting: True coordinates here or raises `EnvironmentProblem`, False
-    never does, None does if the endpoint is this machine's and nobody else here was quicker. This
-    may wait for a name server, if that has anything to say about where to listen.
+    `is_host` is the user's setting: True coordinates here or raises `EnvironmentProblem`, False never does, None
+    does if the endpoint is this machine's and no other process here was faster. This may wait for a
+    name server if the addresses decide where to listen.
     """
     if is_host and not addresses.names_loopback(host):
         return bind_one_of(host, port, [], is_host)
     try:
         found = addresses.resolve(host, port) if is_host is not False else []
     except OSError:
-        found = []  # A service's name may not be known yet; with `is_host` that does not matter.
+        found = []  # A service's name may not resolve yet; with `is_host` that does not matter.
     return bind_one_of(host, port, found, is_host)
 
 
 def bind_one_of(
     host: str, port: int, found: list[Address], is_host: bool | None
 ) -> socket.socket | None:
-    """Do as `try_bind` does, with an endpoint whose addresses are known."""
+    """Do what `try_bind` does for an endpoint with known addresses."""
     if is_host is False:
         return None
     ours = bool(found) and all(is_local(one) for one in found)
@@ -222,12 +219,12 @@ def bind_one_of(
 
 
 def refuse_other_user(user: int | None, port: int) -> None:
-    """Raise if whoever listens at a port of this machine is another user, who would decide for us."""
+    """Raise if another user listens at a port of this machine: that user would control the job."""
     if user is None or user == NOBODY or is_own_user(user):
         return
     raise EnvironmentProblem(
-        f"port {port} of this host is held by another user, {_name_of(user)}",
-        hint="choose another port, or set --rdzv-conf is_host=0 if that is the coordinator you mean",
+        f"another user holds port {port} of this host: {_name_of(user)}",
+        hint="choose another port, or set --rdzv-conf is_host=0 to use that coordinator",
     )
 
 
@@ -239,7 +236,7 @@ def _name_of(user: int) -> str:
 
 
 def is_local(address: Address) -> bool:
-    """Whether an address is one of this machine's."""
+    """Whether this machine has an address."""
     if addresses.is_loopback(address.ip) or addresses.is_unspecified(address.ip):
         return True
     where, *rest = address.sockaddr
@@ -248,8 +245,8 @@ def is_local(address: Address) -> bool:
             probe.bind((where, 0, *rest[1:]))
         except OSError:
             return False
-    # Where `ip_nonlocal_bind` is set any address can be bound; but only to an address of its own
-    # does a machine talk from that same address. Nothing is sent.
+    # With `ip_nonlocal_bind` any address can be bound, but only to its own address does a machine
+    # connect from that same address. Nothing is sent.
     with socket.socket(address.family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((where, 9, *rest[1:]))
@@ -269,25 +266,25 @@ def _refusal(host: str, port: int, problem: OSError) -> EnvironmentProblem:
         return EnvironmentProblem(
             f"cannot coordinate at {where}: port {port} is in use"
             + (f" by {owner}" if owner else ""),
-            hint="free it, choose another port, or port 0 for any that is free",
+            hint="free it, choose another port, or 0 for any free port",
         )
     if problem.errno in (errno.EACCES, errno.EPERM):
         return EnvironmentProblem(
             f"cannot coordinate at {where}: port {port} is not allowed to this user",
-            hint="choose a port from 1024 on, or port 0 for any that is free",
+            hint="choose a port from 1024 on, or 0 for any free port",
         )
     return EnvironmentProblem(f"cannot coordinate at {where}: {problem.strerror or problem}")
 
 
-# Who has a port, as far as this user may know: the kernel's table of sockets has the inode of each,
-# and the descriptors of a process show whose it is. Other users' processes cannot be seen.
+# Which process has a port, as far as this user can see: the kernel's table of sockets has the inode of each, and
+# the descriptors of a process refer to it. Other users' processes are invisible.
 
 LISTENING = "0A"
 COMMAND_CHARS_MAX = 80
 
 
 def owner_of(port: int) -> str:
-    """Return who has the port (`pid 17, python train.py`), or nothing if that cannot be seen."""
+    """Return which process has the port (`pid 17, python train.py`); empty if that is invisible."""
     wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     for name in os.listdir("/proc") if wanted else ():
         if name.isdigit() and _has_one(int(name), wanted):
@@ -323,7 +320,7 @@ def _has_one(pid: int, wanted: set[str]) -> bool:
             except OSError:
                 continue  # It was closed meanwhile.
     except OSError:
-        pass  # Another user's, or gone.
+        pass  # Another user's, or it has exited.
     return False
 
 
@@ -337,11 +334,11 @@ def _command(pid: int) -> str:
     return text if len(text) <= COMMAND_CHARS_MAX else text[: COMMAND_CHARS_MAX - 3] + "..."
 
 
-# How many connections a process may have. The usual soft limit of descriptors is 1024, for the sake
-# of programs that use `select`; the hard limit is far above it. Workers are not changed by raising
-# it: they get their limits from the keeper, which has those that the agent was started with.
+# How many connections a process may have. The usual soft limit of descriptors is 1024, for programs that use
+# `select`; the hard limit is far higher. Raising it does not affect workers: the keeper gives them the limits
+# that the agent started with.
 
-_before: list[int] = []  # The soft limit of this process, once that was raised.
+_before: list[int] = []  # The original soft limit of this process, once raised.
 
 
 def descriptor_limit() -> int:
@@ -351,9 +348,9 @@ def descriptor_limit() -> int:
 
 
 def require_descriptors(count: int) -> None:
-    """Raise `OSError` unless so many more descriptors can be opened.
+    """Raise `OSError` unless this many more descriptors can be opened.
 
-    For where a lack of them would not fail but wait: a coordinator that cannot accept.
+    A coordinator without descriptors would not fail but wait, unable to accept.
     """
     opened: list[int] = []
     try:
@@ -366,17 +363,17 @@ def require_descriptors(count: int) -> None:
 
 
 def raise_descriptor_limit() -> bool:
-    """Allow as many as the machine does; return whether these are more than before."""
+    """Raise the soft limit to the hard limit; return whether that is more than before."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return False
     if not _before:
-        _before.append(soft)  # Before any child can have the higher one.
+        _before.append(soft)  # Before any child inherits the higher one.
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError):
-        return False  # Something forbids it, such as a filter of system calls.
+        return False  # For example a system call filter forbids it.
     return True
 
 
@@ -388,4 +385,4 @@ def restore_descriptor_limit(child: int) -> None:
     try:
         resource.prlimit(child, resource.RLIMIT_NOFILE, (_before[0], hard))
     except OSError:
-        pass  # It is gone, which its owner will notice.
+        pass  # It has exited; its owner notices.

@@ -1,8 +1,7 @@
 """A daemon thread that runs an asyncio loop, for code that is not asynchronous.
 
-It never ends silently: whatever goes wrong in the loop and was not expected is passed to `on_fault`
-as one line, and the loop goes on. Python delivers signals to the main thread, and none is blocked
-here.
+It never fails silently: every unexpected error in the loop is passed to `on_fault` as one line, and the loop
+continues. Python delivers signals to the main thread; this thread blocks none.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """A loop in a thread of its own, from `start` until `stop`."""
+    """A loop in its own thread, from `start` until `stop`."""
 
     def __init__(self, name: str, on_fault: Callable[[str], None]) -> None:
         self.loop = asyncio.new_event_loop()
@@ -31,7 +30,7 @@ class LoopThread:
 
     @property
     def runs(self) -> bool:
-        """Whether calls are still accepted."""
+        """Whether the loop still accepts calls."""
         return self._thread.is_alive() and not self.loop.is_closed()
 
     def start(self) -> None:
@@ -62,7 +61,7 @@ class LoopThread:
             raise
 
     def stop(self) -> None:
-        """End the loop and the thread; whatever still runs there is cancelled."""
+        """Stop the loop and the thread; cancel whatever still runs there."""
         if self._thread.ident is None:
             self.loop.close()
             return

@@ -1,12 +1,11 @@
-"""Whose process is at the other end of a connection within this host, or listens there.
+"""Which user is at the other end of a connection within this host, or listens there.
 
-Loopback is no border between the users of a host: each of them can connect. So a server that has no
-token to ask for asks the kernel (`sock_diag`, a netlink socket) for the owner of the other end, and
-serves its own user and root. Likewise a client can ask whose the listener is, before it believes
-what that says. A connection of another host has no owner here.
+Every user of a host can connect over loopback. So a server without a token asks the kernel (`sock_diag`, a
+netlink socket) for the owner of the other end, and serves its own user and root. Likewise a client can
+check the listener's owner before it trusts it. A connection from another host has no owner here.
 
-A socket that its process has closed belongs to user 0 in the kernel's answer, and so does one that
-only waits for late packets; both have no inode, and are nobody's.
+For a socket that its process has closed the kernel reports user 0, also for one that only waits for late
+packets; both have no inode, and no owner.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ OWNER_AT = HEADER.size + 4 + 48 + 12  # Behind the socket's states, addresses, t
 OWNER = struct.Struct("=II")
 REPLY_BYTES_MAX = 4096
 NOBODY = -1
-"""The owner of a socket that nobody has any more."""
+"""The owner of a socket whose process has closed it."""
 MAPPED = bytes(10) + b"\xff\xff"
 LISTENING = "0A"  # In the tables.
 TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
 def user_of(connection: socket.socket) -> int | None:
-    """Return the user at the other end of a connection, `NOBODY` if there is no process any more.
+    """Return the user at the other end of a connection; `NOBODY` if its process has closed it.
 
-    None if that end is not on this host, or if the kernel cannot be asked.
+    None if that end is on another host, or if the kernel does not respond.
     """
     try:
         here, there = connection.getsockname(), connection.getpeername()
     except OSError:
-        return NOBODY  # It ended before it began.
+        return NOBODY  # It closed before it was accepted.
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return None
     is_here = _is_within_host(connection.family, here, there)
@@ -53,14 +52,14 @@ def user_of(connection: socket.socket) -> int | None:
         user = _ask(connection.family, there, here)
     except OSError:
         return _look_up(there, here) if is_here else None
-    # A process of this host can come from any of its addresses, and the kernel knows it if it does.
+    # A process of this host can connect from any of its addresses, and the kernel knows its owner.
     return None if user == NOBODY and not is_here else user
 
 
 def listener_of(connection: socket.socket) -> int | None:
-    """Return the user who listens where a connection of ours leads, as `user_of` does.
+    """Return the user who listens at the other end of a connection of this process, like `user_of`.
 
-    The other end of the connection itself is nobody's until it is accepted.
+    The other end itself has no owner until it is accepted.
     """
     try:
         here, there = connection.getsockname(), connection.getpeername()
@@ -72,7 +71,7 @@ def listener_of(connection: socket.socket) -> int | None:
 
 
 def listener_at(family: int, where: tuple[Any, ...]) -> int | None:
-    """Return the user who listens at an address of this host, `NOBODY` if there is none."""
+    """Return the user who listens at an address of this host; `NOBODY` without a listener."""
     anybody = ("::" if family == socket.AF_INET6 else "0.0.0.0", 0)  # noqa: S104 (it is not bound)
     try:
         return _ask(family, (where[0], where[1]), anybody)
@@ -81,7 +80,7 @@ def listener_at(family: int, where: tuple[Any, ...]) -> int | None:
 
 
 def is_own_user(user: int | None) -> bool:
-    """Whether the other end is on another host, this user's, or root's."""
+    """Whether the other end belongs to another host, this user, or root."""
     return user in (None, 0, os.geteuid())
 
 
@@ -98,7 +97,7 @@ def _is_within_host(family: int, here: tuple[Any, ...], there: tuple[Any, ...]) 
 
 
 def _ask(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int:
-    """Return whose socket has these ends, seen from its own side."""
+    """Return the owner of the socket with these ends, seen from its own side."""
     ends = struct.pack("!HH", local[1], remote[1])
     request = (
         REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, ALL_STATES)
@@ -117,7 +116,7 @@ def _ask(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int:
         kernel.close()
     if HEADER.unpack_from(reply)[1] != SOCK_DIAG_BY_FAMILY:
         return NOBODY
-    # A listener at the other end's port is found too, once the connection is gone.
+    # Once the connection has closed, the kernel finds a listener at that port instead.
     if reply[HEADER.size + 4 : HEADER.size + 8] != ends:
         return NOBODY
     user, inode = OWNER.unpack_from(reply, OWNER_AT)
@@ -125,9 +124,9 @@ def _ask(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int:
 
 
 def _look_up(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
-    """Return the same out of the kernel's tables, where there is no netlink; None without these.
+    """Return the same from the kernel's tables, for a host without netlink; None without tables.
 
-    A listener may be there for all addresses.
+    A listener may be bound to all addresses.
     """
     here, there = ((packed(end[0]), end[1]) for end in (local, remote))
     seen = False
@@ -158,7 +157,7 @@ def _from_table(text: str) -> tuple[bytes, int]:
 
 
 def packed(host: str) -> bytes:
-    """Return an address as bytes, an IPv4 address that came in as IPv6 as what it is."""
+    """Return an address as bytes, an IPv4-mapped IPv6 address as IPv4."""
     host = host.partition("%")[0]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return _unmapped(socket.inet_pton(family, host))

@@ -1,13 +1,12 @@
-"""TLS: the contexts of both sides, the files they are made of, and failures in plain words.
+"""TLS: the contexts of both sides, their files, and failures in plain words.
 
-There is no half-hearted TLS. A server with `tls_ca` requires a certificate of every client; a
-client always verifies the server's certificate, against `tls_ca` or, without one, against what the
-machine trusts, and that it is for the host of the endpoint or for `tls_server_name`.
+A server with `tls_ca` requires a certificate from every client. A client always verifies the server's
+certificate against `tls_ca` or, without one, the machine's CAs, and that it is valid for the host of the
+endpoint or for `tls_server_name`.
 
-With `tls=psk` there are no certificates: the key is made of the token (`TlsToken`).
+With `tls=psk` there are no certificates: the key is derived from the token (`TlsToken`).
 
-`ssl` is imported when it is needed: it costs more than the rest of a start. Nothing here opens a
-connection.
+Functions import `ssl`, which costs more than the rest of a start. Nothing here opens a connection.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ if TYPE_CHECKING:
 
 CERT, KEY, CA = "tls_cert", "tls_key", "tls_ca"
 PSK = "tls=psk"
-IDENTITY_BYTES_MAX = 200  # OpenSSL takes no more than 255.
+IDENTITY_BYTES_MAX = 200  # OpenSSL accepts at most 255.
 NAMES = (CERT, KEY, CA)
 SERVER_NAME = "tls_server_name"
 
 
 def server_context(cert: str, key: str, ca: str | None = None) -> ssl.SSLContext:
-    """Return the context of a coordinator. With `ca`, clients must show a certificate of it."""
+    """Return the context of a coordinator. With `ca`, clients must show a certificate that it signed."""
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -76,9 +75,9 @@ def client_context(
 
 
 def mutual_context(ca: bytes, cert: bytes, key: bytes, *, serving: bool) -> ssl.SSLContext:
-    """Return the context of either side where whoever has a certificate of the authority is trusted.
+    """Return the context of either side that trusts every certificate of the authority.
 
-    All three are in PEM. What else there is to prove, as which of them somebody is, is proven over it.
+    All three are in PEM. The peers prove anything else, such as their identity, over the connection.
     """
     import ssl
 
@@ -87,7 +86,7 @@ def mutual_context(ca: bytes, cert: bytes, key: bytes, *, serving: bool) -> ssl.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=ca.decode())
-    descriptor = os.memfd_create("holdfast-certificate")  # OpenSSL takes files alone.
+    descriptor = os.memfd_create("holdfast-certificate")  # OpenSSL reads only files.
     try:
         os.write(descriptor, cert + b"\n" + key)
         context.load_cert_chain(f"/proc/self/fd/{descriptor}", password="")
@@ -97,7 +96,7 @@ def mutual_context(ca: bytes, cert: bytes, key: bytes, *, serving: bool) -> ssl.
 
 
 def explain_failure(error: Exception) -> str:
-    """Return why a TLS handshake failed, and which setting has to do with it."""
+    """Return why a TLS handshake failed, and the setting to change."""
     import ssl
 
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -116,7 +115,7 @@ def explain_failure(error: Exception) -> str:
         "RECORD_LAYER_FAILURE",
     ):
         return (
-            f"the other side does not speak TLS (a node needs {CA}, a coordinator {CERT} and {KEY}; "
+            f"the other side does not use TLS (a node needs {CA}, a coordinator {CERT} and {KEY}; "
             f"or both {PSK})"
         )
     if reason in ("BINDER_DOES_NOT_VERIFY", "NO_SUITABLE_SIGNATURE_ALGORITHM"):
@@ -124,7 +123,7 @@ def explain_failure(error: Exception) -> str:
     if "CERTIFICATE_REQUIRED" in reason or reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return f"a client certificate is required (set {CERT} and {KEY} on the client's side)"
     if "UNKNOWN_CA" in reason:
-        return f"the other side does not trust our certificate (check {CA} there)"
+        return f"the other side does not trust this side's certificate (check {CA} there)"
     return f"TLS failed: {quoted(str(error) or 'the connection closed')}"
 
 
@@ -138,17 +137,15 @@ def _load_certificate(
     _check_readable(keys_name, key)
 
     def no_passphrase() -> str:
-        # Without this OpenSSL would ask on the terminal, and the agent hang.
-        raise UsageError(
-            f"{keys_name}: {key} is encrypted", hint="a key without a passphrase is needed"
-        )
+        # Without this OpenSSL would prompt on the terminal, and the agent would hang.
+        raise UsageError(f"{keys_name}: {key} is encrypted", hint="use a key without a passphrase")
 
     try:
         context.load_cert_chain(cert, key, password=no_passphrase)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise UsageError(f"{keys_name}: {key} is not the key of {certs_name}: {cert}") from None
-        # OpenSSL does not say which of the two it could not read.
+        # OpenSSL does not report which of the two it could not read.
         if _is_certificate(cert):
             raise UsageError(f"{keys_name}: {key} is not a private key in PEM format") from None
         raise UsageError(f"{certs_name}: {cert} is not a certificate in PEM format") from None
@@ -161,7 +158,7 @@ def _load_ca(context: ssl.SSLContext, ca: str, name: str) -> None:
     try:
         context.load_verify_locations(cafile=ca)
     except ssl.SSLError:
-        raise UsageError(f"{name}: {ca} has no certificate in PEM format in it") from None
+        raise UsageError(f"{name}: {ca} does not contain a certificate in PEM format") from None
 
 
 def _is_certificate(path: str) -> bool:
@@ -175,7 +172,7 @@ def _is_certificate(path: str) -> bool:
 
 
 def _check_readable(setting: str, path: str) -> None:
-    """Raise for a file that cannot be read; the errors of `ssl` do not name it."""
+    """Raise for an unreadable file; the errors of `ssl` do not name it."""
     if not path:
         raise UsageError(f"{setting} is empty", hint="name a file in PEM format")
     try:
@@ -185,13 +182,13 @@ def _check_readable(setting: str, path: str) -> None:
         finally:
             os.close(descriptor)
     except ValueError:
-        raise UsageError(f"{setting}: {path!r} is not the name of a file") from None
+        raise UsageError(f"{setting}: {path!r} is not a valid file name") from None
     except OSError as error:
-        raise EnvironmentProblem(f"{setting}: {path} cannot be read: {error.strerror}") from None
+        raise EnvironmentProblem(f"{setting}: {path} is not readable: {error.strerror}") from None
 
 
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings `tls_cert`, `tls_key`, `tls_ca` and the like of a process that may be both sides."""
+    """The TLS settings of a process that may be client and server."""
 
     is_psk: ClassVar[bool] = False
     cert: str | None = None
@@ -201,14 +198,14 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def can_serve(self) -> bool:
-        """Whether there is a certificate for a coordinator; a client may do without."""
+        """Whether there is a certificate for a coordinator; a client needs none."""
         return self.cert is not None and self.key is not None
 
     def for_server(self) -> ssl.SSLContext:
         """Return the context of a coordinator."""
         if self.cert is None or self.key is None:
             raise UsageError(
-                "a coordinator with TLS needs a certificate of its own",
+                "a coordinator with TLS needs its own certificate",
                 hint=f"set {CERT} and {KEY}",
             )
         return server_context(self.cert, self.key, self.ca)
@@ -219,10 +216,10 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TlsToken:
-    """`tls=psk`: both sides make the key of their token, and need no certificates.
+    """`tls=psk`: both sides derive the key from their token, and need no certificates.
 
-    A client names its job, so that a coordinator knows by which key of how many. TLS 1.3 draws new
-    keys from it for each connection, so a token that becomes known later opens nothing of before.
+    A client names its job, so that a coordinator selects the job's key. TLS 1.3 derives new keys for each
+    connection, so a token that leaks later does not decrypt earlier traffic.
     """
 
     is_psk = True

@@ -1,22 +1,22 @@
-"""The shared token: where it comes from.
+"""The shared token: which token a process uses.
 
-Which token a side has follows from its settings and from the text of its endpoint alone, so that all
-that are started alike come to the same answer (a host's own name may be loopback to itself and to
-nobody else). The first of these that is true counts:
+The choice depends only on the settings and the text of the endpoint, so all processes with the same
+settings make the same choice. It does not depend on name resolution: a host's own name may resolve to
+loopback on that host only. The first row that applies decides:
 
 =========================================  ========================================================
 `auth=none`                                none
-a token is set                             that one (`load_token`)
-the endpoint names loopback                none: the kernel knows whose a connection is
-each side must show a certificate          none: the certificates are what the token would be
-otherwise                                  the user's own, `~/.holdfast/token`, made if there is none
+a token is set                             this token (`load_token`)
+the endpoint names loopback                none: the kernel knows the user of a connection
+each side must show a certificate          none: the certificates authenticate both sides
+otherwise                                  `~/.holdfast/token`, created if missing
 =========================================  ========================================================
 
-`auth=token` skips the third and fourth line.
+`auth=token` skips the third and fourth row.
 
-The token itself never travels (`holdfast.wire.handshake` proves it), and no error, message or
-`repr` shows it. Whoever can open a connection gets a proof to try guesses on, so a token must be
-drawn, not thought up. It encrypts nothing: that is what TLS is for.
+No process sends the token; each side proves that it has it (`holdfast.wire.handshake`). No error, message
+or `repr` contains it. Anyone who can open a connection receives a proof and can test guesses against it,
+so a token must be random. The token encrypts nothing: use TLS for that.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES_MAX = 4096
 TOKEN_BYTES_MIN = 8
-"""A shorter one is found by trying all of them."""
+"""An attacker can find a shorter token by brute force."""
 TOKEN_BYTES_SAFE = 16
-"""A shorter one may be a word that somebody thought up, and is found by trying those."""
-DRAWN_BYTES = 32
+"""A shorter token may be a word, which an attacker can find with a dictionary."""
+RANDOM_BYTES = 32
 FILE_KEY = "token_file"
 AUTH_KEY = "auth"
 TOKEN, NONE = "token", "none"
@@ -54,24 +54,24 @@ def choose_token(
     read_only: bool = False,
     make: bool = True,
 ) -> bytes | None:
-    """Return the token for an endpoint at this host, or None if there is to be none.
+    """Return the token for an endpoint at `host`, or None for no token.
 
-    `auth` is the setting of that name, and `certified` whether both sides must show certificates.
-    Unless it is to be `read_only`, one by which nothing can be changed is refused. Who only asks
-    a job does not `make` one: it would be another than the job's.
+    `auth` is the setting of that name. `certified` says that both sides must show certificates. Unless
+    `read_only` is set, a read-only token raises `UsageError`. `make` allows the creation of a token. A
+    process that only queries a job must not create one, because it would differ from the job's token.
     """
     explicit = _setting(environ, token_file)
     if auth == NONE:
         if explicit:
             raise UsageError(
-                f"--rdzv-conf: {AUTH_KEY}={NONE} and {explicit} contradict each other",
+                f"--rdzv-conf: {AUTH_KEY}={NONE} conflicts with {explicit}",
                 hint="remove one of them",
             )
         return None
     if explicit:
         token = load_token(environ, token_file, certified=certified)
         if token is not None and token.startswith(READ_ONLY_PREFIX) and not read_only:
-            raise UsageError(f"{explicit}: the token is read-only, and of no use for running jobs")
+            raise UsageError(f"{explicit}: the token is read-only and cannot run jobs")
         return token
     if auth != TOKEN and (names_loopback(host) or certified):
         return None
@@ -81,12 +81,12 @@ def choose_token(
 def load_token(
     environ: Mapping[str, str], token_file: str | None = None, *, certified: bool = False
 ) -> bytes | None:
-    """Return the token that is set, or None if none is.
+    """Return the configured token, or None.
 
-    The first of these counts: `token_file` (the key of that name in the rendezvous configuration),
-    the file that `HOLDFAST_TOKEN_FILE` names, `HOLDFAST_TOKEN`. One that is set but cannot be used
-    raises; it never falls through to the next, let alone to none. A short one is warned of unless
-    strangers are kept from guessing by certificates (`certified`).
+    The first of these that is set decides: `token_file` (the key of that name in the rendezvous
+    configuration), the file that `HOLDFAST_TOKEN_FILE` names, `HOLDFAST_TOKEN`. An unusable setting
+    raises; it never falls back to the next setting or to no token. A short token causes a warning,
+    unless both sides must show certificates (`certified`), so that strangers cannot test guesses.
     """
     match _setting(environ, token_file):
         case "":
@@ -102,14 +102,14 @@ def load_token(
             token = read_token(where, path)
     if len(token) < TOKEN_BYTES_SAFE and not certified:
         console.warning(
-            f"{where}: a token of {len(token)} bytes may be guessed by anybody who reaches the "
-            f"coordinator; draw one of {TOKEN_BYTES_SAFE} or more, as by `openssl rand -hex 32`"
+            f"{where}: anyone who reaches the coordinator may guess a token of {len(token)} bytes; "
+            f"generate one of {TOKEN_BYTES_SAFE} or more, for example with `openssl rand -hex 32`"
         )
     return token
 
 
 def _setting(environ: Mapping[str, str], token_file: str | None) -> str:
-    """Return by what a token is set; empty if none is."""
+    """Return the name of the setting that configures a token; empty if there is none."""
     if token_file is not None:
         return FILE_KEY
     return next((name for name in (FILE_VARIABLE, VARIABLE) if name in environ), "")
@@ -119,7 +119,7 @@ def _setting(environ: Mapping[str, str], token_file: str | None) -> str:
 
 
 def own_path() -> str:
-    """Return the file of the user's own token."""
+    """Return the path of the user's own token."""
     path = os.path.expanduser(OWN_FILE)
     if not os.path.isabs(path):
         raise _not_made(OWN_FILE, "this user has no home folder")
@@ -127,44 +127,44 @@ def own_path() -> str:
 
 
 def own_token(*, make: bool = True) -> bytes:
-    """Return the user's own token; one is made, and that said, if there is none."""
+    """Return the user's own token; create it, with a message, if it is missing."""
     path = own_path()
     if not make and not os.path.lexists(path):
         raise EnvironmentProblem(
             f"no token is set, and there is no {path} on this machine",
-            hint=f"copy it from a machine of the job, or set {FILE_VARIABLE} or {VARIABLE} as there",
+            hint=f"copy it from a machine of the job, or set {FILE_VARIABLE} or {VARIABLE} to the same value",
         )
     if not os.path.lexists(path) and make_token(path):
         console.notice(
-            f"made {path}, the token that agents and coordinators of this user prove to each "
-            "other; machines with another home need a copy of it"
+            f"created {path}, the token with which agents and coordinators of this user authenticate "
+            "each other; machines with another home need a copy"
         )
     return read_token(path, path)
 
 
-def make_token(path: str, *, anew: bool = False) -> bool:
-    """Put a drawn token into a file; return whether it was made.
+def make_token(path: str, *, replace: bool = False) -> bool:
+    """Create a file with a random token; return whether this call created it.
 
-    It is not if somebody was quicker: nodes that share a home may start at the same moment, and all
-    must end up with one token. With `anew` it takes the place of one that is there.
+    Nodes that share a home may start at the same moment and must all use the same token: the first node
+    creates it. `replace` overwrites an existing token.
     """
     folder = os.path.dirname(path)
-    # Complete before it has its name. Names are given atomically on network file systems too,
-    # where exclusive creation may not be; and nobody ever reads half a token.
+    # Write a temporary file, then link it. No process can read an incomplete token: link and rename are
+    # atomic on network file systems too, where exclusive creation may not be.
     beside = f"{path}.{os.urandom(8).hex()}"
     try:
         if not os.path.isdir(folder):
             try:
                 os.mkdir(folder, 0o700)
             except FileExistsError:
-                pass  # Somebody was quicker.
+                pass  # Another process has created it.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(beside, flags, 0o600)
         try:
             os.fchmod(descriptor, 0o600)  # Whatever the umask is.
-            os.write(descriptor, os.urandom(DRAWN_BYTES).hex().encode() + b"\n")
+            os.write(descriptor, os.urandom(RANDOM_BYTES).hex().encode() + b"\n")
             os.fsync(descriptor)
-            if anew:
+            if replace:
                 os.rename(beside, path)
                 return True
             os.link(beside, path)
@@ -183,9 +183,9 @@ def make_token(path: str, *, anew: bool = False) -> bool:
 
 def _not_made(path: str, why: str) -> EnvironmentProblem:
     return EnvironmentProblem(
-        f"no token is set, and {path} cannot be made: {why}",
+        f"no token is set, and {path} cannot be created: {why}",
         hint=f"set {FILE_VARIABLE}, {VARIABLE} or --rdzv-conf {FILE_KEY}=FILE to the same on all "
-        f"machines, or --rdzv-conf {AUTH_KEY}={NONE} to let anybody in",
+        f"machines, or --rdzv-conf {AUTH_KEY}={NONE} to accept everyone",
     )
 
 
@@ -193,21 +193,20 @@ def _not_made(path: str, why: str) -> EnvironmentProblem:
 
 
 def read_token(where: str, path: str) -> bytes:
-    """Return what a private file holds; `where` names it in errors."""
+    """Return the content of a private file; `where` names it in errors."""
     try:
-        # Not blocking, lest a named pipe in its place holds up the start for ever.
+        # Nonblocking: otherwise a named pipe at this path would block the start forever.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError:
-        raise UsageError(f"{where!r} is not the name of a file") from None
+        raise UsageError(f"{where!r} is not a valid file name") from None
     except OSError as error:
-        raise EnvironmentProblem(f"{where} cannot be read: {error.strerror}") from None
+        raise EnvironmentProblem(f"{where} is not readable: {error.strerror}") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise EnvironmentProblem(f"{where} is not a regular file")
         _check_private(where, status)
-        # Read until the end, or until it is certain to be too long: a file system may return less
-        # than was asked for.
+        # Loop, because a file system may return fewer bytes than requested.
         data = b""
         while len(data) <= TOKEN_BYTES_MAX:
             piece = os.read(descriptor, TOKEN_BYTES_MAX + 1 - len(data))
@@ -215,21 +214,22 @@ def read_token(where: str, path: str) -> bytes:
                 break
             data += piece
     except OSError as error:
-        raise EnvironmentProblem(f"{where} cannot be read: {error.strerror}") from None
+        raise EnvironmentProblem(f"{where} is not readable: {error.strerror}") from None
     finally:
         os.close(descriptor)
     return _usable(where, data)
 
 
 def _check_private(where: str, status: os.stat_result) -> None:
-    """Raise if others than this user, root and those whom root lets read may know what is in a file.
+    """Raise unless the content of a file is private.
 
-    A volume that Kubernetes makes of a secret is root's, and its group's to read.
+    Only this user, root, and a group that root chose may read it. Kubernetes mounts secrets as files that
+    root owns and a group may read.
     """
     if status.st_uid not in (0, os.geteuid()):
         raise EnvironmentProblem(
-            f"{where} belongs to another user (uid {status.st_uid}), who knows what is in it",
-            hint="use a file of your own, with a token that only you know",
+            f"{where} belongs to another user (uid {status.st_uid}), who can read it",
+            hint="use your own file, with a token that only you know",
         )
     others = 0o037 if status.st_uid == 0 else 0o077
     if status.st_mode & others:
@@ -248,6 +248,6 @@ def _usable(where: str, data: bytes) -> bytes:
     if len(token) < TOKEN_BYTES_MIN:
         raise UsageError(
             f"{where}: the token is shorter than {TOKEN_BYTES_MIN} bytes",
-            hint="draw one: openssl rand -hex 32",
+            hint="generate one: openssl rand -hex 32",
         )
     return token

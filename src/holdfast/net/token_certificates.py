@@ -1,17 +1,16 @@
-"""Certificates that whoever has a token can make, and nobody else: TLS for those who share a secret.
+"""Certificates derived from a token: TLS for processes that share a secret.
 
-The key of an authority is derived from the token, so all who have the token trust the same authority
-without having exchanged anything, and each signs a certificate of its own with it. Both sides
-demand one of the other. This is for programs that know TLS and no token, such as etcd; it takes the
-place of a proof like that of `wire.handshake`, and encrypts besides.
+The key of an authority is derived from the token, so all holders of the token trust the same authority without
+exchanging anything, and each signs its own certificate. Both sides require a certificate. This is for
+programs that support TLS but no token, such as etcd; it replaces the proof of `wire.handshake`, and
+also encrypts.
 
-An authority's public key can be seen by all who open a connection. As with a proof of the token, it
-can be tried guesses on, so a token must be drawn.
+Everyone who opens a connection sees the authority's public key. Guesses can be tested against it, as against a
+proof of the token, so a token must be random.
 
-What is needed of P-256 (FIPS 186-4), ECDSA and X.509 (RFC 5280) is here, because the standard library
-can use certificates but not make them, and no machine is sure to have a program that does. It signs
-nothing but certificates of its own making, when a job starts, so nothing can be learnt from how long
-that takes.
+The required parts of P-256 (FIPS 186-4), ECDSA and X.509 (RFC 5280) are here, because the standard library can
+use certificates but not make them, and a program that can may be missing. They sign only certificates
+that they made themselves, when a job starts, so their timing reveals nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ISSUER, OWNER = "holdfast token authority", "holdfast"
-# Clocks of machines differ, and a certificate is of no use once its job is over.
+# Clocks of machines differ, and a certificate is useless after its job.
 NOT_BEFORE, NOT_AFTER = b"20000101000000Z", b"99991231235959Z"
 
 
@@ -44,8 +43,8 @@ class Certificate(NamedTuple):
 def make_certificate(token: bytes, hosts: Sequence[str] = ()) -> Certificate:
     """Return a new certificate for a server at these names and addresses; without any, a client's.
 
-    Servers written in Go compare the addresses in a client's certificate with the one it came from,
-    so a client had better have none.
+    Servers written in Go compare the addresses in a client's certificate with the client's address, so a client's
+    certificate should have none.
     """
     authority = _derive_key(token)
     issuer_point = _public(authority)
@@ -107,7 +106,7 @@ def _sign(key: int, message: bytes) -> bytes:
     """Return an ECDSA signature with SHA-256."""
     digest = hashlib.sha256(message).digest()
     while True:
-        # Of the key and of the message too: a poor source of randomness alone must not betray the key.
+        # Derived from the key and the message too: weak randomness must not reveal the key.
         seed = hmac.digest(key.to_bytes(32, "big"), secrets.token_bytes(64) + digest, "sha512")
         nonce = 1 + int.from_bytes(seed, "big") % (ORDER - 1)
         r = _public(nonce)[0] % ORDER
@@ -174,7 +173,7 @@ def _extension(identifier: str, value: bytes, *, critical: bool = False) -> byte
 
 
 def _encode_key(key: int) -> bytes:
-    """Return a private key as RFC 5915 has it."""
+    """Return a private key in the form of RFC 5915."""
     return _sequence(
         _integer(1),
         _der(4, key.to_bytes(32, "big")),

@@ -1,7 +1,6 @@
-"""CPU binding: workers on CPUs near their GPUs, as `AffinityMode` and `NumaOptions` say.
+"""CPU binding: workers on CPUs near their GPUs, according to `AffinityMode` and `NumaOptions`.
 
-The names are fetched when they are first used: every agent comes to need `visible_devices`, few
-need `dataclasses`, which is a megabyte.
+The names load on first use: every agent needs `visible_devices`, few need `dataclasses`, which takes a megabyte.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which CPUs a worker is bound to, given the CPUs and the GPUs of the machine.
 
-A worker's GPU is the one whose number is the worker's local rank, and all CPUs are chosen near that
-GPU. CPUs that the agent itself may not use are never chosen, as if the machine did not have them.
+A worker's GPU is the one whose number is the worker's local rank; its CPUs are near that GPU. CPUs that the agent
+may not use are ignored.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MODES = ("node", "socket", "exclusive", "core-complex")
 
 
 class Cpu(Value):
-    """One logical CPU. What it shares with others is named by the lowest CPU that shares it.
+    """One logical CPU. A shared resource is named by the lowest CPU that shares it.
 
-    `package` and `complex` are None where the kernel does not show it.
+    `package` and `complex` are None if the kernel does not report them.
     """
 
     number: int
@@ -31,14 +31,14 @@ class Cpu(Value):
 
 
 class NumaNode(Value):
-    """A part of the machine: memory, and the CPUs that are near to it, if any."""
+    """A part of the machine: memory, and the CPUs near it, if any."""
 
     number: int
     cpus: tuple[Cpu, ...]
 
 
 class Machine(Value):
-    """What the decision needs to know. `gpus` has the NUMA node of each GPU, by its number."""
+    """The input of the decision. `gpus` has the NUMA node of each GPU, by its number."""
 
     nodes: tuple[NumaNode, ...]
     gpus: tuple[int, ...]
@@ -48,16 +48,14 @@ def cpus_of(machine: Machine, mode: str, gpu: int, allowed: Iterable[int]) -> li
     """Return the CPUs for the worker that uses this GPU, in ascending order; at least one."""
     if gpu >= len(machine.gpus):
         raise EnvironmentProblem(
-            f"worker {gpu} has no GPU to bind it near to: {counted(len(machine.gpus), 'GPU')} "
+            f"worker {gpu} has no GPU: the machine has {counted(len(machine.gpus), 'GPU')} "
             "visible here"
         )
     known = _allowed_part(machine, frozenset(allowed))
     at = machine.gpus[gpu]
     near = known.get(at, ())
     if not near:
-        raise EnvironmentProblem(
-            f"NUMA node {at}, which GPU {gpu} is attached to, has no CPU that may be used here"
-        )
+        raise EnvironmentProblem(f"NUMA node {at} of GPU {gpu} has no CPU that this agent may use")
     if mode == "node":
         chosen = near
     elif mode == "socket":
@@ -86,20 +84,20 @@ def _allowed_part(machine: Machine, allowed: frozenset[int]) -> dict[int, tuple[
 def _on_socket(
     known: dict[int, tuple[Cpu, ...]], package: int | None, node: int
 ) -> tuple[Cpu, ...]:
-    """Return the CPUs of all nodes on one socket; a node is where its lowest CPU is."""
+    """Return the CPUs of all nodes on one socket; a node belongs to the socket of its lowest CPU."""
     if package is None:
-        raise EnvironmentProblem(f"the kernel does not show which socket NUMA node {node} is on")
+        raise EnvironmentProblem(f"the kernel does not report the socket of NUMA node {node}")
     return tuple(cpu for cpus in known.values() if cpus[0].package == package for cpu in cpus)
 
 
 def _own_cores(near: tuple[Cpu, ...], node: int, position: int, sharers: int) -> tuple[Cpu, ...]:
-    """Divide the node's cores among its GPUs, in order; the first ones get what is left over."""
+    """Divide the node's cores among its GPUs, in order; the first ones get the remainder."""
     cores = _grouped(near, lambda cpu: cpu.core)
     each, over = divmod(len(cores), sharers)
     if each == 0:
         raise EnvironmentProblem(
             f"NUMA node {node} has {counted(sharers, 'GPU')} but only "
-            f"{counted(len(cores), 'core')} that may be used here"
+            f"{counted(len(cores), 'core')} that this agent may use"
         )
     begin = position * each + min(position, over)
     end = begin + each + (position < over)
@@ -107,9 +105,9 @@ def _own_cores(near: tuple[Cpu, ...], node: int, position: int, sharers: int) ->
 
 
 def _core_complex(near: tuple[Cpu, ...], position: int) -> tuple[Cpu, ...]:
-    """Return one group of CPUs with a cache of their own: the largest first, then by number."""
+    """Return one group of CPUs that share a cache: the largest first, then by number."""
     if any(cpu.complex is None for cpu in near):
-        raise EnvironmentProblem("the kernel does not show which CPUs share a cache")
+        raise EnvironmentProblem("the kernel does not report which CPUs share a cache")
     groups = _grouped(near, lambda cpu: cpu.complex or 0)
     order = sorted(groups, key=lambda lowest: (-len(groups[lowest]), lowest))
     return tuple(groups[order[position % len(order)]])

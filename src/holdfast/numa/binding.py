@@ -1,8 +1,8 @@
-"""`NumaOptions`: how workers are bound to CPUs near their GPUs; and the CPUs that this gives here.
+"""`NumaOptions`: how to bind workers to CPUs near their GPUs, and the resulting CPUs on this machine.
 
-This decides; the worker's own process binds itself before its program begins, so that all its
-threads and children are bound and the agent never is. No memory policy is set: the kernel allocates
-memory near the CPU that first uses it, which is then the right place.
+This module decides. The worker's process binds itself before its program starts, so all its threads and children
+are bound and the agent never is. It sets no memory policy: the kernel allocates memory near the CPU that
+first uses it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AffinityMode(str, Enum):  # noqa: UP042 (StrEnum's text differs from PyTor
 
 @dataclass(frozen=True)
 class NumaOptions:
-    """How to bind workers; where that is impossible they start unbound only if this says so."""
+    """How to bind workers, and whether they start unbound if that is impossible."""
 
     affinity_mode: AffinityMode
     should_fall_back_if_binding_fails: bool = False
@@ -53,10 +53,10 @@ class NumaOptions:
 def cpus_of_workers(
     options: object, local_ranks: Iterable[int], *, root: str | None = None
 ) -> dict[int, list[int]]:
-    """Return the CPUs of each worker by local rank; empty if workers are not to be bound.
+    """Return the CPUs of each worker by local rank; empty without binding.
 
-    `options` are `NumaOptions`, PyTorch's or ours, or None. With a `root` it is decided for
-    another machine, whose file system is mounted there.
+    `options` are `NumaOptions`, PyTorch's or Holdfast's, or None. `root` is where the file system of the machine is
+    mounted.
     """
     if options is None:
         return {}
@@ -94,10 +94,10 @@ def mode_of(options: object) -> str:
 def _decide(mode: str, local_ranks: Iterable[int], root: str) -> dict[int, list[int]]:
     gpus = read_gpus(root, os.environ)
     if not gpus.cards:
-        raise EnvironmentProblem("no GPU is visible here to bind workers near to")
+        raise EnvironmentProblem("no GPU is visible on this machine")
     machine = read_machine(root, [card.address for card in gpus.cards])
     if not machine.nodes:
-        raise EnvironmentProblem(f"the kernel shows no NUMA nodes in /{NODES}")
+        raise EnvironmentProblem(f"the kernel reports no NUMA nodes in /{NODES}")
     if gpus.models:
         _log_once(
             f"--numa-binding {mode}: there are GPUs of several models ({', '.join(gpus.models)}); "
@@ -116,7 +116,7 @@ def _decide(mode: str, local_ranks: Iterable[int], root: str) -> dict[int, list[
 
 
 def _try_binding(chosen: dict[int, list[int]]) -> None:
-    """Raise if the kernel would refuse this binding; a thread tries it, and ends."""
+    """Raise if the kernel would refuse this binding; a temporary thread tries it."""
     refusals: list[str] = []
 
     def bind_to_all() -> None:
@@ -140,9 +140,9 @@ def _log_once(text: str, level: int = console.NOTICE) -> None:
 
 
 class OnCpus:
-    """A context in which what this thread starts is bound to these CPUs, unless there are none.
+    """Bind the processes that this thread starts inside the context to these CPUs, if any.
 
-    The thread itself is bound too, for that long, and no other thread of this process.
+    The thread itself is bound too meanwhile; other threads of this process are not.
     """
 
     def __init__(self, cpus: Iterable[int]) -> None:

@@ -1,10 +1,10 @@
 """This machine's CPUs, NUMA nodes and GPUs, read from the kernel's file system.
 
-A missing file is no failure: what the kernel does not show is None or absent in the answer, and
-only a decision that needs it complains. No vendor's library is asked. NVIDIA's driver shows its
-cards in `/proc`, AMD's in `/sys/class/kfd` in the very order of HIP; otherwise the PCI bus is read.
-CUDA numbers cards from fast to slow by a rule of its own, and those of one model by PCI address.
-The order of a mix is known to CUDA alone, unless `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+A missing file is no failure: what the kernel does not report is None or absent in the result, and only a decision
+that needs it raises. No vendor library is used. NVIDIA's driver lists its cards in `/proc`, AMD's in
+`/sys/class/kfd` in HIP's order; otherwise the PCI bus is read. CUDA orders cards from fast to slow by its
+own rule, and those of one model by PCI address. Only CUDA knows the order of mixed models, unless
+`CUDA_DEVICE_ORDER=PCI_BUS_ID`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NODES = "sys/devices/system/node"
 CPUS = "sys/devices/system/cpu"
 PCI_DEVICES = "sys/bus/pci/devices"
-# Caches for instructions alone say nothing about what CPUs share.
+# Instruction caches do not show what CPUs share.
 CACHES_OF_DATA = ("Data", "Unified")
 
 
@@ -38,13 +38,13 @@ def read_machine(root: str, gpu_addresses: Iterable[str]) -> Machine:
 
 
 def node_of(root: str, address: str) -> int:
-    """Return the NUMA node of a PCI device: 0 where the kernel does not say."""
+    """Return the NUMA node of a PCI device: 0 if the kernel does not report it."""
     text = text_of(root, PCI_DEVICES, address, "numa_node")
     return max(0, int(text)) if text else 0
 
 
 def _cpus(root: str, numbers: Iterable[int]) -> Iterator[Cpu]:
-    """Read each CPU; what it shares with others is read once for all of them."""
+    """Read each CPU; shared properties are read once for all CPUs that share them."""
     core: dict[int, int] = {}
     package: dict[int, int | None] = {}
     cache: dict[int, int | None] = {}
@@ -62,7 +62,7 @@ def _cpus(root: str, numbers: Iterable[int]) -> Iterator[Cpu]:
 
 
 def _sharing_last_cache(root: str, cpu: int) -> list[int]:
-    """Return the CPUs that share this one's last-level cache; none if that is not known."""
+    """Return the CPUs that share this one's last-level cache; none if unknown."""
     folder = os.path.join(root, CPUS, f"cpu{cpu}", "cache")
     highest, sharers = -1, list[int]()
     for index in numbered(folder, "index"):
@@ -139,12 +139,12 @@ def _visible(cards: list[Gpu], variable: str, env: Mapping[str, str]) -> list[Gp
         return cards
     if any(entry.strip().startswith("MIG-") for entry in visible.split(",")):
         raise EnvironmentProblem(
-            f"{variable}={visible!r} names parts of GPUs, and it is not known of which GPU each is"
+            f"{variable}={visible!r} names parts of GPUs, whose GPUs are unknown"
         )
     if "GPU-" in visible and not all(card.unique for card in cards):
         raise EnvironmentProblem(
-            f"{variable}={visible!r} names GPUs by UUID, which the driver does not show here; "
-            "name them by number"
+            f"{variable}={visible!r} names GPUs by UUID, which the driver does not report here; "
+            "use their numbers"
         )
     return [cards[number] for number in visible_numbers(visible, [card.unique for card in cards])]
 

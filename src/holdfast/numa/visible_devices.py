@@ -1,4 +1,4 @@
-"""The variables that show a process some of the machine's accelerators, and not all.
+"""The variables that restrict a process to some of the machine's accelerators.
 
 A list is read as CUDA reads it: up to the first entry that names no device.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 ALWAYS = "CUDA_VISIBLE_DEVICES"
-"""Names a worker's one device for CUDA, and for HIP, which knows it as well."""
+"""Selects a worker's one device for CUDA, and for HIP, which reads it too."""
 
 IF_SET = (
     "HIP_VISIBLE_DEVICES",  # AMD; counts before CUDA's.
@@ -24,11 +24,11 @@ IF_SET = (
     "MUSA_VISIBLE_DEVICES",  # Moore Threads
     "HABANA_VISIBLE_MODULES",  # Intel Gaudi
 )
-"""Those of others: each is narrowed where there is something to narrow, and else not made up."""
+"""The variables of other vendors: each is narrowed if it is set, and never created."""
 
 
 def one_device_each(inherited: Mapping[str, str], local_rank: int) -> dict[str, str]:
-    """Return the variables that show a worker one device, out of those its agent may see.
+    """Return the variables that give a worker one device, out of those that its agent sees.
 
     `ROCR_VISIBLE_DEVICES` is left as it is: HIP's numbers count within what that one shows.
     """

@@ -1,17 +1,16 @@
-"""A handler that is called in a thread of its own: it can neither hurt by raising nor by blocking.
+"""Calls a handler in its own thread, so that it cannot do damage by raising or blocking.
 
-For handlers of others. Events (or metrics) are queued; where they happen, nobody waits. Limits:
+For handlers of the program and of plug-ins. Events (or metrics) are queued; their source never waits. Limits:
 
-- `QUEUED_MAX` events may be queued; those that come while the queue is full are dropped and counted.
-- A call that lasts longer than `CALL_S_MAX` drops the handler and its queue. The thread that is
-  stuck in the call is left: it ends with the process.
+- `QUEUED_MAX` events may be queued; further events are dropped and counted.
+- A call that lasts longer than `CALL_S_MAX` drops the handler and its queue. The thread that is stuck in the call
+  ends with the process.
 
-A fork waits for a call in progress, for at most `FORK_S`, and no call begins meanwhile. Otherwise a
-forked worker could find locked for ever what the handler had locked just then, such as standard
-output.
+A fork waits for a call in progress, for at most `FORK_S`, and no call starts meanwhile. Otherwise a forked worker
+could inherit a lock that the handler held, such as that of standard output, forever.
 
-It is a daemon thread, so whoever ends the process must `close` first, or queued events are lost.
-Python's own exit does that; `os._exit` does not.
+The thread is a daemon: `close` the handler before the process exits, or queued events are lost. Python's own exit
+does that; `os._exit` does not.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 QUEUED_MAX = 1000
 CALL_S_MAX = 10.0
 CHECK_AGAIN_S = 0.001
-"""How soon to check again whether a call that should be over by now is."""
+"""The interval for checking whether an overdue call has ended."""
 CLOSE_S = 5.0
 """How long the end of a process waits for queued events."""
 FORK_S = 1.0
@@ -69,7 +68,7 @@ class BackgroundHandler(SafeHandler):
         self._queue: deque[Event | Line] = deque()
         self._thread: threading.Thread | None = None
         self._in_call_since: float | None = None
-        self._waited_for: float | None = None  # A call that a flush has waited for in vain.
+        self._waited_for: float | None = None  # The call for which a flush timed out.
         self._calling = threading.Lock()  # Held during a call, and during a fork.
         self._is_paused = False
         self._is_recording = False
@@ -81,7 +80,7 @@ class BackgroundHandler(SafeHandler):
     def record(self, event: Event | Line) -> None:
         """Queue an event, or count it as missed if the queue is full."""
         if self._pid != os.getpid():
-            self._begin()  # A fork: the thread, and whatever it had locked, stayed behind.
+            self._begin()  # After a fork: the thread and its locks are in the parent.
         with self._changed:
             self._drop_if_stuck()
             if self.is_dropped or self._is_closing:
@@ -96,16 +95,18 @@ class BackgroundHandler(SafeHandler):
         self._print_warnings()
 
     def flush(self, limit_s: float = CLOSE_S) -> None:
-        """Wait until every event so far was delivered and sent; report what was missed."""
+        """Wait until all events so far are delivered and sent; report the missed ones."""
         if self._pid != os.getpid():
-            return  # What is queued is delivered where it was recorded.
+            return  # The process that recorded events delivers them.
         if self._is_called_by_handler():
             return  # It would wait for itself.
         with self._changed:
             if self._thread is not None:
                 self._flushes_wanted += 1
                 self._changed.notify_all()
-            wanted = self._flushes_wanted  # A flush in progress may not have what is queued now.
+            wanted = (
+                self._flushes_wanted
+            )  # A flush in progress may not include the events queued now.
             if not self._wait_until(lambda: self._flushes_done >= wanted, limit_s):
                 self._waited_for = self._in_call_since
                 self.warn(f"{self.subject} {self._pending(limit_s)}")
@@ -113,20 +114,20 @@ class BackgroundHandler(SafeHandler):
         self._print_warnings()
 
     def close(self, limit_s: float = CLOSE_S) -> None:
-        """Deliver what is queued, close the handler, end the thread, and report what was missed."""
+        """Deliver queued events, close the handler, end the thread, and report the missed events."""
         if self._pid != os.getpid() or self._is_closing:
             return
         patience_s = limit_s
         with self._changed:
             self._is_closing = True
             if not self.is_dropped:
-                self._start()  # Even if no event ever came: closing may block as well.
+                self._start()  # Even without events: closing may block too.
             thread = self._thread
             self._changed.notify_all()
             if self._is_called_by_handler():
-                return  # Once it has delivered what is queued, the thread ends by itself.
+                return  # The thread ends after it has delivered the queued events.
             if self._in_call_since is not None and self._in_call_since == self._waited_for:
-                patience_s = 0.0  # The end of a job has waited for this call already.
+                patience_s = 0.0  # The end of the job has waited for this call already.
             if not self._wait_until(lambda: self._thread is None, patience_s):
                 self._give_up(f"has not taken all {self.item}s after {limit_s:g} s")
         if thread is not None and self._thread is None:
@@ -138,7 +139,7 @@ class BackgroundHandler(SafeHandler):
 
     @property
     def is_flushing(self) -> bool:
-        """Whether a flush was asked for that the handler has not finished."""
+        """Whether a requested flush is unfinished."""
         return self._flushes_done < self._flushes_wanted
 
     def _pending(self, limit_s: float) -> str:
@@ -152,7 +153,7 @@ class BackgroundHandler(SafeHandler):
         return self._thread is threading.current_thread()
 
     def miss(self, count: int = 1) -> None:
-        """Count events that the handler did not get, from whichever thread."""
+        """Count events that the handler missed; any thread may call this."""
         with self._changed:
             super().miss(count)
 
@@ -165,7 +166,7 @@ class BackgroundHandler(SafeHandler):
             try:
                 line = self._warnings.popleft()
             except IndexError:
-                break  # The other thread was quicker.
+                break  # Another thread was faster.
             super().warn(line)
 
     def _warn_full(self) -> None:
@@ -183,8 +184,8 @@ class BackgroundHandler(SafeHandler):
         thread = threading.Thread(target=self._run, name=name, daemon=True)
         try:
             thread.start()
-        except RuntimeError as problem:  # The machine's limit, or the end of the interpreter.
-            self._give_up(f"cannot have a thread ({problem})")
+        except RuntimeError as problem:  # The machine's limit, or interpreter shutdown.
+            self._give_up(f"cannot start a thread ({problem})")
             return
         self._thread = thread
         atexit.register(self.close)
@@ -220,7 +221,7 @@ class BackgroundHandler(SafeHandler):
     # Around a fork.
 
     def pause(self, limit_s: float) -> None:
-        """Wait, for a limited time, until no call is in progress, and let none begin."""
+        """Wait, for a limited time, until no call is in progress, and prevent new ones."""
         call = self._in_call_since
         if self._is_called_by_handler() or (call is not None and call == self._waited_for):
             return
@@ -230,7 +231,7 @@ class BackgroundHandler(SafeHandler):
             self._waited_for = call
 
     def resume(self) -> None:
-        """Let calls begin again."""
+        """Allow calls again."""
         if self._is_paused:
             self._is_paused = False
             self._calling.release()
@@ -238,7 +239,7 @@ class BackgroundHandler(SafeHandler):
     # In the thread.
 
     def _run(self) -> None:
-        """Deliver events; flush or close, if that is wanted, once none is queued."""
+        """Deliver events; flush or close on request, once the queue is empty."""
         pid = os.getpid()
         while True:
             with self._changed:

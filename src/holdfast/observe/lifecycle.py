@@ -1,10 +1,10 @@
 """Lifecycle events: what an agent reports about a run, and the fan-out to observers.
 
-Events, metrics and health checks are made of these and of nothing else. An observer is a callable
-that receives every lifecycle event as it happens, in the agent's thread, and must not block. It has
-no say in the run: a failure of it is contained (`safe_handler`).
+Events, metrics and health checks derive from these only. An observer is a callable that receives every lifecycle
+event as it happens, in the agent's thread, and must not block. It cannot affect the run: its failures are
+contained (`safe_handler`).
 
-`at` is this host's monotonic clock; `wall` is the time of day, for people.
+`at` is this host's monotonic clock; `wall` is the time of day, for display.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
 
 FAILURES_MAX = 64
-"""How many failures of one node and generation are described; the others follow from them."""
+"""How many failures of one node and generation are described; the rest are consequences."""
 TEXT_CHARS_MAX = 16_000
-"""How much of a traceback, a message or the end of stderr is kept of each; of all but the first
-failure a quarter of it."""
+"""The limit for each traceback, message and end of stderr; a quarter of it for all but the first failure."""
 
 
 class WorkerInfo(Value):
@@ -41,7 +40,7 @@ class WorkerInfo(Value):
 
 
 class LifecycleEvent(Value):
-    """Base of the lifecycle events; a subclass says what happened."""
+    """Base of the lifecycle events."""
 
 
 class RunStarted(LifecycleEvent):
@@ -62,7 +61,7 @@ class RunStarted(LifecycleEvent):
 
 
 class RendezvousEnded(LifecycleEvent):
-    """A rendezvous has ended: this node has a rank among the nodes, or `error` says why not."""
+    """A rendezvous has ended: this node has a rank among the nodes, or `error` is the reason."""
 
     at: float
     wall: float
@@ -75,7 +74,7 @@ class RendezvousEnded(LifecycleEvent):
 
 
 class StandbyChanged(LifecycleEvent):
-    """The node has become a standby, or is none any more."""
+    """The node has become a standby, or stopped being one."""
 
     at: float
     is_standby: bool
@@ -105,15 +104,15 @@ class GenerationStarted(LifecycleEvent):
     workers: tuple[WorkerInfo, ...]
     world_size: int = 0
     fence: int = 0
-    """The same on all nodes of a generation; 0 where nobody counts it."""
+    """The same on all nodes of a generation; 0 without a shared count."""
     why: str = ""
-    """Why it was started, as whoever decides for all nodes put it; else nothing."""
+    """Why the coordinator started it; empty without one."""
     log_dir: str = ""
-    """Where the logs and error files of its workers are, if anywhere."""
+    """The folder of its workers' logs and error files, if any."""
 
 
 class WorkersObserved(LifecycleEvent):
-    """The state of the workers is known: whenever it changed, and now and then besides."""
+    """The state of the workers: on every change, and periodically."""
 
     at: float
     state: str
@@ -122,7 +121,7 @@ class WorkersObserved(LifecycleEvent):
 
 
 class WorkerEnded(LifecycleEvent):
-    """A worker has ended, by itself or because the others are being stopped."""
+    """A worker has exited, by itself or because the workers are being stopped."""
 
     at: float
     wall: float
@@ -130,7 +129,7 @@ class WorkerEnded(LifecycleEvent):
     worker: WorkerInfo
     failed: bool
     stopped: bool = False
-    """Whether it ended after it was asked to."""
+    """Whether it exited after its stop was requested."""
 
 
 class FirstHeartbeat(LifecycleEvent):
@@ -142,7 +141,7 @@ class FirstHeartbeat(LifecycleEvent):
 
 
 class ProgressSampled(LifecycleEvent):
-    """How far workers are that report their progress: those that went on since the last sample."""
+    """The progress of workers that report it and advanced since the last sample."""
 
     at: float
     generation: int
@@ -151,26 +150,26 @@ class ProgressSampled(LifecycleEvent):
 
 
 class GenerationStopping(LifecycleEvent):
-    """What is left of a generation is being stopped."""
+    """The remaining workers of a generation are being stopped."""
 
     at: float
     generation: int
     reason: StopReason
     detail: str = ""
-    """What was found wrong with the workers, if it was not that one of them ended."""
+    """The problem with the workers, unless it is the exit of one."""
 
 
 class WorkerFailure(Value):
-    """A worker that failed, and what is known of why; texts are cut, and may be empty."""
+    """A failed worker and the known reasons; texts are shortened, and may be empty."""
 
     global_rank: int
     local_rank: int
     pid: int
     exit_code: int
     wall: float
-    """When it had happened at the latest."""
+    """The latest time at which it happened."""
     consequence: bool
-    """Whether it came only after the stop of the others began."""
+    """Whether it happened after the stop of the other workers began."""
     ending: str
     detail: str
     message: str
@@ -179,27 +178,27 @@ class WorkerFailure(Value):
 
 
 class GenerationStopped(LifecycleEvent):
-    """No worker of a generation is left."""
+    """All workers of a generation have exited."""
 
     at: float
     generation: int
 
 
 class WorkersFailed(LifecycleEvent):
-    """Workers of a generation that is over had failed: what is known of why.
+    """The known reasons why workers of an ended generation failed.
 
-    It comes when nothing is held up by finding that out: once the next generation is started, or the
-    run is over, or some time has passed.
+    The agent collects them when that delays nothing: once the next generation has started, the run is over, or
+    some time has passed.
     """
 
     at: float
     generation: int
     failures: tuple[WorkerFailure, ...]
-    """On this node, in the order in which they are to blame; no more than `FAILURES_MAX`."""
+    """The failures on this node, the most likely cause first; at most `FAILURES_MAX`."""
 
 
 class WorkerOutcome(Value):
-    """How a worker of the last generation ended: `succeeded`, `failed` or `terminated`."""
+    """The outcome of a worker of the last generation: `succeeded`, `failed` or `terminated`."""
 
     worker: WorkerInfo
     state: str
@@ -215,7 +214,7 @@ class RunEnded(LifecycleEvent):
     wall: float
     took_s: float
     state: str
-    """`succeeded` or `failed`, of the workers; nothing if the agent raised."""
+    """The outcome of the workers, `succeeded` or `failed`; empty if the agent raised."""
     restart_count: int
     remaining_restarts: int
     max_restarts: int
@@ -226,7 +225,7 @@ class RunEnded(LifecycleEvent):
     workers_recorded: bool = False
     """Whether a hook of the agent has recorded how the workers ended."""
     cut_short: str = ""
-    """If the agent raised: `stopped` by a signal or by somebody, a `standby` that nobody needed, or an `error`."""
+    """If the agent raised: `stopped` by a signal or an operator, an unused `standby`, or an `error`."""
 
 
 class WatchdogEvent(LifecycleEvent):
@@ -242,7 +241,7 @@ class WatchdogEvent(LifecycleEvent):
 
 
 class Requested(LifecycleEvent):
-    """Somebody asked for something, and it is done: `what` tells what, who and why."""
+    """An operator's request was carried out: `what` contains the request, the operator and the reason."""
 
     at: float
     wall: float
@@ -262,7 +261,7 @@ class Observers:
     recorded = False
     """Whether a launcher keeps the records of events and metrics, so that the agent need not."""
     sampled = False
-    """Whether an observer wants `ProgressSampled` while workers run, not only when they have stopped."""
+    """Whether an observer needs `ProgressSampled` while workers run, not only after they stopped."""
 
     def __init__(self) -> None:
         self._each: list[Observer] = []
@@ -272,11 +271,11 @@ class Observers:
         return bool(self._each)
 
     def add(self, observer: Observer) -> None:
-        """Send lifecycle events to one more; `observer.name`, if any, is its name in messages."""
+        """Add an observer; `observer.name`, if any, is its name in messages."""
         self._each.append(observer)
 
     def remove(self, observer: Observer) -> None:
-        """Send it no more, if it was sent any."""
+        """Remove an observer, if it was added."""
         self._each = [one for one in self._each if one is not observer]
 
     def notify(self, event: LifecycleEvent) -> None:
@@ -301,5 +300,5 @@ class Observers:
 
 
 def now() -> tuple[float, float]:
-    """Return the time by both clocks: monotonic, and of day."""
+    """Return the monotonic time and the time of day."""
     return time.monotonic(), time.time()

@@ -1,10 +1,9 @@
-"""Sending by OTLP, so that a collector that is away costs one warning, and it is ours.
+"""Sends by OTLP, with one warning while the collector is unreachable.
 
-OpenTelemetry's exporters log each attempt that fails, which a program without logging of its own
-shows on its console, again and again. `OneLineExporter` captures those lines, takes the reason out
-of them, and prints it once, with the address, until an attempt succeeds and fails again. Only what
-is logged by a thread that sends for us is captured: a program that uses OpenTelemetry itself sees
-its own troubles as ever.
+OpenTelemetry's exporters log each failed attempt, which a program without its own logging prints again and again.
+`OneLineExporter` captures those lines, extracts the reason, and prints it once, with the address, until an
+attempt succeeds and fails again. It captures only the log of threads that send for Holdfast: a program that
+uses OpenTelemetry itself sees its own errors as usual.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from holdfast import console
 EXPORT_S = 4.0
 """How long one attempt to reach the collector may last, retries included.
 
-Less than the end of a job waits for it, so that there is time to report what is wrong."""
+Shorter than the wait at the end of a job, so that there is time to report the failure."""
 CAPTURED_MAX = 4
-"""How many of the library's lines are kept for each attempt; the first says what is wrong."""
+"""How many of the library's lines are kept for each attempt; the first contains the reason."""
 CAUSES_MAX = 10
 """How far the chain from an exception to its first cause is followed."""
 
-# What else logs while an exporter sends.
+# Other loggers that are active while an exporter sends.
 ALSO_CAPTURED = ("opentelemetry.exporter.otlp.proto.common._internal", "urllib3.connectionpool")
 
 SERVICE = "holdfast"
@@ -65,19 +64,19 @@ class OneLineExporter:
             at = _address(self._exporter)
             where = f" at {at}" if at else ""
             console.warning(
-                f"{self._what}: the OpenTelemetry collector{where} accepts none: "
+                f"{self._what}: cannot send to the OpenTelemetry collector{where}: "
                 f"{why or _reason(captured)}"
             )
         return taken
 
     def shutdown(self, **options: Any) -> None:
-        """End; an attempt in progress is broken off."""
+        """Stop; an attempt in progress is aborted."""
         with _CaptureLogs():
             self._exporter.shutdown(**options)
 
 
 class _CaptureLogs:
-    """While this lasts, what the library logs in this thread is captured."""
+    """Capture what the library logs in this thread inside the context."""
 
     def __enter__(self) -> list[logging.LogRecord]:
         captured: list[logging.LogRecord] = []
@@ -127,7 +126,7 @@ def _address(exporter: Any) -> str:
 
 
 def resource() -> Any:
-    """Return the resource: as OpenTelemetry's variables name it, or else by our name."""
+    """Return the resource that OpenTelemetry's variables name, by default `holdfast`."""
     from opentelemetry.sdk.resources import Resource
 
     variables = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")

@@ -1,9 +1,9 @@
-"""The guard around handlers and observers: a failure of one is contained.
+"""The guard around handlers and observers: it contains their failures.
 
-The first failure of a handler is reported, and one that raises `FAULTS_MAX` times in a row gets
-nothing more. `Faults` counts them, for every kind of handler. `SafeHandler` calls an event handler
-where the event happens, which is for handlers of ours; those of others are called in a thread of
-their own (`background`). What a handler missed is counted, and reported at the end.
+The first failure of a handler is reported; a handler that raises `FAULTS_MAX` times in a row is dropped. `Faults`
+counts failures for every kind of handler. `SafeHandler` calls Holdfast's own event handlers in the thread
+of the event; other handlers run in their own thread (`background`). Missed events are counted and
+reported at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from holdfast.observe.timeline import Line
 
 FAULTS_MAX = 3
-"""A handler that raised this often in a row gets nothing more."""
+"""A handler that raises this often in a row is dropped."""
 
 
 class Faults:
@@ -45,7 +45,7 @@ class Faults:
         self._in_a_row = 0
 
     def drop(self, why: str) -> None:
-        """Give the handler nothing more."""
+        """Drop the handler."""
         if not self.is_dropped:
             self.is_dropped = True
             self.warn(f"{self.subject} {why}; it gets no more {self.item}s")
@@ -78,7 +78,7 @@ class SafeHandler(Faults):
             self.reset()
 
     def flush(self, limit_s: float) -> None:
-        """Have the handler send what it holds back, and report what it missed."""
+        """Flush the handler, and report what it missed."""
         del limit_s
         self.call("flush")
         self.report_missed()
@@ -100,11 +100,11 @@ class SafeHandler(Faults):
             self.add(problem)
 
     def miss(self, count: int = 1) -> None:
-        """Count events that the handler did not get."""
+        """Count events that the handler missed."""
         self._missed += count
 
     def report_missed(self) -> None:
-        """Report how many events the handler did not get, if any since the last report."""
+        """Report how many events the handler has missed since the last report, if any."""
         missed, self._missed = self._missed, 0
         if missed:
             what = f"1 {self.item} was" if missed == 1 else f"{missed} {self.item}s were"

@@ -1,7 +1,7 @@
-"""The records of an agent that no launcher observes: one that a program made by hand.
+"""The records of an agent without a launcher, which a program created itself.
 
-Events go to the handler that the program configured and to the one that the `WorkerSpec` names,
-metrics to the handlers that the program configured. Where there are none, nothing is imported.
+Events go to the handler that the program configured and to the one that the `WorkerSpec` names, metrics to the
+handlers that the program configured. Without handlers nothing is imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_EVENTS, RENDEZVOUS_EVENTS, JSON_LINES = "null", "dynamic_rendezvous", "jsonl"
 
 
 class StandaloneRecords:
-    """An observer of all runs of one agent; what is configured counts at the start of each."""
+    """An observer of all runs of one agent; each start reads the configuration."""
 
     name = "the agent's record of events and metrics"
 
@@ -34,7 +34,7 @@ class StandaloneRecords:
         self._recorders: list[Observer] = []
 
     def begin(self) -> None:
-        """Find the handlers for the run that begins; raise `UsageError` for an unknown name."""
+        """Find the handlers for a starting run; raise `UsageError` for an unknown name."""
         self._events = self._rendezvous = self._metrics = None
         self._recorders = []
         if self._handler != NO_EVENTS or events_wanted(NO_EVENTS):

@@ -1,12 +1,12 @@
-"""The timeline of a job in its log directory: what `holdfast report` is made of.
+"""The timeline of a job in its log directory, the input of `holdfast report`.
 
 `TimelineRecorder` is an observer that writes lifecycle events as lines of JSON, one file for each
 node, `timeline-<host>-<pid>.jsonl`. A line has the kind of the event and its fields, so the fold of a
 timeline is the fold of the events (`control.history`). docs/reference/log-directory.md has the keys;
 `views.report.records` reads them.
 
-Times (`at`) are seconds of the host's monotonic clock. The line `run` has the time of day besides, so
-a clock that is set does not matter.
+Times (`at`) are seconds of the host's monotonic clock. The line `run` also has the time of day, so setting the
+clock does not matter.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Line:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it, and without halves of characters, which readers refuse."""
+    """Return a value for JSON, without lone surrogates, which readers reject."""
     match value:
         case float():
             return round(value, 6)
@@ -108,7 +108,7 @@ def _host() -> dict[str, Any]:
 
 
 def born(pid: int) -> str:
-    """Return when a process was started, as the kernel has it; nothing if there is none."""
+    """Return the kernel's start time of a process; empty without a process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read(4096).rpartition(b")")[2].split()[19].decode()
@@ -117,7 +117,7 @@ def born(pid: int) -> str:
 
 
 def boot_id() -> str:
-    """Return which start of which machine this is: agents with the same one have the same clocks."""
+    """Return the boot id of this machine: agents with the same id share a clock."""
     try:
         with open(BOOT_ID) as file:
             return file.read(64).strip()

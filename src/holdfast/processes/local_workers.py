@@ -57,7 +57,7 @@ class LocalWorker:
 
 
 class _Process:
-    """One process as it is listed."""
+    """One process of the list."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

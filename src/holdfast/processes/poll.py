@@ -32,5 +32,5 @@ def wait_for(deadline: float | None, *fds: int) -> None:
         poll.poll()
         return
     left_s = min(deadline - time.monotonic(), WAIT_S_MAX)
-    # Rounded up: a wait that ends just before its deadline would have to be done again.
+    # Rounded up: a wait that ends just before its deadline would have to be repeated.
     poll.poll(left_s * 1000 + 1 if left_s > 0 else 0)

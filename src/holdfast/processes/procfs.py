@@ -1,4 +1,4 @@
-"""What the kernel knows of any process, read from `/proc`: state, parent, command, environment.
+"""Reads the state, parent, command and environment of any process from `/proc`.
 
 It needs no rights beyond those of the same user. A process may end at any moment: every reader
 has an answer for one that is gone, and for what is not ours to read. The keeper, which imports
@@ -41,7 +41,7 @@ STATES = {
 
 
 class Stat(Value):
-    """The beginning of `/proc/PID/stat`; of a process that is gone, the state is empty."""
+    """The beginning of `/proc/PID/stat`; the state is empty if the process has exited."""
 
     state: str = ""
     parent: int = 0
@@ -50,7 +50,7 @@ class Stat(Value):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is gone, or only waits to be reaped."""
+        """Whether it has exited, even if it was not reaped yet."""
         return self.state in ("", "Z", "X")
 
 
@@ -60,12 +60,12 @@ def stat_of(pid: int) -> Stat:
 
 
 def state_of(pid: int) -> str:
-    """Return the letter of the state a process is in, empty if it is gone."""
+    """Return the letter of a process's state; empty if it has exited."""
     return stat_of(pid).state
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or only waits to be reaped."""
+    """Whether a process has exited, even if it was not reaped yet."""
     return stat_of(pid).has_ended
 
 
@@ -80,12 +80,12 @@ def exists(pid: int) -> bool:
 
 
 def all_pids() -> list[int]:
-    """Return the process ids there are, as far as they are not hidden from us."""
+    """Return the ids of all processes that this user can see."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def user_of(pid: int) -> int:
-    """Return the user id of a process, -1 if it is gone."""
+    """Return the user id of a process; -1 if it has exited."""
     try:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:
@@ -93,7 +93,7 @@ def user_of(pid: int) -> int:
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent of a process, 0 if it is gone."""
+    """Return the parent of a process; 0 if it has exited."""
     return stat_of(pid).parent
 
 
@@ -131,13 +131,13 @@ def name_of(pid: int) -> str:
 
 
 def command_of(pid: int) -> str:
-    """Return the command line of a process in one line, or its name where it has none."""
+    """Return the command line of a process in one line, or its name if it has none."""
     words = " ".join(_read(f"/proc/{pid}/cmdline").replace("\0", " ").split())
     return one_line(words or f"[{name_of(pid)}]", COMMAND_CHARS_MAX)
 
 
 def describe(pid: int) -> str:
-    """Return lines on a process and what each thread waits in; one that says so if it is gone.
+    """Return lines about a process and what each thread waits in, or that it has exited.
 
     No stacks of Python, but enough to tell a process that computes from one that sleeps, and one
     that waits for a lock from one that waits for a disk.
@@ -226,7 +226,7 @@ def _place_of_environ() -> tuple[tuple[str, str], int] | None:
         bases = _bases(os.getpid())
     except (OSError, ValueError):
         return None
-    # What is zero at first has no file of its own, but follows what has.
+    # Memory that is initially zero has no file; it follows its file's mapping.
     below = [(base, file) for file, base in bases.items() if base <= place]
     if not below:
         return None

@@ -21,7 +21,7 @@ DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 SIGNALS_ENV = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 PENDING_MAX = 64
-# Where a signal has two names, the usual one comes first.
+# If a signal has two names, the usual one is first.
 NAMES: dict[str, int] = {
     name: int(number)
     for name, number in sorted(vars(signal).items())

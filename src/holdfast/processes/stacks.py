@@ -1,4 +1,4 @@
-"""The Python stacks of a process by any available means, otherwise what the kernel knows.
+"""The Python stacks of a process by any available means, or else the kernel's information.
 
 1. By py-spy, from outside: it needs no help from the process and works even if that is stuck. The
    kernel allows it to root, and to the same user; if `/proc/sys/kernel/yama/ptrace_scope` is 1, only

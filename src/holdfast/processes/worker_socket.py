@@ -145,7 +145,7 @@ def _remove_stale(path: str) -> None:
             pid = 0  # Its queue is full: it is alive.
     raise EnvironmentProblem(
         f"{VARIABLE}: {path} is in use by {f'process {pid}' if pid else 'another process'}",
-        hint="give each worker a path of its own, with ${local_rank} in it",
+        hint="give each worker its own path, with ${local_rank} in it",
     )
 
 

@@ -1,10 +1,9 @@
 """Collectives over a store: ranks exchange data, or wait for each other.
 
-They work on any store, torch's included, and use TorchElastic's keys, so that ranks with torch's
-functions and ranks with these meet. A store need not have more than TorchElastic's functions use:
-one without `check`, or whose `wait` takes no timeout, will do. Better here: a timeout names the missing ranks on every rank,
-without further waiting; a rank that gives up is not counted any more; and a barrier can be reused
-by the same number of ranks.
+They work on any store, including torch's, and use TorchElastic's keys, so ranks with torch's functions and ranks
+with these interoperate. A store needs only what TorchElastic's functions use: `check`, and a timeout for
+`wait`, are optional. Improvements: a timeout names the missing ranks on every rank, without further
+waiting; a rank that times out is no longer counted; and the same number of ranks can reuse a barrier.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 RANKS_SHOWN_MAX = 32
-"""How many missing ranks are named; the rest is only counted."""
+"""How many missing ranks a message names; it counts the rest."""
 ASKING_S_MAX = 10.0
-"""How long to ask the store which ranks are missing."""
+"""The limit for finding out which ranks are missing."""
 LAST_WAIT_S_MIN = 0.001
-"""So that the last wait checks at least once; torch's stores take 0 as for ever."""
+"""The minimum, so that the last wait checks at least once; torch's stores read 0 as forever."""
 
 _CAME, _ALL_CAME, _MARK, _GATE = "/num_members", "/last_member", "/TRACE", "/TRACING_GATE"
 _NOTHING = "<val_ignored>"
@@ -49,7 +48,7 @@ def wait_for_keys(store: Any, keys: Sequence[str], timeout_s: float) -> None:
     """Wait until all keys have values; raises what the store raises on timeout."""
     try:
         store.wait(keys, timedelta(seconds=timeout_s))
-    except TypeError:  # Its `wait` takes keys alone.
+    except TypeError:  # Its `wait` accepts only keys.
         with store_timeout(store, timeout_s):
             store.wait(keys)
 
@@ -88,7 +87,7 @@ def barrier(
     rank_tracing_decoder: Callable[[int], str] | None = None,
     trace_timeout: float = ASKING_S_MAX,
 ) -> None:
-    """Wait until `world_size` ranks have come, including this one.
+    """Wait until `world_size` ranks have arrived, including this one.
 
     On timeout, raises `StoreTimeoutError`; if a `rank` is given, it names the missing ranks, through
     the decoder if there is one. Finding them takes `trace_timeout` seconds at most.
@@ -117,12 +116,12 @@ class _Turn:
     def __init__(self, store: Any, world_size: int, prefix: str, rank: int | None) -> None:
         self.store, self.world_size, self.prefix, self.rank = store, world_size, prefix, rank
         self.came = 0
-        """How many have come in this turn, as far as known."""
-        self._before = 0  # How many came in earlier turns.
+        """How many have arrived in this turn, as far as known."""
+        self._before = 0  # How many arrived in earlier turns.
         self._suffix = ""  # Torch's names are those of the first turn.
 
     def come(self) -> None:
-        """Be counted. This does not wait."""
+        """Register at the barrier, without waiting."""
         came = self.store.add(self.prefix + _CAME, 1)
         number = (came - 1) // self.world_size
         self._before = number * self.world_size
@@ -133,11 +132,11 @@ class _Turn:
             self.store.set(self._all_came, _NOTHING)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until all have come; raises what the store raises on timeout."""
+        """Wait until all have arrived; raises what the store raises on timeout."""
         wait_for_keys(self.store, [self._all_came], timeout_s)
 
     def give_up(self) -> bool:
-        """Stop being counted; return whether all have come just now after all."""
+        """Unregister; return whether all have arrived just now after all."""
         self.came = self.store.add(self.prefix + _CAME, -1) + 1 - self._before
         if _has(self.store, [self._all_came]):
             self.store.add(self.prefix + _CAME, 1)
@@ -145,14 +144,14 @@ class _Turn:
         return False
 
     def missing(self, until: float) -> list[int]:
-        """Return the ranks that did not come."""
+        """Return the ranks that did not arrive."""
         found = _absent(self.store, [self.mark(rank) for rank in range(self.world_size)], until)
         if self.rank == 0:
             self.store.set(self.prefix + _GATE, _NOTHING)  # Torch's other ranks wait for it.
         return found
 
     def mark(self, rank: int) -> str:
-        """Return the key that a rank sets when it comes."""
+        """Return the key that a rank sets when it arrives."""
         return f"{self.prefix}{rank}{_MARK}{self._suffix}"
 
     @property
@@ -197,16 +196,16 @@ def _soon() -> float:
 
 
 def _describe_missing(turn: _Turn, decode: Callable[[int], str], until: float) -> str:
-    """Return who is missing, as far as it can be found out."""
-    came = f"{turn.came} of {turn.world_size} came"
+    """Return which ranks are missing, as far as that can be determined."""
+    came = f"{turn.came} of {turn.world_size} arrived"
     if turn.rank is None:
         return came
     try:
         missing = turn.missing(until)
     except (RuntimeError, OSError) as problem:
-        return f"{came}; cannot find out which: {problem}"
+        return f"{came}; cannot determine which: {problem}"
     if not missing:
-        return f"{came}; the others came too early or too late"
+        return f"{came}; the others arrived too early or too late"
     nameless = turn.came + len(missing) - turn.world_size
     text = f"missing: {_ranks(missing, decode)} of {turn.world_size}"
     return f"{text}, but {nameless} of these came without giving a rank" if nameless > 0 else text
@@ -241,7 +240,7 @@ def _absent(store: Any, keys: Sequence[str], until: float) -> list[int]:
 
 
 def _has(store: Any, keys: Sequence[str]) -> bool:
-    """Return whether all keys have values; a store that cannot be asked is waited for shortly."""
+    """Return whether all keys have values; a store without `check` is waited for shortly."""
     try:
         return bool(store.check(keys))
     except (AttributeError, NotImplementedError, RuntimeError) as problem:
@@ -267,7 +266,7 @@ def _timed_out(text: str, problem: Exception) -> StoreTimeoutError:
 
 
 def _is_loss(problem: Exception) -> bool:
-    """Whether the store, be it torch's, is gone, and cannot say who is missing."""
+    """Whether the store, also torch's, is lost, and cannot tell which ranks are missing."""
     return isinstance(problem, DistNetworkError) or (
         type(problem).__name__ == DistNetworkError.__name__
     )

@@ -15,14 +15,13 @@ k<key>                     a value; h<beginning>-<hash> if the key is too long f
 .new.<random>              what becomes one of the others
 ```
 
-The folder is this user's alone: whoever else could write to it could answer for other nodes, and lead
-what is written here to other places by links. Files are made for their owner alone, and no link is
-followed.
+Only this user can access the folder: another writer could impersonate other nodes, and redirect writes by links.
+Files are created for their owner only, and links are not followed.
 
 The lock is `fcntl.lockf`, which works on NFS, and which the kernel releases when its holder dies.
-It does not keep threads of one process apart, and it is dropped when any descriptor of the file is
-closed; so a process opens a lock file once at a time, guarded by a lock of Python's. Acquiring it
-polls, since a blocking wait could not be bounded.
+It does not exclude threads of one process, and it is released when any descriptor of the file is closed; so a
+process opens a lock file once at a time, guarded by a Python lock. Acquiring it polls, since a blocking
+wait could not be bounded.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
 POLL_S_MIN = 0.001
 POLL_S_MAX = 0.1
 LOCK_S_MAX = 30.0
-"""How long to wait for a lock. It is held for a few file operations only, so its holder hangs."""
+"""How long to wait for a lock. It covers only a few file operations, so after that its holder hangs."""
 
 _BUSY = (errno.EACCES, errno.EAGAIN)
 
@@ -78,7 +77,7 @@ class _ThreadLocks:
         self.forget()
 
     def forget(self) -> None:
-        """Start afresh, as a forked child has to: the holders of these are in the parent."""
+        """Reset in a forked child: the holders of these locks are in the parent."""
         self.lock = threading.Lock()
         self.by_path: WeakValueDictionary[str, _ThreadLock] = WeakValueDictionary()
 
@@ -89,7 +88,7 @@ os.register_at_fork(after_in_child=_table.forget)
 
 @contextmanager
 def locked(path: str, timeout_s: float = LOCK_S_MAX, folder: int | None = None) -> Iterator[None]:
-    """Hold the lock of this file, which is created if need be and never removed.
+    """Hold the lock of this file, which is created if missing and never removed.
 
     `folder` is a descriptor of its folder, if the caller has one. Raises `StoreTimeoutError` if
     another holds it for too long, and `OSError` if it cannot be used.
@@ -136,12 +135,12 @@ def pauses() -> Iterator[float]:
 
 
 def _held(path: str, timeout_s: float) -> str:
-    return f"{path} has been locked by another process or host for more than {timeout_s:g} s"
+    return f"another process or host has held the lock {path} for more than {timeout_s:g} s"
 
 
 # The folder.
 
-NAME_CHARS_MAX = 200  # File systems take 255 bytes; the rest is for marks and numbers.
+NAME_CHARS_MAX = 200  # File systems accept 255 bytes; the rest is for marks and numbers.
 STALE_TRIES_MAX = 5
 
 LOCK_MARK, NEW_MARK = ".lock", ".new."
@@ -152,11 +151,10 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class SharedFolder:
-    """One folder of this user's, which is created if it does not exist, unless `make` is false.
+    """One folder of this user, created if it does not exist, unless `make` is false.
 
-    Whatever is done in it is done by a descriptor of the folder, of which it was seen that it is this
-    user's: somebody who can put another one in its place gains nothing. `stem` is how the names of its
-    lock and of unfinished files begin.
+    All operations use a descriptor of the folder whose owner was checked, so replacing the folder has no effect.
+    `stem` is the prefix of the names of its lock and of unfinished files.
     """
 
     def __init__(
@@ -170,24 +168,24 @@ class SharedFolder:
         self.path = path
         self._stem = stem
         self._parent = parent
-        self._seen: tuple[int, ...] = ()  # What the folder was when it was looked at.
+        self._seen: tuple[int, ...] = ()  # The folder's identity when it was checked.
         self._is_swept = False
         if make:
             with self._place() as (name, folder):
                 make_folder(path, name, folder)
             try:
-                self.refresh()  # It is looked at now.
+                self.refresh()  # It is checked now.
             except OSError as problem:
                 why = "it is a link" if os.path.islink(path) else problem.strerror
                 raise _unusable(path, why) from None
 
     def below(self, name: str) -> SharedFolder:
-        """Return a folder in this one, which is created if it does not exist."""
+        """Return a folder in this one, created if it does not exist."""
         return SharedFolder(self._at(name), parent=self)
 
     @contextmanager
     def opened(self) -> Iterator[int]:
-        """Give a descriptor of the folder; raise `EnvironmentProblem` if it is not this user's.
+        """Yield a descriptor of the folder; raise `EnvironmentProblem` if it is not this user's.
 
         NFS asks its server about a folder when that is opened, and otherwise caches a missing name
         for up to a minute.
@@ -206,7 +204,7 @@ class SharedFolder:
 
     @contextmanager
     def _place(self) -> Iterator[tuple[str, int | None]]:
-        """Give the folder's name, and a descriptor of where that is, if it is not the whole path."""
+        """Yield the folder's name, and a descriptor of its parent, if the name is not the whole path."""
         if self._parent is None:
             yield self.path, None
         else:
@@ -290,7 +288,7 @@ class SharedFolder:
             pass
 
     def polls(self, timeout_s: float) -> Iterator[None]:
-        """Yield whenever it is time to look, at least once and a last time at the deadline."""
+        """Yield whenever it is time to poll, at least once and a last time at the deadline."""
         deadline = time.monotonic() + timeout_s
         for pause in pauses():
             self.refresh()
@@ -301,7 +299,7 @@ class SharedFolder:
             time.sleep(min(pause, left))
 
     def _sweep(self, folder: int) -> None:
-        """Remove, once, what others left that were killed while they wrote."""
+        """Remove, once, the unfinished files of killed processes."""
         if not self._is_swept:
             self._is_swept = True
             for name in os.listdir(folder):
@@ -331,21 +329,21 @@ def make_folder(path: str, name: str, parent: int | None) -> None:
         try:
             os.mkdir(name, 0o700, dir_fd=parent)
         except FileExistsError:
-            pass  # What it is, and whose, is looked at when it is opened.
+            pass  # Its type and owner are checked when it is opened.
     except OSError as problem:
         raise _unusable(path, problem.strerror) from None
 
 
 def check_private(descriptor: int, path: str) -> None:
-    """Raise `EnvironmentProblem` unless a folder is this user's, and nobody else can write to it."""
+    """Raise `EnvironmentProblem` unless this user owns the folder and no other user can write to it."""
     found = os.fstat(descriptor)
     if found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_WRITE:
         return
-    # Some network file systems know neither users nor modes, or take root for somebody else.
+    # Some network file systems have neither users nor modes, or map root to another user.
     mine = _as_seen(descriptor, path)
     if found.st_uid != mine.st_uid:
         raise _unusable(
-            path, f"it belongs to another user (uid {found.st_uid})", "remove it, or name another"
+            path, f"it belongs to another user (uid {found.st_uid})", "remove it, or choose another"
         )
     if found.st_mode & _OTHERS_WRITE and not mine.st_mode & _OTHERS_WRITE:
         raise _unusable(
@@ -354,7 +352,7 @@ def check_private(descriptor: int, path: str) -> None:
 
 
 def _as_seen(folder: int, path: str) -> os.stat_result:
-    """Return what a file system makes of a file that is this user's alone."""
+    """Return the owner and mode that the file system reports for a private file of this user."""
     name = _new_name()
     try:
         descriptor = os.open(name, _NEW_FILE, 0o600, dir_fd=folder)
@@ -389,7 +387,7 @@ def _unlink(name: str, folder: int) -> bool:
 def _unusable(path: str, why: str | None, hint: str = "") -> EnvironmentProblem:
     return EnvironmentProblem(
         f"cannot use the shared folder {path!r}: {why}",
-        hint=hint or "name a folder that all nodes can write to",
+        hint=hint or "choose a folder that all nodes can write to",
     )
 
 
@@ -402,7 +400,7 @@ KEY_MARK, QUEUE_MARK, BARRIER_MARK = ".key.", ".queue.", ".barrier."
 
 
 class FileStore:
-    """Keys and values as files of one folder, which is created if it does not exist. See `Store`."""
+    """Keys and values as files of one folder, created if it does not exist. See `Store`."""
 
     def __init__(
         self,
@@ -502,8 +500,8 @@ class FileStore:
         return self._files.read_pair(QUEUE_MARK + file_name(key))[1]
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """See `Store`. A caller that gives up is not counted any more; after all have passed, the
-        next caller starts a new barrier. One that is killed while it waits stays counted.
+        """See `Store`. A caller that times out is no longer counted; after all have passed, the
+        next caller starts a new barrier. A caller that is killed while it waits stays counted.
         """
         seconds = self._seconds(timeout)
         barrier = BARRIER_MARK + file_name(key)
@@ -558,12 +556,12 @@ class FileStore:
     def _await(
         self, keys: Sequence[str], is_there: Callable[[str], bool], timeout_s: float
     ) -> None:
-        """Poll until all keys are there at once."""
+        """Poll until all keys exist at the same time."""
         order = list(dict.fromkeys(keys))
         for _ in self._files.polls(timeout_s):
             if self._all_there(order, is_there):
                 return
-        # A key that was missing at the last poll may have come since.
+        # A key that was missing at the last poll may exist now.
         missing = [key for key in order if not is_there(key)] or order[:1]
         raise wait_timed_out(missing, timeout_s, self._where)
 
@@ -604,7 +602,7 @@ class FileStore:
             return value
 
     def _come(self, key: str, world_size: int) -> tuple[int, int]:
-        """Be counted at a barrier; return its turn, and how many have come."""
+        """Register at a barrier; return its turn, and how many have arrived."""
         name = file_name(key)
         with self._files.locked():
             add_to_counter(key, self._files.read(name), 0)  # Raises if the key is used otherwise.
@@ -616,7 +614,7 @@ class FileStore:
             return turn, came
 
     def _give_up(self, key: str, turn: int) -> tuple[bool, int]:
-        """Stop being counted; return whether all came after all, and how many were there."""
+        """Unregister; return whether all arrived after all, and how many there were."""
         name = file_name(key)
         with self._files.locked():
             now, came = self._files.read_pair(BARRIER_MARK + name)

@@ -1,4 +1,4 @@
-"""The store of a job, for a worker without torch: its environment says where it is and who serves it.
+"""The store of a job, for a worker without torch: the environment defines its address and its server.
 
 Under `holdfast run` and `torchrun` that is usually an agent, otherwise the worker of rank 0.
 """

@@ -5,17 +5,17 @@ because of it are put on `woken`, which the caller has to empty after every call
 
 What is better here than in PyTorch's server:
 
-- A wait ends when all its keys are there at the same time: a key that is deleted meanwhile is
-  awaited again, and a failed compare_set wakes nobody.
-- A barrier counts the clients that wait at it. One that gives up or disconnects is not counted any
-  more; when all have passed, the next client starts a new barrier. (PyTorch's counts calls, for
-  ever: it lets everybody pass from then on.) The value of its key is how many have come, as there.
-- A client that waits for a single queue and is woken has a value of it promised until its next
-  request, so that nobody else takes it first: a blocking pop never finds nothing. But the client
-  may only have wanted to know, or be stopped: the caller ends old promises from time to time.
-- Giving up costs only as much as what the client itself waits for.
-- Clients can have a `Share` of it, so that none of them, nor some together, can fill it: what a
-  client writes counts for its share until somebody else writes there, or it is gone.
+- A wait ends when all its keys exist at the same time: a key that is deleted meanwhile is awaited again, and a
+  failed compare_set wakes no client.
+- A barrier counts the clients that wait at it. A client that times out or disconnects is no longer counted; when
+  all have passed, the next client starts a new barrier. (PyTorch's server counts calls forever, so every
+  later client passes.) The value of its key is the number of arrived clients, as in PyTorch.
+- A client that waits for a single queue and is woken has a value reserved until its next request, so no other
+  client takes it first: a blocking pop always finds a value. But the client may not pop, or be stopped: the
+  caller ends old reservations ("promises") from time to time.
+- Cancelling costs only as much as the wait itself.
+- Clients can have a `Share`, so that neither one nor some together can fill the space: what a client writes counts
+  for its share until another client writes there, or it is deleted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A store inside one process: for jobs of one node, and for agents that share a process.
 
-Every job on one node loads this module, so it imports next to nothing. What all stores share about
-values, times and messages is at its end for the same reason.
+The functions at the end, about values, times and messages, are for all stores.
 """
 
 from __future__ import annotations
@@ -130,7 +129,7 @@ class MemoryStore:
             return len(self._queues.get(key, ()))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """See `Store`. A caller that gives up is not counted any more; after all have passed, the
+        """See `Store`. A caller that times out is no longer counted; after all have passed, the
         next caller starts a new barrier.
         """
         seconds = self._seconds(timeout)
@@ -146,7 +145,7 @@ class MemoryStore:
                 return
             try:
                 self._sleep(lambda: mine.complete, seconds)
-            finally:  # A signal's handler may have ended the sleep, too.
+            finally:  # A signal handler may have ended the sleep too.
                 if not mine.complete:
                     came = mine.came
                     self._count(key, mine, -1)
@@ -233,7 +232,7 @@ def add_to_counter(key: str, value: bytes | None, amount: int) -> int:
 
 
 def named(keys: Sequence[str]) -> str:
-    """Return keys for a message, shortened to what a person reads."""
+    """Return keys for a message, shortened."""
     text = ", ".join(
         key if len(key) <= KEY_CHARS_SHOWN_MAX else f"{key[:KEY_CHARS_SHOWN_MAX]}..."
         for key in keys[:KEYS_SHOWN_MAX]
@@ -252,5 +251,5 @@ def barrier_timed_out(
 ) -> DistStoreError:
     """Return the error of a barrier that timed out."""
     return StoreTimeoutError(
-        f"only {came} of {world_size} came to the barrier {named([key])} within {waited_s:g} s{where}"
+        f"only {came} of {world_size} reached the barrier {named([key])} within {waited_s:g} s{where}"
     )

@@ -1,4 +1,4 @@
-"""A part of a store: every key gets a prefix, so that rounds do not see each other's keys.
+"""A part of a store: every key gets a prefix, so that rounds have separate keys.
 
 It works on any store of this package or of torch.
 """

@@ -6,7 +6,7 @@ RuntimeError
     ├── DistNetworkError         the store is unreachable, or the connection was lost
     └── DistStoreError           the store was reached, but the operation failed
         ├── StoreTimeoutError    a wait timed out (also a TimeoutError)
-        │   └── SilentServerError    nobody answers at the other end (also a DistNetworkError)
+        │   └── SilentServerError    the server never responds (also a DistNetworkError)
         └── QueueEmptyError      a queue was empty
 ```
 """
@@ -31,7 +31,7 @@ class StoreTimeoutError(DistStoreError, TimeoutError):
 
 
 class SilentServerError(DistNetworkError, StoreTimeoutError):
-    """Something accepted the connection and never said a word; torch has it as a network error."""
+    """The server accepted the connection and never responded; torch reports a network error."""
 
 
 class QueueEmptyError(DistStoreError):

@@ -1,1 +1,1 @@
-"""Watchdog timers: a worker says by when it will be done, and is killed if it is not."""
+"""Watchdog timers: a worker sets a deadline, and is killed if it misses it."""

@@ -1,8 +1,8 @@
 """The named pipe over which workers send timer requests.
 
-It is opened for reading and writing, so that opening it never blocks and it never ends however
-often writers come and go. Only its owner can open it. Whatever is at its path is left alone, unless
-it is a pipe that nobody reads any more, left behind by an agent that was killed.
+The agent opens it for reading and writing, so that opening does not block and the pipe does not end
+when a writer closes it. Only its owner can open it. An existing file at its path is replaced only if
+it is a pipe without a reader, left by an agent that was killed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PIPE_BYTES = 1 << 20
-"""How much the pipe holds, if the kernel lets it: about 8,000 requests."""
+"""The capacity of the pipe if the kernel permits it: about 8,000 requests."""
 
 TAKE_BYTES_MAX = 2 * PIPE_BYTES
-"""The most that is read at once: all that was in the pipe, however fast it is filled."""
+"""The limit for one read of the whole pipe, however fast writers fill it."""
 
 READ_BYTES = 1 << 16
 
@@ -71,7 +71,7 @@ class RequestPipe:
             try:
                 os.unlink(self.path)
             except OSError:
-                pass  # Somebody has removed it just now, or its folder.
+                pass  # Another process has removed it, or its folder.
         os.close(self._fd)
         self._fd = -1
 
@@ -91,11 +91,11 @@ def clear_path(path: str) -> None:
     except OSError as problem:
         raise _unusable(path, problem.strerror or str(problem)) from problem
     if not stat.S_ISFIFO(there.st_mode):
-        raise _unusable(path, "something other than a pipe is there")
+        raise _unusable(path, "the path exists and is not a pipe")
     if there.st_uid != os.geteuid():
-        raise _unusable(path, "the pipe there belongs to another user")
+        raise _unusable(path, "the pipe belongs to another user")
     if _is_read(path):
-        raise _unusable(path, "another agent reads the pipe there")
+        raise _unusable(path, "another agent reads the pipe")
     os.unlink(path)
 
 
@@ -110,6 +110,6 @@ def _is_read(path: str) -> bool:
 
 def _unusable(path: str, why: str) -> UsageError:
     return UsageError(
-        f"cannot make the timer pipe {path}: {why}",
+        f"cannot create the timer pipe {path}: {why}",
         hint="set TORCHELASTIC_TIMER_FILE to a path that does not exist yet, or leave it out",
     )

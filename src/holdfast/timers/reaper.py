@@ -1,10 +1,9 @@
-"""What happens to a worker whose timer has expired, and in which order.
+"""Kills workers whose timers have expired.
 
-The expiry is reported (`timer expired`), the worker's stacks are dumped, the worker gets the signal
-that the timer named, and that is reported (`kill worker process`). Workers that wait for each other
-are late together, so all are dumped before the first is killed. Nothing that goes wrong with the
-dump keeps a worker alive, and the process that watches is never signalled. Only what descends from
-a worker may be watched and killed.
+For each worker, the reaper reports the expiry (`timer expired`), dumps the stacks, sends the timer's
+signal and reports that (`kill worker process`). Workers that wait for each other are late together,
+so the reaper dumps all of them before it kills the first. A failed dump does not keep a worker alive.
+The reaper never signals its own process, and only watches and kills descendants of a worker.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ KILLED = "kill worker process"
 
 SCOPES_NAMED_MAX = 3
 REPORT_ROUNDS_MAX = 4
-"""How often it is asked who else has become late, before the first is killed."""
+"""How often to look for more late workers before killing the first."""
 DUMPS_AT_ONCE = 8
-"""Stacks dumped at the same time: workers that wait for each other are best seen so."""
+"""Dumps that run at the same time, to show workers that wait for each other."""
 
 
 def send_signal(pid: int, signum: int) -> None:
@@ -59,9 +58,9 @@ def send_signal(pid: int, signum: int) -> None:
 class Reaper:
     """Kills workers whose timers expired.
 
-    `is_ours(pid)` says whether a process is a worker or belongs to one, `dump(pid)` writes its
-    stacks into its log (within a limited time), `kill(pid, signum)` signals it,
-    and `report(what, request)` gets what happens.
+    `is_ours(pid)` returns whether a process belongs to a worker, `dump(pid)` writes its stacks into
+    its log (within a limited time), `kill(pid, signum)` signals it, and `report(what, request)`
+    receives each step.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Reaper:
         self._report = report
 
     def is_ours(self, pid: int) -> bool:
-        """Whether a process may be watched and killed. This one may not, whoever asks."""
+        """Whether a timer may watch and kill a process; never this process itself."""
         return pid > 0 and pid != os.getpid() and self._is_ours(pid)
 
     def report(self, what: str, request: FileTimerRequest | None = None) -> None:
@@ -126,7 +125,7 @@ class Reaper:
         return expired
 
     def _is_alive(self, pid: int) -> bool:
-        """Whether a process is still a worker's; it may have ended by itself, or been stopped."""
+        """Whether a process still belongs to a worker and has not ended."""
         return self.is_ours(pid) and not has_ended(pid)
 
     def _report_and_dump(self, late: Mapping[int, Sequence[FileTimerRequest]]) -> None:
@@ -170,7 +169,7 @@ class Reaper:
         console.error(f"timer expired: {named} (pid {pid}); it is {what}")
 
     def _dump_all(self, pids: Sequence[int]) -> None:
-        """Dump the stacks of several workers at once: one that is stuck holds up no other."""
+        """Dump the stacks of several workers in parallel, so that one that is stuck delays no other."""
         waiting = [*reversed(pids)]
 
         def dump_some() -> None:

@@ -1,11 +1,11 @@
 """A script's side of watchdog timers: `with expires(after=60): ...`, and the client over a named pipe.
 
-Every block has a timer of its own, also where blocks are nested or run in several threads at once
-and have the same name or none: a name that is in use gets a number, so that leaving a block
-releases just its own. A block without a name is known by its file and line.
+Each block has its own timer, even if nested or concurrent blocks have the same name or none: a name
+that is in use gets a number, so that leaving a block releases only its own timer. The default name
+of a block is its file and line.
 
-The pipe is opened anew for each request, so that forked processes and servers that come and go need
-no thought.
+The client opens the pipe for each request. So it works in forked processes and after a restart of
+the server.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ExpiringBlock:
         self._leave(release=True)
 
     def __call__(self, function: Function) -> Function:
-        """Give every call of a function a timer of its own."""
+        """Give each call of a function its own timer."""
 
         @wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:

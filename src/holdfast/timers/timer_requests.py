@@ -1,8 +1,8 @@
-"""What a client asks of a timer server: to set a timer or to release it; and requests as JSON lines.
+"""Requests to a timer server, to set or release a timer, as JSON lines.
 
-An invalid line costs nothing but itself. Writers write a line in one piece, so a piece without an
-end can only come from one that broke off or that is not ours: what follows it on the same line is
-found nevertheless.
+An invalid line affects no other line. Writers write each line in one piece. So a piece without an end
+is from a writer that was interrupted or from another program; the parser still finds a request that
+follows it on the same line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RELEASED = -1
 """The `expiration_time` of a request that releases its timer."""
 
 TIME_MAX = 1e15
-"""Seconds; a later expiry, as of `expires(after=math.inf)`, counts as this."""
+"""Seconds; the limit for an expiry, such as that of `expires(after=math.inf)`."""
 
 
 def is_time(value: object) -> TypeGuard[float]:
@@ -78,7 +78,7 @@ class FileTimerRequest(TimerRequest):
         return (*super()._fields(), self.signal)
 
     def to_json(self) -> str:
-        """Return the request as it goes over the wire, without the newline."""
+        """Return the request in its wire format, without the newline."""
         return json.dumps(
             {
                 "version": self.version,
@@ -103,14 +103,14 @@ class InvalidRequest(ValueError):
 
 
 class LineSplitter:
-    """Splits chunks into lines; keeps the beginning of one that has not ended."""
+    """Splits chunks into lines; buffers the last line until its end arrives."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._skipping = False  # The line is too long: nothing of it counts.
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Yield the lines that end in this chunk; of one that is too long, its beginning."""
+        """Yield the lines that end in this chunk, truncated if they are too long."""
         *ended, self._rest = (self._rest + chunk).split(b"\n")
         for line in ended:
             if self._skipping:
@@ -159,7 +159,7 @@ def _parse_line(line: bytes) -> FileTimerRequest:
 
 
 def excerpt(line: bytes) -> str:
-    """Return a line as it is shown in a message."""
+    """Return a line for a message."""
     short = line[:SHOWN_BYTES_MAX]
     return repr(short.decode(errors="replace")) + ("..." if len(line) > len(short) else "")
 

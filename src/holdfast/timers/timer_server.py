@@ -1,9 +1,9 @@
 """The server of timers that workers set over a named pipe.
 
 An agent drives it from its own loop, without a thread: wait until `fileno()` is readable or until
-`next_deadline()`, then `take(now)`; `close()` at the end. Everybody else runs it in a thread with
-`start()` and `stop()`, as TorchElastic's. Requests are always read before asking what is due, so
-that a server that was held up does not kill workers that were in time.
+`next_deadline()`, then `take(now)`; `close()` at the end. Other programs run it in a thread with
+`start()` and `stop()`, as TorchElastic's. The server reads all requests before it checks deadlines,
+so that a delayed server does not kill workers that were in time.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ KILLS_MAX = 5
 """Attempts to kill a worker, `KILL_AGAIN_S` apart."""
 
 FULL_TAKES_MAX = 8
-"""While the pipe is filled as fast as it is read, nobody is late, but for this many reads."""
+"""Reads of a full pipe before timers may expire: the releases may still be in the pipe."""
 
 
 class FileTimerServer:
     """Watches the timers of this agent's workers, and kills those whose timers expire.
 
-    `max_interval` is accepted for TorchElastic's sake; nothing here is polled. `is_ours(pid)` says
-    whose process a request may name, by default any that descends from this one. `dump` writes a
-    worker's stacks, `kill` signals it, and `log_event` gets what happens.
+    `max_interval` is TorchElastic's and has no effect, as nothing is polled. `is_ours(pid)` returns
+    whether a request may name a process, by default any descendant of this one. `dump` writes a
+    worker's stacks, `kill` signals it, and `log_event` receives each step.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class FileTimerServer:
         return self._find_late(now)
 
     def dump(self, late: dict[int, list[FileTimerRequest]]) -> None:
-        """Report and dump these processes; add to them those that became late meanwhile."""
+        """Report and dump late processes, and add processes that become late meanwhile."""
 
         def find_more() -> dict[int, list[FileTimerRequest]]:
             now = time.monotonic()
@@ -123,7 +123,7 @@ class FileTimerServer:
         self._settle(pid, requests, now, killed=self._reaper.kill_late(pid, requests))
 
     def is_reachable(self) -> bool:
-        """Whether clients find the pipe where it was made."""
+        """Whether the pipe still exists at its path."""
         return self._pipe.is_reachable()
 
     def forget_all(self) -> None:
@@ -154,7 +154,7 @@ class FileTimerServer:
         self._reaper.report(STOPPED)
 
     def run_once(self) -> None:
-        """Read what has come up to now, kill the late, and stop."""
+        """Read the requests that have arrived, kill late workers, and stop."""
         if self._thread is not None:
             self._thread.stop()
             self._thread = None
@@ -277,7 +277,7 @@ FAULT_PAUSE_S, FAULT_PAUSE_S_MAX = 0.1, 10.0
 
 
 class ServerThread:
-    """Drives a server; a failure is reported once, and does not end it."""
+    """Drives a server; it reports a failure once and continues."""
 
     def __init__(self, server: FileTimerServer, *, daemon: bool) -> None:
         self._server = server
@@ -286,7 +286,7 @@ class ServerThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Let it read once more what has come, and wait until it has ended."""
+        """Wait until the thread has read the remaining requests and ended."""
         os.close(self._end)
         self._thread.join()
         os.close(self._ending)
@@ -296,17 +296,19 @@ class ServerThread:
         while True:
             if faults == 0:
                 wait_for(self._server.next_deadline(), self._server.fileno(), self._ending)
-            else:  # What failed is still there: do not retry it all the time.
+            else:  # The failure may persist, so wait before the next attempt.
                 pause_s = min(faults * FAULT_PAUSE_S, FAULT_PAUSE_S_MAX)
                 wait_for(time.monotonic() + pause_s, self._ending)
-            ending = self._is_ending()  # Asked first: what came before is read in any case.
+            ending = (
+                self._is_ending()
+            )  # Checked first, so that the last read has all earlier requests.
             try:
                 self._server.take(time.monotonic())
                 faults = 0
-            except Exception as problem:  # noqa: BLE001 (a watchdog goes on)
+            except Exception as problem:  # noqa: BLE001 (a watchdog continues)
                 faults += 1
                 if faults == 1:
-                    console.warning(f"timer server: {console.describe(problem)}; it goes on")
+                    console.warning(f"timer server: {console.describe(problem)}; continuing")
             if ending:
                 return
 

@@ -1,8 +1,8 @@
-"""The timers that a server watches: what was asked for, and when each is due.
+"""The timers that a server watches: the requests, and when each is due.
 
-A client gives the expiry by the time of day. It is turned into seconds from now when it arrives,
-and from then on only the monotonic clock counts: no step of the clock kills a worker. Setting and
-releasing a timer cost the logarithm of how many there are; nothing is searched to find what is due.
+A client sends the expiry as a time of day. The server converts it to the monotonic clock when it
+arrives, so that a step of the clock does not kill a worker. Setting and releasing a timer take
+logarithmic time; finding the next timer needs no search.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 Request = TypeVar("Request", bound=TimerRequest)
 
 TIMERS_MAX = 10_000
-"""One more timer than this, about 5 MB of them, is refused."""
+"""The limit, about 5 MB; the server rejects more timers."""
 PURGE_S = 1.0
-"""Where there are too many timers, those of ended processes are looked for this often."""
+"""The interval for dropping timers of ended processes if there are too many timers."""
 STALE_MAX = 64
-"""The heap may have this many entries more than twice the timers, before it is rebuilt."""
+"""The heap is rebuilt if it has more entries than twice the timers plus this."""
 
 
 class _Timer(Generic[Request]):
@@ -74,7 +74,7 @@ class TimerTable(Generic[Request]):
         return True
 
     def release(self, pid: int, scope: str) -> None:
-        """Drop a timer, if there is such a one."""
+        """Drop a timer, if it exists."""
         with self._lock:
             scopes = self._timers.get(pid, {})
             if scopes.pop(scope, None) is not None:
@@ -135,7 +135,7 @@ class TimerTable(Generic[Request]):
         return found
 
     def _purge(self, now: float) -> None:
-        """Drop the timers of processes that are gone, if that was not done just now."""
+        """Drop the timers of ended processes, at most once per `PURGE_S`."""
         if now - self._purged_at >= PURGE_S:
             self._purged_at = now
             self.clear([pid for pid in self._timers if not self._is_alive(pid)])

@@ -1,8 +1,8 @@
 """A node of a job whose agents are torchrun's, and the keys of its rounds.
 
-torchrun's agent looks after its membership only while its workers run. While it waits for other
-nodes in the store of a round it does not look, so calls to that store end with the round
-(`RoundKeys`); `rendezvous.polled` sees to the rest.
+torchrun's agent checks its membership only while its workers run. It does not check while it waits
+for other nodes in the store of a round, so calls to that store end with the round (`RoundKeys`).
+`rendezvous.polled` handles the rest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from holdfast.wire.messages import StoreResult
 
 LOOK_S = 0.1
-"""How often somebody who waits looks whether the round is over; torchrun's agent does the same."""
+"""How often a waiting call checks whether the round is over, as torchrun's agent does."""
 
 
 class PluginNode(CoordinatorHandler):
@@ -39,16 +39,16 @@ class PluginNode(CoordinatorHandler):
 
     announce = staticmethod(console.notice)
     is_done = False
-    """Whether its workers of the current round all ended well."""
+    """Whether all its workers of the current round succeeded."""
 
     def __init__(self, params: RendezvousParameters) -> None:
         super().__init__(params)
-        # Until the end, torchrun gives its workers all variables that it has itself.
+        # Removed until the end, since torchrun passes its own environment to its workers.
         here = (name for name in (VARIABLE, FILE_VARIABLE) if name in os.environ)
         self.environ = {name: os.environ.pop(name) for name in here}
 
     def shutdown(self) -> bool:
-        """Leave the job, and release what the handler holds."""
+        """Leave the job, and release the handler's resources."""
         for name, value in self.environ.items():
             os.environ.setdefault(name, value)
         return super().shutdown()
@@ -59,16 +59,16 @@ class PluginNode(CoordinatorHandler):
         return super().next_rendezvous()
 
     def why_over(self, round_: View) -> str:
-        """Return why a round is over; nothing while it lasts, or if it ended well."""
+        """Return why a round is over; an empty text while it lasts, or if it succeeded."""
         return "" if self.ended_well() else super().why_over(round_)
 
     def ended_well(self) -> bool:
-        """Return whether the job is over because all workers of all nodes are done."""
+        """Return whether the job is over because all workers of all nodes succeeded."""
         view = self._newest_view()
         return view is not None and view.outcome is JobOutcome.SUCCEEDED
 
     def report_done(self) -> None:
-        """Report that all workers of this node ended well."""
+        """Report that all workers of this node succeeded."""
         assert self.round is not None
         self.is_done = True
         self.enter().report(NodePhase.SUCCEEDED, self.round.generation)
@@ -96,7 +96,7 @@ class RoundKeys(CoordinatorStore):
         self._node = node
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys have values, or all is done: then there is nothing to wait for."""
+        """Wait until all keys have values, or the job has succeeded."""
         limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
         answer = self._begin("wait", keys, timeout_s=limit_s)
         if self._await(answer, limit_s, self._node.ended_well):
@@ -114,7 +114,7 @@ class RoundKeys(CoordinatorStore):
         problem = self._connection.problem()
         if problem:
             raise ConnectionError(problem)
-        raise TimeoutError(f"no answer within {limit_s:g} s about: {', '.join(keys)}")
+        raise TimeoutError(f"no response within {limit_s:g} s about: {', '.join(keys)}")
 
     def _await(
         self,
@@ -122,7 +122,7 @@ class RoundKeys(CoordinatorStore):
         limit_s: float,
         is_enough: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Wait for an answer, and for nothing else; return whether it came."""
+        """Wait for an answer; return whether it arrived."""
         deadline = time.monotonic() + limit_s + SLACK_S
         while not answer.done():
             rest = deadline - time.monotonic()

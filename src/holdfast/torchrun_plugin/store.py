@@ -66,7 +66,7 @@ class RoundStore(Store):  # type: ignore[misc]
             return keys.compare_set(key, expected, desired)
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Put a value after the one that a key has."""
+        """Append to the value of a key."""
         with self._keys() as keys:
             keys.append(key, value)
 

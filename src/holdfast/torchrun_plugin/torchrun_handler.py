@@ -1,9 +1,9 @@
 """`TorchrunHandler`: Holdfast's rendezvous as torchrun's agent drives it.
 
 As with torchrun's own `c10d`, each node counts restarts itself, polls every `monitor_interval`
-whether it should join a new round, and cannot start its workers again once they are done. Unlike
-there, all nodes learn of one that joins, leaves or dies and form a new round, and a node that gives up
-ends the job for all at once.
+whether to join a new round, and cannot restart its workers once they have succeeded. Unlike `c10d`,
+all nodes form a new round if a node joins, leaves or dies, and a node that fails for good ends the
+job on all nodes immediately.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
             self._node = PluginNode(_translated(params))
         self._is_shut = False
         self._not_needed = False
-        # torchrun does not shut its handler down when a signal ends it; the others should learn of
-        # that all the same. Forked processes are not concerned.
+        # torchrun does not shut down its handler when a signal ends it. Leave the job then, too; but
+        # not in forked processes.
         atexit.register(_leave, weakref.ref(self), os.getpid())
 
     @property
@@ -83,10 +83,10 @@ class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
             self._node.set_closed()
 
     def num_nodes_waiting(self) -> int:
-        """Return above 0 if this node should ask for the next round, or the job is over.
+        """Return more than 0 if this node should join the next round, or the job is over.
 
-        torchrun's agent polls nothing else while its workers run, and a job that another node gave
-        up should not go on here.
+        torchrun's agent polls nothing else while its workers run, and must not continue a job that
+        another node has ended.
         """
         with _as_torchs():
             return self._node.num_nodes_waiting()
@@ -104,14 +104,13 @@ class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
             well = False
         self.leave()
         if self._not_needed and isinstance(cause, AttributeError):
-            # torchrun's agent treats `RendezvousGracefulExitError` as no failure and returns no
-            # result; its caller (torch 2.13) then looks for failures in that, and would end the
-            # command with a traceback.
+            # After `RendezvousGracefulExitError`, torchrun's agent returns no result. Its caller
+            # (torch 2.13) searches that for failures, and would fail with a traceback.
             raise SystemExit(0)
         return well
 
     def leave(self) -> None:
-        """Leave the job at once, and release what the handler holds; may be called repeatedly."""
+        """Leave the job, and release the handler's resources; may be called repeatedly."""
         self._node.shutdown()
 
     def _report_end(self, cause: BaseException | None) -> None:
@@ -143,7 +142,7 @@ def _translated(params: Any) -> RendezvousParameters:
 
 
 def _first_failure(node: str, error: Any) -> Failure:
-    """Return the failure that made torchrun give up, in one line for the others."""
+    """Return the failure that ended torchrun, in one line for the other nodes."""
     host = os.uname().nodename
     rank, failure = error.get_first_failure()
     code = failure.exitcode
@@ -154,14 +153,14 @@ def _first_failure(node: str, error: Any) -> Failure:
         rank=rank,
         pid=failure.pid,
         exitcode=code,
-        summary=f"rank {rank} (pid {failure.pid} on {host}) failed: {how}; its torchrun gave up",
+        summary=f"rank {rank} (pid {failure.pid} on {host}) failed: {how}; its torchrun stopped",
         retryable=False,
     )
 
 
 @contextmanager
 def _as_torchs() -> Iterator[None]:
-    """Raise torch's exceptions in place of ours, with our words."""
+    """Convert our exceptions to torch's, with the same message."""
     try:
         yield
     except UsageError as error:

@@ -74,11 +74,11 @@ def agent_row(agent: Here) -> dict[str, Any]:
 
 
 class LogPrinter:
-    """Prints lines of many ranks, each with its rank before it."""
+    """Prints lines of many ranks, each prefixed with its rank."""
 
     def __init__(self, *, prefixed: bool, coloured: bool) -> None:
         self._prefixed, self._coloured = prefixed, coloured
-        self._whose: tuple[int, str] | None = None  # Of a line that has no end yet.
+        self._whose: tuple[int, str] | None = None  # The source of a line that is not complete yet.
 
     def show(self, lines: LogLines) -> None:
         text = lines.text

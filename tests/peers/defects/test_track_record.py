@@ -12,7 +12,7 @@ PAGE = ROOT / "docs" / "track-record.md"
 
 
 def rows() -> list[list[str]]:
-    defects, _, _ = PAGE.read_text().partition("\n## Under chaos")
+    defects, _, _ = PAGE.read_text().partition("\n## Chaos runs")
     lines = [line for line in defects.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     return [row for row in cells if row[0] != "under torchrun"]

@@ -63,7 +63,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     return Watch(monkeypatch)
 
 
-def test_workers_that_are_awake_now_and_then_are_not_stuck(watch: Watch) -> None:
+def test_briefly_blocked_worker_is_not_stuck(watch: Watch) -> None:
     for _ in range(5):
         watch.states[100] = "D"
         assert watch.check_for(LIMIT_S * 0.7) == []
@@ -76,7 +76,7 @@ def test_workers_that_are_awake_now_and_then_are_not_stuck(watch: Watch) -> None
     assert watch.check_for(LIMIT_S * 2) == []
 
 
-def test_a_worker_blocked_for_the_whole_limit_is_stuck(watch: Watch) -> None:
+def test_worker_blocked_for_the_whole_limit_is_stuck(watch: Watch) -> None:
     watch.states[101] = "D"
     assert watch.check_for(LIMIT_S * 2) == [StopWorkers(0, StopReason.UNHEALTHY)]
     assert watch.now - 1000.0 == pytest.approx(LIMIT_S, abs=LIMIT_S / 5)
@@ -85,7 +85,7 @@ def test_a_worker_blocked_for_the_whole_limit_is_stuck(watch: Watch) -> None:
     assert set(watch.machine.stuck) == {1}
 
 
-def test_a_stuck_worker_fails_the_job_without_a_restart(
+def test_stuck_worker_fails_the_job_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -105,7 +105,7 @@ def test_a_stuck_worker_fails_the_job_without_a_restart(
     result = agent.run()
     agent.close()
     assert result.is_failed()
-    assert agent.restart_count == 0
+    assert agent.machine.restart_count == 0
     stuck, other = result.failures[1], result.failures[0]
     assert (stuck.exitcode, stuck.consequence) == (-signal.SIGKILL, False)
     assert "uninterruptible" in stuck.detail
@@ -116,7 +116,7 @@ def test_a_stuck_worker_fails_the_job_without_a_restart(
     ("given", "variable", "limit"),
     [(None, None, None), (None, "2.5", 2.5), (None, "nonsense", None), (0.0, "2.5", None)],
 )
-def test_where_the_limit_comes_from(
+def test_stuck_limit_prefers_the_argument_to_the_environment(
     given: float | None, variable: str | None, limit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(UNINTERRUPTIBLE_ENV, raising=False)

@@ -67,7 +67,11 @@ class FakeConnection:
         self.said.append(phase)
 
     def problem(self) -> str:
-        return "" if self.view else "no coordinator at head:29400 for 2.0 s: connection refused"
+        return (
+            ""
+            if self.view
+            else "no connection to the coordinator at head:29400 for 2.0 s: connection refused"
+        )
 
     def describe_timeout(self, _connection: object) -> str:
         return "too few"
@@ -150,7 +154,7 @@ def be_done(node: Node, at: float) -> None:
 
 
 @pytest.mark.parametrize("wait_reason", ["", "it comes back too often"])
-def test_a_wait_for_nodes_has_an_end(node: Node, wait_reason: str) -> None:
+def test_wait_for_nodes_times_out(node: Node, wait_reason: str) -> None:
     node.hear(0.0, view(NodeRole.WAITING, wait_reason=wait_reason))
     node.hear(0.0)
     assert node.due() == WAIT_NOTICE_AFTER_S
@@ -164,14 +168,14 @@ def test_a_wait_for_nodes_has_an_end(node: Node, wait_reason: str) -> None:
     assert str(error) == "too few"
 
 
-def test_what_ends_a_wait_at_its_limit_counts(node: Node) -> None:
+def test_round_at_the_limit_ends_the_wait(node: Node) -> None:
     node.hear(0.0, view(NodeRole.WAITING))
     node.hear(0.0)
     member = view(NodeRole.MEMBER, 2, generation=0, rank=0, size=2)
     assert node.hear(JOIN_S, member) == [coordinated_supervision.ViewReceived(member)]
 
 
-def test_the_time_a_node_stood_by_is_no_time_it_waited(node: Node) -> None:
+def test_standby_time_does_not_count_as_waiting(node: Node) -> None:
     node.hear(0.0, view(NodeRole.STANDBY))
     node.hear(0.0)
     assert node.due() is None
@@ -186,7 +190,7 @@ def test_the_time_a_node_stood_by_is_no_time_it_waited(node: Node) -> None:
     assert node.end() is supervision.Outcome.JOIN_TIMED_OUT
 
 
-def test_what_is_waited_for_is_said_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_wait_notice_is_printed_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     node.hear(0.0)
     for at in (WAIT_NOTICE_AFTER_S, WAIT_NOTICE_AFTER_S + 1):
         node.hear(at)
@@ -196,7 +200,7 @@ def test_what_is_waited_for_is_said_once(node: Node, caplog: pytest.LogCaptureFi
     assert "1 of 2" in caplog.messages[1]
 
 
-def test_a_node_that_is_done_waits_for_the_others_up_to_a_limit(node: Node) -> None:
+def test_finished_node_waits_for_others_up_to_a_limit(node: Node) -> None:
     run(node, 1.0)
     be_done(node, 2.0)
     node.hear(2.0)
@@ -207,7 +211,7 @@ def test_a_node_that_is_done_waits_for_the_others_up_to_a_limit(node: Node) -> N
     assert node.end() is supervision.Outcome.SUCCEEDED
 
 
-def test_the_workers_store_is_there_as_soon_as_the_round_is(node: Node) -> None:
+def test_workers_store_is_served_when_the_round_forms(node: Node) -> None:
     """Before the old workers of this node have stopped: those of other nodes may be faster."""
     node.hear(0.0, view(NodeRole.WAITING))
     assert node.connection.served == []
@@ -216,9 +220,7 @@ def test_the_workers_store_is_there_as_soon_as_the_round_is(node: Node) -> None:
 
 
 @pytest.mark.parametrize("needed_for", ["hosting", "serves_workers"])
-def test_a_node_that_the_others_need_waits_for_them_without_a_limit(
-    node: Node, needed_for: str
-) -> None:
+def test_needed_node_waits_for_others_without_a_limit(node: Node, needed_for: str) -> None:
     setattr(node.connection, needed_for, True)
     run(node, 1.0)
     be_done(node, 2.0)
@@ -228,7 +230,7 @@ def test_a_node_that_the_others_need_waits_for_them_without_a_limit(
     assert (node.end(), node.due()) == (None, None)
 
 
-def test_a_coordinator_that_stayed_away(node: Node) -> None:
+def test_lost_coordinator_ends_the_run(node: Node) -> None:
     assert node.hear(1.0, CoordinatorLost("connection refused", 60.0)) == [
         coordinated_supervision.CoordinatorLost("connection refused", 60.0)
     ]
@@ -236,7 +238,7 @@ def test_a_coordinator_that_stayed_away(node: Node) -> None:
     assert str(node.job.error(supervision.Outcome.COORDINATOR_LOST)) == "away for 60 s"
 
 
-def test_the_failure_of_another_node_comes_first(node: Node) -> None:
+def test_failure_of_another_node_is_first(node: Node) -> None:
     run(node, 0.0)
     elsewhere = Failure(node="there", host="h", rank=3, pid=9, exitcode=1, summary="it failed")
     closed = view(NodeRole.CLOSED, 2, outcome=JobOutcome.FAILED, failure=elsewhere, final=True)
@@ -247,7 +249,7 @@ def test_the_failure_of_another_node_comes_first(node: Node) -> None:
     assert (mine.consequence, mine.order) == (True, 1)
 
 
-def test_what_made_workers_unhealthy_is_what_the_others_are_told(node: Node) -> None:
+def test_reason_of_unhealthy_workers_is_reported_to_other_nodes(node: Node) -> None:
     reported: list[Any] = []
 
     def report(
@@ -272,7 +274,7 @@ def test_what_made_workers_unhealthy_is_what_the_others_are_told(node: Node) -> 
         ({"stopped_by": "", "request_text": "b closed the job"}, RendezvousClosedError),
     ],
 )
-def test_only_a_stop_request_ends_the_job_as_stopped_whatever_the_words(
+def test_only_a_stop_request_ends_the_job_as_stopped(
     changes: dict[str, Any], error: type[Exception]
 ) -> None:
     node = Node()

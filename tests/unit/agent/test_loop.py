@@ -124,7 +124,7 @@ def test_functions_return_their_values_by_global_rank(start_method: str) -> None
     assert result.failures == {}
 
 
-def test_one_failure_stops_the_others_and_comes_first() -> None:
+def test_one_failure_stops_the_others_and_is_first() -> None:
     os.mkfifo("ready")
     script = (
         'if [ $RANK = 1 ]; then read go < ready; echo "the reason" >&2; exit 7; fi;'
@@ -141,14 +141,12 @@ def test_one_failure_stops_the_others_and_comes_first() -> None:
     assert result.return_values == {}
 
 
-def test_a_program_that_cannot_be_started_is_not_tried_again(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unstartable_program_is_not_retried(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     agent = local(entrypoint="/no/such/program", args=(), max_restarts=3)
     result = run(agent)
     assert result.failures[0].exitcode == 127
     assert "No such file or directory" in result.failures[0].detail
-    assert agent.restart_count == 0
+    assert agent.machine.restart_count == 0
     assert "restart" not in caplog.text
 
 
@@ -205,7 +203,7 @@ def test_a_second_interrupt_kills_at_once(caplog: pytest.LogCaptureFixture) -> N
 # Events rather than polling.
 
 
-def test_a_workers_store_that_fails_is_the_reason_of_a_new_generation(
+def test_failed_workers_store_starts_a_new_generation(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     serve = ServingLoop.run
@@ -237,7 +235,7 @@ def alone() -> Iterator[SingleNodeHandler]:
     handler.shutdown()
 
 
-def test_a_job_that_lasts_is_followed_and_served_without_being_asked(
+def test_long_job_starts_following_and_serving_by_itself(
     monkeypatch: pytest.MonkeyPatch, alone: SingleNodeHandler
 ) -> None:
     monkeypatch.setattr(side_services, "PREIMPORT_AFTER_S", 0.01)
@@ -262,7 +260,7 @@ def test_a_job_that_lasts_is_followed_and_served_without_being_asked(
 
 
 @pytest.mark.parametrize("when", ["at once", "later"])
-def test_the_store_answers_whenever_its_first_client_comes(
+def test_store_serves_a_late_first_client(
     when: str, monkeypatch: pytest.MonkeyPatch, alone: SingleNodeHandler
 ) -> None:
     monkeypatch.setattr(side_services, "PREIMPORT_AFTER_S", FOREVER_S if when == "at once" else 0)
@@ -275,7 +273,7 @@ def test_the_store_answers_whenever_its_first_client_comes(
     assert run(agent).state is WorkerState.SUCCEEDED
 
 
-def test_a_keeper_may_be_awaited_later() -> None:
+def test_keeper_can_be_awaited_after_the_run() -> None:
     agent = local("exit 0")
     assert agent.run().state is WorkerState.SUCCEEDED
     assert isinstance(agent.workers, WorkerProcesses)
@@ -293,13 +291,13 @@ def runtime_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield folder
 
 
-def test_the_job_is_visible_when_its_first_worker_starts(runtime_folder: str) -> None:
+def test_job_is_visible_when_its_first_worker_starts(runtime_folder: str) -> None:
     run(local('ls "$XDG_RUNTIME_DIR"/holdfast/*.sock > seen'))
     assert Path("seen").read_text().startswith(f"{runtime_folder}/holdfast/{os.getpid()}-")
     assert os.listdir(f"{runtime_folder}/holdfast") == []
 
 
-def test_a_watch_that_arrives_as_soon_as_possible_reaches_the_control_point(
+def test_earliest_watch_reaches_the_control_point(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     delivered: list[object] = []
@@ -326,7 +324,8 @@ def test_a_watch_that_arrives_as_soon_as_possible_reaches_the_control_point(
     monkeypatch.setattr(loop, "ControlPoint", Control)
     agent = local("true")
     control = SimpleNamespace(on_watch=lambda watched: watched(watch))
-    agent.membership = Mock(connection=SimpleNamespace(control=control), start_heartbeat=stop)
+    heartbeat = Mock(start=stop)
+    agent.membership = Mock(connection=SimpleNamespace(control=control, heartbeat=heartbeat))
     agent.workers = Mock(blocks=False)
     with pytest.raises(Stopped):
         agent.supervise()

@@ -66,14 +66,14 @@ def ranks_of(make_store: Callable[[], Any], nodes: list[tuple[str, int]]) -> lis
         return [one.result() for one in reversed(learning)]
 
 
-def test_nodes_of_several_roles(make_store: Callable[[], Any]) -> None:
+def test_ranks_count_per_role_and_over_all_nodes(make_store: Callable[[], Any]) -> None:
     assert ranks_of(make_store, NODES) == [
         NodeRanks(0, 10, 0, 6), NodeRanks(2, 10, 0, 4), NodeRanks(3, 10, 1, 4),
         NodeRanks(6, 10, 2, 6),
     ]  # fmt: skip
 
 
-def test_a_single_node_or_identical_ones_need_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_or_identical_nodes_need_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rank_exchange.node_ranks(None, 0, 1, spec("trainer", 3)) == NodeRanks(0, 3, 0, 3)
     rank_exchange.exit_barrier(node(None, 0, 1), SOON_S)
     monkeypatch.setenv("TORCH_ELASTIC_WORKER_IDENTICAL", "1")
@@ -82,7 +82,7 @@ def test_a_single_node_or_identical_ones_need_no_store(monkeypatch: pytest.Monke
 
 @pytest.mark.torch
 @pytest.mark.parametrize("first_is_torch", [True, False])
-def test_agents_of_torch_and_ours_understand_each_other(first_is_torch: bool) -> None:
+def test_rank_exchange_works_with_torch_agents(first_is_torch: bool) -> None:
     """Two nodes of each kind in one round: all ranks must fit together."""
     from torch.distributed import HashStore
     from torch.distributed.elastic.agent.server import SimpleElasticAgent
@@ -143,7 +143,7 @@ def knowing_store_of_torch(*ranks: int) -> Any:
 @pytest.mark.parametrize(
     "kind", [KnowingStore, pytest.param(knowing_store_of_torch, marks=pytest.mark.torch)]
 )
-def test_a_store_that_does_only_what_torch_asks_of_it(kind: Callable[..., Any]) -> None:
+def test_rank_exchange_needs_only_torchs_store_methods(kind: Callable[..., Any]) -> None:
     for rank in (0, 1):
         store = kind(4 * rank, 8, 2 * rank, 4)
         found = rank_exchange.node_ranks(store, rank, 2, spec("trainer", 4), lambda: False)
@@ -151,7 +151,7 @@ def test_a_store_that_does_only_what_torch_asks_of_it(kind: Callable[..., Any]) 
         rank_exchange.exit_barrier(node(store, rank, 2), SOON_S)
 
 
-def test_a_node_that_never_comes_breaks_the_round() -> None:
+def test_missing_node_breaks_the_round() -> None:
     answers = [True, False, False]
     with pytest.raises(rank_exchange.RoundBroken):
         rank_exchange.node_ranks(MemoryStore(), 0, 2, spec("trainer", 1), answers.pop)
@@ -164,7 +164,7 @@ def node(store: Any, rank: int, size: int) -> WorkerGroup:
     return group
 
 
-def test_the_barrier_holds_until_the_last_node_is_there(make_store: Callable[[], Any]) -> None:
+def test_barrier_waits_for_the_last_node(make_store: Callable[[], Any]) -> None:
     with ThreadPoolExecutor(3) as pool:
         early = [
             pool.submit(rank_exchange.exit_barrier, node(make_store(), rank, 3), LATE_S)
@@ -186,7 +186,7 @@ class BrokenStore:
         raise self._problem
 
 
-def test_only_a_signal_gets_out_of_the_barrier(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_a_signal_interrupts_the_barrier(caplog: pytest.LogCaptureFixture) -> None:
     rank_exchange.exit_barrier(node(MemoryStore(), 0, 2), SOON_S)
     rank_exchange.exit_barrier(node(BrokenStore(ConnectionResetError("reset")), 0, 2), LATE_S)
     assert len(caplog.messages) == 2
@@ -200,7 +200,7 @@ def test_only_a_signal_gets_out_of_the_barrier(caplog: pytest.LogCaptureFixture)
     [b"", b"\xff\xfe", b"[" * 100_000, b"[]", b"{}", b'{"role": 1, "local_world_size": 1}',
      b'{"role": "a", "local_world_size": -1}', b"[1, 2]", b'[0, 1, 0, "x"]', b"null"],
 )  # fmt: skip
-def test_what_no_agent_wrote_is_one_line(value: bytes) -> None:
+def test_foreign_value_in_the_store_is_a_one_line_error(value: bytes) -> None:
     """At the first node, which assigns the ranks, and at another, which is given them."""
     for rank, key in ((0, "role_info/1"), (1, "assigned_ranks/1")):
         store = MemoryStore(SOON_S)

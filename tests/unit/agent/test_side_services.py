@@ -30,7 +30,7 @@ def services() -> SideServices:
     return SideServices("job", LifecycleReporter(group))
 
 
-def test_a_probe_that_fails_is_named_once_and_dropped(
+def test_failing_probe_is_reported_once_and_dropped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(HEALTH_PORT_ENV, "0")
@@ -55,7 +55,7 @@ def test_a_probe_that_fails_is_named_once_and_dropped(
         made.end()
 
 
-def test_what_a_failure_needs_is_imported_once_after_a_while(
+def test_failure_modules_are_imported_once_after_a_second(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(side_services, "PREIMPORTED", ("holdfast", "holdfast.no_such_module"))
@@ -115,7 +115,7 @@ for name in [name for name in sys.modules if name.startswith("holdfast.")]:
 """
 
 
-def test_what_is_imported_late_is_imported_before_a_failure_or_for_none() -> None:
+def test_late_imports_are_preimported_or_unrelated_to_failures() -> None:
     done = subprocess.run([sys.executable, "-c", LOOKS], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     missing = {
@@ -135,7 +135,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize("fate", ["removed", "replaced"])
-def test_an_agent_outlives_its_installation(tmp_path: Path, fate: str) -> None:
+def test_agent_survives_the_removal_of_its_installation(tmp_path: Path, fate: str) -> None:
     """It restarts its workers, starts another keeper, and reports in the end why they failed."""
     package = tmp_path / "lib" / "holdfast"
     ignored = shutil.ignore_patterns("__pycache__")
@@ -175,7 +175,7 @@ def test_an_agent_outlives_its_installation(tmp_path: Path, fate: str) -> None:
     assert "Traceback" not in errors
 
 
-def test_steps_are_sampled_ever_less_often_and_only_where_some_are_reported(
+def test_sampling_interval_grows_and_needs_reported_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = services()
@@ -200,11 +200,11 @@ def test_steps_are_sampled_ever_less_often_and_only_where_some_are_reported(
     assert pauses[0] == pytest.approx(side_services.SAMPLE_S_MIN, abs=0.05)
     assert len(pauses) < 300
     assert {len(sample) for sample in samples[1:]} == {1}, "what has not changed is not repeated"
-    made.end_samples()
+    made.workers_stopped()
     assert made.next_deadline(None) is None
 
 
-def test_why_workers_failed_is_reported_in_time_if_no_generation_follows() -> None:
+def test_failures_are_reported_in_time_without_a_next_generation() -> None:
     made = services()
     reporter = made._reporter
     received: list[object] = []

@@ -17,7 +17,7 @@ def made(**settings: Any) -> WorkerSpec:
 
 
 @pytest.mark.torch
-def test_fields_states_slots_and_text_are_those_of_torch() -> None:
+def test_spec_types_match_torchs() -> None:
     from torch.distributed.elastic.agent import server
 
     def fields(kind: Any) -> list[Any]:
@@ -39,6 +39,6 @@ def test_fields_states_slots_and_text_are_those_of_torch() -> None:
     "wrong",
     [{"local_world_size": 0}, {"monitor_interval": 0}, {"entrypoint": None}, {"entrypoint": ""}],
 )
-def test_what_cannot_be_run_is_refused_by_name(wrong: dict[str, Any]) -> None:
+def test_invalid_spec_is_rejected_with_the_field_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"^{next(iter(wrong))}: "):
         made(**wrong)

@@ -81,7 +81,7 @@ def dumps(monkeypatch: pytest.MonkeyPatch) -> Dumps:
     return made
 
 
-def test_their_pipe_is_where_it_is_removed_if_the_agent_is_killed(watching: Watching) -> None:
+def test_timer_pipe_is_in_the_folder_that_the_keeper_removes(watching: Watching) -> None:
     watching.dogs.begin([0], ON)
     found = watching.dogs.environment(0)
     assert os.path.dirname(found[FILE_ENV]) == os.path.dirname(found[PAGE_ENV])
@@ -89,7 +89,7 @@ def test_their_pipe_is_where_it_is_removed_if_the_agent_is_killed(watching: Watc
     assert not os.path.exists(os.path.dirname(found[FILE_ENV]))
 
 
-def test_a_pipe_that_fails_is_warned_of_once_and_dropped(
+def test_failing_timer_pipe_is_reported_once_and_dropped(
     watching: Watching, caplog: pytest.LogCaptureFixture
 ) -> None:
     watching.dogs.begin([0], ON)
@@ -105,7 +105,7 @@ def test_a_pipe_that_fails_is_warned_of_once_and_dropped(
     assert watching.dogs.environment(0) == {FILE_ENV: ""}
 
 
-def test_the_page_of_another_agents_worker_is_not_passed_on(
+def test_workers_do_not_inherit_the_agents_own_page(
     watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_room(*_: object) -> None:
@@ -118,7 +118,7 @@ def test_the_page_of_another_agents_worker_is_not_passed_on(
     assert watching.dogs.environment(0) == {PAGE_ENV: ""}
 
 
-def test_what_was_removed_is_made_anew_for_the_next_generation(watching: Watching) -> None:
+def test_removed_pipe_and_pages_are_recreated_for_the_next_generation(watching: Watching) -> None:
     watching.dogs.begin([0], ON)
     shutil.rmtree(os.path.dirname(watching.dogs.environment(0)[FILE_ENV]))
     watching.dogs.begin([0], ON)
@@ -159,7 +159,7 @@ def look_at(watching: Watching, stuck: list[Stuck]) -> None:
     watching.look()
 
 
-def test_sections_that_are_late_together_are_all_reported_before_the_first_is_killed(
+def test_all_late_sections_are_reported_before_the_first_kill(
     watching: Watching, dumps: Dumps
 ) -> None:
     watching.dogs.begin([0, 1], {})
@@ -178,7 +178,7 @@ def test_sections_that_are_late_together_are_all_reported_before_the_first_is_ki
 
 
 @pytest.mark.parametrize("calls_itself", [1, 0, (1 << 62)])
-def test_a_worker_that_knows_itself_by_another_pid_is_killed_all_the_same(
+def test_late_worker_in_a_pid_namespace_is_killed(
     watching: Watching, dumps: Dumps, calls_itself: int
 ) -> None:
     watching.dogs.begin([0], {})
@@ -193,7 +193,7 @@ def explained(watching: Watching, pid: int, code: int, *, stopped: bool = False)
     return failure
 
 
-def test_a_worker_that_survived_its_signal_did_not_fail_by_it(
+def test_worker_that_survives_its_signal_is_not_blamed_on_it(
     watching: Watching, dumps: Dumps
 ) -> None:
     watching.dogs.begin([0], ON)
@@ -211,7 +211,7 @@ def test_a_worker_that_survived_its_signal_did_not_fail_by_it(
     assert (by_it.consequence, by_it.stopped) == (False, False)
 
 
-def test_workers_that_are_late_together_share_the_time_for_dumps(
+def test_dumps_of_late_workers_share_one_time_limit(
     watching: Watching, dumps: Dumps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaper, "DUMPS_AT_ONCE", 1)

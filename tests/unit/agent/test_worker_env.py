@@ -39,11 +39,13 @@ def environment_of(
         {"rdzv_handler": SingleNodeHandler("job", worker_store=True)},
     ],
 )
-def test_workers_learn_that_the_agent_serves_no_store(settings: dict[str, Any]) -> None:
+def test_workers_get_use_agent_store_false_if_the_agent_serves_none(
+    settings: dict[str, Any],
+) -> None:
     assert environment_of(group(**settings))["TORCHELASTIC_USE_AGENT_STORE"] == "False"
 
 
-def test_a_choice_of_error_handling_and_of_threads_is_passed_on() -> None:
+def test_users_error_handling_and_thread_count_are_kept() -> None:
     inherited = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "OMP_NUM_THREADS": "8", "OTHER": "x"}
     made = environment_of(group(), inherited=inherited)
     assert made["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
@@ -51,7 +53,7 @@ def test_a_choice_of_error_handling_and_of_threads_is_passed_on() -> None:
     assert "OTHER" not in made  # It is inherited as it is.
 
 
-def test_with_virtual_local_ranks_each_worker_is_0_and_sees_one_device() -> None:
+def test_virtual_local_rank_is_0_with_one_visible_device() -> None:
     inherited = {"CUDA_VISIBLE_DEVICES": "GPU-a,5,MIG-c"}
     made = group(virtual_local_rank=True)
     found = [environment_of(made, rank, inherited) for rank in range(3)]
@@ -72,10 +74,10 @@ def test_with_virtual_local_ranks_each_worker_is_0_and_sees_one_device() -> None
         (b"$local_rank", b"$local_rank"),
     ],
 )
-def test_only_the_local_rank_is_substituted(arg: object, expected: object) -> None:
+def test_substitution_replaces_only_local_rank(arg: object, expected: object) -> None:
     assert worker_env.substitute_local_rank(arg, 3) == expected
 
 
 @given(st.text(alphabet="${}abc \\1"))
-def test_any_other_text_stays_as_it_is(text: str) -> None:
+def test_substitution_keeps_other_text(text: str) -> None:
     assert worker_env.substitute_local_rank(text, 3) == text

@@ -121,13 +121,13 @@ WARNINGS = """\
 --nnodes 2 --rdzv-backend file --rdzv-endpoint /somewhere
 --spares 3 | --spares is ignored: the job has one node
 --rdzv-conf spares=3 | --spares is ignored: the job has one node
---node-rank 1 | --node-rank 1 is ignored: the job has one node, which is 0
+--node-rank 1 | --node-rank 1 is ignored: the job has one node, which has rank 0
 --rdzv-backend c10d --node-rank 1 | --node-rank is ignored: --rdzv-backend c10d assigns node ranks itself
 --rdzv-backend c10d --master-port 1 | --master-port is ignored by --rdzv-backend c10d
 --local-ranks-filter 7 | --local-ranks-filter: no local rank 7 among 1 workers; no output is shown
 --local-ranks-filter 0,2,1 | --local-ranks-filter: no local rank 1, 2 among 1 workers
---nnodes 2 --master-port 7 | the endpoint of this job is 127.0.0.1:7, which only agents on this machine can reach; for other machines set --master-addr to the address of node 0
---nnodes 2 --rdzv-backend c10d | the endpoint of this job is localhost:29400, which only agents on this machine can reach; for other machines set --rdzv-endpoint to HOST:29400 of the node that runs the coordinator
+--nnodes 2 --master-port 7 | the endpoint of this job is 127.0.0.1:7, which only agents on this machine can reach; to use other machines, set --master-addr to the address of node 0
+--nnodes 2 --rdzv-backend c10d | the endpoint of this job is localhost:29400, which only agents on this machine can reach; to use other machines, set --rdzv-endpoint to HOST:29400 of the node that runs the coordinator
 """
 
 
@@ -203,16 +203,16 @@ REPORT_MISTAKES = """\
  | FOLDER is missing; usage: holdfast report [--output FILE] [--json] FOLDER ...
 nothing | FOLDER: 'nothing' is not a folder; accepted: a log directory
 --json empty | FOLDER: no timeline in 'empty'; accepted: a log directory (a job has one if it was started with --log-dir, --redirects or --tee, or failed)
-broken | FOLDER: no timeline in 'broken' can be read
+broken | FOLDER: no readable timeline in 'broken'
 --html empty | --html: unknown flag; see holdfast report --help
 """
 
 
 DASHBOARD_MISTAKES = """\
---port 65536 | --port: '65536' is no port; accepted: 0 to 65535
---port x | --port: 'x' is no port; accepted: 0 to 65535
+--port 65536 | --port: '65536' is not a valid port; accepted: 0 to 65535
+--port x | --port: 'x' is not a valid port; accepted: 0 to 65535
 --log-dir nothing | --log-dir: 'nothing' is not a folder; accepted: a log directory
-this --rdzv-id that | --rdzv-id: 'that' is not the job 'this'; accepted: one of the two
+this --rdzv-id that | --rdzv-id: 'that' conflicts with JOB 'this'; accepted: one of the two
 """
 
 

@@ -206,7 +206,6 @@ def test_a_generation_whose_start_was_not_seen_began_with_the_run() -> None:
     (one,) = history_of(events).generations.values()
     assert (one.number, one.started_at) == (3, 10.0)
     assert one.stages == {Stage.DETECT: 0.0, Stage.STOP: 1.0}
-    assert history_of([], running=2).useful_s(15.0) == 5.0
 
 
 def test_a_node_and_its_workers_have_states() -> None:

@@ -21,7 +21,7 @@ def watched(seconds: int, **fields: Any) -> LiveJob:
     return job
 
 
-def test_rates_and_shares_are_by_the_clock_of_each_node() -> None:
+def test_rates_use_the_clock_of_each_node() -> None:
     job = watched(5)
     assert [(row.rank, row.node) for row in job.ranks] == [
         (rank, f"node{rank // 2:03d}") for rank in range(6)
@@ -33,7 +33,7 @@ def test_rates_and_shares_are_by_the_clock_of_each_node() -> None:
     assert (job.nodes[1].ranks_text, job.nodes[1].rss_bytes) == ("2-3", 200_000_000)
 
 
-def test_a_report_that_comes_again_changes_no_rate() -> None:
+def test_repeated_report_changes_no_rate() -> None:
     job = watched(5)
     for late in range(60):
         job.add_summary(1006.0 + late, summary(5.0))
@@ -48,7 +48,7 @@ def test_a_report_that_comes_again_changes_no_rate() -> None:
     assert {row.rate for row in job.ranks} == {STEPS_PER_S}
 
 
-def test_slow_ranks_and_those_behind_are_marked() -> None:
+def test_slow_and_lagging_ranks_are_marked() -> None:
     def step_of(rank: int, at_s: float) -> int:
         if rank == 1:
             return steady(rank, at_s / 2)
@@ -63,7 +63,7 @@ def test_slow_ranks_and_those_behind_are_marked() -> None:
     assert job.header.marked == 2
 
 
-def test_a_rank_without_steps_for_long_is_stalled_and_comes_back() -> None:
+def test_stalled_rank_is_marked_until_it_continues() -> None:
     def step_of(rank: int, at_s: float) -> int:
         return steady(rank, min(at_s, 5.0) if rank == 3 and at_s < 20 else at_s)
 
@@ -83,7 +83,7 @@ def test_a_rank_without_steps_for_long_is_stalled_and_comes_back() -> None:
     assert not any(row.mark == "stalled" for row in job.ranks)
 
 
-def test_a_new_process_begins_anew() -> None:
+def test_new_process_resets_its_rates() -> None:
     job = watched(5)
     assert [one.number for one in job.generations] == [0]
     job.add_summary(1006.0, summary(6.0, generation=1, pid=500, step_of=lambda *_: 3))
@@ -93,7 +93,7 @@ def test_a_new_process_begins_anew() -> None:
     }
 
 
-def test_reports_of_an_older_generation_mark_nobody() -> None:
+def test_reports_of_an_older_generation_mark_no_rank() -> None:
     late = summary(6.0, generation=1, pid=500, step_of=lambda *_: 3)
     late.nodes[2] = replace(summary(5.5).nodes[1], node="node002", rank=2, first_rank=4)
     job = watched(5)
@@ -102,7 +102,7 @@ def test_reports_of_an_older_generation_mark_nobody() -> None:
     assert {(row.mark, row.lag) for row in job.ranks} == {("", 0)}
 
 
-def test_a_restart_combines_what_several_nodes_saw() -> None:
+def test_restart_combines_the_histories_of_nodes() -> None:
     job = watched(5)
     first = Generation(
         number=0, started_at=900.0, failed_at=989.0, stopping_at=990.0, stopped_at=990.5,
@@ -138,7 +138,7 @@ def test_a_restart_combines_what_several_nodes_saw() -> None:
     assert job.generations[1].ended_by == "node2 was lost"
 
 
-def test_nodes_that_leave_and_stand_by() -> None:
+def test_nodes_leave_and_become_standbys() -> None:
     job = watched(3)
     smaller = summary(4.0, nodes=2)
     drained = replace(summary(4.0).nodes[2], rank=-1, first_rank=-1, drained=True)
@@ -153,7 +153,7 @@ def test_nodes_that_leave_and_stand_by() -> None:
     assert [(row.rank, row.step) for row in job.nodes[2].ranks] == [(4, 30), (5, 30)]
 
 
-def test_another_job_of_the_same_name_is_not_mixed_with_the_last() -> None:
+def test_new_job_of_the_same_name_starts_empty() -> None:
     job = watched(5, generation=4)
     job.add_event(EventRecord(wall=1.0, text="x"))
     job.add_summary(9.0, summary(1.0, generation=0))
@@ -162,7 +162,7 @@ def test_another_job_of_the_same_name_is_not_mixed_with_the_last() -> None:
     assert job.header.state == "failed"
 
 
-def test_memory_does_not_grow_with_the_job() -> None:
+def test_memory_of_a_viewer_is_bounded() -> None:
     job = LiveJob()
     for at in range(3 * GENERATIONS_MAX):
         job.add_summary(at, summary(float(at + 1), generation=at))

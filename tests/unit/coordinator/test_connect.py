@@ -35,7 +35,7 @@ def connector_at(port: int, **options: Any) -> CoordinatorConnector:
     ],
 )
 @in_loop
-async def test_every_failure_says_whether_it_is_permanent(
+async def test_connect_failures_are_marked_permanent_or_not(
     answer: bytes, token: bytes | None, permanent: bool
 ) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -51,7 +51,9 @@ async def test_every_failure_says_whether_it_is_permanent(
 
 
 @in_loop
-async def test_a_mute_server_is_suspected_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connect_times_out_on_a_silent_server_and_names_the_suspicion(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with socket.create_server((LOCAL, 0)) as silent:
         connector = connector_at(silent.getsockname()[1])
         monkeypatch.setattr(connect, "MUTE_S", 0.01)
@@ -67,7 +69,7 @@ async def test_a_mute_server_is_suspected_and_given_up(monkeypatch: pytest.Monke
 
 
 @in_loop
-async def test_a_connection_that_is_ready_just_when_it_is_given_up_is_closed(
+async def test_connection_ready_at_the_timeout_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class GivenUp(ClientConnection):
@@ -88,7 +90,9 @@ async def test_a_connection_that_is_ready_just_when_it_is_given_up_is_closed(
 
 
 @in_loop
-async def test_when_nobody_listens_somebody_may_begin_to(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refused_connect_may_start_a_listener_and_retry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """If that is done, it is tried again at once."""
     monkeypatch.setattr(connect, "HANDSHAKE_S", 0.02)
     with socket.socket() as bound:
@@ -110,7 +114,7 @@ async def test_when_nobody_listens_somebody_may_begin_to(monkeypatch: pytest.Mon
 
 
 @in_loop
-async def test_names_are_resolved_and_each_address_is_tried(
+async def test_connect_tries_each_resolved_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def unknown(_host: str, _port: int) -> list[Address]:
@@ -133,7 +137,7 @@ async def test_names_are_resolved_and_each_address_is_tried(
 
 
 @in_loop
-async def test_a_listener_of_another_user_is_not_spoken_to() -> None:
+async def test_listener_of_another_user_is_refused() -> None:
     with listening_as(STRANGER) as port:
         with pytest.raises(ConnectFailed, match=str(STRANGER)) as caught:
             await connector_at(port, own_users_only=True).connect()

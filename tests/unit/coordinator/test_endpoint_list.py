@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @in_loop
-async def test_only_one_that_took_over_answers_at_a_later_place() -> None:
+async def test_later_place_accepts_only_a_coordinator_that_took_over() -> None:
     """Another job's coordinator may be there, with the same token; it must not begin this one."""
     async with serving() as first, serving() as another, serving(place=2) as third:
         for served, place in ((another, 1), (first, 2), (third, 0), (third, 1)):
@@ -50,7 +50,7 @@ async def test_only_one_that_took_over_answers_at_a_later_place() -> None:
 
 
 @in_loop
-async def test_a_search_leaves_no_connection_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_search_closes_all_other_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint_list, "STAGGER_S", 0.0)
     async with serving() as first, serving(place=1) as second:
         found = EndpointList([first.connector(), second.connector(place=1)], floor=lambda: 0)
@@ -62,7 +62,7 @@ async def test_a_search_leaves_no_connection_behind(monkeypatch: pytest.MonkeyPa
 
 
 @in_loop
-async def test_one_that_takes_over_a_job_serves_no_other() -> None:
+async def test_coordinator_that_takes_over_a_job_serves_only_that_job() -> None:
     async with serving(place=1, only_job="job") as served:
         with pytest.raises(ConnectFailed):
             await served.connector("another", place=1).connect()
@@ -70,7 +70,9 @@ async def test_one_that_takes_over_a_job_serves_no_other() -> None:
 
 
 @in_loop
-async def test_whoever_listens_at_the_first_place_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_any_listener_at_the_first_place_blocks_a_takeover(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It may be stopped, or have another token than the person who looks."""
     monkeypatch.setattr(connect, "HANDSHAKE_S", 0.2)
     with socket.create_server((LOCAL, 0)) as mute:
@@ -106,7 +108,7 @@ def by_the_second(ports: tuple[int, int], *nodes: CoordinatorMembership) -> None
         assert view.size == len(nodes)
 
 
-def test_a_node_that_could_coordinate_does_not_once_another_took_over(
+def test_node_does_not_run_the_coordinator_after_a_takeover(
     ports: tuple[int, int], tmp_path: Path
 ) -> None:
     """It is started on the machine that was given up; token and certificates are for every place."""
@@ -127,7 +129,7 @@ def test_a_node_that_could_coordinate_does_not_once_another_took_over(
         by_the_second(ports, *nodes)
 
 
-def test_a_coordinator_that_was_replaced_gives_way(
+def test_replaced_coordinator_stops(
     ports: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody comes to its place again, also when the other is away for a moment."""
@@ -150,7 +152,7 @@ def test_a_coordinator_that_was_replaced_gives_way(
             by_the_second(ports, *nodes)
 
 
-def test_a_node_takes_over_at_the_first_place_alone(ports: tuple[int, int]) -> None:
+def test_node_takes_over_only_at_the_first_place(ports: tuple[int, int]) -> None:
     """All endpoints are this machine's, and still nobody coordinates at the second by itself."""
     first, second = listed(ports, "a"), listed(ports, "b")
     with started(first, second):

@@ -49,7 +49,7 @@ def is_refused(result: StoreResult | None) -> bool:
     return result is not None and not result.ok and not result.timed_out and bool(result.why)
 
 
-def test_what_cannot_be_done_is_refused_and_changes_nothing(calls: Calls) -> None:
+def test_rejected_call_changes_nothing(calls: Calls) -> None:
     ok(calls("set", "text", value=b"x"))
     assert is_refused(calls("add", "text", amount=1))
     ok(calls("set", "large", value=str(2**63 - 1).encode()))
@@ -63,7 +63,7 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing(calls: Calls) -> Non
         assert is_refused(calls(op))
 
 
-def test_wait_is_answered_when_all_values_are_there(calls: Calls) -> None:
+def test_wait_returns_when_all_keys_have_values(calls: Calls) -> None:
     calls("set", "a")
     assert calls("wait", "a", "b", "c", by="you", timeout_s=5) is None
     calls("add", "b", amount=1)
@@ -81,7 +81,7 @@ def test_wait_is_answered_when_all_values_are_there(calls: Calls) -> None:
     assert calls.stores.next_deadline() is None
 
 
-def test_a_wait_ends_at_its_time_and_names_what_is_missing(calls: Calls) -> None:
+def test_wait_times_out_and_names_missing_keys(calls: Calls) -> None:
     calls("set", "a")
     calls("wait", "a", *(f"b{number}" for number in range(7)), by="you", at=10, timeout_s=5)
     calls("get", "c", by="me", at=10, timeout_s=7)
@@ -101,7 +101,7 @@ def test_a_wait_ends_at_its_time_and_names_what_is_missing(calls: Calls) -> None
     assert now.timed_out
 
 
-def test_a_job_that_is_over_takes_its_keys_along(calls: Calls) -> None:
+def test_finished_job_loses_its_keys(calls: Calls) -> None:
     calls("set", "k")
     calls("get", "never", by="you", timeout_s=5)
     calls("set", "k", run_id="other")
@@ -113,7 +113,7 @@ def test_a_job_that_is_over_takes_its_keys_along(calls: Calls) -> None:
     assert ok(calls("num_keys", run_id="other")).amount == 1
 
 
-def test_bytes_are_limited_per_job_and_over_all() -> None:
+def test_bytes_are_limited_per_job_and_in_total() -> None:
     calls = Calls(bytes_max=1000, total_bytes_max=1500)
     ok(calls("set", "a", value=b"x" * 700))
     assert is_refused(calls("set", "b", value=b"x" * 300))
@@ -126,7 +126,7 @@ def test_bytes_are_limited_per_job_and_over_all() -> None:
     ok(calls("set", "k", value=b"x" * 800, run_id="third"))
 
 
-def test_what_is_waited_for_takes_room_and_gives_it_back() -> None:
+def test_waiting_uses_space_and_releases_it() -> None:
     name = "x" * 1000
     calls = Calls(bytes_max=2 * (len(name) + job_stores.WAITED_KEY_BYTES))
     for _ in range(3):
@@ -142,7 +142,7 @@ def test_what_is_waited_for_takes_room_and_gives_it_back() -> None:
         calls.take(calls.stores.keep_only(()))
 
 
-def test_the_number_of_waiting_calls_is_limited_and_answered_ones_do_not_pile_up() -> None:
+def test_waiting_calls_are_limited_and_answered_ones_are_removed() -> None:
     calls = Calls(waiting_max=10)
     for number in range(100):
         calls("get", f"k{number}", timeout_s=1000)
@@ -153,7 +153,7 @@ def test_the_number_of_waiting_calls_is_limited_and_answered_ones_do_not_pile_up
     assert is_refused(calls("get", "x", timeout_s=1))
 
 
-def test_of_too_many_scopes_the_one_unused_for_longest_goes(
+def test_least_recently_used_scope_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(job_stores, "SCOPES_MAX", 2)

@@ -69,7 +69,7 @@ def sudden_end(client: Client) -> None:
 
 
 @in_loop
-async def test_a_node_gets_its_view_and_acknowledgements() -> None:
+async def test_node_receives_its_view_and_acknowledgements() -> None:
     async with serving() as served:
         client = await served.client()
         (peer,) = served.server._peers
@@ -85,7 +85,7 @@ async def test_a_node_gets_its_view_and_acknowledgements() -> None:
 
 
 @in_loop
-async def test_a_lost_connection_is_a_lost_node() -> None:
+async def test_node_is_lost_with_its_connection() -> None:
     async with serving() as served:
         first, second, _ = await two_nodes(served)
         second.connection.abort()
@@ -103,7 +103,7 @@ def failed(view: View) -> Status:
 
 
 @in_loop
-async def test_a_failure_read_before_another_nodes_end_is_blamed_on_that_end() -> None:
+async def test_failure_shortly_before_a_lost_node_is_blamed_on_that_node() -> None:
     async with serving() as served:
         first, second, view = await two_nodes(served)
         first.send(failed(view))  # Both are there when the server reads again, in this order.
@@ -115,7 +115,7 @@ async def test_a_failure_read_before_another_nodes_end_is_blamed_on_that_end() -
 
 @pytest.mark.parametrize("end", ["stays", "is gone", "leaves"])
 @in_loop
-async def test_any_other_failure_ends_the_job_whatever_became_of_its_node(end: str) -> None:
+async def test_other_failure_ends_the_job_even_if_its_node_is_lost(end: str) -> None:
     async with serving(grace_s=60.0 if end == "is gone" else 0.0) as served:
         first, second, view = await two_nodes(served)
         first.send(failed(view))
@@ -146,7 +146,7 @@ async def test_any_other_failure_ends_the_job_whatever_became_of_its_node(end: s
 
 
 @in_loop
-async def test_the_store_answers_in_time_and_only_nodes_of_its_job() -> None:
+async def test_store_answers_only_nodes_of_its_job() -> None:
     async with serving() as served:
         client, stranger = await served.client(), await served.client()
         for one in (client, stranger):
@@ -169,7 +169,7 @@ async def test_the_store_answers_in_time_and_only_nodes_of_its_job() -> None:
 
 
 @in_loop
-async def test_the_state_of_jobs_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_can_read_the_state_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as served:
         client, other, operator = [await served.client(one) for one in ("job", "other", "")]
         for name, one, run_id in (("a", client, "job"), ("b", other, "other")):
@@ -194,7 +194,7 @@ async def test_the_state_of_jobs_can_be_asked_for(monkeypatch: pytest.MonkeyPatc
 
 
 @in_loop
-async def test_strangers_are_told_numbers_alone() -> None:
+async def test_unauthenticated_client_sees_only_counts() -> None:
     async with serving() as served:
         client, late, stranger = [await served.client(one) for one in ("job", "job", "")]
         client.send(status("a"))
@@ -224,7 +224,7 @@ async def test_strangers_are_told_numbers_alone() -> None:
     ],
 )
 @in_loop
-async def test_a_connection_speaks_for_one_node_of_one_job(said: Message) -> None:
+async def test_connection_belongs_to_one_node_of_one_job(said: Message) -> None:
     async with serving() as served:
         other, client = await served.client("other"), await served.client()
         other.send(status("b", run_id="other"))
@@ -239,7 +239,7 @@ async def test_a_connection_speaks_for_one_node_of_one_job(said: Message) -> Non
 
 
 @in_loop
-async def test_a_node_may_begin_anew_on_its_connection() -> None:
+async def test_node_may_rejoin_on_its_connection() -> None:
     async with serving() as served:
         client = await served.client()
         for incarnation in (1, 2):
@@ -249,7 +249,7 @@ async def test_a_node_may_begin_anew_on_its_connection() -> None:
 
 
 @in_loop
-async def test_a_token_of_one_job_is_good_for_that_job_alone() -> None:
+async def test_job_token_is_valid_for_that_job_only() -> None:
     async with serving(token=b"master") as served:
         own = await served.client(token=job_token(b"master", "job"))
         own.send(status("a"))
@@ -264,7 +264,7 @@ async def test_a_token_of_one_job_is_good_for_that_job_alone() -> None:
 
 @pytest.mark.parametrize("named", ["job", ""])
 @in_loop
-async def test_a_coordinator_with_a_jobs_token_serves_that_job_alone(named: str) -> None:
+async def test_coordinator_with_a_job_token_serves_only_that_job(named: str) -> None:
     async with serving(token=job_token(b"master", "job"), run_id=named) as served:
         for token in (b"master", job_token(b"master", "job")):
             await served.client(token=token)
@@ -279,7 +279,7 @@ async def test_a_coordinator_with_a_jobs_token_serves_that_job_alone(named: str)
 
 @pytest.mark.parametrize("token", [None, b"token"])
 @in_loop
-async def test_the_kernel_is_asked_for_users_where_no_token_tells(
+async def test_without_a_token_the_kernel_identifies_users(
     token: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[socket.socket] = []
@@ -290,7 +290,7 @@ async def test_the_kernel_is_asked_for_users_where_no_token_tells(
 
 
 @in_loop
-async def test_a_client_that_dialled_another_port_is_refused() -> None:
+async def test_client_that_dialled_another_port_is_refused() -> None:
     async with serving(token=b"token") as served:
         dialled = served.connector()
         dialled.port, real = 1, dialled.port
@@ -308,7 +308,7 @@ async def test_a_client_that_dialled_another_port_is_refused() -> None:
 
 
 @in_loop
-async def test_the_address_of_the_coordinator_is_what_nodes_of_the_job_saw() -> None:
+async def test_coordinator_address_is_the_one_that_nodes_reached() -> None:
     async with serving() as served:
         first = await served.client()
         first.send(status("a", settings=TWO))
@@ -329,7 +329,7 @@ async def test_the_address_of_the_coordinator_is_what_nodes_of_the_job_saw() -> 
 
 
 @in_loop
-async def test_what_is_known_of_forgotten_jobs_is_forgotten(
+async def test_data_of_forgotten_jobs_is_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "SWEEP_S", 0.01)
@@ -347,7 +347,7 @@ async def test_what_is_known_of_forgotten_jobs_is_forgotten(
 
 
 @in_loop
-async def test_draining_waits_for_nodes_of_jobs_that_are_over_only() -> None:
+async def test_drain_waits_only_for_nodes_of_finished_jobs() -> None:
     async with serving() as served:
         ended, running = await served.client(), await served.client("other")
         ended.send(status("a"))
@@ -364,7 +364,7 @@ async def test_draining_waits_for_nodes_of_jobs_that_are_over_only() -> None:
 
 
 @in_loop
-async def test_a_node_that_does_not_know_the_end_is_waited_for() -> None:
+async def test_drain_waits_for_a_node_that_does_not_know_the_end() -> None:
     async with serving(grace_s=60.0) as served:
         first, second = await served.client(), await served.client()
         for name, client in (("a", first), ("b", second)):
@@ -409,7 +409,7 @@ async def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @in_loop
-async def test_the_last_connections_are_not_for_one_address_alone() -> None:
+async def test_one_address_cannot_take_the_last_connections() -> None:
     async with serving(connections_max=8) as served:
         held = [await served.client() for _ in range(6)]
         with pytest.raises(ConnectFailed) as caught:
@@ -430,7 +430,7 @@ async def test_the_last_connections_are_not_for_one_address_alone() -> None:
 
 
 @in_loop
-async def test_answers_that_nobody_reads_are_limited_over_all_connections(
+async def test_unread_answers_are_limited_in_total(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     large, limit = bytes(16_000_000), 40_000_000
@@ -453,7 +453,7 @@ async def test_answers_that_nobody_reads_are_limited_over_all_connections(
 
 
 @in_loop
-async def test_a_flood_of_faults_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_faults_print_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as served:
         for number in range(6):
             if number == 5:
@@ -466,7 +466,7 @@ async def test_a_flood_of_faults_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @in_loop
-async def test_handshakes_have_a_time_limit_and_silent_connections_too(
+async def test_handshakes_and_idle_connections_time_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "SWEEP_S", 0.01)
@@ -480,7 +480,7 @@ async def test_handshakes_have_a_time_limit_and_silent_connections_too(
 
 
 @in_loop
-async def test_the_oldest_unfinished_handshakes_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_oldest_unfinished_handshake_is_closed_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "HALF_OPEN_MIN_S", 0.02)
     async with serving(half_open_max=10) as served:
         with ExitStack() as strangers:
@@ -493,7 +493,7 @@ async def test_the_oldest_unfinished_handshakes_give_way(monkeypatch: pytest.Mon
 
 
 @in_loop
-async def test_a_flood_from_one_address_keeps_nobody_out() -> None:
+async def test_flood_from_one_address_does_not_block_others() -> None:
     """A connection may keep its place for a second, and there are 8 places: behind 320 of them an
     honest agent would have to wait for 40 s, and gives up after 10.
     """
@@ -506,7 +506,7 @@ async def test_a_flood_from_one_address_keeps_nobody_out() -> None:
 
 
 @in_loop
-async def test_many_agents_behind_one_address_displace_no_other(
+async def test_many_agents_behind_one_address_all_connect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(admission, "CROWD_MIN_S", LIMIT_S)
@@ -517,7 +517,7 @@ async def test_many_agents_behind_one_address_displace_no_other(
 
 
 @in_loop
-async def test_who_says_nothing_is_not_even_accepted(
+async def test_silent_connection_is_not_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cookies").write_text("1\n")
@@ -530,7 +530,7 @@ async def test_who_says_nothing_is_not_even_accepted(
 
 
 @in_loop
-async def test_strangers_fill_no_memory() -> None:
+async def test_unauthenticated_clients_use_bounded_memory() -> None:
     """They say hello, which is answered, and in the same breath the beginning of a long frame."""
     sent = ClientHandshake(None).start() + FRAME_BYTES_MAX.to_bytes(4, "big") + bytes(32 * 1024)
     async with serving(token=b"known to the honest alone") as served:
@@ -546,7 +546,9 @@ async def test_strangers_fill_no_memory() -> None:
 
 
 @in_loop
-async def test_without_descriptors_it_waits_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_recovers_after_running_out_of_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(admission, "NO_DESCRIPTOR_S", 0.01)
 
     class Full:
@@ -573,7 +575,7 @@ async def test_without_descriptors_it_waits_and_goes_on(monkeypatch: pytest.Monk
 
 
 @in_loop
-async def test_a_bug_costs_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bug_closes_only_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as served:
         with monkeypatch.context() as patch:
             patch.setattr(served.server.machine, "handle", lambda *_: 1 / 0)
@@ -592,7 +594,7 @@ async def test_a_bug_costs_one_connection(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @in_loop
-async def test_what_is_sent_in_one_turn_goes_out_in_one_write(
+async def test_one_loop_iteration_sends_one_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with serving() as served:
@@ -608,7 +610,7 @@ async def test_what_is_sent_in_one_turn_goes_out_in_one_write(
 
 @pytest.mark.parametrize("token", [None, b"token"])
 @in_loop
-async def test_frames_may_be_larger_once_the_handshake_is_done(token: bytes | None) -> None:
+async def test_larger_frames_are_allowed_after_the_handshake(token: bytes | None) -> None:
     async with serving(token=token) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         limit = HANDSHAKE_FRAME_BYTES_MAX
@@ -634,7 +636,7 @@ async def test_frames_may_be_larger_once_the_handshake_is_done(token: bytes | No
 
 
 @in_loop
-async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_connection, "UNREAD_BYTES_MAX", 1000)
     async with serving() as served:
         client = await served.client()
@@ -653,7 +655,7 @@ async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.Monkey
 
 
 @in_loop
-async def test_a_client_that_does_not_read_the_last_frames_is_dropped_in_the_end(
+async def test_client_that_does_not_read_the_last_frames_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "SWEEP_S", 0.01)
@@ -671,7 +673,7 @@ async def test_a_client_that_does_not_read_the_last_frames_is_dropped_in_the_end
 
 
 @in_loop
-async def test_tls_connections_that_end_in_the_handshake_are_forgotten(tmp_path: Path) -> None:
+async def test_tls_connections_closed_in_the_handshake_are_removed(tmp_path: Path) -> None:
     ca = make_ca(tmp_path)
     head = make_certificate(ca, "head")
     context = TlsFiles(cert=head.cert, key=head.key).for_server()

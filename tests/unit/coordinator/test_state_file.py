@@ -77,7 +77,7 @@ def aged(path: Path, age_s: float) -> None:
     path.write_text(json.dumps({**contents, "saved_at": time.time() - age_s}))
 
 
-def test_what_was_stored_is_there_for_the_next_and_for_nobody_else(
+def test_state_is_readable_for_the_next_coordinator_and_no_other_user(
     file: StateFile, path: Path
 ) -> None:
     assert file.memories is None, "nobody was here before"
@@ -87,9 +87,7 @@ def test_what_was_stored_is_there_for_the_next_and_for_nobody_else(
     assert read_again(path) == [RUNNING, OVER]
 
 
-def test_jobs_are_forgotten_after_a_while_those_that_are_over_sooner(
-    file: StateFile, path: Path
-) -> None:
+def test_old_jobs_are_dropped_and_finished_ones_sooner(file: StateFile, path: Path) -> None:
     save(file, RUNNING, OVER)
     file.close(10.0)
     aged(path, 3600.0)
@@ -98,7 +96,7 @@ def test_jobs_are_forgotten_after_a_while_those_that_are_over_sooner(
     assert read_again(path) == []
 
 
-def test_two_coordinators_do_not_share_one(file: StateFile, path: Path) -> None:
+def test_two_coordinators_cannot_share_a_state_file(file: StateFile, path: Path) -> None:
     with pytest.raises(UsageError):
         StateFile(str(path))
     file.close(10.0)
@@ -108,19 +106,19 @@ def test_two_coordinators_do_not_share_one(file: StateFile, path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"format": 1}', '{"format": 2, "saved_at": 0, "jobs": []}', "\xff\xfe"]
 )
-def test_what_is_no_state_is_refused_and_kept(path: Path, text: str) -> None:
+def test_invalid_file_is_refused_and_kept(path: Path, text: str) -> None:
     path.write_text(text, encoding="latin-1")
     with pytest.raises(UsageError):
         StateFile(str(path))
     assert path.read_text(encoding="latin-1") == text
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         StateFile(str(tmp_path / "none" / "state.json"))
 
 
-def test_a_write_that_fails_is_told_and_the_last_state_stays(file: StateFile, path: Path) -> None:
+def test_failed_write_is_reported_and_keeps_the_last_state(file: StateFile, path: Path) -> None:
     save(file, RUNNING)
     os.mkdir(f"{path}.new")
     assert save(file, OVER) != ""
@@ -165,7 +163,7 @@ class Desk:
         self.ahead.send(self.machine.handle(0.0, StatusReceived(status, "here")))
 
 
-def test_nodes_are_told_once_it_is_stored_and_in_order() -> None:
+def test_answers_are_sent_in_order_after_the_write() -> None:
     async def tell() -> None:
         desk, node = Desk(), a_node("a", a_job_of(1, 1), 1)
         desk.take(node.status())
@@ -184,7 +182,7 @@ def test_nodes_are_told_once_it_is_stored_and_in_order() -> None:
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_job_goes_on_though_nothing_can_be_stored(
+def test_job_continues_if_writes_fail(
     monkeypatch: pytest.MonkeyPatch,
     hangs: bool,
 ) -> None:
@@ -210,7 +208,7 @@ def test_a_job_goes_on_though_nothing_can_be_stored(
     asyncio.run(tell())
 
 
-def test_files_of_others_are_neither_believed_nor_written_to(path: Path, tmp_path: Path) -> None:
+def test_files_of_other_users_are_neither_read_nor_written(path: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "state.json.new").symlink_to(tmp_path / "mine")
     file = StateFile(str(path))

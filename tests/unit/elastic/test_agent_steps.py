@@ -110,7 +110,7 @@ class Steps(LocalElasticAgent):
         return "MY_" + super()._get_worker_state(worker, result)
 
 
-def test_every_step_that_is_overridden_is_called() -> None:
+def test_overridden_steps_are_called() -> None:
     agent = make(Steps, f'[ "$ADDED" ] || exit 9; {FAIL_ONCE}', event_log_handler="jsonl")
     result = agent.run()
     assert result.state is WorkerState.SUCCEEDED
@@ -125,7 +125,7 @@ def test_every_step_that_is_overridden_is_called() -> None:
     assert states == ["START", "START", "MY_SUCCEEDED"]
 
 
-def test_the_last_failure_ends_it_and_stops_the_others() -> None:
+def test_last_failure_stops_the_other_workers() -> None:
     agent = make(Steps, "[ $RANK = 1 ] && exit 7; sleep 1000", local_world_size=2, max_restarts=0)
     result = agent.run()
     assert result.state is WorkerState.FAILED
@@ -158,7 +158,7 @@ class OwnLoop(LocalElasticAgent):
                 self._restart_workers(group)
 
 
-def test_a_loop_of_its_own_has_the_steps_to_call() -> None:
+def test_own_loop_can_call_the_steps() -> None:
     agent = make(OwnLoop, FAIL_ONCE)
     assert agent.run().state is WorkerState.SUCCEEDED
     assert [one.failures[0].exitcode for one in agent.seen] == [7]
@@ -166,12 +166,12 @@ def test_a_loop_of_its_own_has_the_steps_to_call() -> None:
     assert Path("starts").read_text().split() == ["0", "1"]
 
 
-def test_a_loop_of_its_own_sees_the_failure_after_the_stop_too() -> None:
+def test_own_loop_sees_the_failure_after_the_stop() -> None:
     agent = make(OwnLoop, "exit 3", max_restarts=0)
     assert agent.run().failures[0].exitcode == 3
 
 
-def test_a_loop_of_its_own_is_left_by_a_signal() -> None:
+def test_signal_raises_out_of_an_own_loop() -> None:
     agent = make(OwnLoop, "echo $$ > begun; mv begun ready; sleep 1000")
 
     def interrupt() -> None:
@@ -189,7 +189,7 @@ def test_a_loop_of_its_own_is_left_by_a_signal() -> None:
         os.kill(int(Path("ready").read_text()), 0)
 
 
-def test_a_wrapped_loop_is_still_the_loop_of_events() -> None:
+def test_wrapped_invoke_run_still_uses_the_agent_loop() -> None:
     class Wrapped(LocalElasticAgent):
         def _invoke_run(self, role: str = "default") -> RunResult:
             Path("begun").touch()
@@ -237,7 +237,7 @@ class StartsItself(LocalElasticAgent):
 HEALTHY = WorkerState.HEALTHY
 
 
-def test_workers_of_a_context_of_its_own() -> None:
+def test_own_context_runs_the_workers() -> None:
     assert make(StartsItself, "").run().state is WorkerState.SUCCEEDED
     assert Path("stages").read_text().split() == ["first", "second"]
 
@@ -295,7 +295,7 @@ def two_handlers() -> Iterator[list[RendezvousHandler]]:
         handler.shutdown()
 
 
-def test_nodes_with_steps_of_their_own_restart_together(
+def test_nodes_with_own_steps_restart_together(
     two_handlers: list[RendezvousHandler],
 ) -> None:
     script = (

@@ -41,9 +41,7 @@ def agent(tmp_path: Path) -> Iterator[Measuring]:
     handler.shutdown()
 
 
-def test_a_step_of_ones_own_is_among_the_events_of_the_run(
-    agent: Measuring, tmp_path: Path
-) -> None:
+def test_recorded_duration_is_among_the_events_of_the_run(agent: Measuring, tmp_path: Path) -> None:
     agent.run()
     (written,) = tmp_path.glob("*/events-*.jsonl")
     found = [events.Event.deserialize(line) for line in written.read_text().splitlines()]
@@ -57,7 +55,7 @@ def test_a_step_of_ones_own_is_among_the_events_of_the_run(
     assert duration > 0
 
 
-def test_a_step_that_fails_is_recorded_too(agent: Measuring, tmp_path: Path) -> None:
+def test_duration_of_a_failing_step_is_recorded(agent: Measuring, tmp_path: Path) -> None:
     agent.is_failing = True
     got: list[str] = []
 
@@ -74,7 +72,7 @@ def test_a_step_that_fails_is_recorded_too(agent: Measuring, tmp_path: Path) -> 
     assert got[2:] == ["MY_START", "FAILED"]
 
 
-def test_the_end_can_be_told_by_hand(agent: Measuring) -> None:
+def test_success_and_failure_events_can_be_constructed(agent: Measuring) -> None:
     good = agent.get_event_succeeded()
     assert (good.name, good.source) == (f"{PREFIX}SUCCEEDED", events.EventSource.AGENT)
     assert good.metadata["raw_error"] is None
@@ -89,7 +87,7 @@ def test_the_end_can_be_told_by_hand(agent: Measuring) -> None:
     assert "ValueError: what went wrong" in str(bad.metadata["raw_error"])
 
 
-def test_outside_of_a_run_a_step_goes_where_the_spec_says(
+def test_duration_outside_of_a_run_uses_the_specs_handler(
     agent: Measuring, capsys: pytest.CaptureFixture[str]
 ) -> None:
     agent.get_worker_group().spec.event_log_handler = "console"

@@ -34,7 +34,7 @@ NUMBER = "0123456789abcdef."
 
 
 @pytest.mark.parametrize("value", ["YQ==", "abc.YQ==", f"{NUMBER}x", f"{NUMBER}YQ==\n", "é", "."])
-def test_a_value_of_somebody_else_is_told_of(value: str) -> None:
+def test_foreign_value_is_reported(value: str) -> None:
     store = MemoryStore()
     store.set(KEY, value)
     backend = C10dRendezvousBackend(store, "job")
@@ -52,7 +52,7 @@ class CountingStore(MemoryStore):
         return super().compare_set(key, expected, desired)
 
 
-def test_a_key_that_vanished_is_noticed_in_two_calls_and_can_be_made_again() -> None:
+def test_vanished_key_is_noticed_and_recreated() -> None:
     store = CountingStore()
     backend = C10dRendezvousBackend(store, "job")
     first = backend.set_state(b"one")
@@ -67,7 +67,7 @@ def test_a_key_that_vanished_is_noticed_in_two_calls_and_can_be_made_again() -> 
 
 
 @pytest.mark.parametrize("token", [7, "text", (1, 2)])
-def test_a_token_of_another_kind_never_fits(token: object) -> None:
+def test_token_of_another_kind_is_rejected(token: object) -> None:
     backend = C10dRendezvousBackend(MemoryStore(), "job")
     assert backend.set_state(b"one", token) is None
     backend.set_state(b"one")
@@ -75,7 +75,7 @@ def test_a_token_of_another_kind_never_fits(token: object) -> None:
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, TimeoutError, ValueError, ConnectionResetError])
-def test_a_store_that_fails_is_told_of_in_one_line(kind: type[Exception]) -> None:
+def test_failing_store_is_a_one_line_error(kind: type[Exception]) -> None:
     class Broken(MemoryStore):
         broken = False
 
@@ -96,7 +96,7 @@ def tcp_params(port: int, **config: str) -> RendezvousParameters:
     return RendezvousParameters("c10d", f"localhost:{port}", "job", 1, 2, **config)
 
 
-def test_whoever_comes_first_serves_the_tcp_store(port: int) -> None:
+def test_first_node_serves_the_tcp_store(port: int) -> None:
     """The endpoint is this machine's, so each of them could."""
     backend, server = create_backend(tcp_params(port))
     with server, create_backend(tcp_params(port, is_host="0", store_type=" TCP "))[1] as client:
@@ -109,7 +109,7 @@ def test_whoever_comes_first_serves_the_tcp_store(port: int) -> None:
         assert found[0] == b"one"
 
 
-def test_a_port_that_another_serves_makes_a_client() -> None:
+def test_busy_port_makes_a_client() -> None:
     with TCPStore("localhost", 0, is_master=True) as theirs:
         with create_backend(tcp_params(theirs.port))[1] as store:
             assert "client of" in repr(store)

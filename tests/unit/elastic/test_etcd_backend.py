@@ -46,7 +46,7 @@ def test_the_key_and_the_token(etcd: Etcd, client: EtcdClient) -> None:
     assert etcd.get(b"without") == MAGIC
 
 
-def test_a_value_of_another_program_is_an_error(etcd: Etcd, client: EtcdClient) -> None:
+def test_foreign_value_is_an_error(etcd: Etcd, client: EtcdClient) -> None:
     revision = etcd.put(b"/foreign/job", b"c3RhdGU=")
     backend = EtcdRendezvousBackend(client, "job", "/foreign")
     for call in (backend.get_state, lambda: backend.set_state(b"mine")):
@@ -69,7 +69,7 @@ def test_a_state_expires(etcd: Etcd, client: EtcdClient, ttl: int | None, grante
 
 
 @pytest.mark.parametrize("renewals", [1, float("inf")])
-def test_a_lease_that_was_lost_is_replaced(
+def test_lost_lease_is_replaced(
     etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch, renewals: float
 ) -> None:
     """It is noticed when it is renewed, or else by the write."""
@@ -82,7 +82,7 @@ def test_a_lease_that_was_lost_is_replaced(
     assert len(etcd.leases()) == 1
 
 
-def test_an_etcd_that_goes_away_and_comes_back(tmp_path: Path) -> None:
+def test_backend_recovers_after_an_etcd_outage(tmp_path: Path) -> None:
     with running_etcd(tmp_path) as etcd:
         params = RendezvousParameters("etcd-v2", etcd.endpoint, "job", 1, 2)
         backend, store = create_backend(params)

@@ -89,7 +89,7 @@ def leave_third(
     meet([first, second])
 
 
-def test_the_implementation_alone_takes_part(client: EtcdClient) -> None:
+def test_rendezvous_works_without_the_handler(client: EtcdClient) -> None:
     impls = [job(client, "alone") for _ in range(2)]
     try:
         with ThreadPoolExecutor(2) as pool:
@@ -117,7 +117,7 @@ def test_the_implementation_alone_takes_part(client: EtcdClient) -> None:
             assert one.node.shutdown()
 
 
-def test_a_node_that_waits_is_counted_until_it_goes(client: EtcdClient) -> None:
+def test_waiting_node_is_counted_until_it_leaves(client: EtcdClient) -> None:
     with nodes_of(client, "waits", 4, (2, 3)) as (first, second, third, fourth):
         impl = job(client, "waits", (2, 3))
         leave_third(impl, first, second, third)
@@ -130,7 +130,7 @@ def test_a_node_that_waits_is_counted_until_it_goes(client: EtcdClient) -> None:
         assert [one.num_nodes_waiting() for one in (first, second)] == [0, 0]
 
 
-def test_a_job_that_is_not_there_can_be_closed(client: EtcdClient) -> None:
+def test_missing_job_can_be_closed(client: EtcdClient) -> None:
     with nodes_of(client, "closed", 2) as (first, second):
         impl = job(client, "closed")
         assert impl.get_rdzv_state() == (0, {"status": "setup"})
@@ -158,7 +158,7 @@ def test_extra_data(client: EtcdClient) -> None:
     other.close()
 
 
-def test_what_is_stored_has_an_end(etcd: Etcd, client: EtcdClient) -> None:
+def test_stored_keys_expire(etcd: Etcd, client: EtcdClient) -> None:
     """Whatever a job leaves in etcd is on a lease."""
     before = set(etcd.leases())
     impl = job(client, "leaves", (1, 1))
@@ -177,14 +177,14 @@ def test_what_is_stored_has_an_end(etcd: Etcd, client: EtcdClient) -> None:
     assert found.lease in set(etcd.leases()) - before
 
 
-def test_what_another_program_wrote_is_no_state(client: EtcdClient) -> None:
+def test_foreign_value_is_not_a_state(client: EtcdClient) -> None:
     impl = job(client, "foreign")
     client.put(impl.get_path("job").encode(), MARK + b"?")
     with pytest.raises(RendezvousStateError, match=r"/jobs/foreign/job"):
         impl.get_rdzv_state()
 
 
-def test_an_etcd_that_is_away_disturbs_nobody(tmp_path: Path) -> None:
+def test_unreachable_etcd_reports_no_waiting_nodes(tmp_path: Path) -> None:
     with running_etcd(tmp_path) as etcd:
         settings = EtcdSettings(endpoints=((LOCAL, etcd.port),), call_s=0.2)
         with EtcdClient(settings) as client, nodes_of(client, "away", 1, (1, 1)) as (node,):

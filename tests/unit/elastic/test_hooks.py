@@ -128,7 +128,7 @@ def test_a_signal_is_passed_on_and_ends_the_run(kind: type[LocalElasticAgent]) -
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", [LocalElasticAgent, Hooked])
-def test_a_second_interrupt_kills_also_while_a_hook_waits(
+def test_second_interrupt_kills_while_a_hook_waits(
     kind: type[LocalElasticAgent], caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the grace of 30 s this test would run into its own timeout."""
@@ -154,7 +154,7 @@ def test_a_second_interrupt_kills_also_while_a_hook_waits(
     assert result.failures[1].exitcode == 7
 
 
-def test_a_signal_at_the_end_of_a_stop_by_a_hook_comes_before_the_next_round() -> None:
+def test_signal_at_the_end_of_a_hooks_stop_prevents_the_next_round() -> None:
     class Signalled(Hooked):
         def _stop_workers(self, worker_group: WorkerGroup) -> None:
             super()._stop_workers(worker_group)
@@ -182,7 +182,7 @@ class Watching(LocalElasticAgent):
         return result
 
 
-def test_a_hook_may_find_running_workers_unhealthy(caplog: pytest.LogCaptureFixture) -> None:
+def test_hook_can_report_running_workers_as_unhealthy(caplog: pytest.LogCaptureFixture) -> None:
     script = "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then touch sick; sleep 1000; fi"
     agent = local(script, kind=Watching, monitor_interval=0.01, max_restarts=1)
     assert agent.run().state is WorkerState.SUCCEEDED
@@ -192,7 +192,7 @@ def test_a_hook_may_find_running_workers_unhealthy(caplog: pytest.LogCaptureFixt
     assert len(caplog.messages) == 1  # Of the restart; a worker that was stopped did not fail.
 
 
-def test_a_hook_has_the_last_word_on_a_failure() -> None:
+def test_hook_decides_whether_an_exit_is_a_failure() -> None:
     class Forgiving(LocalElasticAgent):
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
             result = super()._monitor_workers(worker_group)
@@ -202,14 +202,14 @@ def test_a_hook_has_the_last_word_on_a_failure() -> None:
     assert len(list(Path("logs").glob("*/attempt_*"))) == 1
 
 
-def test_hooks_around_starting_and_stopping_are_used() -> None:
+def test_start_and_stop_hooks_are_called() -> None:
     agent = local("exit 1", kind=Hooked, max_restarts=1)
     assert agent.run().is_failed()
     assert agent.calls == ["start", "stop", "start", "stop", "shutdown"]
 
 
 @pytest.mark.parametrize("stops_before", [False, True])
-def test_a_hook_may_close_the_context_itself(stops_before: bool) -> None:
+def test_hook_can_close_the_context(stops_before: bool) -> None:
     class Closing(LocalElasticAgent):
         def _stop_workers(self, worker_group: WorkerGroup) -> None:
             if stops_before:

@@ -45,7 +45,7 @@ def finish(queue: Any) -> None:
         pass
 
 
-def test_a_child_that_is_late_is_killed_when_it_is_late(queue: Any) -> None:
+def test_late_child_is_killed_at_its_deadline(queue: Any) -> None:
     dumped: list[int] = []
     # Nothing is polled: the interval is longer than the test.
     server = LocalTimerServer(queue, max_interval=600, dump=dumped.append)
@@ -129,7 +129,7 @@ class Server(TimerServer):
         return True
 
 
-def test_workers_of_any_kind_are_watched_and_a_failure_ends_nothing() -> None:
+def test_server_survives_a_failure_of_its_hooks() -> None:
     requests = PlainQueue()
     server = Server(requests)
     server.start()

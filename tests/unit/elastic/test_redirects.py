@@ -33,7 +33,7 @@ def nothing_left() -> Iterator[None]:
     assert open_fds() == before
 
 
-def test_all_ways_to_write_end_up_in_the_file_in_order(
+def test_all_kinds_of_writes_reach_the_file_in_order(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "out.log"
@@ -57,9 +57,7 @@ def test_all_ways_to_write_end_up_in_the_file_in_order(
     assert set(shown) == {"before", "c before", "after", "c after"}
 
 
-def test_an_exception_inside_puts_everything_back(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_exception_restores_the_streams(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def fail() -> None:
         print("inside", file=sys.stderr)
         raise ZeroDivisionError
@@ -71,7 +69,7 @@ def test_an_exception_inside_puts_everything_back(
     assert capfd.readouterr().err == "outside\n"
 
 
-def test_a_python_stream_without_descriptor_does_not_hinder_the_rest(
+def test_stream_without_descriptor_does_not_prevent_redirection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for stream in (io.StringIO(), None):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def test_a_variable_that_is_there_and_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_env_variable_may_be_empty_but_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME", "")
     assert get_env_variable_or_raise("SOME") == ""
     monkeypatch.delenv("SOME")
@@ -37,7 +37,7 @@ def test_a_variable_that_is_there_and_one_that_is_not(monkeypatch: pytest.Monkey
 ARGUMENTS = ["--rank=${local_rank}", "$local_rank", "$local_ranks", "${other}", "", 7, None]
 
 
-def test_placeholders_are_replaced_in_text_alone() -> None:
+def test_placeholders_are_replaced_in_strings_only() -> None:
     assert macros.substitute(ARGUMENTS, "3") == [
         "--rank=3", "3", "$local_ranks", "${other}", "", 7, None,
     ]  # fmt: skip
@@ -74,7 +74,7 @@ def test_epoch_after_epoch(kind: Any) -> None:
     assert list(kind(8, nothing_in_some)) == [0, 3, 6]
 
 
-def test_an_epoch_is_made_when_it_begins(kind: Any) -> None:
+def test_epoch_is_created_when_it_begins(kind: Any) -> None:
     made = []
 
     def make(number: int) -> Iterator[int]:
@@ -86,7 +86,7 @@ def test_an_epoch_is_made_when_it_begins(kind: Any) -> None:
     assert (next(elements), made) == (1, [0, 1])
 
 
-def test_many_empty_epochs_are_no_deep_recursion() -> None:
+def test_many_empty_epochs_do_not_recurse() -> None:
     """With torch's they are."""
     assert list(CyclingIterator(10_000, lambda number: iter([]))) == []
 
@@ -101,7 +101,7 @@ def test_a_port_is_held_while_its_socket_is_open() -> None:
     assert get_free_port() > 0
 
 
-def test_the_level_is_that_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_level_follows_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOGLEVEL", raising=False)
     assert get_log_level() == "WARNING"
     assert get_logger("some").level == logging.WARNING
@@ -121,7 +121,7 @@ def test_the_state_of_a_process() -> None:
     assert read_proc_state(gone.pid) is None
 
 
-def test_create_c10d_store_returns_when_all_have_come() -> None:
+def test_create_c10d_store_waits_for_all_workers() -> None:
     with get_socket_with_port() as held:
         port = held.getsockname()[1]
     with ThreadPoolExecutor(3) as pool:
@@ -144,6 +144,6 @@ def test_create_c10d_store_returns_when_all_have_come() -> None:
 
 
 @pytest.mark.parametrize("options", [{"is_server": True, "world_size": 2}, {"is_server": False}])
-def test_create_c10d_store_needs_a_port_that_others_know(options: Any) -> None:
+def test_create_c10d_store_rejects_an_unknown_port(options: Any) -> None:
     with pytest.raises(ValueError, match="server_port"):
         create_c10d_store(server_addr="localhost", **options)

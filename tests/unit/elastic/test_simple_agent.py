@@ -103,7 +103,7 @@ def test_workers_that_succeed() -> None:
 
 
 @pytest.mark.parametrize("bad", [FAILED, UNHEALTHY])
-def test_a_failure_is_answered_by_a_restart_while_the_budget_lasts(bad: WorkerState) -> None:
+def test_failure_restarts_workers_while_the_budget_lasts(bad: WorkerState) -> None:
     agent = scripted(bad, HEALTHY, bad, SUCCEEDED, max_restarts=2)
     counts: list[tuple[int, WorkerState]] = []
     agent.during["start"] = lambda: counts.append(
@@ -121,7 +121,7 @@ def test_a_failure_is_answered_by_a_restart_while_the_budget_lasts(bad: WorkerSt
 
 @pytest.mark.parametrize("bad", [FAILED, UNHEALTHY])
 @pytest.mark.parametrize("max_restarts", [0, 1])
-def test_a_failure_without_budget_is_the_result(bad: WorkerState, max_restarts: int) -> None:
+def test_failure_without_budget_is_the_result(bad: WorkerState, max_restarts: int) -> None:
     last = RunResult(bad, failures={1: ProcessFailure(1, 4001, 3, "/nowhere")})
     agent = scripted(*[bad] * max_restarts, last, max_restarts=max_restarts)
     result = agent.run()
@@ -133,7 +133,7 @@ def test_a_failure_without_budget_is_the_result(bad: WorkerState, max_restarts: 
     assert agent.restart_count == max_restarts
 
 
-def test_a_handler_that_tells_of_changes_itself_is_not_asked() -> None:
+def test_handler_that_reports_changes_is_not_polled() -> None:
     class Telling(ScriptedRendezvous):
         polls_membership = False
 
@@ -142,7 +142,7 @@ def test_a_handler_that_tells_of_changes_itself_is_not_asked() -> None:
     assert handler.asked == 0
 
 
-def test_a_handler_of_another_project_is_asked_after_each_healthy_look() -> None:
+def test_foreign_handler_is_polled_after_each_healthy_check() -> None:
     class Foreign:
         """Has what TorchElastic's handlers have, and derives from no class of ours."""
 
@@ -173,7 +173,7 @@ def breaks() -> None:
 
 
 @pytest.mark.parametrize("hook", ["start", "look", "stop"])
-def test_whatever_a_hook_raises_gets_out_after_a_shutdown(hook: str) -> None:
+def test_exception_of_a_hook_propagates_after_a_shutdown(hook: str) -> None:
     agent = scripted(FAILED, max_restarts=3, shutdown_timeout=7)
     agent.during[hook] = breaks
     with pytest.raises(Broken):
@@ -182,7 +182,7 @@ def test_whatever_a_hook_raises_gets_out_after_a_shutdown(hook: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["next_rendezvous", "num_nodes_waiting"])
-def test_whatever_a_handler_raises_gets_out_after_a_shutdown(
+def test_exception_of_a_handler_propagates_after_a_shutdown(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = scripted(HEALTHY)
@@ -206,7 +206,7 @@ def test_a_signal_shuts_down_by_the_same_signal_and_once(one: signal.Signals) ->
     assert agent.story == ["join", "start", "look", f"shutdown {one.name} 5"]
 
 
-def test_a_signal_is_not_left_waiting_for_the_next_look() -> None:
+def test_signal_does_not_wait_for_the_next_check() -> None:
     agent = scripted(monitor_interval=FOREVER_S)
     agent.during["start"] = raised(signal.SIGTERM)
     with pytest.raises(SignalException):
@@ -214,7 +214,7 @@ def test_a_signal_is_not_left_waiting_for_the_next_look() -> None:
     assert agent.story == ["join", "start", "shutdown SIGTERM 30"]
 
 
-def test_a_signal_just_before_the_rendezvous_is_not_waited_out(
+def test_signal_just_before_the_rendezvous_interrupts_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked = SignalWatch.raise_pending

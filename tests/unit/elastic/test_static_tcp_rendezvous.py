@@ -9,7 +9,7 @@ from holdfast.errors import UsageError
 from holdfast.net.listening import ReservedPort
 
 
-def test_nodes_have_the_ranks_they_were_given() -> None:
+def test_nodes_keep_their_configured_ranks() -> None:
     with ReservedPort() as port:
         nodes = [
             StaticTCPRendezvous("127.0.0.1", port.number, rank, 2, "job", 30) for rank in (1, 0)
@@ -30,6 +30,6 @@ def test_nodes_have_the_ranks_they_were_given() -> None:
 
 
 @pytest.mark.parametrize("rank", [-1, 2])
-def test_a_rank_outside_of_the_job_is_refused(rank: int) -> None:
+def test_rank_outside_of_the_job_is_rejected(rank: int) -> None:
     with pytest.raises(UsageError, match=r"^--node-rank: .* accepted: 0 to 1$"):
         StaticTCPRendezvous("host", 1, rank, 2, "job", 30)

@@ -58,7 +58,7 @@ def test_lines_of_all_files_arrive_with_the_header_of_their_rank(tmp_path: Path)
     assert len(lines) == 150
 
 
-def test_stopping_can_be_repeated_and_comes_before_starting_too(tmp_path: Path) -> None:
+def test_stop_works_repeatedly_and_before_start(tmp_path: Path) -> None:
     tail = TailLog("w", {0: str(tmp_path / "log")}, io.StringIO())
     tail.stop()
     tail.stop()
@@ -66,7 +66,7 @@ def test_stopping_can_be_repeated_and_comes_before_starting_too(tmp_path: Path) 
     assert not (tmp_path / "log").exists()
 
 
-def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:
     files = {0: str(tmp_path / "log"), 1: str(tmp_path / "missing" / "log")}
     tail = TailLog("w", files, io.StringIO())
     with pytest.raises(EnvironmentProblem, match="missing"):

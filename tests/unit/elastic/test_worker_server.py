@@ -75,7 +75,7 @@ def place(path: str) -> Iterator[str]:
 def nothing(request: Request, response: Response) -> None: ...
 
 
-def test_a_handler_of_the_users_gets_the_request_and_sets_the_response(place: str) -> None:
+def test_users_handler_gets_the_request_and_sets_the_response(place: str) -> None:
     def own(request: Request, response: Response) -> None:
         found = [request.body(), request.get_param("a"), request.get_param("none")]
         found += [str(request.has_param(name)) for name in ("b", "c")]
@@ -156,13 +156,13 @@ def test_the_stacks_of_all_other_threads_are_shown(
         assert stacks_of_this_process().count("Thread 0x") == 2
 
 
-def test_only_the_owner_is_served(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_users_are_not_served(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_server, "is_owner", lambda uid: uid == -1)
     with pytest.raises((ConnectionError, http.client.BadStatusLine)):
         asked(place, "POST", "/handler/ping")
 
 
-def test_a_body_has_a_limit(place: str) -> None:
+def test_too_long_body_is_rejected(place: str) -> None:
     most = b"x" * worker_server.BODY_BYTES_MAX
     assert asked(place, "POST", "/handler/ping", most)[0] == 200
     assert asked(place, "POST", "/handler/ping", most + b"x")[0] == 413

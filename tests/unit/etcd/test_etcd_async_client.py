@@ -159,7 +159,7 @@ def test_a_dead_and_a_hanging_member_are_left_for_one_that_answers(tmp_path: Pat
             # A write that was sent is not sent again; the next one goes elsewhere.
             unknown = await problem(client, put(b"a"), SHORT_S)
             assert unknown.kind is ProblemKind.UNREACHABLE
-            assert "no answer" in unknown.why
+            assert "no response" in unknown.why
             await done(client, put(b"a"))
         async with client_of(dead, hanging, etcd.port, call_s=3 * SHORT_S) as client:
             now = etcd.put(b"b", b"1")

@@ -69,7 +69,7 @@ def is_member(news: object) -> bool:
 
 
 @in_loop
-async def test_a_refusal_is_final_for_a_newcomer_only() -> None:
+async def test_refusal_is_final_only_before_first_contact() -> None:
     """A node that was in touch goes on trying: the wrong one may be there for a moment."""
     first = Served()
     node = Node(first.connector())
@@ -89,7 +89,7 @@ async def test_a_refusal_is_final_for_a_newcomer_only() -> None:
 
 
 @in_loop
-async def test_a_silent_coordinator_is_dropped_and_given_up() -> None:
+async def test_silent_coordinator_is_disconnected_and_lost() -> None:
     async with serving() as served:
         node = Node(served.connector(), heartbeat_s=0.01, silence_s=0.05, away_s=0.1)
         await node.until(is_member)
@@ -102,7 +102,7 @@ async def test_a_silent_coordinator_is_dropped_and_given_up() -> None:
 
 
 @in_loop
-async def test_whoever_gives_up_while_connecting_says_what_seems_wrong() -> None:
+async def test_loss_while_connecting_names_the_suspicion() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         connector = CoordinatorConnector("127.0.0.1", silent.getsockname()[1], run_id="job")
         node = Node(connector, first_contact_s=0.02)
@@ -117,7 +117,7 @@ async def test_whoever_gives_up_while_connecting_says_what_seems_wrong() -> None
 
 
 @in_loop
-async def test_a_failure_of_any_length_can_be_reported() -> None:
+async def test_long_failures_are_truncated() -> None:
     async with serving() as served:
         node = Node(served.connector())
         await node.until(is_member)
@@ -132,7 +132,7 @@ async def test_a_failure_of_any_length_can_be_reported() -> None:
 
 
 @in_loop
-async def test_leaving_waits_until_the_coordinator_has_it() -> None:
+async def test_leave_waits_for_the_acknowledgement() -> None:
     async with serving() as served:
         node = Node(served.connector(), heartbeat_s=0.01)
         await node.until(is_member)
@@ -149,7 +149,7 @@ async def test_leaving_waits_until_the_coordinator_has_it() -> None:
 # The mailbox.
 
 
-def test_the_mailbox_keeps_the_newest_view_and_the_first_losses() -> None:
+def test_mailbox_keeps_the_newest_view_and_the_first_losses() -> None:
     box = Mailbox(1)
 
     def is_readable() -> bool:
@@ -191,7 +191,7 @@ def one_node(**options: Any) -> CoordinatorMembership:
     return node(0, "a", nodes=1, is_host=True, **options)
 
 
-def test_closing_leaves_no_thread_and_calls_after_it_do_no_harm() -> None:
+def test_close_ends_the_thread_and_later_calls_are_harmless() -> None:
     one = one_node()
     assert one.problem()
     one.start()
@@ -207,7 +207,7 @@ def test_closing_leaves_no_thread_and_calls_after_it_do_no_harm() -> None:
     one_node().close()  # One that never started.
 
 
-def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_failed_start_leaks_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(CoordinatorMembership, "_serve", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -219,7 +219,7 @@ def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_
     assert our_threads() == []
 
 
-def test_a_bug_in_the_thread_is_delivered_and_it_goes_on() -> None:
+def test_error_in_the_thread_is_delivered_and_the_thread_continues() -> None:
     with started(one := one_node()):
         until(one, member)
         assert one._thread is not None
@@ -231,7 +231,7 @@ def test_a_bug_in_the_thread_is_delivered_and_it_goes_on() -> None:
         until(one, lambda view: view.generation == 1)
 
 
-def test_a_view_for_the_incarnation_before_is_not_shown() -> None:
+def test_view_of_the_previous_incarnation_is_dropped() -> None:
     with started(one := one_node()):
         old = until(one, member)
         new = one.rejoin()
@@ -240,7 +240,7 @@ def test_a_view_for_the_incarnation_before_is_not_shown() -> None:
         until(one, lambda view: view.incarnation == new)
 
 
-def test_who_coordinates(port: int, tmp_path: Path) -> None:
+def test_one_node_runs_the_coordinator(port: int, tmp_path: Path) -> None:
     first, second = (node(port, name, is_host=None, host="localhost") for name in "ab")
     with started(first, second):
         assert (first.hosting, second.hosting) == (True, False)
@@ -253,7 +253,7 @@ def test_who_coordinates(port: int, tmp_path: Path) -> None:
             assert not one.hosting
 
 
-def test_a_node_whose_job_is_over_does_not_take_over(port: int) -> None:
+def test_node_of_a_finished_job_does_not_take_over(port: int) -> None:
     first, second = (node(port, name, is_host=None) for name in "ab")
     with started(first, second):
         for one in (first, second):
@@ -266,7 +266,7 @@ def test_a_node_whose_job_is_over_does_not_take_over(port: int) -> None:
         assert not second.hosting
 
 
-def test_only_a_coordinator_that_asks_nobody_for_anything_is_warned_of_and_once(
+def test_open_coordinator_causes_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warnings: list[str] = []
@@ -287,7 +287,7 @@ def test_only_a_coordinator_that_asks_nobody_for_anything_is_warned_of_and_once(
     assert "0.0.0.0:" in line
 
 
-def test_a_mute_program_at_the_port_is_reported_until_a_coordinator_is_there(
+def test_silent_program_at_the_port_is_reported_until_a_coordinator_starts(
     port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A stopped coordinator looks like that, and a server that waits for the end of a line."""
@@ -304,7 +304,7 @@ def test_a_mute_program_at_the_port_is_reported_until_a_coordinator_is_there(
             until(one, member)
 
 
-def test_nodes_of_other_jobs_that_lose_the_coordinator_are_reported(
+def test_nodes_of_other_jobs_are_reported_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     notices: list[str] = []
@@ -351,5 +351,5 @@ assert "holdfast.coordinator.server" in sys.modules
 """
 
 
-def test_a_node_that_may_take_over_imports_what_that_needs_before() -> None:
+def test_possible_successor_imports_the_server_early() -> None:
     subprocess.run([sys.executable, "-c", IMPORTS_AHEAD], check=True, timeout=60)

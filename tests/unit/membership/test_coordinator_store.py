@@ -50,7 +50,7 @@ def connection() -> Connection:
     [("set", True), ("get", True), ("wait", True), ("check", True), ("num_keys", True),
      ("add", False), ("compare_set", False), ("append", False), ("delete", False)],
 )  # fmt: skip
-def test_only_what_changes_nothing_when_repeated_is_sent_again(
+def test_only_repeatable_calls_are_sent_again(
     connection: Connection, op: StoreOp, is_repeatable: bool
 ) -> None:
     answer = connection.begin(op)
@@ -64,7 +64,7 @@ def test_only_what_changes_nothing_when_repeated_is_sent_again(
             answer.result(0)
 
 
-def test_answers_reach_their_callers_until_the_end(connection: Connection) -> None:
+def test_answers_reach_their_callers(connection: Connection) -> None:
     first, second, late = connection.begin(), connection.begin(), connection.begin()
     connection.calls.forget(late)
     connection.calls.forget(late)
@@ -79,7 +79,7 @@ def test_answers_reach_their_callers_until_the_end(connection: Connection) -> No
             answer.result(0)
 
 
-def test_calls_that_cannot_be_made(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_calls_fail(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="cannot be sent"):
         connection.begin(key="\ud800").result(0)
     monkeypatch.setattr(coordinator_store, "PENDING_MAX", 1)
@@ -114,7 +114,7 @@ class Direct:
         return self.down
 
 
-def test_an_answer_that_does_not_come_is_a_timeout_or_a_connection_error(
+def test_missing_answer_is_a_timeout_or_connection_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(coordinator_store, "SLACK_S", 0.01)
@@ -125,7 +125,7 @@ def test_an_answer_that_does_not_come_is_a_timeout_or_a_connection_error(
     assert len(direct.forgotten) == 1
     with pytest.raises(TimeoutError, match=r"a$"):
         CoordinatorStore(direct, "s", timeout_s=3600).wait(["a"], timedelta(0))
-    direct.down = "no coordinator at head:29400 for 3 s: connection refused"
+    direct.down = "no connection to the coordinator at head:29400 for 3 s: connection refused"
     with pytest.raises(ConnectionError, match="head:29400"):
         store.set("k", "v")
     broken: Future[StoreResult] = Future()
@@ -135,7 +135,7 @@ def test_an_answer_that_does_not_come_is_a_timeout_or_a_connection_error(
         store.add("k", 1)
 
 
-def test_what_no_coordinator_takes_is_not_sent() -> None:
+def test_oversized_call_is_not_sent() -> None:
     store = CoordinatorStore(Direct(), "s")
     with pytest.raises(ValueError, match="over 4000"):
         store.wait(["k" * 4001])

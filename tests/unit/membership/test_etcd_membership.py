@@ -123,7 +123,7 @@ class Node:
 
 
 @in_loop
-async def test_a_node_that_is_refused_before_its_first_view_is_turned_away() -> None:
+async def test_refusal_before_the_first_view_is_final() -> None:
     etcd = EtcdHere()
     node = Node(etcd)
     etcd.etcd.perform(0.0, Txn((), (Put(node.session.keys.job, b"another program's"),)))
@@ -135,7 +135,7 @@ async def test_a_node_that_is_refused_before_its_first_view_is_turned_away() -> 
 
 
 @in_loop
-async def test_a_leader_that_is_refused_again_and_again_gives_up() -> None:
+async def test_leader_that_is_refused_repeatedly_gives_up() -> None:
     etcd = EtcdHere()
     node = Node(etcd)
     node.driver.start()
@@ -150,7 +150,7 @@ async def test_a_leader_that_is_refused_again_and_again_gives_up() -> None:
 
 
 @in_loop
-async def test_a_view_that_is_there_when_the_session_opens_is_delivered() -> None:
+async def test_view_found_when_the_session_opens_is_delivered() -> None:
     etcd = EtcdHere()
     node = Node(etcd)
     view = View(run_id=RUN, node="a", incarnation=1, term=1, revision=1, role=NodeRole.WAITING)
@@ -165,7 +165,7 @@ async def test_a_view_that_is_there_when_the_session_opens_is_delivered() -> Non
 
 
 @in_loop
-async def test_a_session_that_ends_before_it_could_be_returned_is_a_failure() -> None:
+async def test_session_closed_before_it_is_returned_is_a_failure() -> None:
     etcd = EtcdHere()
     etcd.watches_end = True
     node = Node(etcd)
@@ -198,7 +198,7 @@ def lease_threads() -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name == "holdfast-etcd-lease"]
 
 
-def test_only_the_stores_of_the_newest_generation_are_kept(stores: GenerationStores) -> None:
+def test_only_stores_of_the_newest_generation_are_kept(stores: GenerationStores) -> None:
     part = stores.store("1/0/0", "part")
     assert part is stores.store("1/0/0", "part")
     part.set("key", "of the part")
@@ -213,7 +213,7 @@ def test_only_the_stores_of_the_newest_generation_are_kept(stores: GenerationSto
         assert len(lease_threads()) == 1
 
 
-def test_an_older_store_stays_for_its_user_until_all_are_closed(stores: GenerationStores) -> None:
+def test_older_store_stays_open_while_in_use(stores: GenerationStores) -> None:
     older, newest = stores.store("1/0/0"), stores.store("1/0/1")
     older.set("key", "value")
     newest.set("key", "value")
@@ -224,7 +224,9 @@ def test_an_older_store_stays_for_its_user_until_all_are_closed(stores: Generati
             one.set("key", "other")
 
 
-def test_the_summary_of_a_job(etcd: Etcd, client: EtcdClient) -> None:
+def test_summary_merges_the_leaders_record_and_node_statuses(
+    etcd: Etcd, client: EtcdClient
+) -> None:
     assert read_job(client, "no such job") == (None, "")
     first, second = (
         get_rendezvous_handler(

@@ -66,7 +66,7 @@ def test_work_that_takes_too_long_or_is_not_done_at_the_end_is_cancelled(
     LoopThread("holdfast-test", print).stop()  # One that never started.
 
 
-def test_an_end_that_nobody_asked_for_is_reported(thread: LoopThread, faults: list[str]) -> None:
+def test_unexpected_end_of_the_loop_is_reported(thread: LoopThread, faults: list[str]) -> None:
     def end() -> None:
         raise SystemExit("out of place")
 

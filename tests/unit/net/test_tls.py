@@ -124,7 +124,7 @@ def test_a_plain_side_is_recognised(ca: Pair, server: Pair) -> None:
         incoming.write(first)
         with pytest.raises(ssl.SSLError) as raised:
             end.do_handshake()
-        assert "does not speak TLS" in explain_failure(raised.value)
+        assert "does not use TLS" in explain_failure(raised.value)
     incoming = ssl.MemoryBIO()
     client = client_context(ca.cert).wrap_bio(incoming, ssl.MemoryBIO(), server_hostname="x")
     with pytest.raises(ssl.SSLWantReadError):
@@ -132,7 +132,7 @@ def test_a_plain_side_is_recognised(ca: Pair, server: Pair) -> None:
     incoming.write(b"\x00\x00\x00\x31\x84\xa4type\xa7refused")
     with pytest.raises(ssl.SSLError) as raised:
         client.do_handshake()
-    assert "does not speak TLS" in explain_failure(raised.value)
+    assert "does not use TLS" in explain_failure(raised.value)
     assert explain_failure(OSError("odd\nend")).endswith("odd end")
 
 

@@ -98,7 +98,7 @@ def public() -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("owner", "modes", "to_root", "to_stranger"),
     [
-        (0, (0o400, 0o600), "taken", "cannot be read"),
+        (0, (0o400, 0o600), "taken", "is not readable"),
         (0, (0o440, 0o640), "taken", "taken"),  # As Kubernetes makes volumes of secrets.
         (0, (0o460, 0o444, 0o644, 0o660), "open to other users", "open to other users"),
         (STRANGER, (0o400, 0o600), "another user", "taken"),
@@ -197,7 +197,7 @@ def test_all_who_start_at_once_with_one_home_have_one_token(home: Path) -> None:
     tokens, errors = zip(*(one.communicate() for one in nodes), strict=True)
     assert len(set(tokens)) == 1
     assert len(tokens[0]) == 65
-    assert sum(b"made " in one for one in errors) == 1  # And it is said once.
+    assert sum(b"created " in one for one in errors) == 1  # And it is said once.
     assert os.listdir(home / ".holdfast") == ["token"]
 
 
@@ -211,7 +211,7 @@ def test_one_who_is_later_than_it_seemed_takes_what_is_there(
 
 def test_a_new_one_takes_the_place_of_the_old(home: Path) -> None:
     first = own_token()
-    assert make_token(token_module.own_path(), anew=True)
+    assert make_token(token_module.own_path(), replace=True)
     assert own_token() != first
     assert os.listdir(home / ".holdfast") == ["token"]
 

@@ -56,7 +56,7 @@ class Page:
         return job[0], node[0]
 
 
-def test_a_run_that_goes_well() -> None:
+def test_metrics_of_a_successful_run() -> None:
     assert Page([]).samples == []
     page = Page(first_start(), now=23.0)
     assert page.states() == ("running", "running")
@@ -84,7 +84,7 @@ def test_a_run_that_goes_well() -> None:
     assert page.value("useful_seconds_total") == 8.0
 
 
-def test_a_failure_and_what_comes_of_it() -> None:
+def test_metrics_of_a_restart() -> None:
     run = [*first_start(), *failure(20.0)]
     page = Page(run[:5], now=30.0)
     assert page.states()[0] == "recovering"
@@ -107,7 +107,7 @@ def test_a_failure_and_what_comes_of_it() -> None:
     assert page.value("useful_seconds_total") == 12.0
 
 
-def test_a_counter_that_was_read_never_falls() -> None:
+def test_counter_never_falls_between_two_reads() -> None:
     """What has just ended may have been counted already, by a read that came in between."""
     page = Page(first_start(), now=30.0)
     for event in (exited(29.0, 0, failed=True), ended(29.5, "failed", 0)):
@@ -117,7 +117,7 @@ def test_a_counter_that_was_read_never_falls() -> None:
     assert page.value("elapsed_seconds_total") == 20
 
 
-def test_workers_report_their_progress_outside_the_lock() -> None:
+def test_progress_is_read_outside_the_lock() -> None:
     def progress() -> list[Any]:
         metrics[0](spoke(2.0))  # It is somebody else's code, and may do anything.
         return [(4, 120, 0.25, "checkpoint"), (5, None, None, None)]
@@ -173,7 +173,7 @@ def restarts_of(*run: lifecycle.LifecycleEvent) -> tuple[dict[str, float], set[s
         [*first_start(), lifecycle.GenerationStopping(20.0, 0, StopReason.SIGNAL), *restart(22.5)],
     ],
 )
-def test_a_start_an_end_and_giving_up_are_no_recoveries(
+def test_first_start_and_end_are_not_restarts(
     run: list[lifecycle.LifecycleEvent],
 ) -> None:
     assert restarts_of(*run) == ({}, set())
@@ -191,7 +191,9 @@ def test_a_start_an_end_and_giving_up_are_no_recoveries(
         (StopReason.COORDINATOR_LOST, 2, 0, "other"),
     ],
 )
-def test_the_reason_of_a_restart(stop: StopReason, nodes: int, restarts: int, reason: str) -> None:
+def test_restart_is_counted_by_reason(
+    stop: StopReason, nodes: int, restarts: int, reason: str
+) -> None:
     stages, reasons = restarts_of(
         lifecycle.GenerationStarted(10.0, 10.0, 1.0, 4, 0, 0, 2, ()),
         lifecycle.GenerationStopping(20.0, 4, stop),

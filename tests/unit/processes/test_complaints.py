@@ -32,7 +32,7 @@ Traceback (most recent call last):
         "RuntimeError: NCCL communicator was aborted on rank 1.",
     ],
 )
-def test_some_exceptions_tell_of_a_peer(line: str) -> None:
+def test_peer_exceptions_are_recognized(line: str) -> None:
     assert complaints.is_about_a_peer(line)
 
 
@@ -48,7 +48,7 @@ def test_some_exceptions_tell_of_a_peer(line: str) -> None:
         "",
     ],
 )
-def test_others_tell_of_themselves(line: str) -> None:
+def test_other_exceptions_are_not_about_a_peer(line: str) -> None:
     assert not complaints.is_about_a_peer(line)
 
 
@@ -59,7 +59,7 @@ def test_the_exception_that_a_chain_begins_with_counts() -> None:
     assert complaints.first_exception(peer) == "ConnectionResetError: reset"
 
 
-def test_an_abort_of_a_watchdog_tells_of_a_peer() -> None:
+def test_watchdog_abort_is_about_a_peer() -> None:
     said = (
         "terminate called after throwing an instance of 'c10::DistBackendError'\n"
         "  what():  [PG 0] Process group watchdog thread terminated with exception: timeout\n"

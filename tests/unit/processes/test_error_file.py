@@ -44,7 +44,7 @@ def files(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in tmp_path.iterdir() if path.name != "train.py")
 
 
-def test_an_exception_is_written_and_goes_on(tmp_path: Path) -> None:
+def test_exception_is_written_and_propagates(tmp_path: Path) -> None:
     before_ns = time.time_ns()
     done = run(tmp_path, '@record\ndef main():\n    raise ValueError("boom \\u00e9")\nmain()')
     after_ns = time.time_ns()
@@ -64,7 +64,7 @@ def test_an_exception_is_written_and_goes_on(tmp_path: Path) -> None:
     ("argument", "status", "stderr", "goes_on"),
     [("0", 0, "", True), ("7", 7, "", False), ("", 0, "", False), ("'here'", 1, "here\n", False)],
 )
-def test_system_exit_is_a_decision_and_not_written(
+def test_system_exit_is_not_written(
     tmp_path: Path, argument: str, status: int, stderr: str, goes_on: bool
 ) -> None:
     code = f'@record\ndef main():\n    sys.exit({argument})\nprint("returned", main())'
@@ -84,7 +84,7 @@ def one_line_of_ours(stderr: str) -> str:
     ("place", "reason"),
     [("missing/error.json", "No such file or directory"), (".", "Is a directory")],
 )
-def test_a_file_that_cannot_be_written_hides_nothing(
+def test_unwritable_error_file_does_not_hide_the_exception(
     tmp_path: Path, place: str, reason: str
 ) -> None:
     path = str(tmp_path / place)
@@ -99,7 +99,7 @@ def test_a_file_that_cannot_be_written_hides_nothing(
     assert files(tmp_path) == []
 
 
-def test_an_exception_is_written_once_on_its_way_through_recorded_functions(own_file: Path) -> None:
+def test_nested_records_write_an_exception_once(own_file: Path) -> None:
     error = ValueError("boom")
     raise_recorded(error)
     first = own_file.read_bytes()
@@ -109,7 +109,7 @@ def test_an_exception_is_written_once_on_its_way_through_recorded_functions(own_
     assert b"another" in own_file.read_bytes()
 
 
-def test_a_handler_that_fails_hides_nothing(tmp_path: Path) -> None:
+def test_failing_handler_does_not_hide_the_exception(tmp_path: Path) -> None:
     code = """
         class Handler(ErrorHandler):
             def record_exception(self, e):
@@ -165,7 +165,7 @@ def test_the_first_workers_error_file_is_copied_with_its_exit_code(
     ],
     ids=["blank", "cut", "utf16", "list", "deep", "digits", "huge"],
 )  # fmt: skip
-def test_what_is_wrong_with_an_error_file_is_one_line(tmp_path: Path, content: bytes) -> None:
+def test_bad_error_file_is_a_one_line_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "error.json"
     path.write_bytes(content)
     with pytest.raises(ValueError) as raised:  # noqa: PT011 (of whatever wording)
@@ -173,7 +173,7 @@ def test_what_is_wrong_with_an_error_file_is_one_line(tmp_path: Path, content: b
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_that_cannot_be_replaced_stays_whole(
+def test_irreplaceable_error_file_stays_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: str) -> None:

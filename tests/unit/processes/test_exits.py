@@ -24,7 +24,7 @@ def test_only_a_shortage_is_retryable() -> None:
     ("after_stop", "stray_signal", "consequence"),
     [(False, False, False), (True, False, True), (True, True, False)],
 )
-def test_a_consequence_is_what_the_stop_has_done(
+def test_only_the_stops_signal_makes_a_consequence(
     after_stop: bool, stray_signal: bool, consequence: bool
 ) -> None:
     ended = exits.WorkerExit(0, 42, -11, "", 0, 2, after_stop, True, stray_signal)  # noqa: FBT003
@@ -58,7 +58,7 @@ def write(root: Path, path: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", GROUPS)
-def test_a_kill_that_was_counted_since_is_reported(tmp_path: Path, kind: str) -> None:
+def test_new_oom_kill_is_reported(tmp_path: Path, kind: str) -> None:
     groups, path, text = GROUPS[kind]
     write(tmp_path, "proc/self/cgroup", groups + "\n")
     write(tmp_path, path, text.format(3))
@@ -72,7 +72,7 @@ def test_a_kill_that_was_counted_since_is_reported(tmp_path: Path, kind: str) ->
     assert [kills.explain() for _ in range(3)] == [told, told, ""]
 
 
-def test_the_groups_own_count_is_preferred_to_the_machines(tmp_path: Path) -> None:
+def test_cgroup_oom_count_is_preferred(tmp_path: Path) -> None:
     groups, path, text = GROUPS["v2"]
     write(tmp_path, "proc/self/cgroup", groups)
     write(tmp_path, path, text.format(0))

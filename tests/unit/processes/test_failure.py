@@ -73,7 +73,7 @@ def test_the_precise_time_of_the_error_file_counts_more_than_the_order(tmp_path:
     assert first_of(late, early) == 1
 
 
-def test_a_consequence_is_first_only_among_its_like(tmp_path: Path) -> None:
+def test_consequence_is_first_only_among_consequences(tmp_path: Path) -> None:
     victim = failure(exitcode=-15, consequence=True, order=0, observed_ns=1)
     assert first_of(victim, failure(order=1, observed_ns=2)) == 1
     assert first_of(failure(consequence=True, order=1), victim) == 1
@@ -88,7 +88,7 @@ def test_a_consequence_is_first_only_among_its_like(tmp_path: Path) -> None:
         (KILLED_NOTICE_NS_MAX + 1, -signal.SIGKILL, "peer"),
     ],
 )
-def test_a_killed_worker_is_blamed_for_what_its_peers_record_while_it_is_taken_apart(
+def test_killed_worker_is_blamed_before_peers_that_record_first(
     tmp_path: Path, lag_ns: int, exitcode: int, first: str
 ) -> None:
     now = time.time_ns()
@@ -106,7 +106,7 @@ def test_a_killed_worker_is_blamed_for_what_its_peers_record_while_it_is_taken_a
         (KILLED_NOTICE_NS_MAX + 1, -signal.SIGSEGV, 0),
     ],
 )
-def test_a_crash_is_blamed_for_peers_that_exit_before_it_is_seen(
+def test_crash_is_blamed_before_peers_that_exit_first(
     lag_ns: int, exitcode: int, first: int
 ) -> None:
     """Native code notices the closed connection at once; a core dump takes its time."""
@@ -115,13 +115,13 @@ def test_a_crash_is_blamed_for_peers_that_exit_before_it_is_seen(
     assert first_of(*peers, failure(exitcode=exitcode, order=2, observed_ns=now)) == first
 
 
-def test_a_worker_killed_after_another_was_seen_dead_is_not_first(tmp_path: Path) -> None:
+def test_worker_killed_after_another_exit_is_not_first(tmp_path: Path) -> None:
     now = time.time_ns()
     peer = recorded(tmp_path, {"timestamp_ns": str(now - 5)}, order=0)
     assert first_of(peer, failure(exitcode=-9, order=1, observed_ns=now)) == 0
 
 
-def test_a_worker_that_failed_before_the_stop_and_ended_after_it_is_no_consequence(
+def test_failure_before_the_stop_is_no_consequence(
     tmp_path: Path,
 ) -> None:
     stop_ns = time.time_ns()
@@ -148,7 +148,7 @@ def test_the_error_survives_pickling(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"), [("{", ValueError), ("[]", ValueError), ('{"other": 1}', KeyError)]
 )
-def test_one_that_a_program_makes_itself_is_not_tolerant(
+def test_users_process_failure_raises_on_a_bad_error_file(
     tmp_path: Path, content: str, problem: type[Exception]
 ) -> None:
     path = tmp_path / "error.json"

@@ -46,7 +46,7 @@ def error(tmp_path: Path) -> ChildFailedError:
     return ChildFailedError("train.py", {4: stopped, 5: recorded})
 
 
-def test_what_is_written_can_be_read_back(tmp_path: Path, error: ChildFailedError) -> None:
+def test_packed_report_round_trips(tmp_path: Path, error: ChildFailedError) -> None:
     path = tmp_path / "failure.json"
     made = make(error)
     made.write(str(path))
@@ -70,7 +70,7 @@ def recorded(folder: Path, callstack: str) -> ProcessFailure:
     return ProcessFailure(1, 77, 1, str(file), host="node-b")
 
 
-def test_the_text_of_a_report_is_the_same_elsewhere(tmp_path: Path) -> None:
+def test_report_text_is_the_same_on_all_nodes(tmp_path: Path) -> None:
     failures = {
         5: recorded(tmp_path, "Traceback (most recent call last):\n  line\nValueError: bad batch"),
         4: failure(exitcode=-15, consequence=True, stopped=True, host="node-b", order=1),
@@ -84,7 +84,7 @@ def test_the_text_of_a_report_is_the_same_elsewhere(tmp_path: Path) -> None:
     assert there[5].error_file == failures[5].error_file
 
 
-def test_a_worker_that_was_stopped_while_it_raised_has_one_exit_status_on_all_nodes() -> None:
+def test_exit_status_of_a_raising_stopped_worker_is_the_same_on_all_nodes() -> None:
     failures = {0: failure(exitcode=-15, stopped=True, stderr_tail="ValueError: bad batch\n")}
     here, there = (
         exit_status(ChildFailedError("", one)) for one in (failures, unpack(pack(failures)))
@@ -92,7 +92,7 @@ def test_a_worker_that_was_stopped_while_it_raised_has_one_exit_status_on_all_no
     assert (here, there) == (1, 1)
 
 
-def test_what_is_too_long_is_cut() -> None:
+def test_long_texts_are_truncated() -> None:
     many = {
         rank: failure(rank, order=rank, stderr_tail="x" * 100_000, detail="y" * 10_000)
         for rank in range(200)
@@ -106,11 +106,11 @@ def test_what_is_too_long_is_cut() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_one_kind_of_error_in_one_line(garbage: bytes) -> None:
+def test_invalid_report_is_a_one_line_error(garbage: bytes) -> None:
     with pytest.raises(BadReport, match=r"\A[^\n]+\Z"):
         unpack(garbage)
 
 
-def test_no_failures_are_no_report() -> None:
+def test_no_failures_pack_to_nothing() -> None:
     with pytest.raises(BadReport, match="without a failure"):
         unpack(msgspec.msgpack.encode([]))

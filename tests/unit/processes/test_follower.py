@@ -43,7 +43,7 @@ def test_a_truncated_file_is_read_from_its_start(tmp_path: Path) -> None:
     stream.end()
 
 
-def test_finishing_a_file_stops_where_it_ended_at_that_time(tmp_path: Path) -> None:
+def test_finish_stops_at_the_end_of_the_file_at_that_time(tmp_path: Path) -> None:
     path, line = tmp_path / "file", b"x" * 99 + b"\n"
     path.write_bytes(line * (CHUNK_BYTES // 100 + 1))
     stream = stream_of(path, Sink(io.StringIO(newline="")))
@@ -195,9 +195,7 @@ def raw_terminal() -> tuple[int, int]:
     return master, terminal
 
 
-def test_a_stuck_console_does_not_hold_up_the_end_and_loses_nothing(
-    console: Console, tmp_path: Path
-) -> None:
+def test_stuck_console_does_not_block_the_end(console: Console, tmp_path: Path) -> None:
     lines = [b"%06d\n" % number for number in range(50_000)]
     append(tmp_path / "log", b"".join(lines))
     follower = LogFollower(drain_s_max=0.01)
@@ -215,7 +213,7 @@ def test_a_stuck_console_does_not_hold_up_the_end_and_loses_nothing(
 
 
 @pytest.mark.parametrize("refused", ["instance", "watch"])
-def test_without_inotify_files_are_read_at_an_interval_and_that_is_said_once(
+def test_without_inotify_files_are_polled_with_one_warning(
     console: Console,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -242,7 +240,7 @@ def test_without_inotify_files_are_read_at_an_interval_and_that_is_said_once(
     assert "are read every 0.1 s" in warning
 
 
-def test_a_lost_notice_queue_makes_every_file_be_read(
+def test_inotify_overflow_reads_every_file(
     console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take = Inotify.changed

@@ -103,7 +103,7 @@ def news(tmp_path: Path) -> Iterator[News]:
     made.close()
 
 
-def test_a_value_that_is_too_large_is_refused(
+def test_too_large_return_value_is_rejected(
     forking: Callers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(function_child, "RESULT_BYTES_MAX", 1000)
@@ -112,7 +112,7 @@ def test_a_value_that_is_too_large_is_refused(
     assert "give_many_bytes" in failures[0].recorded_message()
 
 
-def test_what_is_not_a_value_is_not_read_for_ever(
+def test_invalid_return_value_does_not_block_the_agent(
     fresh: Callers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit is lower here than in the worker, as if something else wrote to its pipe."""
@@ -123,7 +123,7 @@ def test_what_is_not_a_value_is_not_read_for_ever(
     assert all(returned.data == b"" for returned in fresh.made[0]._returned.values())
 
 
-def test_a_value_that_cannot_be_pickled(callers: Callers) -> None:
+def test_unpicklable_return_value_is_a_failure(callers: Callers) -> None:
     failure = callers.result(fns.give_lock, ()).failures[0]
     assert failure.exitcode == 1
     assert "give_lock" in failure.recorded_message()
@@ -143,7 +143,7 @@ def test_an_exception_is_recorded_and_printed(callers: Callers) -> None:
     assert result.return_values == {}
 
 
-def test_a_worker_that_ends_without_returning_has_failed(callers: Callers) -> None:
+def test_worker_that_exits_without_returning_has_failed(callers: Callers) -> None:
     result = callers.result(fns.leave_at_once, (0,))
     failure = result.failures[0]
     assert failure.exitcode == 0
@@ -178,7 +178,7 @@ def test_a_queue_is_flushed_before_the_worker_ends(callers: Callers) -> None:
     queue.join_thread()
 
 
-def test_signals_are_as_in_any_python(callers: Callers) -> None:
+def test_functions_have_pythons_default_signal_actions(callers: Callers) -> None:
     handlers = {
         number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGUSR1)
     }
@@ -210,7 +210,7 @@ def test_a_function_in_native_code_dies_of_the_signal(callers: Callers, tmp_path
     news.close()
 
 
-def test_what_a_function_forks_has_the_default_actions(callers: Callers) -> None:
+def test_forks_of_a_function_have_the_default_signal_actions(callers: Callers) -> None:
     assert callers.value(fns.signals_of_a_child) == 0
 
 
@@ -230,9 +230,7 @@ START = """
 """
 
 
-def test_a_script_that_waits_when_imported_does_not_outlive_the_agent(
-    tmp_path: Path, news: News
-) -> None:
+def test_script_that_blocks_on_import_dies_with_the_agent(tmp_path: Path, news: News) -> None:
     (tmp_path / "start.py").write_text(textwrap.dedent(START))
     (tmp_path / "script.py").write_text(
         textwrap.dedent(
@@ -260,7 +258,7 @@ def logs(folder: Path) -> DefaultLogsSpecs:
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_too_few_descriptors_are_the_machines_problem(tmp_path: Path, method: str) -> None:
+def test_too_few_descriptors_are_an_environment_problem(tmp_path: Path, method: str) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     args: dict[int, tuple[object, ...]] = dict.fromkeys(range(100), (1, 1))
     envs: dict[int, dict[str, str]] = {rank: {} for rank in args}

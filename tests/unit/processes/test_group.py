@@ -132,7 +132,7 @@ class BadPaths(LogsSpecs):
         return self._root_log_dir
 
 
-def test_a_start_that_fails_halfway_leaves_nothing(group: Group, tmp_path: Path) -> None:
+def test_start_that_fails_halfway_leaves_nothing(group: Group, tmp_path: Path) -> None:
     context = group.make(WAITS, WAITS, WAITS, logs=BadPaths(str(tmp_path)))
     with pytest.raises(EnvironmentProblem, match=r"cannot write .*no/such/folder/x\.log"):
         context.start()
@@ -141,7 +141,7 @@ def test_a_start_that_fails_halfway_leaves_nothing(group: Group, tmp_path: Path)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGKILL])
-def test_a_signal_that_the_stop_has_not_sent_is_no_consequence(
+def test_signal_that_the_stop_did_not_send_is_no_consequence(
     group: Group, signum: signal.Signals
 ) -> None:
     context = group.start(IGNORES, WAITS, ready=2)
@@ -155,7 +155,7 @@ def test_a_signal_that_the_stop_has_not_sent_is_no_consequence(
     }
 
 
-def test_the_first_failure_is_the_one_that_came_first(group: Group) -> None:
+def test_first_failure_is_the_earliest(group: Group) -> None:
     context = group.start(WAITS, "exit 3", ready=1)
     until(context, lambda: context.running() == {0})
     os.kill(context.pids()[0], signal.SIGKILL)
@@ -171,7 +171,7 @@ COMPLAINS = SAYS.format("ConnectionResetError: reset by peer")
 
 
 @pytest.mark.parametrize("follows", [COMPLAINS, "exit 1", "kill -PIPE $$"])
-def test_an_exit_that_may_follow_from_a_peers_is_told_with_that_of_the_peer(
+def test_exit_caused_by_a_peer_is_delayed_until_the_peers(
     group: Group, monkeypatch: pytest.MonkeyPatch, follows: str
 ) -> None:
     """The stop that answers it would keep the peer from ending by itself."""
@@ -183,7 +183,7 @@ def test_an_exit_that_may_follow_from_a_peers_is_told_with_that_of_the_peer(
     assert [(one.rank, one.after_stop) for one in seen] == [(1, False), (0, False)]
 
 
-def test_an_exit_that_may_follow_from_a_peers_is_told_when_that_of_none_comes(
+def test_delayed_exit_is_reported_if_no_peer_exits(
     group: Group,
 ) -> None:
     context = group.start(WAITS, COMPLAINS, ready=1)
@@ -192,7 +192,7 @@ def test_an_exit_that_may_follow_from_a_peers_is_told_when_that_of_none_comes(
 
 
 @pytest.mark.parametrize("reason", [SAYS.format("ValueError: shape"), "kill -KILL $$"])
-def test_an_exit_that_has_a_reason_of_its_own_is_told_at_once(
+def test_exit_with_its_own_reason_is_reported_at_once(
     group: Group, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     monkeypatch.setattr(blame, "EXIT_NS_MAX", 2 * PATIENCE_S * 10**9)
@@ -201,7 +201,7 @@ def test_an_exit_that_has_a_reason_of_its_own_is_told_at_once(
     until(context, lambda: bool(seen), seen)
 
 
-def test_nobody_is_waited_for_where_nobody_is_left(
+def test_exit_is_not_delayed_without_running_peers(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blame, "EXIT_NS_MAX", 2 * PATIENCE_S * 10**9)
@@ -218,7 +218,7 @@ class SlowToHear(SubprocessContext):
         super()._await_spawned()
 
 
-def test_an_ending_during_the_start_is_not_waited_for(group: Group) -> None:
+def test_exit_during_the_start_is_not_waited_for(group: Group) -> None:
     """Nothing will make the descriptor readable any more."""
     context = group.start("exit 7", "exit 8", kind=SlowToHear)
     assert {one.exitcode for one in all_ended(context)} == {7, 8}
@@ -234,9 +234,7 @@ class Unkillable(SubprocessContext):
             await_events(self._keeper, b"exited")
 
 
-def test_a_worker_that_cannot_be_killed_is_given_up_and_reported(
-    group: Group, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unkillable_worker_is_reported(group: Group, caplog: pytest.LogCaptureFixture) -> None:
     context = group.start(IGNORES, IGNORES, "exit 1", ready=2, kind=Unkillable)
     context.grace_s = context.reap_s = 0.05
     pid = context.pids()[0]
@@ -259,7 +257,7 @@ def test_a_worker_that_cannot_be_killed_is_given_up_and_reported(
     os.waitpid(keeper, 0)
 
 
-def test_a_new_start_is_not_confused_by_one_that_was_given_up(group: Group) -> None:
+def test_new_start_ignores_an_unkillable_worker_of_the_last(group: Group) -> None:
     """Both have the same rank, and so the same key with the keeper they share."""
     keeper = Keeper.start()
     first = group.start(IGNORES, ready=1, kind=Unkillable, keeper=keeper)
@@ -280,7 +278,7 @@ def test_a_new_start_is_not_confused_by_one_that_was_given_up(group: Group) -> N
 
 
 @pytest.mark.parametrize("script", [IGNORES, f"{OBEYS}; exit 0"])
-def test_a_stopped_keeper_leaves_nobody_behind(
+def test_stopped_keeper_leaves_no_process_behind(
     group: Group, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     monkeypatch.setattr(keeper_client, "RESPONSE_MS_MAX", 20)
@@ -298,7 +296,7 @@ def test_a_stopped_keeper_leaves_nobody_behind(
     assert context.result().failures[0].detail == detail
 
 
-def test_workers_of_a_stopped_keeper_that_do_not_end_are_killed_all_the_same(
+def test_stubborn_workers_of_a_stopped_keeper_are_killed(
     group: Group,
 ) -> None:
     context = group.start(IGNORES, ready=1)
@@ -312,7 +310,7 @@ def test_workers_of_a_stopped_keeper_that_do_not_end_are_killed_all_the_same(
     assert context.left_behind == []
 
 
-def test_a_keeper_that_is_lost_before_the_start(group: Group) -> None:
+def test_keeper_lost_before_the_start_is_a_start_error(group: Group) -> None:
     keeper = Keeper.start()
     os.kill(keeper.pid, signal.SIGKILL)
     Watched(keeper.pid).all_gone()
@@ -329,7 +327,7 @@ def test_a_keeper_that_is_lost_before_the_start(group: Group) -> None:
     keeper.close()
 
 
-def test_the_end_of_a_stop_is_an_event_that_comes_once(group: Group) -> None:
+def test_end_of_a_stop_is_reported_once(group: Group) -> None:
     context = group.start(WAITS, ready=1)
     context.begin_stop(signal.SIGTERM, 1000)
     events: list[object] = []
@@ -342,7 +340,7 @@ def test_the_end_of_a_stop_is_an_event_that_comes_once(group: Group) -> None:
     assert context.next_deadline() is None
 
 
-def test_a_stop_that_ends_as_it_begins_is_due_at_once(group: Group) -> None:
+def test_stop_without_workers_is_due_at_once(group: Group) -> None:
     context = group.start(WAITS, ready=1)
     assert context._keeper is not None
     os.kill(context._keeper.pid, signal.SIGKILL)
@@ -381,7 +379,7 @@ def test_the_first_output_is_shown_while_its_worker_runs(
     assert not is_followed()
 
 
-def test_silence_is_followed_too_once_that_is_wanted(group: Group) -> None:
+def test_follow_output_follows_silent_workers(group: Group) -> None:
     context = group.start(WAITS, ready=1, attended=True)
     assert not is_followed()
     context.follow_output()
@@ -389,7 +387,7 @@ def test_silence_is_followed_too_once_that_is_wanted(group: Group) -> None:
     context.follow_output()
 
 
-def test_last_words_that_nobody_followed_are_in_the_failure(
+def test_unfollowed_output_is_in_the_failure(
     group: Group, capfd: pytest.CaptureFixture[str]
 ) -> None:
     context = group.make("echo why >&2; exit 3", attended=True)

@@ -175,7 +175,7 @@ def test_descriptors_may_swap_numbers_and_have_a_limit(kept: Kept) -> None:
     assert kept.said(1).split() == [*"012", *map(str, as_many)]
 
 
-def test_many_at_once_whose_events_are_read_only_afterwards(kept: Kept) -> None:
+def test_events_of_many_workers_can_be_read_late(kept: Kept) -> None:
     """More requests and events than the socket between the two holds."""
     with open(os.devnull, "r+b") as null:
         fds = {number: null.fileno() for number in range(3)}
@@ -203,7 +203,7 @@ def test_exits_are_reported_in_their_order_even_if_they_are_read_late(kept: Kept
     assert sorted(one.at_ns for one in exits) == [one.at_ns for one in exits]
 
 
-def test_a_worker_that_cannot_be_started_says_why(kept: Kept, tmp_path: Path) -> None:
+def test_unstartable_worker_reports_why(kept: Kept, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.write_text("no program")
     kept.spawn(0, ["not-in-the-path"])
@@ -222,7 +222,7 @@ def test_a_worker_that_cannot_be_started_says_why(kept: Kept, tmp_path: Path) ->
     assert kept.outcome(5) == (126, (errno.ENOEXEC, str(plain)))
 
 
-def test_a_worker_has_no_descriptors_but_its_own(kept: Kept) -> None:
+def test_worker_has_only_its_own_descriptors(kept: Kept) -> None:
     with open(os.devnull) as null:
         os.set_inheritable(null.fileno(), True)  # noqa: FBT003 (a program around us may be careless)
         late = Kept(Keeper.start())
@@ -271,7 +271,7 @@ def test_kill_tree_kills_all_below_one_worker(kept: Kept) -> None:
     assert not has_ended(children[1])
 
 
-def test_sweeping_finds_what_is_forked_meanwhile(kept: Kept) -> None:
+def test_sweep_finds_processes_forked_meanwhile(kept: Kept) -> None:
     """A chain of processes that each fork the next and end: no single look sees them all."""
     chain = (
         "import os\nif os.fork() == 0:\n os.setsid()\n while os.fork() == 0: os.write(1, b'1\\n')"
@@ -301,7 +301,7 @@ def test_running_workers_and_their_children_are_no_leftovers(kept: Kept) -> None
     assert has_ended(child)
 
 
-def test_a_keeper_says_by_itself_that_nothing_is_left(kept: Kept) -> None:
+def test_keeper_reports_that_it_is_childless(kept: Kept) -> None:
     assert kept.keeper.is_childless
     kept.python(0, WAITS)
     assert not kept.keeper.is_childless
@@ -315,7 +315,7 @@ def test_a_keeper_says_by_itself_that_nothing_is_left(kept: Kept) -> None:
     assert not kept.keeper.is_childless
 
 
-def test_a_keeper_with_leftovers_says_nothing_until_it_is_asked(kept: Kept) -> None:
+def test_keeper_with_leftovers_reports_only_on_request(kept: Kept) -> None:
     kept.python(0, LEAVES_DAEMON)
     kept.outcome(0)
     assert not kept.keeper.is_childless
@@ -359,7 +359,7 @@ def test_a_killed_keeper_takes_the_workers_with_it_and_is_reported_last(kept: Ke
     assert kept.keeper.receive() == []
 
 
-def test_a_late_answer_to_one_clearing_is_none_to_the_next(kept: Kept) -> None:
+def test_late_response_to_a_sweep_does_not_answer_the_next(kept: Kept) -> None:
     kept.keeper.sweep()
     while b"empty" not in kept.keeper._control.recv(1 << 16, MSG_PEEK):
         select.select([], [], [], 0.001)
@@ -463,7 +463,7 @@ print(pid, flush=True)
 
 @pytest.mark.parametrize("victim", [False, True])
 @pytest.mark.parametrize(("text", "error"), [(b"", None), (b"2 working", (2, "working"))])
-def test_an_orphan_becomes_a_worker_unless_it_is_gone(
+def test_orphan_becomes_a_worker_unless_it_exited(
     kept: Kept, text: bytes, error: tuple[int, str] | None, victim: bool
 ) -> None:
     (go_in, go_out), (error_in, error_out) = os.pipe(), os.pipe()
@@ -528,7 +528,7 @@ def test_children_of_every_thread_are_found(
     news.close()
 
 
-def test_workers_are_killed_when_their_deadline_passes_and_helpers_are_not(kept: Kept) -> None:
+def test_deadline_kills_workers_but_not_helpers(kept: Kept) -> None:
     deadline = WorkersDeadline()
     deadline.begin()
     try:
@@ -547,7 +547,7 @@ def test_workers_are_killed_when_their_deadline_passes_and_helpers_are_not(kept:
         deadline.close()
 
 
-def test_the_deadline_of_an_earlier_generation_says_nothing_of_the_next(kept: Kept) -> None:
+def test_deadline_of_an_earlier_generation_does_not_apply(kept: Kept) -> None:
     deadline = WorkersDeadline()
     deadline.renew(time.monotonic())
     deadline.begin()
@@ -565,7 +565,7 @@ def test_the_deadline_of_an_earlier_generation_says_nothing_of_the_next(kept: Ke
         deadline.close()
 
 
-def test_a_port_is_held_until_the_workers_are_gone(kept: Kept) -> None:
+def test_port_is_held_until_the_workers_exit(kept: Kept) -> None:
     deadline = WorkersDeadline()
     deadline.begin()
     try:

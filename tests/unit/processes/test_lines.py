@@ -35,7 +35,7 @@ def test_a_pipe_gets_whole_lines_in_pieces_the_kernel_keeps_together() -> None:
         os.close(write)
 
 
-def test_a_full_disk_is_reported_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_full_disk_is_reported_once_and_retried(caplog: pytest.LogCaptureFixture) -> None:
     with open("/dev/full", "wb", buffering=0) as full:
         sink = Sink(full.fileno())
         sink.write(b"", b"lost\n")
@@ -96,7 +96,7 @@ def expected_lines(data: bytes) -> list[bytes]:
     st.sampled_from([b"", b">", b"a", b"[0]:"]),
     st.booleans(),
 )
-def test_any_cutting_of_any_bytes_gives_the_same_lines(
+def test_chunking_does_not_change_the_lines(
     chunks: list[bytes], prefix: bytes, with_filter: bool
 ) -> None:
     read, write = os.pipe()

@@ -55,7 +55,7 @@ def test_layout_is_that_of_torchelastic(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_second_start_under_the_same_count_leaves_the_first_one_alone(tmp_path: Path) -> None:
+def test_second_start_with_the_same_count_keeps_the_first_logs(tmp_path: Path) -> None:
     specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL)
     paths: list[str] = []
     for restarts in (0, 0, 1, 0):
@@ -72,7 +72,7 @@ def test_a_second_start_under_the_same_count_leaves_the_first_one_alone(tmp_path
 
 
 @pytest.mark.parametrize("run_id", ["team/exp/1", "..", "a\nb\x00c", "\u00e9" * 300, ""])
-def test_any_run_id_gives_one_directory_in_the_log_dir(tmp_path: Path, run_id: str) -> None:
+def test_any_run_id_is_one_directory(tmp_path: Path, run_id: str) -> None:
     specs = DefaultLogsSpecs(str(tmp_path))
     specs.reify(envs_of(1, run_id=run_id))
     assert specs.run_dir is not None
@@ -104,7 +104,7 @@ def test_own_root_is_private_and_can_be_discarded(
     specs.discard_if_temporary()
 
 
-def test_a_file_in_the_way_is_a_usage_error_that_names_it(tmp_path: Path) -> None:
+def test_file_at_the_log_dir_is_a_usage_error(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     for log_dir in (file, file / "below"):

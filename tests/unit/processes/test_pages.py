@@ -57,9 +57,7 @@ def hand(page: WorkerPage) -> Iterator[Hand]:
     made.close()
 
 
-def test_an_expired_section_is_reported_once_and_again_when_it_is_entered_again(
-    page: WorkerPage, hand: Hand
-) -> None:
+def test_expired_section_is_reported_once_per_entry(page: WorkerPage, hand: Hand) -> None:
     hand.section(4, b"step", 70 * SECOND, 10 * SECOND)
     hand.section(5, b"later", 700 * SECOND)
     assert page.expired(69.9) == []
@@ -74,7 +72,7 @@ def test_an_expired_section_is_reported_once_and_again_when_it_is_entered_again(
     assert [one.name for one in page.expired(100.0)] == ["again"]
 
 
-def test_a_section_that_was_left_meanwhile_has_not_expired(
+def test_left_section_does_not_expire(
     page: WorkerPage, hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hand.section(4, b"step", 70 * SECOND)
@@ -88,7 +86,7 @@ def test_a_section_that_was_left_meanwhile_has_not_expired(
     assert page.expired(100.0) == []
 
 
-def test_a_section_of_a_process_that_is_dead_has_not_expired(page: WorkerPage) -> None:
+def test_section_of_a_dead_process_does_not_expire(page: WorkerPage) -> None:
     hand = Hand(page)
     hand.section(4, b"step", 70 * SECOND)
     hand.close()
@@ -103,7 +101,7 @@ def test_a_section_of_a_process_that_is_dead_has_not_expired(page: WorkerPage) -
     max_examples=50,
 )
 @given(st.binary(min_size=1, max_size=4088), st.integers(8, 4088))
-def test_whatever_stands_in_it_it_can_be_read(page: WorkerPage, noise: bytes, at: int) -> None:
+def test_page_with_any_content_can_be_read(page: WorkerPage, noise: bytes, at: int) -> None:
     with open(page.path, "r+b") as file:
         file.seek(at)
         file.write(noise[: worker.PAGE_BYTES - at])
@@ -217,7 +215,7 @@ def test_sections_entered_and_left_wake_the_agent_once(
     assert looks_for(pages, now)
 
 
-def test_what_a_killed_agent_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_next_agent_removes_the_pages_of_a_killed_one(tmp_path: Path) -> None:
     program = (
         "import os, sys; from holdfast.processes.workers.pages import WorkerPages; "
         "pages = WorkerPages(sys.argv[1]); pages.begin([0]); print(pages.folder, flush=True); "

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_a_deadline_is_waited_for_but_not_one_that_has_passed(
+def test_wait_ends_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits: list[float | None] = []

@@ -79,7 +79,7 @@ def test_a_process_and_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.count("  thread ") == 2
 
 
-def test_one_that_is_gone() -> None:
+def test_exited_process_has_empty_values() -> None:
     pid = gone()
     assert str(pid) in procfs.describe(pid)
     assert procfs.stat_of(pid) == procfs.Stat()
@@ -93,7 +93,7 @@ def test_one_that_is_gone() -> None:
     assert procfs.initial_environment(pid) == procfs.current_environment(pid) == {}
 
 
-def test_one_that_nobody_has_reaped_has_ended() -> None:
+def test_unreaped_process_has_ended() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     assert procfs.state_of(ended.pid) == "Z"
@@ -103,7 +103,7 @@ def test_one_that_nobody_has_reaped_has_ended() -> None:
     ended.wait()
 
 
-def test_children_and_theirs_are_below_this_process() -> None:
+def test_descendants_are_below_this_process() -> None:
     with python(GRANDCHILD) as (child, line):
         pid = int(line)
         assert procfs.parent_of(pid) == child
@@ -115,7 +115,7 @@ def test_children_and_theirs_are_below_this_process() -> None:
     assert procfs.root_of(os.getpid(), {os.getpid()}) == 0
 
 
-def test_the_name_of_a_program_may_be_anything() -> None:
+def test_program_name_can_contain_any_characters() -> None:
     rename = "open('/proc/self/comm', 'w').write('a ) 1 (')"
     with python(f"{rename}; print(flush=True); input()") as (pid, _):
         assert procfs.parent_of(pid) == os.getpid()

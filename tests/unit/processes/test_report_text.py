@@ -88,7 +88,7 @@ def test_a_long_traceback_loses_its_middle() -> None:
     assert "RecursionError: too deep" in text
 
 
-def test_those_that_cannot_be_told_apart_are_all_named() -> None:
+def test_all_possible_first_failures_are_named() -> None:
     text = text_of(failure(0), failure(1, order=1), failure(2, order=2, observed_ns=1 << 62))
     assert "one of ranks 0, 1 failed first" in text
     assert "failed first" not in text_of(failure(0))
@@ -97,7 +97,7 @@ def test_those_that_cannot_be_told_apart_are_all_named() -> None:
 EVIL = "\x1b]0;mine\x07\x1b[2J\u202e"
 
 
-def test_what_workers_say_is_read_and_not_obeyed(tmp_path: Path) -> None:
+def test_control_characters_of_workers_are_escaped(tmp_path: Path) -> None:
     error_file = tmp_path / "error.json"
     error_file.write_bytes(
         error_file_content(ValueError(f"red \x1b[31m{EVIL}\n  host : elsewhere"))

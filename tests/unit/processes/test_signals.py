@@ -58,7 +58,7 @@ def taken(watch: SignalWatch) -> list[int]:
     return arrived
 
 
-def test_names_and_numbers_are_those_of_the_standard_library() -> None:
+def test_signal_names_match_the_standard_library() -> None:
     assert [signal_name(number) for number in range(1, signal.NSIG)] == [
         signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
         for number in range(1, signal.NSIG)
@@ -69,13 +69,13 @@ def test_names_and_numbers_are_those_of_the_standard_library() -> None:
 
 
 @pytest.mark.parametrize("name", ["SIG_IGN", "IGN", "SIG", "", "0", "-15", "99", "\u0661\u0665x"])
-def test_what_is_no_signal_is_refused(name: str) -> None:
+def test_invalid_signal_is_rejected(name: str) -> None:
     with pytest.raises(UsageError, match="--stop-signal"):
         parse_signal(name, flag="--stop-signal")
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "STOP", "9"])
-def test_what_no_process_can_handle_is_refused(name: str) -> None:
+def test_unhandleable_signal_is_rejected(name: str) -> None:
     with pytest.raises(UsageError, match=r"^--signals-to-handle: SIG(KILL|STOP) cannot be handled"):
         parse_signals(f"SIGTERM,{name}")
 
@@ -92,7 +92,7 @@ def test_signals_are_collected_in_order_and_wake_the_loop() -> None:
         assert taken(watch) == []
 
 
-def test_what_is_ignored_stays_ignored() -> None:
+def test_ignored_signal_stays_ignored() -> None:
     """As under nohup, where the end of the terminal must not end the job."""
     before = signal.signal(USR1, signal.SIG_IGN)
     try:
@@ -121,7 +121,7 @@ def test_outside_the_main_thread_signals_are_left_alone(caplog: pytest.LogCaptur
     assert caplog.text.count("not in the main thread") == 1
 
 
-def test_a_signal_that_came_before_raises_at_once() -> None:
+def test_pending_signal_raises_at_once() -> None:
     with SignalWatch(TAKEN) as watch:
         send(USR1)
         send(USR2)

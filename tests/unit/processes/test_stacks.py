@@ -83,7 +83,7 @@ def without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
 
 
-def test_a_script_that_imports_nothing_of_ours_running_or_stopped() -> None:
+def test_stacks_of_an_unprepared_script_running_or_stopped() -> None:
     with Process(PLAIN) as process:
         assert "where_it_is (<string>:" in dump_stacks(process.pid)
         os.kill(process.pid, signal.SIGSTOP)
@@ -111,7 +111,7 @@ def test_stacks_come_from_the_workers_socket_if_it_has_one(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("without_py_spy")
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_worker_whose_socket_misbehaves_is_given_up(tmp_path: Path, answers: bool) -> None:
+def test_misbehaving_worker_socket_falls_back(tmp_path: Path, answers: bool) -> None:
     path = str(tmp_path / "a.sock")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)

@@ -75,7 +75,7 @@ echo $streams > $FOLDER/streams
         *((method, "<&- >&- 2>&-") for method in ("command", "spawn", "fork", "forkserver")),
     ],
 )
-def test_streams_that_the_agent_was_started_without(
+def test_agent_works_without_standard_streams(
     agent: Any, tmp_path: Path, closed: str, method: str
 ) -> None:
     script = f"set -e; {TELLS_STREAMS} echo to out; echo to err >&2; cat"

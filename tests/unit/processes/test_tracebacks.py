@@ -82,7 +82,7 @@ def test_a_real_fault_with_threads(tmp_path: Path) -> None:
     assert exception_line(found) == "Fatal Python error: Segmentation fault"
 
 
-def test_what_python_ignores_while_shutting_down_is_not_the_cause(tmp_path: Path) -> None:
+def test_ignored_exception_at_shutdown_is_not_the_cause(tmp_path: Path) -> None:
     code = """
         class Odd:
             def __del__(self):

@@ -82,7 +82,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started
     made.keeper.close()
 
 
-def test_a_lost_zygote_is_started_again_while_workers_run(started: Started) -> None:
+def test_lost_zygote_is_restarted_while_workers_run(started: Started) -> None:
     context = started.context("import sys; sys.stdin.read(); import time; time.sleep(1000)")
     first = started.warm.pids()[0]
     gone = Watched(first)
@@ -97,7 +97,7 @@ def test_a_lost_zygote_is_started_again_while_workers_run(started: Started) -> N
     assert started.said(started.context(TELLS)) == ["warm 0\n"]
 
 
-def test_a_start_that_fails_drops_what_it_requested(
+def test_failed_start_cancels_its_requests(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from holdfast.processes.logs.stdio import WorkerStdio

@@ -63,7 +63,7 @@ def revived(harness: Harness) -> None:
         os.chdir(before)
 
 
-def test_one_that_is_lost_three_times_is_not_started_again(
+def test_zygote_lost_three_times_is_not_restarted(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(warm_start.LOSSES_MAX):
@@ -77,7 +77,7 @@ def test_one_that_is_lost_three_times_is_not_started_again(
     assert harness.run(warm=False).out == "cold\n"
 
 
-def test_one_whose_keeper_is_gone_is_not_waited_for() -> None:
+def test_zygote_of_a_dead_keeper_is_not_waited_for() -> None:
     """The keeper ended before it was asked for the zygote, and nobody has read of that yet."""
     unprepared = Harness("-c", TELLS)
     gone = Watched(unprepared.keeper.pid)
@@ -87,7 +87,7 @@ def test_one_whose_keeper_is_gone_is_not_waited_for() -> None:
         assert not unprepared.warm.takes(unprepared.argv, unprepared.env, {})
 
 
-def test_one_that_cannot_be_started_is_given_up(harness: Harness) -> None:
+def test_unstartable_zygote_is_abandoned(harness: Harness) -> None:
     """The keeper has no descriptor left for it."""
     killed(harness)
     full = max(int(name) for name in os.listdir(f"/proc/{harness.keeper.pid}/fd")) + 1
@@ -97,7 +97,7 @@ def test_one_that_cannot_be_started_is_given_up(harness: Harness) -> None:
     assert harness.warm.fileno() == -1
 
 
-def test_a_frozen_zygote_is_given_up(
+def test_frozen_zygote_is_abandoned(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(warm_start, "FORK_S_MAX", 0.2)
@@ -126,7 +126,7 @@ def test_workers_survive_their_zygote(harness: Harness) -> None:
     assert harness.exited(key).exitcode == 7
 
 
-def test_workers_that_are_dropped_never_run(harness: Harness) -> None:
+def test_dropped_workers_never_run(harness: Harness) -> None:
     frozen(harness)
     read, write = os.pipe()
     harness.start(fds={1: write})
@@ -153,7 +153,7 @@ def test_workers_that_are_dropped_never_run(harness: Harness) -> None:
         ("-bEsSPdqR -cpass", "-b -E -s -S -P -d -q -R", "c", "pass", ""),
     ],
 )
-def test_commands_are_taken_apart(line: str, flags: str, kind: str, what: str, args: str) -> None:
+def test_python_commands_are_parsed(line: str, flags: str, kind: str, what: str, args: str) -> None:
     command = parse_command(["python", *line.split()])
     expected = tuple(flags.split()), kind, what, tuple(args.split())
     assert command == PythonCommand("python", *expected)
@@ -165,5 +165,5 @@ def test_commands_are_taken_apart(line: str, flags: str, kind: str, what: str, a
      "-x train.py", "-u", "-m", "-c", "-W", "-X", "--check-hash-based-pycs always train.py",
      "-Z train.py"],
 )  # fmt: skip
-def test_what_is_not_surely_understood_is_left_alone(line: str) -> None:
+def test_unknown_commands_are_not_parsed(line: str) -> None:
     assert parse_command(["python", *line.split()]) is None

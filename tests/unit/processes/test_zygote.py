@@ -37,9 +37,7 @@ def preloaded(
         return caplog.messages
 
 
-def test_modules_that_cannot_be_imported_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unimportable_modules_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "raises.py").write_text("raise ValueError('one\\nreason')")
     (tmp_path / "leaves.py").write_text("import sys; sys.exit(3)")
     said = preloaded(tmp_path, caplog, "raises", "no.such", "leaves", "json.tool")
@@ -89,7 +87,7 @@ def test_many_workers_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert told.count(" ") == 11 * 4, "each has its three streams, and what the listing opens"
 
 
-def test_a_worker_that_is_never_adopted_ends(tmp_path: Path) -> None:
+def test_worker_that_is_never_adopted_exits(tmp_path: Path) -> None:
     class Deaf:
         """A keeper that does not adopt."""
 
@@ -118,7 +116,7 @@ def test_a_worker_that_is_never_adopted_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", ["keeper", "agent"])
-def test_it_ends_with_the_keeper_and_without_the_agent(tmp_path: Path, victim: str) -> None:
+def test_zygote_exits_with_the_keeper_and_with_the_agent(tmp_path: Path, victim: str) -> None:
     with Harness("-c", "pass", cwd=tmp_path) as harness:
         gone = Watched(*harness.warm.pids())
         if victim == "keeper":

@@ -100,7 +100,7 @@ def reported(outcome: Outcome) -> Any:
     ],
     ids=lambda words: " ".join(words).replace(TELL, "TELL")[:40],
 )  # fmt: skip
-def test_a_forked_interpreter_looks_like_a_new_one(folder: Path, words: list[str]) -> None:
+def test_forked_interpreter_looks_like_a_new_one(folder: Path, words: list[str]) -> None:
     words = [word.format(folder=folder) if word != TELL else word for word in words]
     env = {**os.environ, "RANK": "3"}
     with Harness(*words, cwd=folder, env=env, modules=["json"]) as harness:
@@ -111,7 +111,7 @@ def test_a_forked_interpreter_looks_like_a_new_one(folder: Path, words: list[str
             assert reported(forked) == reported(fresh)
 
 
-def test_what_modules_did_as_they_came_in_is_kept(tmp_path: Path) -> None:
+def test_effects_of_imports_are_kept(tmp_path: Path) -> None:
     (tmp_path / "does.py").write_text(
         "import atexit, os, signal, sys, warnings\n"
         "os.environ['DOES'] = 'yes'; os.environ['CHANGED'] = 'by it'; del os.environ['REMOVED']\n"
@@ -145,7 +145,7 @@ def test_what_modules_did_as_they_came_in_is_kept(tmp_path: Path) -> None:
         ("torch", "torch.rand(1).item()", "torch.manual_seed(7)"),
     ],
 )
-def test_a_generator_is_each_workers_own_unless_it_was_seeded(
+def test_random_state_differs_per_worker_unless_seeded(
     tmp_path: Path, module: str, draw: str, seed: str
 ) -> None:
     program = f"import {module}; print({draw})"

@@ -144,7 +144,7 @@ def in_role(handler: DynamicRendezvousHandler, role: NodeRole) -> View:
 # Agents that ask for rounds; what all backends do is in tests/contract/test_polled_contract.py.
 
 
-def test_a_store_that_fails_when_all_members_are_there_is_tried_again(cluster: Cluster) -> None:
+def test_failing_store_is_retried_when_all_members_have_arrived(cluster: Cluster) -> None:
     class Failing(MemoryStore):
         failures = 1
 
@@ -159,7 +159,7 @@ def test_a_store_that_fails_when_all_members_are_there_is_tried_again(cluster: C
     assert [info.rank for info in cluster.meet(*nodes)] == [0, 1]
 
 
-def test_a_job_can_be_closed_or_looked_at_before_anybody_joined(cluster: Cluster) -> None:
+def test_job_can_be_closed_or_read_before_any_node_joins(cluster: Cluster) -> None:
     handler = cluster.add(1, 1)
     assert not handler.is_closed()
     assert not cluster.job().nodes
@@ -168,21 +168,21 @@ def test_a_job_can_be_closed_or_looked_at_before_anybody_joined(cluster: Cluster
     assert handler.num_nodes_waiting() == 0
 
 
-def test_a_job_is_closed_also_if_other_nodes_write_first(cluster: Cluster) -> None:
+def test_close_succeeds_after_a_write_conflict(cluster: Cluster) -> None:
     handler = cluster.add(1, 1, times={"heartbeat": timedelta(seconds=1)})
     cluster.backends[0].races_lost = 1
     handler.set_closed()
     assert cluster.job().phase is JobPhase.CLOSED
 
 
-def test_looking_at_a_job_does_not_decide_what_kind_of_node_joins(cluster: Cluster) -> None:
+def test_reading_a_job_does_not_fix_the_shape_of_the_node(cluster: Cluster) -> None:
     handler = cluster.add(1, 1)
     assert not handler.is_closed()
     handler.enter(local_world_size=4, max_restarts=3)
     assert in_role(handler, NodeRole.MEMBER).world_size == 4
 
 
-def test_a_job_can_be_closed_with_other_settings_than_its_nodes_have(cluster: Cluster) -> None:
+def test_job_can_be_closed_with_different_settings(cluster: Cluster) -> None:
     member, other = cluster.add(1, 1), cluster.add(1, 3)
     member.enter(max_restarts=3)
     in_role(member, NodeRole.MEMBER)
@@ -190,7 +190,7 @@ def test_a_job_can_be_closed_with_other_settings_than_its_nodes_have(cluster: Cl
     assert in_role(member, NodeRole.CLOSED).outcome is JobOutcome.STOPPED
 
 
-def test_shutting_down_is_final_and_can_be_repeated(cluster: Cluster) -> None:
+def test_shutdown_is_final_and_repeatable(cluster: Cluster) -> None:
     handler = cluster.add(1, 1)
     handler.next_rendezvous()
     assert handler.shutdown()
@@ -201,7 +201,7 @@ def test_shutting_down_is_final_and_can_be_repeated(cluster: Cluster) -> None:
             call()
 
 
-def test_a_handler_that_is_forgotten_ends_its_threads(cluster: Cluster) -> None:
+def test_dropped_handler_ends_its_threads(cluster: Cluster) -> None:
     handler = cluster.add(1, 1)
     handler.next_rendezvous()
     connection = handler.enter()
@@ -222,9 +222,7 @@ def test_a_handler_that_is_forgotten_ends_its_threads(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("error", [RendezvousConnectionError("gone"), ZeroDivisionError("gone")])
-def test_a_backend_that_never_answered_is_an_error_at_once(
-    cluster: Cluster, error: Exception
-) -> None:
+def test_backend_that_never_responded_fails_at_once(cluster: Cluster, error: Exception) -> None:
     handler = cluster.add(1, 1)
     cluster.backends[0].error = error
     for call in (handler.next_rendezvous, handler.is_closed):
@@ -234,14 +232,14 @@ def test_a_backend_that_never_answered_is_an_error_at_once(
 
 
 @pytest.mark.parametrize("answer", [b"state", ("state", 1), (b"state",), (b"not ours", 1)])
-def test_an_answer_of_another_shape_is_a_state_error(cluster: Cluster, answer: Any) -> None:
+def test_malformed_answer_is_a_state_error(cluster: Cluster, answer: Any) -> None:
     handler = cluster.add(1, 1)
     cluster.backends[0].answer = answer
     with pytest.raises(RendezvousStateError):
         handler.next_rendezvous()
 
 
-def test_a_backend_that_hangs_holds_nobody_up(cluster: Cluster) -> None:
+def test_hanging_backend_times_out(cluster: Cluster) -> None:
     soon = timedelta(seconds=0.05)
     handler = cluster.add(1, 1, times={"join": soon, "close": soon, "heartbeat": soon})
     cluster.backends[0].goes_on.clear()
@@ -251,7 +249,7 @@ def test_a_backend_that_hangs_holds_nobody_up(cluster: Cluster) -> None:
     assert handler.shutdown() is False
 
 
-def test_a_backend_that_fails_for_a_while_costs_nothing(cluster: Cluster) -> None:
+def test_temporary_backend_failure_costs_no_restart(cluster: Cluster) -> None:
     handler = cluster.add(1, 1)
     handler.next_rendezvous()
     cluster.backends[0].error = RendezvousConnectionError("away")
@@ -263,7 +261,7 @@ def test_a_backend_that_fails_for_a_while_costs_nothing(cluster: Cluster) -> Non
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_backend_that_stays_away_is_given_up(cluster: Cluster, hangs: bool) -> None:
+def test_unreachable_backend_is_a_loss_after_the_limit(cluster: Cluster, hangs: bool) -> None:
     handler = cluster.add(1, 1)
     handler._away_s = 0.3
     handler.next_rendezvous()
@@ -281,7 +279,7 @@ def test_a_backend_that_stays_away_is_given_up(cluster: Cluster, hangs: bool) ->
     assert "'c10d'" in handler.describe_loss(lost)
 
 
-def test_a_foreign_state_is_a_refusal(cluster: Cluster) -> None:
+def test_state_of_another_program_refuses_the_join(cluster: Cluster) -> None:
     cluster.add(1, 1)
     cluster.backends[0].answer = (b"not ours", 1)
     connection = cluster.handlers[0].enter()
@@ -293,7 +291,7 @@ def test_a_foreign_state_is_a_refusal(cluster: Cluster) -> None:
 # Agents that follow views.
 
 
-def test_a_failure_and_its_report_reach_the_others_within_limits(cluster: Cluster) -> None:
+def test_failure_and_report_reach_other_nodes_truncated(cluster: Cluster) -> None:
     one, other = cluster.add(2, 2), cluster.add(2, 2)
     one.enter(), other.enter()
     view = in_role(one, NodeRole.MEMBER)
@@ -306,7 +304,7 @@ def test_a_failure_and_its_report_reach_the_others_within_limits(cluster: Cluste
     assert closed.report == b"all of it"
 
 
-def test_a_fenced_node_comes_again_and_hears_nothing_meant_for_the_one_before(
+def test_fenced_node_rejoins_and_ignores_old_views(
     cluster: Cluster,
 ) -> None:
     handler = cluster.add(1, 1)
@@ -355,7 +353,7 @@ class Kept(RendezvousBackend):
         return (*self.stored, True)
 
 
-def test_a_handler_on_a_backend_of_ones_own_has_the_local_address() -> None:
+def test_handler_on_a_custom_backend_uses_the_local_address() -> None:
     params = RendezvousParameters(
         "mine", "", "job", 1, 1, local_addr="127.0.0.2", join_timeout="50", close_timeout="70"
     )
@@ -395,7 +393,7 @@ def handlers_on(backend: RendezvousBackend, nodes: int) -> list[DynamicRendezvou
     return [create_handler(store, backend, params) for _ in range(nodes)]
 
 
-def test_a_backend_need_not_say_what_became_of_a_state() -> None:
+def test_backend_may_return_none_after_a_write() -> None:
     handlers = handlers_on(Silent(), 2)
     with ThreadPoolExecutor(2) as pool:
         infos = [*pool.map(lambda one: one.next_rendezvous(), handlers)]
@@ -403,7 +401,7 @@ def test_a_backend_need_not_say_what_became_of_a_state() -> None:
         assert all(pool.map(lambda one: one.shutdown(), handlers))
 
 
-def test_a_backend_that_keeps_nothing_is_a_state_error() -> None:
+def test_backend_that_stores_nothing_is_a_state_error() -> None:
     """Two nodes on it would each be alone, so one is not let in either."""
     (handler,) = handlers_on(Forgetful(), 1)
     with pytest.raises(RendezvousStateError, match="'mine'"):

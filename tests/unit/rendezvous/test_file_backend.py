@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_file_that_was_removed_is_not_brought_back_by_an_old_token(tmp_path: Path) -> None:
+def test_old_token_does_not_restore_a_removed_file(tmp_path: Path) -> None:
     path = tmp_path / "state"
     backend = FileRendezvousBackend(path)
     first = backend.set_state(b"one")
@@ -35,7 +35,7 @@ def test_a_file_that_was_removed_is_not_brought_back_by_an_old_token(tmp_path: P
     assert not path.exists()
 
 
-def test_what_a_writer_left_half_done_does_no_harm(tmp_path: Path) -> None:
+def test_interrupted_write_is_ignored(tmp_path: Path) -> None:
     unfinished = [tmp_path / f"state.new.{number}" for number in range(2)]
     for file in unfinished:
         file.write_bytes(b"half of it")
@@ -46,9 +46,7 @@ def test_what_a_writer_left_half_done_does_no_harm(tmp_path: Path) -> None:
     assert not any(file.exists() for file in unfinished)
 
 
-def test_a_folder_that_had_to_be_created_is_warned_about(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_created_folder_causes_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A share that is not mounted looks like that, and then nobody else ever comes."""
     for endpoint in (tmp_path, tmp_path / "share"):
         for _ in range(2):
@@ -68,7 +66,7 @@ def test_a_folder_that_had_to_be_created_is_warned_about(
         lambda content: MAGIC[:-2] + b"2\n" + content[len(MAGIC) :],
     ],
 )
-def test_a_damaged_file_is_no_state(tmp_path: Path, damage: object) -> None:
+def test_damaged_file_is_an_error(tmp_path: Path, damage: object) -> None:
     path = tmp_path / "state"
     backend = FileRendezvousBackend(path)
     backend.set_state(b"the state")
@@ -78,14 +76,14 @@ def test_a_damaged_file_is_no_state(tmp_path: Path, damage: object) -> None:
             call()
 
 
-def test_a_folder_that_is_gone_is_an_error(tmp_path: Path) -> None:
+def test_removed_folder_is_an_error(tmp_path: Path) -> None:
     backend = FileRendezvousBackend(tmp_path / "gone" / "state")
     assert backend.get_state() is None
     with pytest.raises(RendezvousConnectionError, match="gone/state"):
         backend.set_state(b"x")
 
 
-def test_a_lock_that_is_not_released_is_an_error(tmp_path: Path) -> None:
+def test_lock_held_too_long_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "state"
     backend = FileRendezvousBackend(path, lock_timeout_s=0.01)
     with locked(f"{path}.lock"), pytest.raises(RendezvousConnectionError):
@@ -103,7 +101,7 @@ def count_up(path: str, times: int) -> None:
         done += answer is not None and answer[2]
 
 
-def test_no_change_of_several_processes_is_lost(tmp_path: Path) -> None:
+def test_concurrent_processes_lose_no_write(tmp_path: Path) -> None:
     path = str(tmp_path / "state")
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=count_up, args=(path, 10)) for _ in range(3)]
@@ -122,7 +120,7 @@ def params(endpoint: object, run_id: str = "job") -> RendezvousParameters:
     return RendezvousParameters("file", str(endpoint), run_id, 1, 2)
 
 
-def test_jobs_have_folders_of_their_own_below_the_endpoint(tmp_path: Path) -> None:
+def test_each_job_has_its_own_folder(tmp_path: Path) -> None:
     one = job_folder(params(tmp_path / "new" / "place", "a/b"))
     other = job_folder(params(tmp_path / "new" / "place", "../a"))
     assert one.path != other.path
@@ -132,7 +130,7 @@ def test_jobs_have_folders_of_their_own_below_the_endpoint(tmp_path: Path) -> No
     assert job_store(params(tmp_path)).folder.startswith(str(tmp_path))
 
 
-def test_endpoints_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+def test_unusable_endpoints_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^--rdzv-endpoint: missing"):
         job_folder(params(" "))
     with pytest.raises(UsageError, match=r"^--rdzv-id"):
@@ -142,7 +140,7 @@ def test_endpoints_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
         job_folder(params(tmp_path / "file" / "below"))
 
 
-def test_an_endpoint_may_be_a_file_that_is_there(tmp_path: Path) -> None:
+def test_endpoint_may_be_an_existing_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     job_store(params(tmp_path / "file")).set("key", "value")
     assert job_store(params(tmp_path / "file")).get("key") == b"value"

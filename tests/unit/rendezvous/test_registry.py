@@ -107,7 +107,7 @@ def with_plugins(monkeypatch: pytest.MonkeyPatch, *found: FakeEntryPoint) -> Reg
     return RegistryWithPlugins()
 
 
-def test_only_the_plugin_that_is_requested_is_loaded_and_none_replaces_a_name(
+def test_only_the_requested_plugin_is_loaded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = FakeEntryPoint("mine", lambda: create)

@@ -68,7 +68,7 @@ def test_endpoints_that_are_refused(text: str) -> None:
     [{"endpoints": ()}, {"call_s": 0.0}, {"call_s": float("nan")}, {"password": "p"},
      {"ca": "/ca.pem"}, {"server_name": "etcd"}],
 )  # fmt: skip
-def test_settings_that_cannot_work(wrong: dict[str, object]) -> None:
+def test_invalid_etcd_settings_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         EtcdSettings(**{"endpoints": ONE, **wrong})  # type: ignore[arg-type]
 
@@ -94,13 +94,15 @@ def test_certificate_files_are_read_only_on_request() -> None:
         ("http://host", {"protocol": "http"}, False),
     ],
 )
-def test_how_etcd_is_reached(endpoint: str, config: dict[str, str], *, tls: bool) -> None:
+def test_endpoint_and_protocol_select_how_etcd_is_reached(
+    endpoint: str, config: dict[str, str], *, tls: bool
+) -> None:
     found = settings(endpoint, read_timeout="2.5", **config)
     host = "localhost" if endpoint == " " else "host"
     assert (found.endpoints, found.tls, found.call_s) == (((host, 2379),), tls, 2.5)
 
 
-def test_files_that_are_not_what_they_should_be(tls: Tls) -> None:
+def test_invalid_certificate_files_are_refused(tls: Tls) -> None:
     cert, key = tls.client.cert, tls.client.key
     for config, named in [
         ({"cacert": key}, f"cacert: {key}"),

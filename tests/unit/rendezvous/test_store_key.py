@@ -24,7 +24,7 @@ def key_with(token: bytes, run_id: str = "job") -> bytes:
     return handler._store_key(VIEW)
 
 
-def test_the_key_of_a_store_is_made_of_the_jobs_token_too() -> None:
+def test_store_key_depends_on_the_job_token() -> None:
     token = b"a token of all these nodes"
     assert key_with(b"") == VIEW.store_key
     assert len({key_with(token), key_with(b"another token"), VIEW.store_key}) == 3

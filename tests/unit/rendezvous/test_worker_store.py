@@ -36,7 +36,7 @@ def stores() -> Iterator[WorkerStore]:
     made.close()
 
 
-def test_every_generation_has_an_empty_store_at_a_port_of_its_own(stores: WorkerStore) -> None:
+def test_each_generation_has_an_empty_store_on_its_own_port(stores: WorkerStore) -> None:
     first = stores.open(0)
     with TCPStore("127.0.0.1", first) as before:
         before.set("key", "old")
@@ -50,7 +50,7 @@ def test_every_generation_has_an_empty_store_at_a_port_of_its_own(stores: Worker
             assert before.get("key") == b"old"
 
 
-def test_a_node_that_is_no_longer_the_first_keeps_its_store_for_one_generation(
+def test_former_first_node_keeps_its_store_for_one_generation(
     stores: WorkerStore,
 ) -> None:
     port = stores.numbers[0]
@@ -66,7 +66,7 @@ def test_a_node_that_is_no_longer_the_first_keeps_its_store_for_one_generation(
             store.get("key")
 
 
-def test_a_worker_that_is_faster_than_the_agent_waits_for_it(stores: WorkerStore) -> None:
+def test_early_worker_waits_for_the_agent(stores: WorkerStore) -> None:
     with socket.create_connection(("127.0.0.1", stores.numbers[0])) as early:
         early.sendall(b"\x00\xce\xf7\x85\x3c" + b"\x0d\x07\x00\x00\x00")
         stores.open(0)
@@ -81,7 +81,7 @@ def serving_threads() -> int:
     return len(os.listdir("/proc/self/task")) - threading.active_count()
 
 
-def test_a_store_on_demand_is_served_from_its_first_client_on(stores: WorkerStore) -> None:
+def test_store_on_demand_starts_with_its_first_client(stores: WorkerStore) -> None:
     port, before = stores.open(0, on_demand=True), serving_threads()
     assert stores.is_serving
     assert stores.take_failure() == ""
@@ -96,7 +96,7 @@ def test_a_store_on_demand_is_served_from_its_first_client_on(stores: WorkerStor
             assert store.get("key") == b"value"
 
 
-def test_a_store_on_demand_can_be_served_at_once(stores: WorkerStore) -> None:
+def test_store_on_demand_can_be_served_immediately(stores: WorkerStore) -> None:
     port = stores.open(0, on_demand=True)
     for _ in range(2):
         stores.serve_now()
@@ -104,7 +104,7 @@ def test_a_store_on_demand_can_be_served_at_once(stores: WorkerStore) -> None:
         store.set("key", "value")
 
 
-def test_a_store_that_nobody_came_to_makes_room_for_the_next() -> None:
+def test_unused_store_on_demand_is_replaced() -> None:
     reserved = ReservedPort()
     number = reserved.number
     reserved.release()
@@ -119,7 +119,7 @@ def test_a_store_that_nobody_came_to_makes_room_for_the_next() -> None:
     assert stores.fileno() == -1
 
 
-def test_a_port_is_never_given_twice(stores: WorkerStore) -> None:
+def test_port_is_never_used_twice(stores: WorkerStore) -> None:
     given = []
     for generation in range(40):
         port = stores.numbers[0]
@@ -131,7 +131,7 @@ def test_a_port_is_never_given_twice(stores: WorkerStore) -> None:
             assert late.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
 
 
-def test_a_port_of_a_generation_that_the_node_never_heard_of_is_given_back(
+def test_port_of_a_skipped_generation_is_released(
     stores: WorkerStore,
 ) -> None:
     """Workers of other nodes may have come to it, and their connections would wait there."""
@@ -144,7 +144,7 @@ def test_a_port_of_a_generation_that_the_node_never_heard_of_is_given_back(
             late.recv(1)
 
 
-def test_a_port_that_was_drawn_before_is_drawn_again() -> None:
+def test_used_port_is_drawn_again() -> None:
     stores = WorkerStore(ports=2)
     first = stores.open(0)
     stores.open(1)
@@ -157,7 +157,7 @@ def test_a_port_that_was_drawn_before_is_drawn_again() -> None:
     stores.close()
 
 
-def test_whoever_does_not_know_of_newer_ports_gets_what_it_asks_for(stores: WorkerStore) -> None:
+def test_port_from_an_older_list_is_still_served(stores: WorkerStore) -> None:
     first = stores.open(0)
     for generation in (1, 2):
         stores.open(generation)
@@ -166,7 +166,7 @@ def test_whoever_does_not_know_of_newer_ports_gets_what_it_asks_for(stores: Work
         assert store.add("count", 1) == 1
 
 
-def test_a_port_of_the_users_serves_one_generation_after_the_other() -> None:
+def test_user_port_serves_every_generation() -> None:
     with ReservedPort() as chosen:
         number = chosen.number
     stores = WorkerStore(number=number)
@@ -179,7 +179,7 @@ def test_a_port_of_the_users_serves_one_generation_after_the_other() -> None:
     assert not stores.is_serving
 
 
-def test_nothing_is_left_behind() -> None:
+def test_close_releases_everything() -> None:
     before = os.listdir("/proc/self/fd"), threading.enumerate()
     stores = WorkerStore(ports=4)
     port = stores.open(0)
@@ -192,16 +192,16 @@ def test_nothing_is_left_behind() -> None:
         socket.create_connection(("127.0.0.1", port))
 
 
-def test_a_port_that_is_taken_leaves_nothing_behind() -> None:
+def test_occupied_port_leaks_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         before = os.listdir("/proc/self/fd")
-        with pytest.raises(EnvironmentProblem, match="taken"):
+        with pytest.raises(EnvironmentProblem, match="in use"):
             WorkerStore(number=taken.getsockname()[1])
         assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.parametrize(("value", "asked"), [("1", True), ("0", False), (None, False)])
-def test_torchelastics_variable(
+def test_torchelastic_variable_makes_workers_serve(
     monkeypatch: pytest.MonkeyPatch, value: str | None, asked: bool
 ) -> None:
     monkeypatch.delenv(worker_store.WORKERS_SERVE_ENV, raising=False)
@@ -213,7 +213,7 @@ def test_torchelastics_variable(
 # The handler of one node, which serves such a store.
 
 
-def test_every_round_of_one_node_has_a_store_and_a_port_of_its_own() -> None:
+def test_each_round_of_one_node_has_its_own_store_and_port() -> None:
     handler = SingleNodeHandler("job")
     one, other = handler.next_rendezvous(), handler.next_rendezvous()
     assert (one.rank, one.world_size, handler.num_nodes_waiting()) == (0, 1, 0)
@@ -230,7 +230,7 @@ def test_every_round_of_one_node_has_a_store_and_a_port_of_its_own() -> None:
     assert handler.is_closed()
 
 
-def test_a_chosen_address_of_a_worker_is_passed_on_and_nothing_is_reserved() -> None:
+def test_chosen_worker_address_is_passed_on_without_reserving() -> None:
     before = os.listdir("/proc/self/fd")
     handler = SingleNodeHandler("job", master_addr="10.1.2.3", master_port=29555, worker_store=True)
     where = handler.next_rendezvous().bootstrap_store_info
@@ -239,7 +239,7 @@ def test_a_chosen_address_of_a_worker_is_passed_on_and_nothing_is_reserved() -> 
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_the_store_is_served_at_the_chosen_port() -> None:
+def test_store_is_served_on_the_chosen_port() -> None:
     with ReservedPort() as reserved:
         port = reserved.number
     handler = SingleNodeHandler("job", master_port=port)

@@ -28,7 +28,7 @@ NOW, WALL = 1_000.0, 1_700_000_000.0
 
 
 @given(st.lists(st.integers(0, 3 * len(LINE)), max_size=5))
-def test_lines_may_come_in_any_pieces(cuts: list[int]) -> None:
+def test_lines_can_arrive_in_any_pieces(cuts: list[int]) -> None:
     text = LINE + b"\n" + LINE + b"\n" + LINE + b"\n"
     lines = LineSplitter()
     found = [
@@ -40,7 +40,7 @@ def test_lines_may_come_in_any_pieces(cuts: list[int]) -> None:
     assert parse_request(LINE) == REQUEST
 
 
-def test_a_line_that_is_too_long_costs_no_other() -> None:
+def test_too_long_line_does_not_affect_others() -> None:
     lines = LineSplitter()
     assert [line for _ in range(100) for line in lines.feed(b"x" * 5000)] == [b"x" * LINE_BYTES_MAX]
     assert len(lines._rest) <= LINE_BYTES_MAX
@@ -65,13 +65,13 @@ def changed(**values: object) -> bytes:
         changed(signal=None), changed(scope_id="x" * 5000),
     ],
 )  # fmt: skip
-def test_an_invalid_line_is_refused(line: bytes) -> None:
+def test_invalid_line_is_rejected(line: bytes) -> None:
     with pytest.raises(InvalidRequest):
         parse_request(line)
 
 
 @given(st.binary(max_size=300))
-def test_nothing_that_comes_does_any_harm(noise: bytes) -> None:
+def test_arbitrary_input_does_no_harm(noise: bytes) -> None:
     lines = LineSplitter()
     *noisy, last = [*lines.feed(noise), *lines.feed(b"\n" + LINE + b"\n")]
     assert parse_request(last) == REQUEST
@@ -87,7 +87,7 @@ def table(*timers: TimerRequest, at_most: int = 100) -> TimerTable[TimerRequest]
     return found
 
 
-def test_from_its_arrival_on_only_the_monotonic_clock_counts() -> None:
+def test_clock_step_does_not_affect_timers() -> None:
     never = [TimerRequest(2, "never", float("inf")), TimerRequest(3, "never", 10**400)]
     timers = table(TimerRequest(1, "a", WALL + 5), TimerRequest(1, "past", WALL - 5), *never)
     assert [one.scope_id for one in timers.due(NOW)[1]] == ["past"]
@@ -99,7 +99,7 @@ def test_from_its_arrival_on_only_the_monotonic_clock_counts() -> None:
     assert parse_request(changed(expiration_time=1e16)).expiration_time == TIME_MAX
 
 
-def test_what_is_scheduled_again_is_due_again_unless_it_was_dropped() -> None:
+def test_rescheduled_timer_is_due_again_unless_dropped() -> None:
     timers = table(TimerRequest(1, "a", WALL + 5), TimerRequest(2, "a", WALL + 5))
     late = timers.due(NOW + 5)
     timers.clear([2])
@@ -109,7 +109,7 @@ def test_what_is_scheduled_again_is_due_again_unless_it_was_dropped() -> None:
     assert [*timers.due(NOW + 6)] == [1]
 
 
-def test_there_is_a_limit_and_room_is_made_by_those_that_are_gone() -> None:
+def test_timers_of_ended_processes_make_room() -> None:
     timers = table(TimerRequest(2, "a", WALL), TimerRequest(3, "a", WALL), at_most=2)
     assert not timers.set(TimerRequest(4, "a", WALL), NOW, WALL)
     assert timers.set(TimerRequest(2, "a", WALL + 7), NOW, WALL)
@@ -120,7 +120,7 @@ def test_there_is_a_limit_and_room_is_made_by_those_that_are_gone() -> None:
     assert [*timers.expired_by_wall(WALL)] == [3, 4]
 
 
-def test_what_no_longer_counts_does_not_pile_up() -> None:
+def test_released_timers_do_not_accumulate() -> None:
     timers = table()
     for count in range(10_000):
         timers.set(TimerRequest(1, "step", WALL + count), NOW, WALL)
@@ -140,7 +140,7 @@ CALLS = st.one_of(
 
 
 @given(st.lists(CALLS, max_size=60))
-def test_it_finds_what_a_search_of_all_would_find(calls: list[tuple[Any, ...]]) -> None:
+def test_table_finds_the_same_timers_as_a_full_search(calls: list[tuple[Any, ...]]) -> None:
     timers = table()
     plain: dict[tuple[int, str], int] = {}
     for call, *args in calls:

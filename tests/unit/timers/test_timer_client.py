@@ -130,7 +130,7 @@ def test_each_request_is_a_line_in_one_piece(pipe: RequestPipe) -> None:
             client.acquire(scope, 1.0)
 
 
-def test_it_waits_for_a_server_that_is_starting(tmp_path: Path) -> None:
+def test_client_waits_for_a_starting_server(tmp_path: Path) -> None:
     tried = threading.Event()
 
     class Waiting(FileTimerClient):
@@ -147,7 +147,7 @@ def test_it_waits_for_a_server_that_is_starting(tmp_path: Path) -> None:
     pipe.close()
 
 
-def test_without_a_server_it_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_without_a_server_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     client = FileTimerClient(str(tmp_path / "pipe"))
@@ -161,7 +161,7 @@ def test_without_a_server_it_gives_up(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(pauses) == 2 * (clients.OPEN_TRIES_MAX - 1)
 
 
-def test_a_full_pipe_is_waited_for(pipe: RequestPipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_waits_for_a_full_pipe(pipe: RequestPipe, monkeypatch: pytest.MonkeyPatch) -> None:
     client = FileTimerClient(pipe.path)
     monkeypatch.setattr(clients, "FULL_S_MAX", 0.0)
 
@@ -181,7 +181,7 @@ def test_a_full_pipe_is_waited_for(pipe: RequestPipe, monkeypatch: pytest.Monkey
     assert {len(line) for line in lines.splitlines()[:-1]} == {len(lines.splitlines()[0])}
 
 
-def test_many_at_once_do_not_mix_and_do_not_keep_the_reader(pipe: RequestPipe) -> None:
+def test_concurrent_clients_do_not_mix_requests(pipe: RequestPipe) -> None:
     client = FileTimerClient(pipe.path)
 
     def ask(number: int) -> None:
@@ -223,7 +223,7 @@ def test_only_its_owner_can_open_the_pipe_and_a_stale_one_is_replaced(tmp_path: 
     assert path.read_text() == "mine"
 
 
-def test_whatever_else_is_at_the_path_is_left_alone(tmp_path: Path) -> None:
+def test_other_file_at_the_path_is_kept(tmp_path: Path) -> None:
     plain, link, folder = tmp_path / "plain", tmp_path / "link", tmp_path / "folder"
     plain.write_text("precious")
     link.symlink_to(plain)

@@ -59,7 +59,7 @@ def killed(pid: int, scope: str = "step", signum: int = 9) -> list[str]:
     ]  # fmt: skip
 
 
-def test_a_late_worker_is_killed_and_the_server_goes_on(
+def test_late_worker_is_killed_and_the_server_continues(
     make: Make, tmp_path: Path, record: Record
 ) -> None:
     watching = make()
@@ -97,7 +97,7 @@ def test_nothing_is_due_before_its_time_nor_after_its_release(
     assert record.log == killed(child.pid, "outer")
 
 
-def test_an_invalid_line_costs_only_itself_and_is_reported_a_few_times(
+def test_invalid_lines_are_reported_a_few_times(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     watching = make()
@@ -141,7 +141,7 @@ def test_only_workers_of_this_agent_may_be_named(
     assert record.log == []
 
 
-def test_those_who_become_late_meanwhile_are_dumped_before_the_first_is_killed(
+def test_newly_late_workers_are_dumped_before_the_first_kill(
     make: Make, tmp_path: Path, record: Record
 ) -> None:
     with sleeping() as first, sleeping() as second, sleeping() as third:
@@ -162,9 +162,7 @@ def test_those_who_become_late_meanwhile_are_dumped_before_the_first_is_killed(
     assert record.log == one[:2] + two[:2] + one[2:] + two[2:]
 
 
-def test_a_worker_that_cannot_be_killed_is_tried_again_up_to_a_limit(
-    make: Make, tmp_path: Path, record: Record
-) -> None:
+def test_kill_is_retried_up_to_a_limit(make: Make, tmp_path: Path, record: Record) -> None:
     watching = make()
     now = time.monotonic() + 1
     for failures in (1, 100):
@@ -185,7 +183,7 @@ def test_a_worker_that_cannot_be_killed_is_tried_again_up_to_a_limit(
             assert record.log.count(f"dump {child.pid}") == 1
 
 
-def test_a_pipe_that_is_filled_as_fast_as_it_is_read_kills_nobody_at_first(
+def test_constantly_full_pipe_delays_kills(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timer_server, "TAKE_BYTES_MAX", 10)
@@ -208,7 +206,7 @@ with timer.expires(after=60):
 """
 
 
-def test_in_a_thread_it_needs_nobody(make: Make, tmp_path: Path, record: Record) -> None:
+def test_server_runs_in_its_own_thread(make: Make, tmp_path: Path, record: Record) -> None:
     watching = make()
     watching.start()
     watching.start()
@@ -285,7 +283,7 @@ def test_the_first_timer_with_a_signal_decides() -> None:
     assert record.log[-1] == "kill worker process: c"
 
 
-def test_nobody_else_and_not_this_process_is_ever_signalled(
+def test_only_own_workers_are_signalled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     record = Record()
@@ -303,7 +301,7 @@ def test_nobody_else_and_not_this_process_is_ever_signalled(
     send_signal(zombie.pid, signal.SIGKILL)  # It is gone by now.
 
 
-def test_workers_are_dumped_at_once_or_without_threads_one_by_one(
+def test_dumps_run_in_parallel_or_sequentially_without_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(_thread: threading.Thread) -> None:
@@ -321,7 +319,7 @@ def test_workers_are_dumped_at_once_or_without_threads_one_by_one(
     assert record.log[2:] == [f"dump {first.pid}", f"dump {second.pid}"]
 
 
-def test_it_is_not_asked_for_ever_who_else_is_late() -> None:
+def test_search_for_late_workers_is_bounded() -> None:
     record = Record()
     with sleeping() as child:
         found = [late(child.pid, ("a", 0))] * REPORT_ROUNDS_MAX

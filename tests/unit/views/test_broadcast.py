@@ -16,7 +16,7 @@ def parsed(update: bytes | None) -> tuple[str, dict[str, object]]:
 
 
 @in_loop
-async def test_a_browser_gets_all_and_then_what_changes() -> None:
+async def test_browser_receives_snapshot_and_then_changes() -> None:
     state: dict[str, object] = {"job": 1, "nodes": ["a\n\ndata: forged"]}
     news: list[object] = ["begun"]
     broadcast = Broadcast(lambda: broadcast.publish(state, news))
@@ -40,7 +40,7 @@ async def test_a_browser_gets_all_and_then_what_changes() -> None:
 
 
 @in_loop
-async def test_a_browser_that_does_not_keep_up_is_dropped_and_no_other() -> None:
+async def test_only_a_slow_browser_is_disconnected() -> None:
     count = 0
     broadcast = Broadcast(lambda: broadcast.publish({"job": count}, ()))
     slow, quick = listening(broadcast), listening(broadcast)
@@ -53,7 +53,7 @@ async def test_a_browser_that_does_not_keep_up_is_dropped_and_no_other() -> None
 
 
 @in_loop
-async def test_there_are_so_many_browsers_and_no_more() -> None:
+async def test_number_of_browsers_is_limited() -> None:
     broadcast = Broadcast(lambda: None)
     listeners = [listening(broadcast) for _ in range(LISTENERS_MAX)]
     assert broadcast.listen() is None
@@ -62,7 +62,7 @@ async def test_there_are_so_many_browsers_and_no_more() -> None:
 
 
 @in_loop
-async def test_a_job_is_wanted_while_somebody_listens() -> None:
+async def test_job_is_followed_only_while_a_browser_listens() -> None:
     broadcast = Broadcast(lambda: None)
     assert not broadcast.is_wanted.is_set()
     listener = listening(broadcast)

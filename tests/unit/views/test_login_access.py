@@ -16,7 +16,7 @@ from holdfast.views.dashboard.access import (
 TOKEN = draw_token()
 
 
-def test_a_session_ends_with_its_time_or_its_logout() -> None:
+def test_session_ends_by_timeout_or_logout() -> None:
     access = Access(TOKEN, 1)
     first, second = (access.log_in(0.0, TOKEN, "::1") for _ in range(2))
     assert first is not None
@@ -28,14 +28,14 @@ def test_a_session_ends_with_its_time_or_its_logout() -> None:
     assert access.session(0.0, second) is None
 
 
-def test_one_session_more_than_there_may_be_ends_the_oldest() -> None:
+def test_session_above_the_limit_ends_the_oldest() -> None:
     access = Access(TOKEN, 1)
     ids = [access.log_in(0.0, TOKEN, "::1") or "" for _ in range(SESSIONS_MAX + 1)]
     assert access.session(0.0, ids[0]) is None
     assert all(access.session(0.0, one) for one in ids[1:])
 
 
-def test_a_session_has_a_word_of_its_own() -> None:
+def test_each_session_has_its_own_word() -> None:
     access = Access(TOKEN, 1)
     sessions = [access.session(0.0, access.log_in(0.0, TOKEN, "") or "") for _ in range(2)]
     first, second = sessions
@@ -46,7 +46,7 @@ def test_a_session_has_a_word_of_its_own() -> None:
     assert not is_on_purpose(first, {})
 
 
-def test_wrong_tokens_make_their_address_wait_and_no_other() -> None:
+def test_wrong_tokens_delay_only_their_address() -> None:
     access = Access(TOKEN, 1)
     for at in range(LOGIN_FAILURES_MAX):
         assert not access.must_wait(float(at), "10.0.0.1")
@@ -56,7 +56,7 @@ def test_wrong_tokens_make_their_address_wait_and_no_other() -> None:
     assert not access.must_wait(LOGIN_WINDOW_S, "10.0.0.1")
 
 
-def test_addresses_that_guess_are_not_remembered_without_end() -> None:
+def test_memory_of_guessing_addresses_is_bounded() -> None:
     access = Access(TOKEN, 1)
     for at in range(ADDRESSES_MAX + 10):
         access.log_in(0.0, "wrong", str(at))

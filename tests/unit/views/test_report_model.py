@@ -21,7 +21,7 @@ def costs_of(report: Report) -> dict[str, float]:
     return {cost.stage: round(cost.seconds, 3) for cost in report.costs if cost.seconds}
 
 
-def test_where_the_time_of_a_restart_went() -> None:
+def test_report_shows_the_stages_of_a_restart() -> None:
     report = report_of(one_restart())
     assert costs_of(report) == {
         "start": 1.0 + 1.0,
@@ -44,13 +44,13 @@ def test_where_the_time_of_a_restart_went() -> None:
     assert report.outcome.state == "succeeded"
 
 
-def test_the_spans_leave_no_gap() -> None:
+def test_spans_leave_no_gap() -> None:
     spans = report_of(one_restart()).spans
     assert (spans[0].from_s, spans[-1].to_s) == (0.0, 55.0)
     assert all(one.to_s == other.from_s for one, other in itertools.pairwise(spans))
 
 
-def test_without_steps_the_time_in_which_all_ran_counts() -> None:
+def test_without_steps_running_time_is_useful() -> None:
     node = Timeline()
     node.run()
     node.generation(0, 2.0, 3.0)
@@ -64,7 +64,7 @@ def test_without_steps_the_time_in_which_all_ran_counts() -> None:
     assert report.progress is None
 
 
-def test_a_worker_that_hung_failed_when_it_made_its_last_step() -> None:
+def test_hung_worker_failed_at_its_last_step() -> None:
     node = Timeline()
     node.run()
     node.generation(0, 2.0, 3.0)
@@ -76,7 +76,7 @@ def test_a_worker_that_hung_failed_when_it_made_its_last_step() -> None:
     assert report.outcome.state == "failed"
 
 
-def test_nodes_are_shifted_until_their_generations_start_together() -> None:
+def test_nodes_are_shifted_so_that_generations_start_together() -> None:
     first, second = Timeline("a", (0, 1)), Timeline("b", (2, 3), ahead=3600.0, rank=1)
     for node in (first, second):
         node.run(1.0 if node is second else 0.0)
@@ -93,7 +93,7 @@ def test_nodes_are_shifted_until_their_generations_start_together() -> None:
 @pytest.mark.parametrize(
     ("reason", "stop_s"), [(StopReason.SUCCEEDED, 1.0), (StopReason.WORKER_FAILED, 11.0)]
 )
-def test_a_stop_begins_with_the_first_node_unless_all_are_done(
+def test_stop_begins_with_the_first_node_unless_all_succeeded(
     reason: StopReason, stop_s: float
 ) -> None:
     first, second = Timeline("a", (0, 1)), Timeline("b", (2, 3), rank=1)
@@ -118,7 +118,7 @@ def lose_a_node(*, with_the_lost_one: bool) -> Report:
 
 
 @pytest.mark.parametrize("with_the_lost_one", [True, False])
-def test_a_lost_node_ends_a_generation(with_the_lost_one: bool) -> None:
+def test_lost_node_ends_a_generation(with_the_lost_one: bool) -> None:
     report = lose_a_node(with_the_lost_one=with_the_lost_one)
     assert [one.end for one in report.generations] == ["lost", "succeeded"]
     assert report.generations[0].end_reason == "b was lost: its connection closed"
@@ -128,7 +128,7 @@ def test_a_lost_node_ends_a_generation(with_the_lost_one: bool) -> None:
 
 
 @pytest.mark.parametrize(("restarts", "nodes", "end"), [(1, 2, "failed"), (0, 3, "regrouped")])
-def test_what_happened_elsewhere_is_told_by_what_came_of_it(
+def test_next_generation_shows_why_the_coordinator_ended_one(
     restarts: int, nodes: int, end: str
 ) -> None:
     node = Timeline()
@@ -143,7 +143,7 @@ def test_what_happened_elsewhere_is_told_by_what_came_of_it(
     )
 
 
-def test_a_killed_job_ends_with_its_last_sign() -> None:
+def test_killed_job_ends_with_its_last_entry() -> None:
     node = Timeline()
     node.run()
     node.generation(0, 2.0, 3.0)
@@ -155,7 +155,7 @@ def test_a_killed_job_ends_with_its_last_sign() -> None:
     assert costs_of(report)["useful"] == 25.0
 
 
-def test_a_job_that_a_signal_ended_was_stopped() -> None:
+def test_job_ended_by_a_signal_is_stopped() -> None:
     node = Timeline()
     node.run()
     node.generation(0, 2.0, 3.0)
@@ -166,7 +166,7 @@ def test_a_job_that_a_signal_ended_was_stopped() -> None:
     assert report.outcome.reason == "agent 7 was ended by SIGTERM"
 
 
-def test_a_job_that_never_met_has_a_report_too() -> None:
+def test_job_without_a_round_has_a_report() -> None:
     node = Timeline()
     node.run()
     node.end(60.0, "error", "Traceback:\nholdfast.RendezvousTimeoutError: only 1 of 2 nodes came")
@@ -175,7 +175,7 @@ def test_a_job_that_never_met_has_a_report_too() -> None:
     assert costs_of(report) == {"regroup": 60.0}
 
 
-def test_steps_that_go_back_are_not_taken_for_repeated_ones() -> None:
+def test_decreasing_steps_do_not_count_as_repeated() -> None:
     node = Timeline()
     node.run()
     node.generation(0, 2.0, 3.0)
@@ -207,7 +207,7 @@ def test_a_straggler_is_found() -> None:
     assert [row[middle] for row in progress.heat] == pytest.approx([1.0, 1.0, 0.5])
 
 
-def test_many_ranks_make_no_longer_report() -> None:
+def test_many_ranks_do_not_make_the_report_longer() -> None:
     ranks = tuple(range(5 * RANKS_SHOWN))
     node = Timeline(ranks=ranks)
     node.run()
@@ -220,7 +220,7 @@ def test_many_ranks_make_no_longer_report() -> None:
     assert progress.heat_ranks[0] == "0-4"
 
 
-def test_jobs_are_told_apart_by_their_fences_not_by_their_names() -> None:
+def test_fences_distinguish_jobs_of_the_same_name() -> None:
     """The same run id twice: the nodes of the second job are its own, whatever their clocks say."""
     old, new, late = Timeline("a"), Timeline("a"), Timeline("b", (2, 3), ahead=-9e6, rank=1)
     for node, number in ((old, 0), (new, 5), (late, 5)):

@@ -62,7 +62,7 @@ def page_of(node: Timeline) -> str:
     return render(describe(node.runs()))
 
 
-def test_the_page_is_well_formed_and_refers_to_itself_alone() -> None:
+def test_page_is_well_formed_and_self_contained() -> None:
     checker = checked(page_of(one_restart()))
     assert checker.references
     assert {reference[:1] for reference in checker.references} == {"#"}
@@ -71,7 +71,7 @@ def test_the_page_is_well_formed_and_refers_to_itself_alone() -> None:
     assert checker.scripts == 1
 
 
-def test_the_policy_allows_the_page_its_own_style_and_script_alone() -> None:
+def test_policy_allows_only_the_own_style_and_script() -> None:
     page = page_of(one_restart())
     found = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
     assert found is not None
@@ -83,7 +83,7 @@ def test_the_policy_allows_the_page_its_own_style_and_script_alone() -> None:
     assert policy["default-src"] == "'none'"
 
 
-def test_text_of_others_is_only_shown() -> None:
+def test_untrusted_text_is_escaped() -> None:
     node = Timeline(HOSTILE)
     node.run(run_id=HOSTILE, program=HOSTILE)
     node.lines += one_restart(HOSTILE).lines[1:-1]

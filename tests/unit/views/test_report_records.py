@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_timeline_that_was_cut_off_anywhere_has_a_report(tmp_path: Path) -> None:
+def test_truncated_timeline_has_a_report(tmp_path: Path) -> None:
     path = one_restart().write(tmp_path)
     data = path.read_bytes()
     first_line = data.index(b"\n") + 1
@@ -34,7 +34,7 @@ def test_a_timeline_that_was_cut_off_anywhere_has_a_report(tmp_path: Path) -> No
         assert render(describe([run]))
 
 
-def test_a_line_that_cannot_be_read_is_counted_and_left_out() -> None:
+def test_unreadable_line_is_counted_and_left_out() -> None:
     node = one_restart()
     node.lines[3:3] = [b"{\n", b"[]\n", b'{"kind": "new", "at": 1}\n', b'{"at": NaN}\n', b"\xff\n"]
     node.lines.insert(9, b'{"kind": "progress", "at": -5, "generation": 0}\n')
@@ -43,7 +43,7 @@ def test_a_line_that_cannot_be_read_is_counted_and_left_out() -> None:
     assert describe([run]).spans == describe(one_restart().runs()).spans
 
 
-def test_what_was_put_aside_is_read_first(tmp_path: Path) -> None:
+def test_rotated_file_is_read_first(tmp_path: Path) -> None:
     node = one_restart()
     path = node.write(tmp_path)
     path.rename(f"{path}.1")
@@ -54,7 +54,7 @@ def test_what_was_put_aside_is_read_first(tmp_path: Path) -> None:
     assert run.end is not None
 
 
-def test_a_timeline_whose_beginning_is_gone_still_has_what_the_rest_needs(tmp_path: Path) -> None:
+def test_rotated_timeline_repeats_what_later_lines_need(tmp_path: Path) -> None:
     """A file is replaced by the next, again and again, while one generation goes on."""
     handler = LogDirectoryHandler(str(tmp_path), file_bytes_max=3000)
     record = TimelineRecorder(handler.record)
@@ -69,7 +69,7 @@ def test_a_timeline_whose_beginning_is_gone_still_has_what_the_rest_needs(tmp_pa
     assert generation.last_step == 199
 
 
-def test_a_long_timeline_is_read_at_both_ends(
+def test_long_timeline_is_read_at_both_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one_restart().write(tmp_path)
@@ -81,7 +81,7 @@ def test_a_long_timeline_is_read_at_both_ends(
     assert describe([run]).outcome.state == "succeeded"
 
 
-def test_all_nodes_below_a_folder_and_only_their_newest_job(tmp_path: Path) -> None:
+def test_jobs_below_a_folder_are_ordered_by_age(tmp_path: Path) -> None:
     for name, since in (("a", 0.0), ("b", 500.0)):
         node = Timeline(name)
         node.run(since, run_id=name)
@@ -100,7 +100,7 @@ def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
     assert records.read([str(inside)]) == []
 
 
-def test_a_report_replaces_no_file_that_a_link_in_the_folder_leads_to(tmp_path: Path) -> None:
+def test_report_does_not_write_through_a_symlink(tmp_path: Path) -> None:
     one_restart().write(tmp_path / "logs")
     kept = tmp_path / "kept"
     kept.write_text("mine")
@@ -111,7 +111,7 @@ def test_a_report_replaces_no_file_that_a_link_in_the_folder_leads_to(tmp_path: 
     assert kept.read_text().startswith("<!DOCTYPE html>")
 
 
-def test_the_logs_of_a_killed_job_are_read_and_no_others(tmp_path: Path) -> None:
+def test_only_logs_of_a_killed_job_are_read(tmp_path: Path) -> None:
     node = Timeline()
     node.run()
     node.generation(0, 1.0, 2.0)
@@ -128,9 +128,7 @@ def test_the_logs_of_a_killed_job_are_read_and_no_others(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("logs", ["../secrets", "attempt_0/../../secrets"])
-def test_a_folder_that_leads_out_of_the_log_directory_is_not_entered(
-    tmp_path: Path, logs: str
-) -> None:
+def test_folder_outside_the_log_directory_is_not_entered(tmp_path: Path, logs: str) -> None:
     node = Timeline()
     node.run()
     node.generation(0, 1.0, 2.0)
@@ -146,7 +144,7 @@ def test_a_folder_that_leads_out_of_the_log_directory_is_not_entered(
 
 
 @pytest.mark.parametrize("name", ["nothing", "file", "empty"])
-def test_what_is_no_log_directory_is_refused(tmp_path: Path, name: str) -> None:
+def test_folder_without_a_timeline_is_rejected(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError):

@@ -98,7 +98,7 @@ async def settled(pilot: Pilot[None]) -> list[str]:
 @pytest.mark.parametrize("size", [SMALL, LARGE], ids=["80x24", "200x60"])
 @pytest.mark.parametrize(("nodes", "ranks"), [(1, 1), (125, 8)], ids=["1", "1000"])
 @in_loop
-async def test_all_of_it_fits(size: tuple[int, int], nodes: int, ranks: int) -> None:
+async def test_every_view_fits_the_terminal(size: tuple[int, int], nodes: int, ranks: int) -> None:
     app = made(nodes, ranks, max_restarts=12, restarts=11)
     async with app.run_test(size=size) as pilot:
         lines = await settled(pilot)
@@ -121,7 +121,7 @@ async def test_all_of_it_fits(size: tuple[int, int], nodes: int, ranks: int) -> 
 
 
 @in_loop
-async def test_an_update_costs_what_is_visible_and_draws_what_changed(
+async def test_update_draws_only_visible_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made_lines: list[int] = []
@@ -160,7 +160,7 @@ async def test_an_update_costs_what_is_visible_and_draws_what_changed(
 
 
 @in_loop
-async def test_keys_choose_what_is_shown() -> None:
+async def test_keys_select_the_view() -> None:
     app = made(16)
     async with app.run_test(size=SMALL) as pilot:
 
@@ -184,7 +184,7 @@ async def test_keys_choose_what_is_shown() -> None:
 
 
 @in_loop
-async def test_nothing_is_asked_for_without_a_confirmation() -> None:
+async def test_no_request_without_a_confirmation() -> None:
     app = made(3, 2)
     asked: Asked = given(app).client
 
@@ -222,7 +222,7 @@ async def test_nothing_is_asked_for_without_a_confirmation() -> None:
 
 
 @in_loop
-async def test_logs_of_a_rank_go_with_it_to_another_node() -> None:
+async def test_logs_follow_a_rank_to_another_node() -> None:
     app = made(3, 2)
     lines = [b"\x1b[31mred\x1b[0m\n", b"half", b" and half\n"]
 
@@ -259,7 +259,7 @@ async def test_logs_of_a_rank_go_with_it_to_another_node() -> None:
 
 
 @in_loop
-async def test_a_generation_is_told_in_full() -> None:
+async def test_generation_is_shown_in_full() -> None:
     app = made(3, 2, generation=1)
     reason = "rank 3 failed: " + "a long story " * 20
     first = Generation(number=0, started_at=0.0, failed_at=58.0, stopping_at=60.0, stopped_at=63.0)
@@ -281,7 +281,7 @@ async def test_a_generation_is_told_in_full() -> None:
 
 
 @in_loop
-async def test_a_lost_job_stays_on_the_screen() -> None:
+async def test_unreachable_job_stays_on_the_screen() -> None:
     app = made(3, 2)
     async with app.run_test(size=SMALL) as pilot:
         app.job.lost("nobody answers at head:29400")
@@ -313,7 +313,7 @@ async def test_a_lost_job_stays_on_the_screen() -> None:
         ("\u202eabc", "\\u202eabc"),
     ],
 )
-def test_lines_of_workers_are_shown_and_not_obeyed(line: str, seen: str) -> None:
+def test_escape_sequences_of_workers_have_no_effect(line: str, seen: str) -> None:
     assert shown(line) == seen
 
 

@@ -52,7 +52,7 @@ class Commands:
 
 
 @in_loop
-async def test_closing_a_log_page_with_a_full_queue_ends() -> None:
+async def test_log_page_with_a_full_queue_closes() -> None:
     logs = WatchedJob(Commands(), is_read_only=False).logs(LogsQuery(), "")
     await anext(logs)
     await asyncio.sleep(0)  # The reader fills the queue and waits for room.
@@ -61,7 +61,7 @@ async def test_closing_a_log_page_with_a_full_queue_ends() -> None:
 
 
 @in_loop
-async def test_a_log_page_shows_all_lines_and_then_why_they_ended() -> None:
+async def test_log_page_shows_all_lines_before_a_problem() -> None:
     job = WatchedJob(Commands(), is_read_only=False)
     assert [one["rank"] async for one in job.logs(LogsQuery(), "")] == [*range(PIECES)]
     job = WatchedJob(Commands(ControlProblem("connection closed")), is_read_only=False)

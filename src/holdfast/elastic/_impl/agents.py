@@ -1,19 +1,18 @@
-"""The agents that TorchElastic's programs derive from, with the steps of its loop as methods.
+"""The agent classes of TorchElastic, with the steps of its loop as methods.
 
-Holdfast's own loop (`agent.loop`) needs none of these methods. But classes in the wild override
-TorchElastic's hooks and steps, or call them from a loop of their own. What a class overrides decides,
-when an agent is made, how it runs:
+Holdfast's own loop (`agent.loop`) needs none of these methods. But users' classes override
+TorchElastic's hooks and steps, or call them from their own loop. The methods that a class overrides
+decide how its agents run:
 
-- none of these methods: `AgentLoop` with processes;
+- none: `AgentLoop` with processes;
 - a hook (`HOOKS`): `AgentLoop` with `HookedWorkers`, which call the hooks;
-- a step (`STEPS`): TorchElastic's loop, `_run_by_steps`, out of these methods. It checks the
-  workers every `monitor_interval`, decides for its own node only, and meets the others by
-  `next_rendezvous` and `num_nodes_waiting`, whatever the handler;
-- `_invoke_run`: the subclass's own loop, with these methods to call;
-- `run`: everything is the subclass's.
+- a step (`STEPS`): TorchElastic's loop, `_run_by_steps`. It checks the workers every
+  `monitor_interval`, decides for its own node only, and uses `next_rendezvous` and
+  `num_nodes_waiting` of any handler;
+- `_invoke_run`: the subclass's own loop, which calls these methods;
+- `run`: the subclass does everything.
 
-Where the loop is not `AgentLoop`, its machine stays idle, and a signal raises `SignalException`
-wherever the agent is.
+If the loop is not `AgentLoop`, the machine stays idle, and a signal raises `SignalException`.
 """
 
 from __future__ import annotations
@@ -33,17 +32,18 @@ from holdfast.agent.lifecycle_reporter import LifecycleReporter
 from holdfast.agent.loop import AgentLoop, log_restart
 from holdfast.agent.polled_job import PolledJob
 from holdfast.agent.spec import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerState
-from holdfast.agent.worker_processes import ProcessSettings, WorkerProcesses
+from holdfast.agent.worker_processes import ProcessSettings, StopOrder, WorkerProcesses
 from holdfast.core import supervision
 from holdfast.core.policy import RestartBudget
 from holdfast.core.supervision import State, StopReason, Supervision, stuck_for
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
-from holdfast.elastic._impl.hooked_workers import HookedWorkers
+from holdfast.elastic._impl.hooked_workers import HOOKS, HookedWorkers
 from holdfast.errors import InternalError
 from holdfast.events import record
 from holdfast.observe.events.event import EventSource
 from holdfast.observe.events.event_recorder import EventRecorder
 from holdfast.observe.lifecycle import CustomEvent, WorkerInfo
+from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.poll import wait_for
 from holdfast.processes.signals import SignalException, as_enum
 from holdfast.processes.workers.group import PContext
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from holdfast.rendezvous.handler import RendezvousHandler
     from holdfast.store.interface import RoundStore
 
-HOOKS = ("_start_workers", "_stop_workers", "_monitor_workers", "_shutdown")
 START_HOOKS = ("_setup_local_watchdog", "_setup_healthcheck")
 STEPS = (
     "_initialize_workers",
@@ -80,18 +79,18 @@ class ElasticAgent(ABC):
 
     @abstractmethod
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """Run the workers until they are done; raise if that cannot be."""
+        """Run the workers to their end; raise if that is impossible."""
 
     @abstractmethod
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
-        """Return the workers. The agent continues to change what is returned."""
+        """Return the group of workers, which the agent continues to change."""
 
 
 class SimpleElasticAgent(ElasticAgent):
     """An agent of one group of workers; a subclass defines what a worker is."""
 
-    _processes: WorkerProcesses | None = None
-    _restarts_set: int | None = None  # What a subclass has set, until the loop of events counts.
+    _has_processes = False  # Else a subclass starts workers of another kind.
+    _restarts_set: int | None = None  # By a subclass, until `AgentLoop` counts restarts.
 
     def __init__(
         self,
@@ -99,14 +98,15 @@ class SimpleElasticAgent(ElasticAgent):
         exit_barrier_timeout: float = EXIT_BARRIER_S,
         shutdown_timeout: float = SHUTDOWN_S,
     ) -> None:
-        self._make(WorkerGroup(spec), exit_barrier_timeout, shutdown_timeout)
+        settings = ProcessSettings(DefaultLogsSpecs(os.devnull))
+        self._make(WorkerGroup(spec), settings, exit_barrier_timeout, shutdown_timeout)
 
     def _make(
         self,
         group: WorkerGroup,
+        settings: ProcessSettings,
         exit_barrier_timeout: float,
         shutdown_timeout: float,
-        settings: ProcessSettings | None = None,
         health_server: HealthServer | None = None,
         stuck_limit_s: float | None = None,
     ) -> None:
@@ -114,10 +114,9 @@ class SimpleElasticAgent(ElasticAgent):
         self._shutdown_timeout = shutdown_timeout
         self._stuck_limit_s = stuck_limit_s
         self._total_execution_time = 0
-        self._reporter = LifecycleReporter(group, settings.logs_specs if settings else None)
+        self._reporter = LifecycleReporter(group, settings.logs_specs)
         self._side_services = services_of(group.spec, self._reporter, health_server, stuck_limit_s)
-        if settings is not None:
-            self._processes = WorkerProcesses(group, settings, self._side_services.watchdogs)
+        self._processes = WorkerProcesses(group, settings, self._side_services.watchdogs)
         self._overridden = frozenset(
             name
             for name in (*HOOKS, *START_HOOKS, *STEPS, *RECORDS, "_invoke_run", "run")
@@ -128,7 +127,7 @@ class SimpleElasticAgent(ElasticAgent):
             ("_invoke_run", "run")
         )
         self._records_by_hook = not self._overridden.isdisjoint(RECORDS)
-        self._begin_anew()
+        self._begin_run()
 
     def _overrides(self, name: str) -> bool:
         """Whether a class that is not Holdfast's has this method."""
@@ -136,12 +135,12 @@ class SimpleElasticAgent(ElasticAgent):
         ours = next(one for one in kind.__mro__ if one.__module__ == __name__)
         return getattr(kind, name, None) is not getattr(ours, name, None)
 
-    def _begin_anew(self) -> None:
-        """Make the parts that are for one run."""
+    def _begin_run(self) -> None:
+        """Create the parts of one run."""
         group = self._worker_group
         workers: Workers
         hooks = (*HOOKS, *START_HOOKS)
-        if self._processes is None or self._has_own_loop or self._overridden.intersection(hooks):
+        if self._has_own_loop or self._overridden.intersection(hooks):
             workers = HookedWorkers(self, self._processes)
         else:
             workers = self._processes
@@ -172,7 +171,7 @@ class SimpleElasticAgent(ElasticAgent):
             reporter=self._reporter,
             shutdown_s=self._shutdown_timeout,
         )
-        self._restarts_wanted = True  # Whether a restart may follow what a hook finds wrong.
+        self._restarts_wanted = True  # Whether a restart may follow a failure that a hook reports.
         if self._restarts_set is not None:
             self._count_restarts(self._restarts_set)
 
@@ -184,7 +183,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     @abstractmethod
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """Stop every worker, and return when they are gone."""
+        """Stop every worker, and return when all have exited."""
 
     @abstractmethod
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -197,12 +196,12 @@ class SimpleElasticAgent(ElasticAgent):
         """Stop every worker by this signal, and release what the agent holds."""
 
     def _release_foreign(self) -> None:
-        """Close a context of another kind, which a subclass has set."""
+        """Close a context of another kind that a subclass has set."""
 
     # The public interface.
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
-        """Return the one group there is, whatever the role."""
+        """Return the only group, for every role."""
         del role
         return self._worker_group
 
@@ -213,7 +212,7 @@ class SimpleElasticAgent(ElasticAgent):
         when this returns or raises. May be called again, with the whole budget of restarts.
         """
         begin = time.monotonic()
-        self._begin_anew()
+        self._begin_run()
         try:
             return self._loop.run(lambda: self._run_ended(self._supervise(role)))
         finally:
@@ -230,7 +229,7 @@ class SimpleElasticAgent(ElasticAgent):
         """How many restarts were charged so far."""
         return self._machine.restart_count
 
-    # What TorchElastic's agents know of themselves.
+    # TorchElastic's attributes.
 
     @property
     def _worker_group(self) -> WorkerGroup:
@@ -239,8 +238,7 @@ class SimpleElasticAgent(ElasticAgent):
     @_worker_group.setter
     def _worker_group(self, group: WorkerGroup) -> None:
         self._reporter.group = self._loop.group = self._job.group = group
-        if self._processes is not None:
-            self._processes.group = group
+        self._processes.group = group
 
     @property
     def _rdzv_handler(self) -> RendezvousHandler:
@@ -281,7 +279,7 @@ class SimpleElasticAgent(ElasticAgent):
                 )
 
     def _count_restarts(self, left: int) -> None:
-        """Have the machine, which does not run, know how many restarts there were."""
+        """Set the restart budget of the machine, which does not run."""
         limit = self._worker_group.spec.max_restarts
         used = limit - left if self._has_own_loop else 0
         self._machine.budget = RestartBudget(max(0, left) + used, used)
@@ -342,8 +340,8 @@ class SimpleElasticAgent(ElasticAgent):
         wait_for(deadline)
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
-        """Take part in a round, and start the workers with the ranks that it gives them."""
-        if self._loop.signals.fileno() < 0:  # No `run` of ours watches them.
+        """Join a round, and start the workers with its ranks."""
+        if self._loop.signals.fileno() < 0:  # The agent's own `run` was not called.
             self._loop.watched_signals().__enter__()
             self._loop.signals.raises = True
         self._polled.find_round(lambda: self._rendezvous(worker_group))
@@ -363,7 +361,7 @@ class SimpleElasticAgent(ElasticAgent):
         )
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        """Take part in the next round, and learn the ranks of this node's workers."""
+        """Join the next round, and assign the ranks of this node's workers."""
         spec = worker_group.spec
         with self._loop.busy("the rendezvous"):
             self._polled.next_round(
@@ -378,7 +376,7 @@ class SimpleElasticAgent(ElasticAgent):
         return self._polled.exchange_ranks(store, group_rank, group_world_size)
 
     def _exit_barrier(self) -> None:
-        """Wait until the other nodes are done."""
+        """Wait until the workers of the other nodes have ended."""
         with self._loop.busy("the exit barrier"):
             self._polled.exit_barrier()
 
@@ -401,7 +399,7 @@ class SimpleElasticAgent(ElasticAgent):
         return self._reporter.run_ended(result, workers_recorded=self._records_by_hook)
 
     def _record_metrics(self, group_results: RunResult) -> None:
-        """Do nothing: metrics are made of the lifecycle of a run. There to be overridden."""
+        """Do nothing: lifecycle events provide the metrics. A subclass may override this."""
 
     def _record_worker_events(self, result: RunResult) -> None:
         """Record how each worker ended."""
@@ -415,7 +413,7 @@ class SimpleElasticAgent(ElasticAgent):
             )
 
     def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
-        """Return how a worker ended: as all did, or `TERMINATED` if others were the reason."""
+        """Return the state of a worker at the end; `TERMINATED` if other workers failed."""
         failed = worker.global_rank in result.failures
         if not failed and result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
             return "TERMINATED"
@@ -454,7 +452,7 @@ class SimpleElasticAgent(ElasticAgent):
     def record_duration(self, state: str) -> Iterator[None]:
         """Record an event of this state with the duration of the block.
 
-        During a run it goes where the run's own events go.
+        During a run, the event has the same destination as the run's own events.
         """
         begun = time.perf_counter()
         try:
@@ -477,7 +475,7 @@ class SimpleElasticAgent(ElasticAgent):
 
 
 class _RoleInstanceInfo:
-    """A node's role and its number of workers, as subclasses with ranks of their own exchange it."""
+    """A node's role and number of workers. Subclasses that assign ranks exchange it."""
 
     __slots__ = ("local_world_size", "rank", "role")
 
@@ -487,12 +485,12 @@ class _RoleInstanceInfo:
         self.local_world_size = local_world_size
 
     def serialize(self) -> bytes:
-        """Return it as the JSON that agents of one round exchange."""
+        """Return the JSON that the agents of one round exchange."""
         return json.dumps({name: getattr(self, name) for name in self.__slots__}).encode()
 
     @staticmethod
     def deserialize(data: bytes) -> _RoleInstanceInfo:
-        """Return what `serialize` made text of."""
+        """Return the object that `serialize` encoded."""
         return _RoleInstanceInfo(**json.loads(data))
 
     @staticmethod
@@ -503,13 +501,13 @@ class _RoleInstanceInfo:
 
     @staticmethod
     def find_role_boundaries(roles_infos: list[_RoleInstanceInfo], role: str) -> tuple[int, int]:
-        """Return the first and the last place of a role in a sorted list; -1 and -1 if none."""
+        """Return the first and the last index of a role in a sorted list; -1 and -1 if none."""
         places = [place for place, one in enumerate(roles_infos) if one.role == role]
         return (places[0], places[-1]) if places else (-1, -1)
 
 
 def _get_fq_hostname() -> str:
-    """Return this host's name as the kernel has it: no name server is asked."""
+    """Return the kernel's name of this host, without a name lookup."""
     return os.uname().nodename
 
 
@@ -522,12 +520,12 @@ _STOP_REASONS = {
 class LocalElasticAgent(SimpleElasticAgent):
     """The agent of a real node: its workers are processes.
 
-    A subclass may start the workers itself and set `_pcontext` to any context with TorchElastic's
-    methods `pids`, `wait` and `close`, if the loop is not `AgentLoop`.
+    If the loop is not `AgentLoop`, a subclass may start the workers itself and set `_pcontext` to any
+    context with TorchElastic's methods `pids`, `wait` and `close`.
     """
 
-    _processes: WorkerProcesses
-    # For subclasses that stop these themselves: here both are part of the run.
+    _has_processes = True
+    # For subclasses that stop these themselves. Here the run stops both.
     _worker_watchdog: Any = None
     _health_check_server: Any = None
 
@@ -543,17 +541,17 @@ class LocalElasticAgent(SimpleElasticAgent):
         uninterruptible_state_timeout: float | None = None,
     ) -> None:
         self._logs_specs = logs_specs
-        self._foreign: Any = None  # A context of another kind, set by a subclass.
+        self._foreign: Any = None  # A context of another kind that a subclass has set.
         self._blocked: dict[int, tuple[float, int]] = {}
         self._make(
             WorkerGroup(spec),
-            exit_barrier_timeout,
-            shutdown_timeout,
             ProcessSettings(
                 logs_specs,
                 start_method=start_method,
                 log_line_prefix_template=log_line_prefix_template,
             ),
+            exit_barrier_timeout,
+            shutdown_timeout,
             health_check_server,
             stuck_limit(uninterruptible_state_timeout),
         )
@@ -588,7 +586,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._processes.add_watchdogs(envs)
 
     def _setup_healthcheck(self) -> None:
-        """Do nothing: the health server is there for the whole run, not for a generation."""
+        """Do nothing: the health server runs for the whole run, not for one generation."""
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         del worker_group
@@ -600,16 +598,14 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._bring_down(death_sig, timeout)
 
     def _bring_down(self, signum: int, grace_s: float) -> None:
-        """Stop the workers, and wait until nothing is left of them."""
+        """Stop the workers, and wait until all their processes have exited."""
         if self._foreign is not None:
             self._foreign.close(as_enum(signum), grace_s)
             return
         context = self._processes.context
         if context is None or context.stop_ended:
             return
-        self._processes.begin_stop(
-            None, signum, grace_s, stuck=self._machine.stuck, node="", cause=""
-        )
+        self._processes.begin_stop(StopOrder(None, signum, grace_s, self._machine.stuck))
         self._loop.await_stop(self._processes, grace_s)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -659,7 +655,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         result = context.wait(0)
         if isinstance(context, PContext) and result is None:
             if context.first_failure() or context.all_ended():
-                result = context.wait()  # Until nothing is left of the others.
+                result = context.wait()  # Until the others have exited.
             elif stuck:
                 console.error(stuck)
                 self._remaining_restarts = 0
@@ -669,10 +665,11 @@ class LocalElasticAgent(SimpleElasticAgent):
         return self._processes.outcome(result)
 
     def _act_on_detections(self) -> str:
-        """Do what the supervision, which is idle here, would decide; return why workers are stuck."""
+        """Act on timers and blocked workers, as the supervision is idle; return why one is stuck."""
         now, limit_s = time.monotonic(), self._stuck_limit_s
         watchdogs = self._side_services.watchdogs
-        for event in self._loop.serve(now):
+        self._side_services.look(now)
+        for event in self._side_services.take_events():
             match event:
                 case supervision.TimersExpired(timers):
                     for one in watchdogs.dump(timers):

@@ -10,11 +10,18 @@ from __future__ import annotations
 
 import binascii
 import os
+import tempfile
+from copy import copy
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import UsageError
+from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.net import addresses, listening
+from holdfast.net.endpoints import parse_rendezvous_endpoint
 from holdfast.rendezvous.backend import RendezvousBackend, Token
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
+from holdfast.rendezvous.file_backend import job_store
+from holdfast.store.store_errors import DistError
 
 if TYPE_CHECKING:
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
@@ -26,7 +33,7 @@ DEFAULT_PORT = 29400
 DEFAULT_READ_TIMEOUT_S = 60.0
 
 NUMBER_BYTES = 8
-# What stands for "no state", so that reading the key never waits for someone to write it.
+# Means "no state", so that reading the key never waits for a write.
 NO_STATE = b"Y2FuaW1hZGFt"
 
 
@@ -119,12 +126,6 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
 
 def _file_store(params: RendezvousParameters) -> FileStore:
     """Return a store at the endpoint; without one, in a temporary folder of this node alone."""
-    import tempfile
-    from copy import copy
-
-    from holdfast.errors import EnvironmentProblem
-    from holdfast.rendezvous.file_backend import job_store
-
     try:
         if not params.endpoint.strip():
             params = copy(params)
@@ -137,11 +138,6 @@ def _file_store(params: RendezvousParameters) -> FileStore:
 
 
 def _tcp_store(params: RendezvousParameters) -> TCPStore:
-    from datetime import timedelta
-
-    from holdfast.net import addresses
-    from holdfast.net.endpoints import parse_rendezvous_endpoint
-    from holdfast.store.store_errors import DistError
     from holdfast.store.tcp.store_client import TCPStore
 
     host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
@@ -166,8 +162,6 @@ def _tcp_store(params: RendezvousParameters) -> TCPStore:
 
 def _is_here(host: str, port: int) -> bool:
     """Whether all addresses of an endpoint are this machine's."""
-    from holdfast.net import addresses, listening
-
     try:
         found = addresses.resolve(host, port)
     except OSError:

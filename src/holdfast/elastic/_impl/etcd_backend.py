@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from holdfast.core.etcd.calls import Compare, Field, Get, KeyValue, Put, Txn, TxnDone
 from holdfast.elastic._impl.etcd_v2_client import DEFAULT_READ_TIMEOUT_S, EtcdV2Client, adapted
 from holdfast.errors import UsageError
+from holdfast.etcd.etcd_store import EtcdStore
 from holdfast.etcd.lease import WriteLease, transact
 from holdfast.etcd.sync_client import EtcdError
 from holdfast.rendezvous.backend import RendezvousBackend, Token
@@ -23,9 +24,9 @@ from holdfast.rendezvous.errors import (
     RendezvousError,
     RendezvousStateError,
 )
+from holdfast.rendezvous.etcd import etcd_settings_of
 
 if TYPE_CHECKING:
-    from holdfast.etcd.etcd_store import EtcdStore
     from holdfast.etcd.sync_client import EtcdClient
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
@@ -111,14 +112,11 @@ class EtcdRendezvousBackend(RendezvousBackend):
 
 
 def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, EtcdStore]:
-    """Return a backend in etcd as the parameters say, and the store that the agents share there.
+    """Return the etcd backend for these parameters, and the store that the agents share.
 
     Both use one client, which `close` of the store ends. What is written has a TTL of two hours; it
     lasts longer for as long as the store is open, or the state is written.
     """
-    from holdfast.etcd.etcd_store import EtcdStore
-    from holdfast.rendezvous.etcd import etcd_settings_of
-
     settings = etcd_settings_of(params)
     if params.get("read_timeout") is None:
         settings = replace(settings, call_s=DEFAULT_READ_TIMEOUT_S)

@@ -1,12 +1,12 @@
 """`EtcdRendezvousHandler` and `EtcdRendezvous`: the rendezvous on etcd under its legacy names.
 
-TorchElastic's are a protocol of steps that all nodes take together. Here one handler is behind
-both, that of `--rdzv-backend etcd`: rounds are decided by the node that leads, and what these names
-ask for is read from the job that it stores. So the steps themselves (`join_phase`,
-`confirm_membership`, ...) and their directories and leases have no counterpart.
+TorchElastic implements a protocol of steps that all nodes take together. Here both names use the
+handler of `--rdzv-backend etcd`: the leader decides the rounds and stores the job, and these classes
+read it. The steps (`join_phase`, `confirm_membership`, ...), their directories and their leases have
+no counterpart.
 
-`num_nodes_waiting` reports a new node at once; a call of `next_rendezvous` takes it in. Agents of
-Holdfast do not poll: they `enter`, and get a new view after the settle time.
+`num_nodes_waiting` reports a new node at once, and `next_rendezvous` admits it. Holdfast's agents do
+not poll: they `enter`, and receive a new view after the settle time.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from holdfast.core.etcd.keys import JobKeys, JobRecord, unpack
 from holdfast.core.rounds import JobPhase
 from holdfast.elastic._impl.etcd_v2_client import adapted
 from holdfast.etcd.generation_stores import GenerationStores
-from holdfast.etcd.sync_client import EtcdError
+from holdfast.etcd.sync_client import EtcdClient, EtcdError
 from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.errors import (
     RendezvousConnectionError,
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from holdfast.rendezvous.etcd import EtcdHandler
+from holdfast.rendezvous.etcd import EtcdHandler, etcd_settings_of
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.store.memory_store import as_seconds
 from holdfast.store.store_errors import StoreTimeoutError
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from holdfast.core.protocol import View
     from holdfast.core.rounds import Job
     from holdfast.etcd.etcd_store import EtcdStore
-    from holdfast.etcd.sync_client import EtcdClient
     from holdfast.rendezvous.handler import RendezvousInfo
 
 BACKEND = "etcd"
@@ -53,10 +52,7 @@ class EtcdRendezvousRetryImmediately(Exception):
 
 
 def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
-    """Return a handler as the parameters say, with a client of its own."""
-    from holdfast.etcd.sync_client import EtcdClient
-    from holdfast.rendezvous.etcd import etcd_settings_of
-
+    """Return a handler for these parameters, with its own client."""
     conf = rdzv_conf.parse(params)
     impl = EtcdRendezvous(
         EtcdClient(etcd_settings_of(params)),
@@ -83,7 +79,7 @@ class EtcdRendezvousHandler(EtcdHandler):
         rdzv_impl.node = self
 
     def info_of(self, view: View) -> RendezvousInfo:
-        """Return a member's view as TorchElastic's agents know rounds."""
+        """Return a member's view in TorchElastic's form of a round."""
         self.seat = view
         return super().info_of(view)
 
@@ -97,7 +93,7 @@ class EtcdRendezvousHandler(EtcdHandler):
         return super().num_nodes_waiting() or waiting
 
     def shutdown(self) -> bool:
-        """Leave the job, which goes on without this node, and release what the handler holds."""
+        """Leave the job, which continues without this node, and release the handler's resources."""
         done = super().shutdown()
         self._rdzv_impl.close()
         return done
@@ -116,9 +112,8 @@ class EtcdRendezvousHandler(EtcdHandler):
 class EtcdRendezvous:
     """A job on etcd as one node takes part in it. Times are in seconds.
 
-    `settings` are further keys of `--rdzv-conf`. The client is the caller's to close, unless
-    `closes_client` says that it goes with this. It may be one of python-etcd, of which endpoint and
-    certificates are taken.
+    `settings` are further keys of `--rdzv-conf`. If `closes_client` is false, the caller closes the
+    client. For a client of python-etcd, this uses only its endpoint and certificates.
     """
 
     def __init__(
@@ -230,7 +225,7 @@ class EtcdRendezvous:
         return self._store(rdzv_version)
 
     def store_extra_data(self, rdzv_version: str, key: str, value: object) -> None:
-        """Let the nodes of a version know something that can be written as JSON."""
+        """Store a JSON value that the nodes of a version can read."""
         self._store(rdzv_version, "extra_data").set(key, json.dumps(value))
 
     def load_extra_data(

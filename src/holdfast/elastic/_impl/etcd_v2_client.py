@@ -7,7 +7,9 @@ this is. Waiting for a change (`wait`, `watch`), `append` and making an empty di
 
 from __future__ import annotations
 
+import json
 import sys
+import urllib.request
 from typing import TYPE_CHECKING, Any, overload
 
 from holdfast.core.etcd.calls import Compare, Delete, Field, Get, Put, Txn, end_of_prefix
@@ -24,7 +26,7 @@ DEFAULT_READ_TIMEOUT_S = 60.0
 
 
 class EtcdException(Exception):
-    """Base of what the methods for paths raise; of python-etcd's types too, where it is loaded."""
+    """Base of the exceptions for paths, and of python-etcd's types if it is loaded."""
 
 
 class EtcdKeyNotFound(EtcdException, KeyError):
@@ -34,23 +36,23 @@ class EtcdKeyNotFound(EtcdException, KeyError):
 
 
 class EtcdAlreadyExist(EtcdException, KeyError):
-    """The path was not to exist."""
+    """The path exists already."""
 
     __str__ = Exception.__str__
 
 
 class EtcdNotFile(EtcdException, KeyError):
-    """The path is a directory, and nothing said that one was meant."""
+    """The path is a directory, and the call did not ask for one."""
 
     __str__ = Exception.__str__
 
 
 class EtcdCompareFailed(EtcdException, ValueError):
-    """The path does not have the value or index that was expected."""
+    """The path does not have the expected value or index."""
 
 
 class EtcdResult:
-    """A path as it is, or was just written. Indices are etcd's revisions."""
+    """The state of a path after a read or a write. Indices are etcd's revisions."""
 
     def __init__(self, action: str, key: str, found: KeyValue | None, ttl: int | None) -> None:
         self.action = action
@@ -98,9 +100,6 @@ class EtcdV2Client(EtcdClient):
     @property
     def version(self) -> str:
         """The version of the etcd that answers."""
-        import json
-        import urllib.request
-
         try:
             with urllib.request.urlopen(  # noqa: S310 (the endpoint of a person's own settings)
                 f"{self.base_uri}/version",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 from typing import TYPE_CHECKING
 
 from holdfast.errors import UsageError
@@ -79,8 +80,6 @@ def construct_and_record_rdzv_event(
     caller = sys._getframe(1).f_code
     trace = ""
     if node_state == NodeState.FAILED:
-        import traceback
-
         trace = traceback.format_exc()
     destinations.record_rdzv_event(
         RdzvEvent(

@@ -1,7 +1,7 @@
 """Workers that the hooks of a TorchElastic subclass start, stop or monitor, for `AgentLoop`.
 
-A hook blocks until it is done, so the outcome of a stop is there at once. Where a subclass leaves a
-hook as it is, the workers are processes as in Holdfast's own agent.
+A hook blocks until it is done, so the result of a stop is known at once. For each hook that a
+subclass does not override, the workers are processes, as in Holdfast's own agent.
 """
 
 from __future__ import annotations
@@ -15,71 +15,59 @@ from holdfast.errors import InternalError
 from holdfast.processes.poll import min_of
 from holdfast.processes.signals import as_enum
 
+HOOKS = ("_start_workers", "_stop_workers", "_monitor_workers", "_shutdown")
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from holdfast.agent.loop import Busy
-    from holdfast.agent.worker_processes import StartOrder, WorkerProcesses
+    from holdfast.agent.worker_processes import StartOrder, StopOrder, WorkerProcesses
     from holdfast.core.machine import Event
     from holdfast.elastic._impl.agents import SimpleElasticAgent
-    from holdfast.processes.failures.failure import ProcessFailure
 
 
 class HookedWorkers:
-    """The workers of one agent for one run; `processes` is None if hooks define what a worker is."""
+    """The workers of one agent for one run."""
 
-    def __init__(self, agent: SimpleElasticAgent, processes: WorkerProcesses | None) -> None:
+    def __init__(self, agent: SimpleElasticAgent, processes: WorkerProcesses) -> None:
         self._agent = agent
         self._processes = processes
-        self._result = RunResult(WorkerState.INIT)
         self._is_shut_down = False
-        hooks = agent._overridden
-        self._monitors = processes is None or "_monitor_workers" in hooks
-        self._stops = processes is None or "_stop_workers" in hooks
-        self._shuts_down = processes is None or "_shutdown" in hooks
-        self.blocks = (
-            self._monitors
-            or self._stops
-            or self._shuts_down
-            or "_start_workers" in hooks
-            or agent._has_own_loop
-        )
+        processes.result = RunResult(WorkerState.INIT)
+        replaced = agent._overridden if agent._has_processes else frozenset(HOOKS)
+        self._monitors = "_monitor_workers" in replaced
+        self._stops = "_stop_workers" in replaced
+        self._shuts_down = "_shutdown" in replaced
+        self.blocks = agent._has_own_loop or not replaced.isdisjoint(HOOKS)
+        # A hook replaces none of these.
+        self.prepare = processes.prepare
+        self.kill = processes.kill
+        self.descriptors = processes.descriptors
+        self.failures_so_far = processes.failures_so_far
+        self.settle = processes.settle
+        self.await_keeper = processes.await_keeper
 
     @property
     def result(self) -> RunResult:
-        return self._result if self._processes is None else self._processes.result
+        return self._processes.result
 
     @property
     def is_active(self) -> bool:
-        return self._processes is not None and self._processes.is_active
-
-    def prepare(self) -> None:
-        if self._processes is not None:
-            self._processes.prepare()
+        return self._processes.is_active
 
     def start(self, order: StartOrder, busy: Busy) -> Mapping[int, object]:
-        del order, busy  # The agent's own `_start_workers` knows them.
+        del order, busy  # The agent's own `_start_workers` reads both from the loop.
         return self._agent._start_workers(self._agent.get_worker_group())
 
-    def begin_stop(
-        self,
-        reason: StopReason | None,
-        signum: int,
-        grace_s: float,
-        *,
-        stuck: Mapping[int, str],
-        node: str,
-        cause: str,
-    ) -> Event | None:
+    def begin_stop(self, order: StopOrder) -> Event | None:
+        reason = order.reason
         if reason is None or reason is StopReason.SIGNAL:
-            self._shut_down(signum)
+            self._shut_down(order.signum)
         elif reason is not StopReason.SUCCEEDED and self._stops:
             self._agent._stop_workers(self._agent.get_worker_group())
-        if self._processes is not None:
-            return self._processes.begin_stop(
-                reason, signum, grace_s, stuck=stuck, node=node, cause=cause
-            )
-        failed = any(failure.failed_by_itself() for failure in self._result.failures.values())
+        if self._agent._has_processes:
+            return self._processes.begin_stop(order)
+        failed = any(failure.failed_by_itself() for failure in self.result.failures.values())
         return supervision.WorkersStopped(self._agent._machine.generation, 0, failed)
 
     def _shut_down(self, signum: int) -> None:
@@ -87,12 +75,8 @@ class HookedWorkers:
             self._agent._shutdown(as_enum(signum), timeout=self._agent._shutdown_timeout)
             self._is_shut_down = True
 
-    def kill(self) -> None:
-        if self._processes is not None:
-            self._processes.kill()
-
     def events(self, now: float) -> list[Event]:
-        events = self._processes.events(now) if self._processes is not None else []
+        events = self._processes.events(now)
         agent = self._agent
         if not self._monitors or agent._machine.state is not State.RUNNING:
             return events
@@ -100,12 +84,12 @@ class HookedWorkers:
         if any(not one.retryable for one in exits):
             return events
         for one in exits:  # The hook decides what an exit means.
-            agent._side_services.worker_ended(one.local_rank)
+            agent._side_services.watchdogs.ended(one.local_rank)
             agent._reporter.worker_ended(one.local_rank, failed=one.failed)
         return self._monitor()
 
     def _monitor(self) -> list[Event]:
-        """Turn what the hook finds into events."""
+        """Turn the result of the hook into events."""
         agent = self._agent
         group, machine = agent.get_worker_group(), agent._machine
         result = agent._monitor_workers(group)
@@ -113,10 +97,7 @@ class HookedWorkers:
         agent._reporter.workers_observed(result.state.name.lower())
         if result.state == WorkerState.HEALTHY:
             return []
-        if self._processes is None:
-            self._result = result
-        else:
-            self._processes.result = result
+        self._processes.result = result
         if result.state == WorkerState.SUCCEEDED:
             return [
                 supervision.WorkerExited(machine.generation, rank, failed=False)
@@ -130,29 +111,12 @@ class HookedWorkers:
             hint="it must be HEALTHY, SUCCEEDED, FAILED or UNHEALTHY",
         )
 
-    def descriptors(self) -> list[int]:
-        return self._processes.descriptors() if self._processes is not None else []
-
     def next_deadline(self, now: float) -> float | None:
-        deadline = self._processes.next_deadline(now) if self._processes is not None else None
+        deadline = self._processes.next_deadline(now)
         if not self._monitors or self._agent._machine.state is not State.RUNNING:
             return deadline
         return min_of(deadline, now + self._agent.get_worker_group().spec.monitor_interval)
 
-    def failures_so_far(self) -> dict[int, ProcessFailure]:
-        if self._processes is None:
-            return self._result.failures
-        return self._processes.failures_so_far()
-
-    def settle(self) -> None:
-        if self._processes is not None:
-            self._processes.settle()
-
     def close(self) -> None:
         self._agent._release_foreign()
-        if self._processes is not None:
-            self._processes.close()
-
-    def await_keeper(self) -> None:
-        if self._processes is not None:
-            self._processes.await_keeper()
+        self._processes.close()

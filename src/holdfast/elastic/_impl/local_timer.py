@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import abc
 import os
+import queue
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -22,7 +24,6 @@ from holdfast.timers.timer_requests import RELEASED, RefusalLog, TimerRequest, i
 from holdfast.timers.timer_table import TimerTable
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
     from typing import Any
 
@@ -31,7 +32,7 @@ FAULT_PAUSE_S = 0.1
 
 
 class RequestQueue(abc.ABC):
-    """Where a server gets its requests from."""
+    """The source of a server's requests."""
 
     @abc.abstractmethod
     def size(self) -> int:
@@ -81,8 +82,6 @@ class TimerServer(abc.ABC):
 
     def start(self) -> None:
         """Watch in a thread."""
-        import threading
-
         if self._thread is None:
             self._stopping = False
             self._thread = threading.Thread(
@@ -103,9 +102,9 @@ class TimerServer(abc.ABC):
         while not self._stopping:
             try:
                 self._run_watchdog()
-            except Exception as problem:  # noqa: BLE001 (a watchdog goes on)
+            except Exception as problem:  # noqa: BLE001 (a watchdog continues)
                 if not warned:
-                    console.warning(f"timer server: {console.describe(problem)}; it goes on")
+                    console.warning(f"timer server: {console.describe(problem)}; continuing")
                 warned = True
                 time.sleep(FAULT_PAUSE_S)  # It may fail again at once.
 
@@ -143,8 +142,8 @@ class TimerServer(abc.ABC):
 
 # Timers for the processes that a program itself has started, over a queue of `multiprocessing`.
 #
-# Such a queue unpickles what comes, so it is for processes one trusts as oneself. Whom a request
-# names is checked all the same: only what descends from the server's process is watched and ended.
+# Such a queue unpickles its data, so use it only with trusted processes. The server still checks each
+# request: it watches and kills only descendants of its own process.
 
 
 TRY_AGAIN_S = 1.0
@@ -181,8 +180,6 @@ class MultiprocessingRequestQueue(RequestQueue):
 
     def get(self, size: int, timeout: float) -> list[TimerRequest]:
         """Return up to `size` requests, after `timeout` seconds at the latest."""
-        import queue
-
         requests: list[TimerRequest] = []
         deadline = time.monotonic() + timeout
         while len(requests) < size:
@@ -197,8 +194,6 @@ class MultiprocessingRequestQueue(RequestQueue):
 
     def wake(self) -> None:
         """Have a `get` that waits return."""
-        import queue
-
         try:
             self._mp_queue.put_nowait(None)
         except queue.Full:
@@ -208,8 +203,8 @@ class MultiprocessingRequestQueue(RequestQueue):
 class LocalTimerServer(TimerServer):
     """Kills processes below this one whose timers have expired.
 
-    `is_ours(pid)` says which processes a request may name, and `dump(pid)` writes the stacks of a process that
-    is about to be killed.
+    `is_ours(pid)` returns whether a request may name a process. `dump(pid)` writes the stacks of a
+    process before the server kills it.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, overload
+from warnings import warn
 
 from holdfast.observe.metrics.metric_handlers import DEFAULT_GROUP, put_metric
 
@@ -38,8 +39,6 @@ def prof(fn: Any = None, group: str = DEFAULT_GROUP) -> Any:
 
 def profile(group: str | None = None) -> Callable[[F], F]:
     """Do as `prof`, which replaces it; here a metric's name is the function's alone."""
-    from warnings import warn
-
     warn("profile is now called prof", FutureWarning, stacklevel=2)
     chosen = DEFAULT_GROUP if group is None else group
 
@@ -63,7 +62,7 @@ def _reported(function: Callable[..., Any], name: str, group: str) -> Callable[.
             outcome = "failure"
             raise
         finally:
-            # Here, so that a traceback shows nothing of ours.
+            # Here, so that a traceback shows only the user's code.
             if outcome:
                 put_metric(f"{name}.{outcome}", 1, group)
             took_ms = int((time.monotonic() - begin) * 1000)
@@ -100,7 +99,5 @@ def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
 
 def publish_metric(metric_group: str, metric_name: str, metric_value: int) -> None:
     """Do as `put_metric`, which replaces it."""
-    from warnings import warn
-
     warn("publish_metric is now called put_metric", FutureWarning, stacklevel=2)
     put_metric(metric_name, metric_value, metric_group)

@@ -1,7 +1,7 @@
-"""`start_processes` and the contexts as TorchElastic's callers make them.
+"""`start_processes` and the contexts, with TorchElastic's signatures.
 
-A program that cannot be executed is raised here. Holdfast's own agent starts its workers by a
-`GroupSpec`, and makes a failure report of such a program.
+They raise if a program cannot be executed. Holdfast's own agent starts its workers by a `GroupSpec`,
+and reports such a program as a failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class MadeByHoldfast(ABCMeta):
-    """Lets a group that Holdfast's agent has started be an instance of the classes below, too."""
+    """Makes the groups of Holdfast's agent instances of the classes below."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         if cls.__module__ != __name__:
@@ -44,18 +44,9 @@ class PContext(group.PContext, metaclass=MadeByHoldfast):
         duplicate_stdout_filters: list[str] | None = None,
         duplicate_stderr_filters: list[str] | None = None,
     ) -> None:
-        super().__init__(
-            GroupSpec(
-                name,
-                entrypoint,
-                args,
-                envs,
-                logs_specs,
-                log_line_prefixes,
-                duplicate_stdout_filters=duplicate_stdout_filters,
-                duplicate_stderr_filters=duplicate_stderr_filters,
-            )
-        )
+        how = name, entrypoint, args, envs, logs_specs, log_line_prefixes
+        filters = duplicate_stdout_filters, duplicate_stderr_filters
+        super().__init__(GroupSpec(*how, "spawn", None, *filters))
 
 
 class SubprocessContext(command_workers.SubprocessContext, metaclass=MadeByHoldfast):
@@ -73,19 +64,9 @@ class SubprocessContext(command_workers.SubprocessContext, metaclass=MadeByHoldf
         duplicate_stdout_filters: list[str] | None = None,
         duplicate_stderr_filters: list[str] | None = None,
     ) -> None:
-        super().__init__(
-            GroupSpec(
-                name,
-                entrypoint,
-                args,
-                envs,
-                logs_specs,
-                log_line_prefixes,
-                numa_options=numa_options,
-                duplicate_stdout_filters=duplicate_stdout_filters,
-                duplicate_stderr_filters=duplicate_stderr_filters,
-            )
-        )
+        how = name, entrypoint, args, envs, logs_specs, log_line_prefixes
+        filters = duplicate_stdout_filters, duplicate_stderr_filters
+        super().__init__(GroupSpec(*how, "spawn", numa_options, *filters))
 
 
 class MultiprocessContext(function_workers.MultiprocessContext, metaclass=MadeByHoldfast):
@@ -104,20 +85,9 @@ class MultiprocessContext(function_workers.MultiprocessContext, metaclass=MadeBy
         duplicate_stdout_filters: list[str] | None = None,
         duplicate_stderr_filters: list[str] | None = None,
     ) -> None:
-        super().__init__(
-            GroupSpec(
-                name,
-                entrypoint,
-                args,
-                envs,
-                logs_specs,
-                log_line_prefixes,
-                start_method,
-                numa_options,
-                duplicate_stdout_filters,
-                duplicate_stderr_filters,
-            )
-        )
+        how = name, entrypoint, args, envs, logs_specs, log_line_prefixes
+        filters = duplicate_stdout_filters, duplicate_stderr_filters
+        super().__init__(GroupSpec(*how, start_method, numa_options, *filters))
 
 
 def start_processes(
@@ -141,20 +111,9 @@ def start_processes(
     if isinstance(entrypoint, str):
         for env in envs.values():
             _check_program(entrypoint, env.get("PATH", os.environ.get("PATH", os.defpath)))
-    return group.start_group(
-        GroupSpec(
-            name,
-            entrypoint,
-            args,
-            envs,
-            logs_specs,
-            log_line_prefixes,
-            start_method,
-            numa_options,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-        )
-    )
+    how = name, entrypoint, args, envs, logs_specs, log_line_prefixes
+    filters = duplicate_stdout_filters, duplicate_stderr_filters
+    return group.start_group(GroupSpec(*how, start_method, numa_options, *filters))
 
 
 def _check_program(program: str, path: str) -> None:

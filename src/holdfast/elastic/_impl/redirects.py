@@ -30,7 +30,7 @@ def get_libc() -> ctypes.CDLL:
 
 
 def _flush(std: str) -> None:
-    """Flush the buffers of C and of Python, so that bytes go where they belong."""
+    """Flush the buffers of C and of Python, so that bytes reach the right file."""
     get_libc().fflush(None)
     stream = getattr(sys, std)
     if stream is not None:

@@ -113,7 +113,7 @@ class C10dStore(TCPStore):
     """A store that `create_c10d_store` made."""
 
     libuvBackend = True  # noqa: N815 (torch's name)
-    """What was asked for; it makes no difference."""
+    """The requested value; it has no effect."""
 
 
 def _meet(store: TCPStore, world_size: int) -> None:
@@ -141,7 +141,7 @@ def get_logger(name: str | None = None) -> logging.Logger:
 
 
 def read_proc_state(pid: int) -> str | None:
-    """Return the letter of a process's state, None if it is gone or cannot be read."""
+    """Return the letter of a process's state, None if it has exited or is not readable."""
     return state_of(pid) or None
 
 

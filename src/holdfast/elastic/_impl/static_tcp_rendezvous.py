@@ -14,7 +14,7 @@ from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
 
 class StaticTCPRendezvous(CoordinatorHandler):
-    """Nodes that know their ranks and where the first of them is."""
+    """A rendezvous of nodes with fixed ranks and the address of the first node."""
 
     def __init__(
         self,

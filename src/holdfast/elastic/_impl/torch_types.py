@@ -1,4 +1,4 @@
-"""Where torch is loaded, errors of ours that are torch's as well, for code that catches those."""
+"""Errors that are also torch's if torch is loaded, for code that catches torch's."""
 
 from __future__ import annotations
 

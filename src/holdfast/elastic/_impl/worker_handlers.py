@@ -15,6 +15,7 @@ profiler, and what the program registered with torch. Holdfast never imports tor
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
@@ -58,7 +59,7 @@ MODULE = "torch._C._distributed_c10d"
 
 
 def torch_handler_names() -> list[str]:
-    """Return the names of torch's handlers in this process; none where it is not imported."""
+    """Return the names of torch's handlers in this process; none if torch is not imported."""
     try:
         return [str(name) for name in sys.modules[MODULE]._get_handler_names()]
     except (KeyError, AttributeError):
@@ -191,8 +192,6 @@ def _dump_traceback(_request: Request, response: Response) -> None:
 
 
 def _pyspy_dump(request: Request, response: Response) -> None:
-    import os
-
     from holdfast.processes.stacks import PySpyFailed, run_py_spy
 
     try:

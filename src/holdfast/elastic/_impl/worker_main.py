@@ -75,7 +75,7 @@ def worker_main() -> WorkerMain:
 
 
 def start_server() -> WorkerServer | None:
-    """Start the server, if the environment asks for one."""
+    """Start the server, if the environment requests one."""
     place = socket_path(os.environ)
     if not place:
         return None

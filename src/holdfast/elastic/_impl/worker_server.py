@@ -1,7 +1,7 @@
 """The control server of a worker: answers at a unix socket while the worker's own code runs.
 
 ============================  ===============================================================
-`GET /`                       a page that says what this is
+`GET /`                       a page that describes this server
 `GET /handler/`               the names of the handlers, as a JSON array
 `POST /handler/NAME?a=b`      the response of a handler; 404 if there is none, 500 if it raised
 ============================  ===============================================================

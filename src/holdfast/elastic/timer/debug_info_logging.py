@@ -1,4 +1,4 @@
-"""Where expired timers are written down, under TorchElastic's module path; re-exports only."""
+"""The log of expired timers under TorchElastic's module path; re-exports only."""
 
 from __future__ import annotations
 

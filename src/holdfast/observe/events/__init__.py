@@ -1,1 +1,1 @@
-"""Events of a job: their values, handlers and destinations, and the recorder that makes them of lifecycle events."""
+"""Events of a job: values, handlers and destinations, and the recorder that derives them from lifecycle events."""

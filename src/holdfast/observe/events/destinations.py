@@ -1,14 +1,13 @@
-"""Which handler gets the events of which destination, and `record`, which gives it one.
+"""The handlers of event destinations, and `record`, which sends an event to one.
 
-A destination is a name. It is looked up in this order: what `configure` was given; what a program
-put into TorchElastic's table `_log_handlers`; our own names; plug-ins. `null` is the default, so
-`configure(MyEventHandler())` is enough.
+A destination is a name. The lookup order is: `configure`; TorchElastic's table `_log_handlers`; Holdfast's own
+names; plug-ins. `null` is the default, so `configure(MyEventHandler())` suffices.
 
-A plug-in is an entry point `name = module:attribute` of the group `holdfast.event_handlers`. It is
-called without arguments and returns a handler for `--event-log-handler name`. Only the plug-in that
-is asked for is loaded, since loading one may import anything.
+A plug-in is an entry point `name = module:attribute` of the group `holdfast.event_handlers`. It is called without
+arguments and returns a handler for `--event-log-handler name`. Only the selected plug-in is loaded, since
+loading one may import anything.
 
-Recording never raises on account of a handler; only an unknown destination is an error.
+A handler's failure never makes recording raise; only an unknown destination does.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def load_plugin(plugin: Any) -> Any:
 DEFAULT = "null"
 NAMES = ("console", "dynamic_rendezvous", "jsonl", "logging", "null", "otel")
 FLUSH_S = 5.0
-"""How long the end of a job waits for handlers of others."""
+"""How long the end of a job waits for handlers of the program and of plug-ins."""
 
 _configured: dict[str, SafeHandler] = {}
 _added: dict[str, tuple[logging.Handler, SafeHandler]] = {}
@@ -70,8 +69,8 @@ find_added: Callable[[str], logging.Handler | None] | None = None
 def configure(handler: EventHandler | logging.Handler, destination: str = DEFAULT) -> None:
     """Send the events of a destination to a handler from now on.
 
-    It gets the events of every job of this process, in a thread of its own. The handler it
-    replaces is closed, once it has what was recorded so far.
+    It receives the events of every job of this process, in its own thread. The handler that it replaces receives the
+    events recorded so far and is closed.
     """
     if not destination:
         raise UsageError("events: the name of a destination is empty")
@@ -88,12 +87,12 @@ def is_configured(destination: str) -> bool:
 
 
 def is_recorded(destination: str) -> bool:
-    """Whether events of a destination go anywhere."""
+    """Whether a destination has a handler."""
     return type(find(destination).handler) is not NullEventHandler
 
 
 def find(destination: str) -> SafeHandler:
-    """Return what gets the events of a destination; raise `UsageError` if there is none."""
+    """Return the handler of a destination; raise `UsageError` without one."""
     if destination in _configured:
         return _configured[destination]
     added = find_added(destination) if find_added is not None else None
@@ -117,7 +116,7 @@ def _make_added_safe(handler: logging.Handler, destination: str) -> SafeHandler:
 
 
 def make_safe(handler: Any, name: str) -> SafeHandler:
-    """Return a handler with a guard; one of others gets a thread of its own."""
+    """Return a handler with a guard; one of the program or a plug-in gets its own thread."""
     if type(handler) is NullEventHandler:
         return SafeHandler(handler, name)
     logging = sys.modules.get("logging")
@@ -155,7 +154,7 @@ def _make(destination: str) -> SafeHandler:
         case "jsonl":
             raise UsageError(
                 "events: 'jsonl' needs a log directory, which only a job has",
-                hint="name one: configure(JsonLinesEventHandler(folder), 'jsonl')",
+                hint="choose one: configure(JsonLinesEventHandler(folder), 'jsonl')",
             )
 
     found = installed_plugins()
@@ -175,7 +174,7 @@ def record(event: Event, destination: str = DEFAULT) -> None:
 
 
 def stamped(event: Any) -> Any:
-    """Return a copy with the time in it: the event is queued, and the caller may change it."""
+    """Return a copy with the time: the event is queued, and the caller may change the original."""
     other = object.__new__(type(event))
     other.__dict__.update(event.__dict__)
     if isinstance(event.metadata, dict):

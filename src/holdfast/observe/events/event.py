@@ -1,7 +1,7 @@
-"""What an event is: `Event` and, for the steps of a rendezvous, `RdzvEvent`; and their JSON.
+"""Events: `Event` and, for the steps of a rendezvous, `RdzvEvent`; and their JSON.
 
-Names, fields and the text are TorchElastic's: a line that one of the two wrote is read by the
-other. Both are data classes to whoever treats them as such, but neither `dataclasses` nor `json` is
+Names, fields and text are TorchElastic's: each of the two programs reads the other's lines. Both behave like
+data classes, but neither `dataclasses` nor `json` is
 imported for that (docs/internals/decisions/0029-start-up-time.md says why). The text is the same to
 the byte as that of `json.dumps`. A value that JSON has no type for (a date, a path, a tensor)
 becomes its `str`, where `json` would raise: the event is worth having even so.

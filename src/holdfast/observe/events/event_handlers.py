@@ -1,8 +1,8 @@
 """`EventHandler`, and the handlers that need nothing else: null, console and JSON lines.
 
-The caller's obligations: `record` is called for one event at a time, in order; `flush` at the end
-of each job, and `close` once, after the last event. A handler of others is called in a
-thread of its own, so it may take its time; `holdfast.observe.background` has the limits.
+The caller's obligations: it calls `record` for one event at a time, in order; `flush` at the end of each job, and
+`close` once, after the last event. A handler of the program or of a plug-in runs in its own thread, so it
+may be slow; `holdfast.observe.background` has the limits.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class EventHandler(ABC):
         """Handle an event; a handler of rendezvous events gets `RdzvEvent`s."""
 
     def flush(self) -> None:  # noqa: B027 (most hold nothing back)
-        """Send what is held back; called at the end of a job."""
+        """Send buffered events; called at the end of a job."""
 
     def close(self) -> None:  # noqa: B027 (most have nothing to close)
-        """Send what is held back, and end: no event comes after this."""
+        """Send buffered events, and close: this is the last call."""
 
 
 class NullEventHandler(EventHandler):
@@ -42,7 +42,7 @@ class NullEventHandler(EventHandler):
 
 
 class ConsoleEventHandler(EventHandler):
-    """Writes each event as a line to standard error, whatever `LOGLEVEL` says."""
+    """Writes each event as a line to standard error, at any `LOGLEVEL`."""
 
     def record(self, event: Event) -> None:
         """Raise `OSError` if the console is closed or stuck."""
@@ -50,15 +50,15 @@ class ConsoleEventHandler(EventHandler):
 
 
 FILE_BYTES_MAX = 64 * 1024 * 1024
-"""A file is rotated before it grows beyond this, so a node needs twice as much at most."""
+"""A file is rotated before it exceeds this size, so a node needs at most twice as much."""
 BUFFERED_MAX = 1000
-"""How many events are buffered while there is no folder yet; the oldest are dropped first."""
+"""How many events are buffered before the folder exists; the oldest are dropped first."""
 
 
 class LogDirectoryHandler(EventHandler):
-    """Writes what a log directory has of a job: its events, and the timeline that reports are made of.
+    """Writes the events and the timeline of a job to its log directory.
 
-    With `events` false only the latter, since somebody else takes the events.
+    With `events` false it writes only the timeline, since another handler has the events.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LogDirectoryHandler(EventHandler):
         """Append a line to one of the files; raise `OSError` if it cannot be written."""
         if isinstance(event, Line):
             self._timeline.record(event)
-            # Without these two, nobody could make anything of the others.
+            # The other lines are useless without these two.
             if event.kind == "run":
                 self._timeline.head = (event.serialize(),)
             elif event.kind == "generation":
@@ -100,13 +100,12 @@ class LogDirectoryHandler(EventHandler):
 class JsonLinesEventHandler(EventHandler):
     """Appends events as JSON lines to `<stem>-<host>-<pid>.jsonl` in a folder.
 
-    Each event is one line, written by one call to a file that is only appended to, so that a reader
-    never sees half of one and two writers never mix theirs. Each node has a file of its own, since
-    several may share a folder. At `FILE_BYTES_MAX` it is renamed to `<name>.1`, replacing the one
-    before.
+    Each event is one line, appended by one call, so a reader never sees a partial line and two writers never mix
+    theirs. Each node has its own file, since several may share a folder. At `FILE_BYTES_MAX` the file is
+    renamed to `<name>.1`, replacing the previous one.
 
-    The folder of a run is made when the first workers start, and events come before that. So
-    `folder` may be a function that returns None until the folder exists; events are buffered.
+    The folder of a run is created when the first workers start, after the first events. So `folder` may be a
+    function that returns None until the folder exists; events are buffered.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class JsonLinesEventHandler(EventHandler):
         self._lost = 0
         self._is_line_begun = False
         self.path = ""
-        """The file, once there is one."""
+        """The file, once it exists."""
         self.head: tuple[str, ...] = ()
         """Lines that are repeated at the beginning of each further file."""
 
@@ -139,13 +138,13 @@ class JsonLinesEventHandler(EventHandler):
         self.flush()
 
     def flush(self) -> None:
-        """Write what is buffered, if there is a folder by now."""
+        """Write the buffered lines, if the folder exists."""
         while self._buffer and self._is_open():
-            # What cannot be written is not retried: the next line may be another file's.
+            # A failed write is not retried: the next line may belong to another file.
             self._append(self._buffer.pop(0))
 
     def close(self) -> None:
-        """Write what is buffered, and close the file."""
+        """Write the buffered lines, and close the file."""
         self.flush()
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -153,7 +152,7 @@ class JsonLinesEventHandler(EventHandler):
         self._lost += len(self._buffer)
         self._buffer.clear()
         if self._lost and self.path:
-            raise OSError(f"{self._lost} events were dropped before there was a folder")
+            raise OSError(f"{self._lost} events were dropped before the folder existed")
 
     def _is_open(self) -> bool:
         if self._descriptor is None:
@@ -180,10 +179,10 @@ class JsonLinesEventHandler(EventHandler):
         self._size += written
         self._is_line_begun = written < len(data) and (written > 0 or self._is_line_begun)
         if written < len(data):
-            raise OSError(f"{self.path}: only {written} of {len(data)} bytes could be written")
+            raise OSError(f"{self.path}: wrote only {written} of {len(data)} bytes")
 
     def _rotate(self) -> None:
-        """Begin a new file; not in a fork, whose parent goes on writing to the old one."""
+        """Begin a new file; not in a forked child, whose parent still writes to the old one."""
         if os.getpid() != self._owner or self._descriptor is None:
             return
         os.rename(self.path, f"{self.path}.1")

@@ -1,11 +1,10 @@
 """Events as log records of OpenTelemetry, sent by OTLP over HTTP. Needs the extra `otel`.
 
-A program that has set up OpenTelemetry's logs already gets the events there. For everyone else a
-provider is made, and OpenTelemetry's own variables say where it sends to:
+If the program has set up OpenTelemetry's logs, events go there. Otherwise a provider is created, and
+OpenTelemetry's own variables define its destination:
 `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_SERVICE_NAME`, ...
 
-An event becomes an *event* as OpenTelemetry has it: a log record with a name. Its metadata are the
-attributes, without those that are null.
+An event becomes an OpenTelemetry *event*: a log record with a name. Its metadata are the attributes, without nulls.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ class OpenTelemetryEventHandler(EventHandler):
         self._logger.emit(self._as_log_record(event))
 
     def flush(self) -> None:
-        """Send what is queued; raise `TimeoutError` if the collector does not accept it in time."""
+        """Send queued events; raise `TimeoutError` if the collector does not accept them in time."""
         if not self._provider.force_flush(FLUSH_MS):
             raise TimeoutError(f"the collector has not accepted all events after {FLUSH_MS} ms")
 
     def close(self) -> None:
-        """Send what is queued, and end the provider if it is ours."""
+        """Send queued events, and shut down the provider if it was created here."""
         self.flush()
         if self._is_own:
             self._provider.shutdown()
@@ -84,7 +83,7 @@ def _own_provider() -> Any:
         raise _missing(problem) from problem
     try:
         exporter: Any = OneLineExporter(OTLPLogExporter(timeout=EXPORT_S), "events")
-        # Its own exit hook could wait for long; ours has a limit.
+        # Its own exit hook could wait long; this one has a limit.
         provider = LoggerProvider(resource=resource(), shutdown_on_exit=False)
         provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
     except Exception as problem:

@@ -1,13 +1,12 @@
-"""Turns lifecycle events into events, with TorchElastic's names and keys, and passes them on.
+"""Converts lifecycle events into events, with TorchElastic's names and keys.
 
-`EventRecorder` and `RendezvousRecorder` are observers; `JobEvents` is where the events of one job
-go. What is better than TorchElastic's: an event has the time at which it happened; numbers are
-numbers, not lists of one; what is known is included (the rank at a rendezvous, the pid of a worker,
-the exit code of one that succeeded); a failed rendezvous has its traceback; the host name comes
-from the kernel, never from a name server.
+`EventRecorder` and `RendezvousRecorder` are observers; `JobEvents` sends the events of one job to its handlers.
+Improvements over TorchElastic: an event has the time at which it happened; numbers are numbers, not lists;
+known values are included (the rank at a rendezvous, the pid of a worker, the exit code of a successful
+one); a failed rendezvous has its traceback; the host name comes from the kernel, never from a name server.
 
-What is the same, though one might expect otherwise: the agent's own `SUCCEEDED` says that it ran to
-its end, even if the workers failed; and the key `metadata` is JSON in a string.
+As in TorchElastic, the agent's own `SUCCEEDED` means that the agent finished, even if the workers failed; and the
+key `metadata` is JSON in a string.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ PREFIX = "torchelastic.worker.status."
 
 
 class EventRecorder:
-    """An observer that turns lifecycle events into events; `record` gets each.
+    """An observer that converts lifecycle events into events for `record`.
 
     A run begins with `RunStarted`; one recorder serves several runs, one after the other.
     """
@@ -86,7 +85,7 @@ class EventRecorder:
     def _timed(
         self, state: str, event: lifecycle.RendezvousEnded | lifecycle.RanksAssigned
     ) -> None:
-        """Record how long a step took that a node takes together with the others."""
+        """Record the duration of a step that all nodes take together."""
         self._restarts = max(self._restarts, event.restart_count)
         self._place(event)
         error = event.error if isinstance(event, lifecycle.RendezvousEnded) else ""
@@ -207,7 +206,7 @@ class RendezvousRecorder:
                 self._record("the node's part ended", state, event.group_rank)
 
     def close(self) -> None:
-        """Wait, for a limited time, until the handler has them."""
+        """Wait, for a limited time, until the handler has received them."""
         from holdfast.observe.events import destinations
 
         destinations.find(DESTINATION).flush(destinations.FLUSH_S)
@@ -233,15 +232,15 @@ class RendezvousRecorder:
 
 JSON_LINES = "jsonl"
 FLUSH_S = 5.0
-"""How long the end of a job waits for handlers of others."""
+"""How long the end of a job waits for handlers of the program and of plug-ins."""
 
 
 class JobEvents:
     """Passes the events of one job on to its handlers: the log directory's and the chosen one.
 
-    The log directory has all events as JSON lines, whatever else is chosen. A handler that a
-    program configured for the default destination gets them besides. `close` it before the log
-    directory is removed, and before `os._exit`.
+    The log directory always has all events as JSON lines. A handler that the program configured for the default
+    destination receives them too. `close` this before the log directory is removed, and before
+    `os._exit`.
     """
 
     def __init__(self, name: str, folder: str | Callable[[], str | None] | None) -> None:
@@ -254,7 +253,7 @@ class JobEvents:
         self._shared: list[SafeHandler] = []
         is_configured = _is_configured(JSON_LINES)
         if folder is not None:
-            # In a thread of its own: the log directory's file system may not answer.
+            # In its own thread: the log directory's file system may hang.
             handler = LogDirectoryHandler(folder, events=not is_configured)
             self._own.append(BackgroundHandler(handler, JSON_LINES))
         if name not in ("null", JSON_LINES) or (name == JSON_LINES and is_configured):

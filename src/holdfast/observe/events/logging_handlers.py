@@ -3,7 +3,7 @@
 - `LoggingEventHandler` logs events on `holdfast.events`, for programs whose logging is set up.
 - `LogHandlerSink` gives events to a `logging.Handler`, which is what TorchElastic's handlers are.
 
-`LOGLEVEL` silences neither: it is for Holdfast's own messages, and events are none.
+`LOGLEVEL` affects neither: it is for Holdfast's own messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class LoggingEventHandler(EventHandler):
     def __init__(self, logger: str = LOGGER) -> None:
         self._logger = logging.getLogger(logger)
         if self._logger.level == logging.NOTSET:
-            self._logger.setLevel(logging.INFO)  # Otherwise the root's counts, which is WARNING.
+            self._logger.setLevel(
+                logging.INFO
+            )  # Otherwise the root's level applies, which is WARNING.
 
     def record(self, event: Event) -> None:
         self._logger.info("%s", event.serialize(), extra={"event": event})
@@ -35,8 +37,8 @@ class LoggingEventHandler(EventHandler):
 class LogHandlerSink(EventHandler):
     """Gives events to a `logging.Handler`, under the name of TorchElastic's logger for it.
 
-    There is no such logger here: its level would depend on the program, and a handler that is
-    replaced would lose the events still queued for it.
+    No such logger exists: its level would depend on the program, and a replaced handler would lose its queued
+    events.
     """
 
     def __init__(self, handler: logging.Handler, destination: str) -> None:

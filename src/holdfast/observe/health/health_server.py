@@ -5,11 +5,11 @@
 `GET /readyz`                         200 while, in addition, the generation's workers run
 ====================================  =========================================================
 
-Otherwise it is 503, with the reason in one line of text. The state is read at the time of the
-request. A process that is stopped as a whole does not answer, which is a failed probe as well.
+Otherwise it is 503, with the reason in one line of text. The state is read at the time of the request. A stopped
+process does not respond, which is a failed probe too.
 
-A probe comes to the pod's own address, so this listens on every address of the machine. It gives
-out two bits and one line about them, and accepts nothing.
+Probes use the pod's own address, so the server listens on every address of the machine. It reveals two bits and
+one line about them, and accepts no input.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"
 TIMEOUT_VARIABLE = "HOLDFAST_HEALTH_TIMEOUT"
 TIMEOUT_S = 60
-"""How long an agent may be silent before it counts as dead; TorchElastic's."""
+"""How long an agent may be silent before it counts as dead; TorchElastic's default."""
 PORT_MAX = 65535
 PORT = re.compile("[0-9]{1,20}")
 SHOWN_CHARS_MAX = 80
@@ -56,7 +56,7 @@ class Readiness:
     name = "the readiness check"
 
     def __init__(self) -> None:
-        self._reason = "the workers are not started yet"
+        self._reason = "the workers have not started yet"
         self._running: set[int] = set()
         self._generation = -1
 
@@ -79,20 +79,20 @@ class Readiness:
             case GenerationStopping() if event.generation >= self._generation:
                 self._reason = f"the workers are being stopped: {event.reason.value}"
             case GenerationStopped() if event.generation >= self._generation:
-                self._reason = "the workers are stopped, and not started again yet"
+                self._reason = "the workers have stopped and not restarted yet"
             case RunEnded():
                 self._reason = "the run has ended"
 
 
 class HealthCheckServer:
-    """Answers probes from `start` until `stop`; both may be called at any time, also twice.
+    """Responds to probes from `start` until `stop`; both may be called at any time, also twice.
 
     `alive_callback` returns when the agent was last alive, in seconds since 1970; it is called in
     the server's thread for each probe, and should not take longer than a probe waits. After
     `timeout` seconds the agent counts as dead. Port 0 is any free one; `port` tells which once the
     server is started.
 
-    `ready_callback` returns why the workers do not run, or nothing if they do. Without one, a live
+    `ready_callback` returns why the workers do not run, or nothing if they run. Without one, a live
     agent is ready. `host` is where to listen, every address by default. `name` is the prefix of the
     error if the port cannot be bound.
 
@@ -141,7 +141,7 @@ class HealthCheckServer:
 
     @property
     def port(self) -> int:
-        """The port it listens at; 0 before `start` if any free one will do."""
+        """The port it listens on; 0 before `start` if it was not chosen."""
         return self._server.port if self._server is not None else self._port
 
     def _respond(self, request: HttpRequest) -> HttpResponse:
@@ -179,7 +179,7 @@ class HealthCheckServer:
 def create_healthcheck_server(
     alive_callback: Callable[[], float], port: int, timeout: float
 ) -> HealthCheckServer:
-    """Return a server that is still to be started."""
+    """Return a server, not started."""
     return HealthCheckServer(alive_callback, port, timeout)
 
 
@@ -188,7 +188,7 @@ def server_from_environment(
     alive_callback: Callable[[], float],
     ready_callback: Callable[[], str] | None = None,
 ) -> HealthCheckServer | None:
-    """Return the server that `TORCHELASTIC_HEALTH_CHECK_PORT` asks for, still to be started.
+    """Return the server that `TORCHELASTIC_HEALTH_CHECK_PORT` configures, not started.
 
     A value that is not a port is warned about, and means none.
     """
@@ -197,8 +197,8 @@ def server_from_environment(
         return None
     if not (PORT.fullmatch(given) and int(given) <= PORT_MAX):
         console.warning(
-            f"{PORT_VARIABLE}={given[:SHOWN_CHARS_MAX]!r} is not a port from 0 to {PORT_MAX}; "
-            "there are no health checks"
+            f"{PORT_VARIABLE}={given[:SHOWN_CHARS_MAX]!r} is not a valid port (0 to {PORT_MAX}); "
+            "health checks are off"
         )
         return None
     return HealthCheckServer(

@@ -1,9 +1,8 @@
-"""How a thread finds out whether a loop still turns: it probes, and the loop answers.
+"""Checks from a thread whether a loop still turns: the thread probes, and the loop responds.
 
-Nothing happens unless somebody probes: a loop that reported by itself would have to wake up for it,
-and one that is silent may simply have nothing to do. So a probe makes a descriptor readable that
-the loop waits for, and the loop answers in its next turn. How long the oldest probe has been
-waiting is how long the loop has been silent.
+Nothing happens without a probe: a loop that reported by itself would have to wake up for it, and a silent loop may
+have nothing to do. A probe makes a descriptor readable that the loop waits for, and the loop responds in
+its next iteration. The loop has been silent for as long as the oldest probe has waited.
 """
 
 from __future__ import annotations

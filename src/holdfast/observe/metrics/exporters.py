@@ -1,7 +1,7 @@
-"""All that the metrics of a run go to, opened together and closed together.
+"""The exporters of a run's metrics, opened and closed together.
 
-A launcher calls `open_exporters` for each agent before it runs, and `close` on the result after it,
-whatever happened. What nobody asked for is not even imported.
+A launcher calls `open_exporters` before it runs an agent, and `close` on the result afterwards. Exporters
+that are not configured are not imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OTEL_ENV = "OTEL_METRICS_EXPORTER"
 
 
 class MetricExporters:
-    """What was opened; each is None where it was not asked for."""
+    """The open exporters; each is None if it is not configured."""
 
     def __init__(self) -> None:
         self.queues: MetricQueues | None = None
@@ -33,12 +33,12 @@ class MetricExporters:
         self.otel: OtelMetricExporter | None = None
 
     def finish(self) -> None:
-        """Begin to send the last metrics, while others are waited for."""
+        """Begin to send the last metrics, without waiting."""
         if self.otel is not None:
             self.otel.finish()
 
     def close(self) -> None:
-        """Send what is left, and free the port. May be called twice."""
+        """Send the remaining metrics, and free the port. May be called twice."""
         if self.queues is not None:
             self.queues.close()
         endpoint, self.endpoint = self.endpoint, None

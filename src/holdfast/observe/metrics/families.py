@@ -1,7 +1,7 @@
 """Metric families and histograms: the values that exporters send.
 
-A family is a name, a kind, a help text, and its samples: labels and a value each. Names are ours,
-and an invalid one raises when its family is made.
+A family has a name, a kind, a help text and samples: labels and a value each. An invalid name raises
+when the family is created.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-"""Half a decade each: from the start of a process to a rendezvous that waits for a machine."""
+"""Half decades: from the start of a process to a rendezvous that waits for a machine."""
 
 
 class Histogram:
-    """Counts each time by the first bound that is not below it. Not for two threads at once."""
+    """Counts times by bucket. Not thread-safe."""
 
     __slots__ = ("bounds", "count", "counts", "sum")
 
@@ -28,19 +28,19 @@ class Histogram:
             raise ValueError(f"bounds must be finite and increasing: {bounds}")
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """By bound; the last one counts what is beyond all of them."""
+        """By bound; the last one counts the times above all bounds."""
         self.count = 0
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one time; below zero, as two clocks may give it, counts as zero."""
+        """Count one time; a negative one, of two clocks, counts as zero."""
         value = max(0.0, value)
         self.counts[bisect_left(self.bounds, value)] += 1
         self.count += 1
         self.sum += value
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """Return for each bound, and for infinity, how many were not above it."""
+        """Return for each bound, and for infinity, how many times are not above it."""
         so_far = 0
         found = []
         for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):
@@ -49,7 +49,7 @@ class Histogram:
         return found
 
     def copy(self) -> Histogram:
-        """Return a snapshot, to be read while this one goes on."""
+        """Return a snapshot."""
         other = Histogram.__new__(Histogram)
         other.bounds, other.counts = self.bounds, [*self.counts]
         other.count, other.sum = self.count, self.sum
@@ -61,7 +61,7 @@ LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class Sample(NamedTuple):
-    """One value of a family; its labels tell it from the others."""
+    """One value of a family, identified by its labels."""
 
     labels: Mapping[str, object]
     value: float | Histogram

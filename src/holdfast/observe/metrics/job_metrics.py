@@ -1,8 +1,8 @@
-"""The metrics of a run as Prometheus shows them: an observer that keeps them.
+"""The metrics of a run: an observer that renders its history.
 
-`FAMILIES` lists them all; docs/guides/metrics.md has the same table. States, stages of restarts and
-goodput come from the history of the run (`control.history`). Lifecycle events come in the agent's
-thread, and metrics are collected in another; a lock guards them.
+`FAMILIES` lists them; docs/guides/metrics.md has the same table. States, stages of restarts and goodput
+come from the history of the run (`control.history`). The agent's thread sends lifecycle events, and
+another one collects metrics; a lock guards them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     """A worker's rank, its step, the age of its heartbeat in seconds, and the section it is in."""
 
 
-# Why a generation was stopped, as a label: few and fixed.
+# Labels of the reasons for a stop.
 REASONS: Mapping[StopReason, str] = {
     StopReason.WORKER_FAILED: "worker_failed",
     StopReason.UNHEALTHY: "unhealthy",
@@ -48,7 +48,7 @@ NO_RESTART = (StopReason.SUCCEEDED.value, StopReason.SIGNAL.value)
 
 
 class Restarts:
-    """Counts restarts by reason, and adds up how long their stages took."""
+    """Counts restarts by reason, and the durations of their stages."""
 
     def __init__(self) -> None:
         self.stages = {stage: Histogram() for stage in RESTART_STAGES}
@@ -57,7 +57,7 @@ class Restarts:
         self._warming: Generation | None = None
 
     def look(self, ended: Generation | None, one: Generation | None) -> None:
-        """Look at the newest generation after each event; `ended` if it has just taken over."""
+        """Update the counts after an event; `ended` is the generation that this one replaced."""
         if ended is not None and one is not None and ended.is_over:
             self._count(ended, one)
         if self._warming is not one:
@@ -83,7 +83,7 @@ class Restarts:
 
 
 def _reason(ended: Generation, one: Generation) -> str:
-    """Return why there was a restart; what the coordinator saw shows in what followed."""
+    """Return the reason for a restart; a decision of the coordinator shows in the next generation."""
     reason = StopReason(ended.reason)
     if reason is not StopReason.COORDINATOR:
         return REASONS.get(reason, OTHER)
@@ -123,10 +123,10 @@ FAMILIES = {
 
 
 class JobMetrics:
-    """An observer that keeps the metrics; `collect` returns them, in any thread.
+    """An observer that keeps the metrics; any thread can `collect` them.
 
-    `progress` returns what the workers report of themselves. It is called by `collect`, outside the
-    lock, and must not wait.
+    `progress` returns the progress of the workers. `collect` calls it outside the lock; it must not
+    wait.
     """
 
     name = "the job's metrics"
@@ -185,7 +185,7 @@ class JobMetrics:
     # In the thread that collects.
 
     def collect(self) -> list[Family]:
-        """Return all families as they are now; those without a value yet have no samples."""
+        """Return all families; those without a value have no samples."""
         found = {name: Family(name, kind, text) for name, (kind, text) in FAMILIES.items()}
         with self._lock:
             began = self._began

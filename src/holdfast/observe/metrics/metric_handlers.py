@@ -1,9 +1,9 @@
-"""Metric handlers, and `put_metric`, which gives a metric to the handler of its group.
+"""Metric handlers, and `put_metric`, which sends a metric to the handler of its group.
 
 Derive from `MetricHandler` and `configure` it. `put_metric` calls the handler in the caller's
 thread, as TorchElastic's does, and contains its failures (`safe_handler`); one that was dropped
-gets metrics again once it is configured again. The agent's own metrics reach the handler in the
-background (`recorder`).
+receives metrics again once it is configured again. The agent's own metrics reach the handler in the
+background (`metric_recorder`).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ else:
     MetricData = namedtuple("MetricData", ["timestamp", "group_name", "name", "value"])  # noqa: PYI024
 
 FAULTY_MAX = 64
-"""Handlers whose failures are remembered; of more than these the oldest are forgotten."""
+"""Handlers whose failures are remembered; of more, the newest."""
 DEFAULT_GROUP = "torchelastic"
 
 
 class MetricHandler(ABC):
     """Takes metrics; `configure` makes one known.
 
-    The agent's metrics come in a thread of their own, one by one and in order, so `emit` may take
-    its time. Those of a program come in the thread that calls `put_metric`.
+    A separate thread emits the agent's metrics, one by one and in order, so `emit` may block. A
+    program's own metrics are emitted in the thread that calls `put_metric`.
     """
 
     @abstractmethod
@@ -69,7 +69,7 @@ class MetricStream:
         self.handler = handler
 
     def add_value(self, metric_name: str, metric_value: int) -> None:
-        """Give a metric to the handler, in this thread."""
+        """Send a metric to the handler, in this thread."""
         deliver(self.handler, MetricData(time.time(), self.group_name, metric_name, metric_value))
 
 
@@ -87,7 +87,7 @@ _faulty: dict[int, HandlerFaults] = {}
 
 
 def deliver(handler: MetricHandler, metric: MetricData) -> None:
-    """Give a handler a metric, unless it was dropped."""
+    """Send a metric to a handler, unless the handler was dropped."""
     faults = _faulty.get(id(handler)) if _faulty else None
     if faults is not None and faults.is_dropped:
         return
@@ -101,13 +101,13 @@ def deliver(handler: MetricHandler, metric: MetricData) -> None:
 
 
 def is_dropped(handler: MetricHandler) -> bool:
-    """Whether a handler gets no more metrics until it is configured again."""
+    """Whether a handler receives no metrics until it is configured again."""
     faults = _faulty.get(id(handler)) if _faulty else None
     return faults is not None and faults.is_dropped
 
 
 def faults_of(handler: MetricHandler) -> HandlerFaults:
-    """Return the failures of a handler, remembered from now on if they were not yet."""
+    """Return the failures of a handler, and remember them."""
     faults = _faulty.get(id(handler))
     if faults is None:
         if len(_faulty) >= FAULTY_MAX:
@@ -136,5 +136,5 @@ def has_handler() -> bool:
 
 
 def put_metric(metric_name: str, metric_value: int, metric_group: str = DEFAULT_GROUP) -> None:
-    """Give a metric to the handler of its group."""
+    """Send a metric to the handler of its group."""
     getStream(metric_group).add_value(metric_name, metric_value)

@@ -1,12 +1,11 @@
-"""Metrics sent to an OpenTelemetry collector, by OTLP over HTTP. Needs the extra `otel`.
+"""Sends metrics to an OpenTelemetry collector, by OTLP over HTTP. Needs the extra `otel`.
 
-The same families as for Prometheus, turned into OpenTelemetry's values as they are: our histograms
-have their counts already, so nothing is counted twice and no meter is set up in the program.
-OpenTelemetry's own variables say where to send: `OTEL_EXPORTER_OTLP_ENDPOINT`,
+It converts the families of Prometheus into OpenTelemetry's values: our histograms already have their
+counts, so the program needs no meter. OpenTelemetry's own variables configure it: `OTEL_EXPORTER_OTLP_ENDPOINT`,
 `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_METRIC_EXPORT_INTERVAL` (in ms), `OTEL_SERVICE_NAME`, ...
 
-A collector that is away is reported once, and nothing waits for it but the thread that sends, and
-`close` for `CLOSE_S`.
+An unreachable collector is reported once. Only the sending thread waits for it, and `close` for
+`CLOSE_S`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 INTERVAL_S = 15.0
 INTERVAL_ENV = "OTEL_METRIC_EXPORT_INTERVAL"
 INTERVAL_S_MIN = 0.1
-"""The least that `OTEL_METRIC_EXPORT_INTERVAL` may be."""
+"""The minimum of `OTEL_METRIC_EXPORT_INTERVAL`."""
 CLOSE_S = 5.0
 """How long the end of a job waits for the last metrics to be sent."""
 SERVICE = "holdfast"
@@ -63,7 +62,7 @@ class OtelMetricExporter:
         self._over.set()
 
     def close(self) -> None:
-        """Send the last metrics and end; a collector that is away costs at most `CLOSE_S`."""
+        """Send the last metrics and end; wait for the collector for at most `CLOSE_S`."""
         self.finish()
         if self._thread.ident is not None:
             self._thread.join(CLOSE_S)
@@ -78,7 +77,7 @@ class OtelMetricExporter:
     def _send(self) -> None:
         try:
             data = self._as_data(time.time_ns())
-        except Exception as problem:  # noqa: BLE001 (whatever it is, the job goes on)
+        except Exception as problem:  # noqa: BLE001 (the job continues)
             if not self._warned:
                 self._warned = True
                 console.warning(f"metrics: cannot collect any to send: {console.describe(problem)}")
@@ -102,7 +101,7 @@ class OtelMetricExporter:
 
 
 def start_export(collect: Callable[[], Iterable[Family]]) -> OtelMetricExporter | None:
-    """Start sending; without OpenTelemetry warn what is missing, and let the job go on."""
+    """Start sending; without OpenTelemetry, warn and continue."""
     try:
         export = OtelMetricExporter(collect)
     except EnvironmentProblem as problem:

@@ -1,12 +1,11 @@
-"""The metrics that TorchElastic emits, by the same names, at the same times, in the same order.
+"""Emits TorchElastic's metrics: the same names, at the same times, in the same order.
 
-There they come from decorators around the agent's methods; here they are made of lifecycle events.
-Where one method there calls another, the inner one ends first and is reported first: that is why a
+TorchElastic emits them from decorators around the agent's methods; here lifecycle events are their
+source. If one method calls another there, the inner one ends first and is reported first: therefore a
 rendezvous waits for the ranks, and a restart for the start.
 
-The agent must not wait for a handler, so its metrics are queued for a thread that calls the
-handler, with the limits of `background`. A handler that exceeds them gets no more metrics, from the
-agent or from the program, until it is configured again.
+The agent must not wait for a handler, so a thread calls the handler from a queue with the limits of
+`background`. A handler that exceeds them receives no more metrics until it is configured again.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ STATE_AT_STOP = {
     StopReason.WORKER_FAILED: "failed",
     StopReason.UNHEALTHY: "unhealthy",
 }
-# TorchElastic emits nothing for these stops: the workers are gone, or it is the agent that ends.
+# TorchElastic emits nothing for these stops.
 UNREPORTED_STOPS = (StopReason.SUCCEEDED, StopReason.SIGNAL)
 
 
 class MetricRecorder:
-    """An observer that emits TorchElastic's metrics; `put` gets each, and must not wait."""
+    """An observer that emits TorchElastic's metrics; `put` receives each, and must not wait."""
 
     name = "the recorder of metrics"
 
@@ -87,7 +86,7 @@ class MetricRecorder:
             case lifecycle.GenerationStopping():
                 self._stopping = event
                 state = STATE_AT_STOP.get(event.reason, self._state)
-                if state != self._state:  # Reported without being polled for.
+                if state != self._state:  # TorchElastic would have polled it.
                     self._observe(state, self._remaining)
             case lifecycle.GenerationStopped():
                 stopping, self._stopping = self._stopping, None
@@ -126,7 +125,7 @@ class MetricRecorder:
         self._call(RUN, event.took_s, failed=bool(event.error))
 
     def _end_calls(self, at: float, *, failed: bool = False) -> None:
-        """Emit the calls of which the start of the workers is the last part."""
+        """Emit the calls that end with the start of the workers."""
         for name, since in (
             (INITIALIZE, self._initializing_since),
             (RESTART, self._restarting_since),
@@ -161,14 +160,14 @@ class MetricRecorder:
 
 
 HANDLERS_MAX = 16
-"""How many handlers may take turns in one run; further ones get none of the agent's metrics."""
+"""Handlers that receive the agent's metrics in one run."""
 
 _unfinished: dict[int, _MetricQueue] = {}
-"""By handler, the queues that were not empty when a run ended: the next run goes on with them."""
+"""Queues by handler that were not empty when a run ended: the next run continues them."""
 
 
 class MetricQueues:
-    """Queues the metrics of one run for whichever handler is configured at the time."""
+    """Queues the metrics of one run for the handler that is configured at the time."""
 
     def __init__(self, *, queued_max: int = QUEUED_MAX, call_s_max: float = CALL_S_MAX) -> None:
         self._queued_max = queued_max
@@ -186,14 +185,14 @@ class MetricQueues:
             queue = self._queue_for(handler)
         if queue is not None:
             metric: Any = MetricData(time.time(), stream.group_name, name, value)
-            queue.record(metric)  # A queue does not look at what is in it.
+            queue.record(metric)  # A queue takes any value.
 
     def _queue_for(self, handler: MetricHandler) -> _MetricQueue | None:
-        """Return a new queue, or the one that an earlier run left; None if there are too many."""
+        """Return a new queue, or that of an earlier run; None if there are too many."""
         if len(self._queues) >= HANDLERS_MAX:
             return None
         queue = _unfinished.pop(id(handler), None)
-        if queue is None or queue.is_dropped:  # If dropped, it has been configured again since.
+        if queue is None or queue.is_dropped:  # A dropped one was configured again.
             queue = _MetricQueue(handler, queued_max=self._queued_max, call_s_max=self._call_s_max)
         self._queues[id(handler)] = queue
         return queue

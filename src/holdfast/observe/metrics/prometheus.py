@@ -1,8 +1,7 @@
 """Metrics for Prometheus: the text format 0.0.4, and the endpoint `GET /metrics` that serves it.
 
-Whoever can connect can read: there is neither a password nor encryption. So the endpoint is on
-loopback unless `--metrics-addr` names another address. A label's value may be anything a user
-chose, so it is escaped here and nowhere else.
+The endpoint has neither authentication nor encryption, so it is on loopback unless `--metrics-addr`
+names another address. Values of labels can be any text, and are escaped here.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ LOOPBACK = "127.0.0.1"
 PATH = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABEL_CHARS_MAX = 200
-"""A longer value is cut: Prometheus keeps each for as long as its data."""
+"""Longer values are cut, because Prometheus stores each of them."""
 
 
 class MetricsEndpoint:
     """Serves what `collect` returns from `start` until `close`.
 
-    `collect` is called in another thread for each request. Port 0 is any free one; `url` tells
-    which, and so does a line on the console.
+    Another thread calls `collect` for each request. Port 0 is any free port; `url` and a line on the
+    console name it.
     """
 
     def __init__(

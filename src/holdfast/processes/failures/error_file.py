@@ -1,4 +1,4 @@
-"""`@record`: a worker writes down the exception that ends it, for the agent to read.
+"""`@record`: a worker writes the exception that ends it to a file for the agent.
 
 The file is named by `TORCHELASTIC_ERROR_FILE` and holds one JSON object::
 
@@ -7,8 +7,8 @@ The file is named by `TORCHELASTIC_ERROR_FILE` and holds one JSON object::
                                "timestamp": "<epoch seconds>",
                                "timestamp_ns": "<epoch nanoseconds>"}}}
 
-`timestamp_ns` is ours; everything else is what TorchElastic writes and reads. The file appears
-whole or not at all: it is written beside its place and renamed.
+`timestamp_ns` is Holdfast's; the rest is TorchElastic's format. The file appears complete or not at
+all: it is written under another name and renamed.
 
 This runs inside the user's program. It imports almost nothing, and reports its own errors in one
 line on standard error, so that they never hide the user's exception.
@@ -33,36 +33,36 @@ if TYPE_CHECKING:
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
-# The largest error file that is read, in bytes. A larger one is no error message but a mistake,
-# and reading it would put the whole of it into the agent's memory.
+# The agent reads error files up to this size. A larger file is a mistake, and would fill the agent's
+# memory.
 ERROR_FILE_BYTES_MAX = 16 * 1024 * 1024
 
-# The longest message and the longest traceback that are written, in characters. JSON needs up to
-# 12 bytes for a character, so that two texts of this length stay below ERROR_FILE_BYTES_MAX.
+# The limit for a message, and for a traceback, that a worker writes. JSON needs up to 12 bytes for a
+# character, so two texts of this length stay below ERROR_FILE_BYTES_MAX.
 TEXT_CHARS_MAX = 512 * 1024
 
 
 class ErrorHandler:
-    """Writes the error file of this process. Subclass it to keep more, or keep it elsewhere.
+    """Writes the error file of this process. A subclass can write more, or to another place.
 
     `record` calls `initialize` at the start of each call of the function, `record_exception` when
     an exception leaves it, and `dump_error_file` when that exception is a `ChildFailedError`.
     """
 
     def initialize(self) -> None:
-        """Have Python print the stacks of all threads when a fatal signal arrives."""
+        """Enable the fault handler, which prints the stacks of all threads at a fatal signal."""
         import faulthandler
 
         try:
             faulthandler.enable(file=_real_stderr(), all_threads=True)
-        except Exception as problem:  # noqa: BLE001 (a comfort, never a reason to fail)
+        except Exception as problem:  # noqa: BLE001 (optional: the worker runs without it)
             _complain(f"cannot enable the fault handler: {describe(problem)}")
 
     def record_exception(self, e: BaseException) -> None:
-        """Write `e` to the error file; without one (the variable unset or empty) do nothing.
+        """Write `e` to the error file; do nothing if the variable is unset or empty.
 
-        An exception that passes several recorded functions is written by the innermost, which
-        knows the time best.
+        If an exception passes several recorded functions, the innermost writes it, as its time is the
+        most exact.
         """
         path = self._get_error_file_path()
         if not path or e.__dict__.get("_holdfast_error_file") == path:
@@ -76,7 +76,7 @@ class ErrorHandler:
     def override_error_code_in_rootcause_data(
         self, rootcause_error_file: str, rootcause_error: dict[str, Any], error_code: int = 0
     ) -> None:
-        """Put the exit code into the inner message of `rootcause_error`, where it has one."""
+        """Add the exit code to the inner message of `rootcause_error`, if it has one."""
         inner = rootcause_error.get("message")
         if isinstance(inner, dict):
             inner["errorCode"] = error_code
@@ -89,7 +89,7 @@ class ErrorHandler:
     def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
         """Copy the error file of a worker to this process's own, with the worker's exit code.
 
-        A process without an error file of its own leaves the worker's where it is.
+        A process without its own error file leaves the worker's in place.
         """
         path = self._get_error_file_path()
         if not path:
@@ -124,16 +124,16 @@ def _real_stderr() -> Any:
 
 
 def get_error_handler() -> ErrorHandler:
-    """Return the handler that `record` uses where it is given none; replace this to change it."""
+    """Return the default handler of `record`; replace this function to change it."""
     return ErrorHandler()
 
 
 def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Callable[P, R | None]:
     """Decorate the main function of a worker so that its exception reaches the failure report.
 
-    Every exception goes on to the caller as if the decorator were not there; only
-    `SystemExit(0)` becomes a plain return of None. `fn` must do its work when it is called: what
-    a coroutine, generator or context manager does later is not seen here.
+    Exceptions propagate to the caller, except that `SystemExit(0)` becomes a return of None. `fn`
+    must do its work in the call: the decorator does not see what a coroutine, generator or context
+    manager does later.
     """
     from functools import wraps
 
@@ -149,7 +149,7 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
 
 
 class Recording:
-    """What `record` does around a function, for any block."""
+    """Does what `record` does, for a block."""
 
     def __init__(self, handler: ErrorHandler) -> None:
         self._handler = handler
@@ -185,7 +185,7 @@ def _is_child_failed_error(e: Exception) -> bool:
 
 
 def error_file_content(e: BaseException) -> bytes:
-    """Return what the error file says of `e`, as of now. The bytes are plain ASCII."""
+    """Return the content of the error file for `e`, with the current time, in ASCII."""
     import json
     import time
 
@@ -200,7 +200,7 @@ def error_file_content(e: BaseException) -> bytes:
 
 
 def describe(e: BaseException) -> str:
-    """Return `<type>: <text>`, also for an exception that cannot say its own text."""
+    """Return `<type>: <text>`, also for an exception whose `str` raises."""
     name = type(e).__name__
     try:
         return f"{name}: {e}"
@@ -267,7 +267,7 @@ def read_error_file(path: str) -> dict[str, Any]:
 
 
 def write_whole(path: str, content: bytes) -> None:
-    """Write a file so that a reader sees all of it or nothing. Raises OSError.
+    """Write a file atomically. Raises OSError.
 
     A path that is no regular file (`/dev/null`, a pipe) is written to and never replaced.
     """
@@ -279,7 +279,7 @@ def write_whole(path: str, content: bytes) -> None:
     except FileNotFoundError:
         is_special = False
     if is_special:
-        # Without O_NONBLOCK a pipe that nobody reads would hold the worker up for ever.
+        # Without O_NONBLOCK a pipe without a reader would block the worker forever.
         with open(os.open(place, os.O_WRONLY | os.O_NONBLOCK), "wb") as file:
             file.write(content)
         return

@@ -18,6 +18,7 @@ from holdfast import console
 from holdfast.core.values import Value
 from holdfast.errors import shortage_hint
 from holdfast.lazy_dataclass import factory_field, lazy_dataclass
+from holdfast.processes.procfs import state_of
 
 if TYPE_CHECKING:
     from typing import Any
@@ -76,7 +77,7 @@ class OomKills:
             return ""
 
 
-# More than any node has workers: a worker that was given up comes last.
+# More than the workers of any node: a worker that SIGKILL does not end counts last.
 ORDER_OF_GIVEN_UP = 1 << 20
 # Temporary errors of an exec.
 SHORTAGES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ETXTBSY)
@@ -105,7 +106,7 @@ class WorkerExit(Value):
     order: int
     when_ns: int  # On the wall clock, as in error files.
     after_stop: bool  # A stop had begun before.
-    retryable: bool = True  # False for what a new start would only repeat.
+    retryable: bool = True  # False if a restart would fail in the same way.
     stray_signal: bool = False  # It died of a signal that the stop, if any, had not sent to it.
 
     @property
@@ -131,8 +132,6 @@ def start_error(error: tuple[int, str] | None) -> str:
 
 def unkillable(pid: int, reap_s: float) -> str:
     """Say of a process that SIGKILL does not end what state it is in."""
-    from holdfast.processes.procfs import state_of
-
     state = state_of(pid)
     where = "in uninterruptible sleep" if state == "D" else f"in state {state}"
     return f"does not end even by SIGKILL: {where}, given up after {reap_s:g} s"
@@ -148,7 +147,7 @@ def report_left_behind(workers: dict[int, int], leftovers: list[int], reap_s: fl
 
 
 def exit_of_unkillable(rank: int, pid: int, reap_s: float) -> WorkerExit:
-    """Return how a worker that was given up counts as exited: after all others, by SIGKILL."""
+    """Return the exit of a worker that SIGKILL does not end: after all others, by SIGKILL."""
     return WorkerExit(
         rank,
         pid,
@@ -165,7 +164,7 @@ def failure_of(
 ) -> ProcessFailure:
     """Return the failure of a worker that exited so; `known` are values of further fields.
 
-    `spoke_before_stop` says that a traceback was on its standard error when the stop began.
+    `spoke_before_stop`: whether its standard error had a traceback when the stop began.
     """
     from holdfast.processes.failures.failure import ProcessFailure
 

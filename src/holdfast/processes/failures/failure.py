@@ -1,15 +1,16 @@
-"""What is known of a worker that failed, and the error that carries all of them.
+"""The failure of one worker, and the error that contains all failures.
 
-The agent's `ProcessFailure` is tolerant: it never raises, whatever a dying worker left in its error
-file, and names in `detail` what cannot be read. One that a program makes raises, as TorchElastic's.
+The agent's `ProcessFailure` is tolerant: if the error file is not readable, it reports that in
+`detail` and does not raise. One that a program creates raises, as TorchElastic's does.
 
-`core.blame` finds the first failure, from the last words of the workers, the time at which these
-began, and the time of the exits (`ProcessFailure.trace`).
+`core.blame` finds the first failure from the workers' tracebacks and messages, the times of these,
+and the times of the exits (`ProcessFailure.trace`).
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import Any
 
@@ -30,9 +31,9 @@ _SUDDEN = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGABR
 class ProcessFailure:
     """One failed worker.
 
-    The first four fields are given; `error_file_data`, `message` and `timestamp` (whole seconds)
-    are read from the error file, or made up where there is none. An `error_file` that is not a
-    regular file becomes `<N/A>`. The keyword fields are what the agent knows besides.
+    The caller passes the first four fields. `error_file_data`, `message` and `timestamp` (whole
+    seconds) are from the error file, or have defaults without one. An `error_file` that is not a
+    regular file becomes `<N/A>`. The agent adds the keyword fields.
     """
 
     local_rank: int
@@ -44,29 +45,29 @@ class ProcessFailure:
     timestamp: int = later_field(init=False)
     # The end of what the worker wrote to standard error.
     stderr_tail: str = keyword_field(default="", repr=False, kw_only=True)
-    # Whether it came only after the stop of the group began; see `came_after`.
+    # Whether it happened after the stop of the group began; see `came_after`.
     consequence: bool = keyword_field(default=False, kw_only=True)
-    # Whether it was the stop of the group whose signal ended it.
+    # Whether the signal of the group's stop ended it.
     stopped: bool = keyword_field(default=False, kw_only=True)
-    # A reason that says more than the exit code.
+    # A reason that the agent knows besides the exit code.
     detail: str = keyword_field(default="", kw_only=True)
     # The position in which the agent saw the exits, from 0.
     order: int = keyword_field(default=0, kw_only=True)
     stdout_file: str = keyword_field(default="", kw_only=True)
     stderr_file: str = keyword_field(default="", kw_only=True)
-    # The name of the machine, by default of this one.
+    # The host name; by default this host's.
     host: str = keyword_field(default="", kw_only=True)
     # When it ended, in nanoseconds since the epoch; by default now.
     observed_ns: int = keyword_field(default=0, repr=False, kw_only=True)
-    # When the traceback on its standard error began to come; 0 if that is not known.
+    # When the traceback on its standard error began; 0 if unknown.
     words_ns: int = keyword_field(default=0, repr=False, kw_only=True)
-    # Its place among all, from 0, where that was judged already; else -1.
+    # Its position among all failures, from 0; -1 if that is not decided yet.
     place: int = keyword_field(default=-1, repr=False, kw_only=True)
-    # Ranks that may just as well have failed first, where it was judged to be the first.
+    # Ranks that may have failed first instead, if this is the first failure.
     rivals: tuple[int, ...] = keyword_field(default=(), repr=False, kw_only=True)
-    # Until when the exception had happened, by the error file; 0 if that does not say.
+    # The time of the exception in the error file; 0 if unknown.
     recorded_ns: int = later_field(init=False, repr=False)
-    # Whether an error file that cannot be read is said in `detail` instead of raised.
+    # Whether an unreadable error file is reported in `detail` instead of raised.
     tolerant: bool = keyword_field(default=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -94,7 +95,7 @@ class ProcessFailure:
             }
 
     def _read(self) -> None:
-        """Take what the error file says; what it does not say stays as it is."""
+        """Read the error file; keep the defaults of what it does not contain."""
         try:
             data = read_error_file(self.error_file)
             message = data["message"]
@@ -136,28 +137,28 @@ class ProcessFailure:
         return time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(seconds))
 
     def spoke_ns(self) -> int:
-        """Return when it had begun to say why at the latest, or 0 if it said nothing."""
+        """Return the latest time at which it began to report a reason; 0 if it reported none."""
         said = [moment for moment in (self.recorded_ns, self.words_ns) if moment]
         return min(*said, self.observed_ns) if said else 0
 
     def happened_ns(self) -> int:
-        """Return the moment by which it had happened, in nanoseconds since the epoch."""
+        """Return the latest time of the failure, in nanoseconds since the epoch."""
         return self.spoke_ns() or self.observed_ns
 
     def came_after(self, moment_ns: int) -> bool:
-        """Say whether the worker failed after a moment, such as the start of the stop.
+        """Return whether the worker failed after a moment, such as the start of the stop.
 
-        A worker may record its exception, take its time to end, and be seen dead only after the
-        stop that its peers' deaths caused: by this it is no consequence.
+        A worker may record its exception and exit much later, after the stop that its peers' deaths
+        caused. Its failure is then not a consequence of that stop.
         """
         return self.happened_ns() > moment_ns
 
     def died_suddenly(self) -> bool:
-        """Say whether a signal ended the worker before it could say anything."""
+        """Return whether a signal ended the worker before it could report a reason."""
         return self.signal_name() in _SUDDEN and not self.recorded_ns
 
     def trace(self) -> Trace:
-        """Return what the failure shows of its reason."""
+        """Return what kind of reason the failure shows."""
         if self.died_suddenly() and not self.stopped:
             aborted = self.signal_name() == "SIGABRT"
             by_peer = aborted and complaints.aborts_about_a_peer(self.stderr_tail)
@@ -174,7 +175,7 @@ class ProcessFailure:
         return Trace.PEER if by_peer else Trace.SILENT
 
     def failed_by_itself(self) -> bool:
-        """Say whether it may have failed of something else than the stop of its group."""
+        """Return whether the stop of its group may not be the reason of the failure."""
         return not self.consequence or self.trace() is not Trace.STOPPED
 
     def recorded_message(self) -> str:
@@ -201,12 +202,12 @@ class ProcessFailure:
         if self.stopped and code == -9:
             return "killed by SIGKILL (it was asked to stop and did not end in time)"
         if self.detail and code == -9:
-            return "killed by SIGKILL"  # What is known makes guesses idle.
+            return "killed by SIGKILL"  # The known reason makes a guess superfluous.
         verb = "terminated" if self.signal_name() == "SIGTERM" else "killed"
         return f"{verb} by {signals.in_words(-code)}"
 
     def summary(self) -> str:
-        """Return one line: how it ended, and why as far as that is known."""
+        """Return one line: how it ended, and the reason if known."""
         why = self.detail or self.recorded_message()
         if not why and self.exitcode > 0:
             why = tracebacks.exception_line(tracebacks.last_traceback(self.stderr_tail))
@@ -217,9 +218,8 @@ class ProcessFailure:
 class ChildFailedError(Exception):
     """Workers failed. `failures` has them by global rank; `str(error)` is the whole report.
 
-    The agent may set `log_dir` (where the logs are), `report_file` (the same report as JSON),
-    `restarts` ("after 3 of 3 restarts") and `many_nodes` (there are failures that this node does not
-    know of) once it knows them; the text then says so.
+    The agent may set `log_dir`, `report_file` (the same report as JSON), `restarts` ("after 3 of 3
+    restarts") and `many_nodes` (other nodes may have more failures). The text then contains them.
     """
 
     def __init__(self, name: str, failures: dict[int, ProcessFailure]) -> None:
@@ -250,7 +250,7 @@ class ChildFailedError(Exception):
         return [(one.rank, self.failures[one.rank]) for one in self._judge().order]
 
     def rivals(self) -> list[int]:
-        """Return the ranks that may just as well have failed first, in order."""
+        """Return the ranks that may have failed first instead, in order."""
         _rank, first = self.get_first_failure()
         return sorted(
             first.rivals if first.place >= 0 else [one.rank for one in self._judge().rivals]
@@ -273,10 +273,10 @@ class ChildFailedError(Exception):
         )
 
     def _seen_after(self) -> dict[int, int]:
-        """Return, for each position, the earliest moment at which a later exit was seen.
+        """Return, for each position, the earliest time of a later exit.
 
-        An exit was seen no later than those seen after it, whatever the times of the failures say
-        (they may have been put together in another order).
+        The agent saw an exit no later than the next one, even if the times of the failures disagree
+        (they may have been collected in another order).
         """
         seen: dict[int, int] = {}
         for failure in self.failures.values():
@@ -296,10 +296,10 @@ class ChildFailedError(Exception):
 
 
 def exit_status(error: ChildFailedError) -> int:
-    """Return what a launcher exits with: the first failure's code, 128+n for signal n, never 0.
+    """Return the launcher's exit code: the first failure's code, 128+n for signal n, never 0.
 
-    A worker that raised, and was still ending when the group was stopped, did not fail by the
-    signal of that stop: it counts as Python's own exit code for an exception, 1.
+    If the stop's signal ended a worker that had already raised, the code is 1, which Python uses for
+    an exception.
     """
     first = error.get_first_failure()[1]
     if first.stopped:
@@ -310,8 +310,6 @@ def exit_status(error: ChildFailedError) -> int:
 
 
 def _signal_name(number: int) -> str:
-    import signal
-
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -6,14 +6,14 @@ Version 1 is one object. Every key is always there; a text that is not known is 
 `version`               1; raised when the meaning of a key changes, not when a key is added
 `name`                  what was run: script, module, program or function
 `run_id`                the id of the job
-`generation`            how many times the workers had been started anew when this happened
+`generation`            the generation of the workers that failed
 `max_restarts`          how many times they may be
 `exit_status`           what the launcher exits with
 `written_at`            when this was written: ISO 8601, UTC
-`host`                  where it was written
+`host`                  the host that wrote it
 `log_dir`               where the logs of all workers are
-`first`                 the failure that came first
-`first_is_one_of`       ranks, if it cannot be told which of these workers failed first; else empty
+`first`                 the first failure
+`first_is_one_of`       ranks, if any of these workers may have failed first; else empty
 `others`                the other failures, from the first to the last
 ======================  ======================================================================
 
@@ -21,14 +21,14 @@ and of each failure:
 
 ======================  ======================================================================
 `rank`, `local_rank`    which worker
-`host`, `pid`           where it ran
+`host`, `pid`           its host and process id
 `exitcode`              its exit code, or minus the number of the signal that ended it
 `signal`                the name of that signal
 `ending`                how it ended, in words
 `time`, `time_ns`       when: ISO 8601, UTC; nanoseconds since the epoch, as exact as is known
-`consequence`           whether it came only after the stop of the group began
+`consequence`           whether it happened after the stop of the group began
 `stopped`               whether the signal that ended it was that stop's own
-`detail`                what the agent knows besides
+`detail`                the agent's own information
 `message`               the message in the error file
 `traceback`             the traceback in the error file, or else the last one on stderr
 `stderr_tail`           the end of what it wrote to stderr
@@ -166,7 +166,7 @@ def _known(value: str) -> str:
 
 
 def _text(value: str) -> str:
-    """Return `value` so that it can be written as UTF-8: file names and messages may not be."""
+    """Return `value` in a form that UTF-8 can encode; file names and messages may not be."""
     return value.encode("utf-8", "backslashreplace").decode()
 
 
@@ -184,7 +184,7 @@ STDERR_CHARS_MAX = 32_000
 LINE_CHARS_MAX = 2_000
 OTHERS_MAX = 64
 PACKED_BYTES_MAX = 64 * 1024
-"""All of it, as it goes to the other nodes. A slow link must carry it to each of them in time."""
+"""The limit for a packed report, which slow links must carry to each node in time."""
 PART_MAX = 64  # What is left of the texts then is short, in whatever alphabet.
 
 

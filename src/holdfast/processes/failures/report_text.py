@@ -93,7 +93,7 @@ def _first_failure(rank: int, failure: ProcessFailure) -> list[str]:
 
 
 def _cause(failure: ProcessFailure) -> list[str]:
-    """Return the lines of the traceback, and of the message where that has more to say."""
+    """Return the lines of the traceback, and of the message if it contains more."""
     recorded = failure.recorded_traceback()
     traceback = recorded or failure.traceback_text()
     message = failure.recorded_message()

@@ -118,7 +118,7 @@ def _begins(line: str) -> bool:
 
 
 def _end_of_chain(lines: list[str], at: int) -> int:
-    """Return the end of the traceback at `at` and of those that follow from it."""
+    """Return the end of the traceback at `at` and of the tracebacks chained to it."""
     end = _end_of_one(lines, at)
     while True:
         connector = _skip_empty(lines, end)

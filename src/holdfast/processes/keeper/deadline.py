@@ -1,4 +1,4 @@
-"""When a node's workers must be gone, unless the agent puts it off: a timer that the keeper watches.
+"""The deadline of a node's workers, which the agent extends: a timer that the keeper watches.
 
 The agent's connection renews it; `core.liveness.StopDeadline` says until when. If the agent is
 stopped, starved or cut off, the time passes and the keeper kills the workers, whatever the agent
@@ -53,7 +53,7 @@ class WorkersDeadline:
                 self._set()
 
     def end(self) -> None:
-        """Stop the timer: the workers are gone."""
+        """Stop the timer: the workers have exited."""
         with self._lock:
             if self._runs:
                 self._runs = False

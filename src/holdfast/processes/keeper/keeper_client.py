@@ -81,7 +81,7 @@ class Empty(Value):
 
 
 class KeeperLost(Value):
-    """The keeper is gone; the kernel has killed its workers."""
+    """The keeper has died; the kernel has killed its workers."""
 
 
 Event = Spawned | SpawnFailed | Exited | Expired | Empty | KeeperLost
@@ -142,13 +142,13 @@ class Keeper:
 
     @classmethod
     def start_another(cls) -> Keeper:
-        """Return a keeper for something else than workers; one that was prestarted is for these."""
+        """Return a keeper for other processes than workers; a prestarted keeper is for workers."""
         try:
             script = cls._open_program()
         except OSError as error:
             raise _cannot_start(_program_path(), error) from None
         # Running it from a descriptor keeps this project's name off its command line:
-        # whoever kills by name must not hit the agent and its keeper at once.
+        # a kill by name must not hit both the agent and its keeper.
         argv = [sys.executable, "-I", "-S", "/dev/fd/4", "keeper of agent", str(os.getpid())]
         null = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)
         try:
@@ -184,7 +184,7 @@ class Keeper:
 
     @classmethod
     def remember_program(cls) -> None:
-        """Have later keepers run this very program, even if its file is removed or replaced."""
+        """Let later keepers run this program, even if its file is removed or replaced."""
         if not cls._program:
             with open(_program_path(), "rb") as stream:
                 Keeper._program = stream.read()
@@ -199,7 +199,7 @@ class Keeper:
 
     @classmethod
     def prestart(cls) -> None:
-        """Begin starting a keeper, for the next `start` of this process to take over."""
+        """Start a keeper that the next `start` of this process returns."""
         if cls._prestarted is None:
             Keeper._prestarted = cls.start()
 
@@ -211,13 +211,13 @@ class Keeper:
 
     @classmethod
     def bequeath(cls, folder: str) -> None:
-        """Have a folder removed if this process is killed; for one that is about to be made."""
+        """Let the keeper remove a folder, which will be created, if this process is killed."""
         cls._bequeathed[folder] = get_ident()
         cls._announce_all()
 
     @classmethod
     def withhold(cls, folder: str) -> None:
-        """Take that back: the folder is gone, or is to stay."""
+        """Cancel `bequeath`: the folder was removed, or must stay."""
         if cls._bequeathed.pop(folder, None) is not None:
             cls._announce_all()
 
@@ -274,9 +274,9 @@ class Keeper:
         call: Any = None,
         cpus: Sequence[int] = (),
     ) -> None:
-        """Request a worker; `fds` maps the numbers it is to have to descriptors of ours.
+        """Request a worker; `fds` maps its descriptors to ours.
 
-        With `cpus` it is bound to these, before it begins.
+        `cpus` binds it to these CPUs before it begins.
         """
         if len(fds) > keeper_program.MESSAGE_FDS_MAX:
             raise UsageError(
@@ -304,42 +304,42 @@ class Keeper:
         self._send(("kill", key))
 
     def watch(self, timer_fd: int, held_fd: int = -1) -> None:
-        """Have all workers killed when a timer expires; an earlier one does not count any more.
+        """Let the keeper kill all workers when a timer expires; this replaces an earlier timer.
 
-        A socket `held_fd` stays open until the keeper and the workers are gone.
+        A socket `held_fd` stays open until the keeper and the workers have exited.
         """
         self._deadlines_set += 1
         fds = [fd for fd in (timer_fd, held_fd) if fd >= 0]
         self._send(("deadline", self._deadlines_set, len(fds)), fds)
 
     def signal_leftovers(self, signum: int) -> None:
-        """Signal all that ended workers left; `Empty` follows when it is gone."""
-        # Numbered, so that the response to an earlier one is not taken for that to the next.
+        """Signal the processes that ended workers left; `Empty` follows when all have exited."""
+        # Numbered, to match responses to requests.
         self._clearings_requested += 1
         self._send(("clear", int(signum), self._clearings_requested))
 
     @property
     def is_childless(self) -> bool:
-        """Whether nothing is left below the keeper, as it has reported of its own accord."""
+        """Whether the keeper has reported that it has no child processes."""
         return self._childless_after == self._workers_requested
 
     def sweep(self) -> None:
-        """SIGKILL all that ended workers left; `Empty` follows when it is gone."""
+        """SIGKILL the processes that ended workers left; `Empty` follows when all have exited."""
         self.signal_leftovers(SIGKILL)
 
     def receive(self) -> list[Event]:
-        """Return the events that are there, without waiting for any."""
+        """Return the events that have arrived, without waiting."""
         self._receive_events()
         events, self._events = self._events, []
         return events
 
     def is_gone(self) -> bool:
-        """Whether the keeper is gone, by a look right now; its events stay for `receive`."""
+        """Check whether the keeper has exited; its events stay for `receive`."""
         self._receive_events()
         return self.lost
 
     def responds(self) -> bool:
-        """Whether the keeper reacts to the last request; waits for that, but not for long."""
+        """Whether the keeper reacts to the last request within a limited time."""
         deadline = time.monotonic() + RESPONSE_MS_MAX / 1000
         poll = select.poll()
         poll.register(self._control.fileno(), select.POLLIN)
@@ -352,7 +352,7 @@ class Keeper:
                 return False
 
     def kill(self) -> None:
-        """SIGKILL the keeper and all below it, for when it does nothing of that itself."""
+        """SIGKILL the keeper and its descendants, in case the keeper does not react."""
         if self._owner == os.getpid() and not self.lost:
             below = keeper_program.descendants_of(self.pid)
             for pid in [*below, self.pid]:
@@ -375,7 +375,7 @@ class Keeper:
         for event in take_messages(self._received):
             self._add_event(event)
         if self.lost and not self._loss_reported:
-            # Only now: what it reported before, and who failed first, is no less true.
+            # Only now, because the events before the loss are still valid.
             self._loss_reported = True
             self._events.append(KeeperLost())
 
@@ -390,28 +390,28 @@ class Keeper:
             self._events.append(decode(event))
 
     def close(self, *, wait: bool = True) -> None:
-        """Have all that is below the keeper killed, and wait for the keeper to end.
+        """Let the keeper kill all its descendants, and wait until it exits.
 
-        Without waiting it ends by itself soon, for when something below it cannot be killed.
+        Without waiting it exits soon, unless a descendant cannot be killed.
         """
         self.hang_up()
         if wait:
             self.await_end()
 
     def hang_up(self) -> None:
-        """Have all that is below the keeper killed, and the keeper end; the first half of `close`."""
+        """Let the keeper kill all its descendants and exit; the first half of `close`."""
         if self._control.fileno() < 0:
             return
         Keeper._running.discard(self)
         if self._owner == os.getpid():
-            self._send(("inherit", []))  # This process lives, and looks after what it made.
-            # Closing alone says nothing while a process forked from this one has a copy.
+            self._send(("inherit", []))  # This process lives, and removes its folders itself.
+            # Closing has no effect while a process forked from this one has a copy.
             self._control.shutdown(socket.SHUT_RDWR)
             self._is_ending = True
         self._control.close()
 
     def await_end(self) -> None:
-        """Wait for a keeper to end that was hung up on; the second half of `close`."""
+        """Wait until the keeper exits after `hang_up`; the second half of `close`."""
         if self._is_ending and not reap_soon(self.pid, CLOSE_MS_MAX):
             keeper_program.send_signal(self.pid, SIGKILL)  # The kernel then kills the workers.
             reap_soon(self.pid)
@@ -429,7 +429,7 @@ def send_message(control: socket.socket, body: bytes, fds: Sequence[int] = ()) -
     message = len(body).to_bytes(4, "little") + body
     rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
     passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if fds else []
-    # A program around us may have SIGPIPE at its default, which would end it.
+    # This program may have SIGPIPE at its default, which would end it.
     sent = control.sendmsg([message], passed, socket.MSG_NOSIGNAL)
     control.sendall(message[sent:], socket.MSG_NOSIGNAL)
 
@@ -476,7 +476,7 @@ def _program_path() -> str:
 
 
 def _is_current(cached: str, source: str) -> bool:
-    """Whether a compiled file is of this source, as the import system would judge it."""
+    """Whether the import system would use a compiled file for this source."""
     try:
         with open(cached, "rb") as stream:
             header = stream.read(16)
@@ -516,7 +516,7 @@ _is_subreaper = False
 
 
 def adopt_orphans() -> None:
-    """Have this process adopt, once workers run, what a killed keeper would leave.
+    """Let this process adopt the orphans of a killed keeper, once workers run.
 
     Only for a process that is nothing but an agent: a program around us may have children of
     its own that must not be touched.
@@ -526,7 +526,7 @@ def adopt_orphans() -> None:
 
 
 def become_subreaper_if_wanted() -> None:
-    """Do what `adopt_orphans` promised; while workers are forked, so that it delays none."""
+    """Become a subreaper if `adopt_orphans` was called; called while workers are forked."""
     global _is_subreaper  # noqa: PLW0603 (a property of the process)
     if _adopts and not _is_subreaper:
         keeper_program.load_prctl()(keeper_program.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -550,7 +550,7 @@ def sweep_after_loss() -> None:
 
 
 def ended_soon(pid: int, ms_max: int = REAP_MS_MAX) -> bool:
-    """Whether a process is gone or ends in time; it is not reaped."""
+    """Whether a process exits within the time; does not reap it."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

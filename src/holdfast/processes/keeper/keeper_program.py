@@ -1,4 +1,4 @@
-"""The keeper: a tiny process between the agent and its workers, so that nothing is left behind.
+"""The keeper: a tiny process between the agent and its workers, so that no process outlives them.
 
 It is the parent of every worker and the adopter of every process they leave (a "child
 subreaper"), so whatever a worker starts stays below it, own sessions and double forks included.
@@ -27,7 +27,7 @@ private socket pair between two processes of one interpreter. Requests, by their
                            the agent puts off: ``expired number`` is sent before. With a count of 2
                            it also carries a socket to be held open until the workers are gone.
 ``clear signum number``    Signal all that ended workers left: ``clearing number`` at once, and
-                           ``empty number`` when it is gone.
+                           ``empty number`` when all have exited.
 ``inherit folders``        The folders to remove, with all in them, if the agent is killed; the
                            last such request counts.
 
@@ -132,7 +132,7 @@ def descendants_of(pid: int) -> list[int]:
 
 
 def send_signal(pid: int, signum: int) -> None:
-    """Signal a process; one that is gone, or is no longer ours to signal, is passed over."""
+    """Signal a process, unless it has exited or may not be signalled any more."""
     try:
         os.kill(pid, signum)
     except (ProcessLookupError, PermissionError):
@@ -150,11 +150,11 @@ def remove_tree(path: str) -> None:
                 os.unlink(inner)
         os.rmdir(path)
     except OSError:
-        pass  # It is gone already, or somebody has put something in it.
+        pass  # It was removed already, or is not empty.
 
 
 class Worker:
-    """What the keeper knows of one worker's leader."""
+    """The state of one worker's leader."""
 
     __slots__ = ("error_fd", "exit_fd", "key", "pid")
 
@@ -166,7 +166,7 @@ class Worker:
         os.set_blocking(error_fd, False)  # Others may have the other end for a moment longer.
 
     def start_error(self) -> tuple[int, str] | None:
-        """Return why the child could not become the worker, and close the pipe that says so."""
+        """Return why the child could not become the worker, and close the pipe that reports it."""
         try:
             text = os.read(self.error_fd, 4096)
         except BlockingIOError:
@@ -182,7 +182,7 @@ class Keeper:
     """The loop: requests in, events out, children reaped."""
 
     def __init__(self, control_fd: int, run_call: Callable[[Any], int] | None) -> None:
-        # A worker that had this socket too would keep the agent from seeing the keeper die.
+        # A copy of this socket in a worker would hide the keeper's death from the agent.
         os.set_inheritable(control_fd, False)  # noqa: FBT003
         self.control = socket.socket(fileno=control_fd)
         self.run_call = run_call
@@ -212,7 +212,7 @@ class Keeper:
         os.set_blocking(self.wake_out, False)
         signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
         signal.set_wakeup_fd(self.wake_out, warn_on_full_buffer=False)
-        # A fork of the agent has its mask, and would never learn of a worker's exit.
+        # A fork inherits the agent's mask, and would miss the exits of workers.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
 
     def watch_agent(self) -> int:
@@ -227,11 +227,11 @@ class Keeper:
         except (AttributeError, OSError):
             agent_fd = -1
         if os.getppid() != agent:
-            self.control.shutdown(socket.SHUT_RD)  # It was gone before: as if it had hung up.
+            self.control.shutdown(socket.SHUT_RD)  # It has exited already: treat that as a hang-up.
         return agent_fd
 
     def serve(self) -> None:
-        """Serve until the agent is gone or hangs up."""
+        """Serve until the agent exits or hangs up."""
         poll = self.poll
         poll.register(self.wake_in, select.POLLIN)
         poll.register(self.control.fileno(), select.POLLIN)
@@ -257,7 +257,7 @@ class Keeper:
     # Requests.
 
     def receive(self) -> bool:
-        """Receive what the agent sent; False when it is gone or hung up."""
+        """Receive the agent's messages; return False if it has exited or hung up."""
         fds_bytes = socket.CMSG_LEN(MESSAGE_FDS_MAX * 4)
         try:
             data, ancillary, _flags, _address = self.control.recvmsg(
@@ -437,10 +437,10 @@ class Keeper:
             else:
                 step = argv[0]
                 os.execvpe(argv[0], argv, env)  # noqa: S606 (no shell is the point)
-        except BaseException as error:  # noqa: BLE001 (nobody else can report it)
+        except BaseException as error:  # noqa: BLE001 (the only place that can report it)
             errno = error.errno or 0 if isinstance(error, OSError) else 0
             if errno == EINVAL and step == "prepare":
-                errno = EMFILE  # No number is left above those that are taken.
+                errno = EMFILE  # No free number is left.
             if argv and step == argv[0] and errno in NOT_EXECUTABLE:
                 status = 126
             if error_out >= 0:
@@ -523,12 +523,12 @@ class Keeper:
                 self.clearing = 0
                 self.send_event("empty", self.clearing_number)
             elif self.clearing == signal.SIGKILL:
-                self.clear_leftovers()  # What a killed process left has come to us by now.
+                self.clear_leftovers()  # The orphans of killed processes are our children by now.
 
     def reap_one(self, which: int, number: int) -> bool:
         try:
             ended = os.waitid(which, number, os.WEXITED | os.WNOHANG)
-        except OSError:  # There is no such child, or the kernel knows no pidfds here.
+        except OSError:  # There is no such child, or the kernel has no pidfds.
             return False
         if ended is None:
             return False
@@ -556,7 +556,7 @@ class Keeper:
                 send_signal(pid, self.clearing)
 
     def kill_tree(self, leader: int) -> None:
-        """SIGKILL a worker and all below it, the leader first so that it starts nothing more."""
+        """SIGKILL a worker and its descendants, the leader first so that it starts no more."""
         below = descendants_of(leader)
         send_signal(leader, signal.SIGKILL)
         for pid in below:
@@ -595,7 +595,7 @@ class Keeper:
         except BlockingIOError:
             pass
         except OSError:
-            self.unsent.clear()  # An agent that is gone is noticed when its requests end.
+            self.unsent.clear()  # The end of the requests shows that the agent has exited.
 
 
 def serve(control_fd: int, run_call: Callable[[Any], int] | None = None) -> None:
@@ -603,7 +603,7 @@ def serve(control_fd: int, run_call: Callable[[Any], int] | None = None) -> None
     try:
         keeper = Keeper(control_fd, run_call)
     except OSError:
-        os._exit(1)  # Too few descriptors; the agent has even fewer left, and says so.
+        os._exit(1)  # Too few descriptors; the agent reports it.
     try:
         keeper.serve()
     finally:
@@ -617,7 +617,7 @@ def main() -> None:
     gc.disable()  # It makes no cycles, and a collection after a fork copies the whole heap.
     load_prctl()(15, b"hf-keeper", 0, 0, 0)  # PR_SET_NAME, for `ps` and `top`.
     serve(3)
-    os._exit(0)  # Nothing is left that an interpreter's slower end would tidy up.
+    os._exit(0)  # The interpreter's slower exit would have nothing to clean up.
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Workers' output: where it goes, how it is followed, filtered and shown."""
+"""Workers' output: its destinations, following, filters and the console."""

@@ -1,7 +1,7 @@
 """One thread that follows all output streams of a job, woken only when something was written.
 
-Files are watched by inotify and pipes by epoll, so an idle job costs nothing; `finish` then reads
-each stream to its end, so that no line is lost. A stream reads in turns of bounded size
+It watches files by inotify and pipes by epoll, so a silent job costs nothing. `finish` reads each
+stream to its end, so that no line is lost. A stream reads in turns of bounded size
 (`take_turn`), always on the follower's thread, and frees its descriptor as soon as it has ended. A
 file that is replaced by another of the same name is not followed over. Writes made on another
 machine are not noticed.
@@ -14,9 +14,11 @@ called from any thread, repeatedly, and in any order, except that nothing can be
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import select
 import sys
+import termios
 import threading
 import time
 from collections import deque
@@ -98,21 +100,21 @@ class Inotify:
 # interpreter's lock for longer, which delays the notice of a worker's exit.
 CHUNK_BYTES = 1 << 18
 
-# How much one stream may read before it is another's turn.
+# How much one stream may read in a turn.
 TURN_BYTES_MAX = 1 << 21
 
 # How much of a stream's end `tail()` gives by default.
 TAIL_BYTES_MAX = 1 << 14
 
-# The room asked for in a pipe, so that a noisy worker waits less often for its reader.
+# The capacity that a pipe gets, so that a noisy worker waits less often for its reader.
 PIPE_ROOM_BYTES = 1 << 18
 _F_SETPIPE_SZ = 1031
 
-# Of how many reads of a pipe it is kept when they were: a traceback comes in some dozen.
+# The number of reads of a pipe whose times are kept: a traceback arrives in some dozen.
 MARKS_MAX = 256
 
-# No pipe holds more than this (fs.pipe-max-size), so once this much was read after the wish to
-# finish, all that was written before it has come. What a survivor writes later is not waited for.
+# The capacity of any pipe (fs.pipe-max-size). Once `finish` has read this much, it has all that was
+# written before; it does not wait for what a survivor writes later.
 HELD_BYTES_MAX = 1 << 20
 
 # A turn that read no more than this found a worker writing in small pieces, and the next turn may
@@ -278,7 +280,7 @@ class PipeStream(Stream):
                     raise EOFError from None
                 return False
             except OSError as problem:
-                # The last process that had the terminal open is gone: its way to say the end.
+                # The last process has closed the terminal: this is the end of the stream.
                 if problem.errno == errno.EIO:
                     raise EOFError from None
                 raise
@@ -337,38 +339,33 @@ class PipeStream(Stream):
         if limit <= 0:
             return
         self._ring += data[-limit:]
-        # Cut only now and then: cutting at each read would copy the whole ring each time.
+        # Cut rarely: each cut copies the whole ring.
         if len(self._ring) > 2 * limit:
             del self._ring[:-limit]
 
 
 def _unread(fd: int) -> int:
-    import fcntl
-    import termios
-
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _ask_for_room(fd: int) -> None:
-    import fcntl
-
     try:
         fcntl.fcntl(fd, _F_SETPIPE_SZ, PIPE_ROOM_BYTES)
     except OSError:
-        pass  # Not a pipe, or the person's share of pipe memory is used up: it works as it is.
+        pass  # Not a pipe, or the user's limit of pipe memory is reached: keep the default.
 
 
-# For how long `finish` waits while not one byte moves: a console that is stopped must not hold
-# up the end of the job for ever, and one that is slow must not lose lines.
+# How long `finish` waits without progress. A stopped console must not block the end of the job, and a
+# slow one must not lose lines.
 DRAIN_S_MAX = 10.0
 
-# How often files are read where the kernel does not report writes.
+# How often files are read if the kernel does not report writes.
 UNWATCHED_INTERVAL_S = 0.1
 
-# A worker that writes many short lines would wake us for each, and take the processor away from
-# the training. So after a round of turns in which each stream had only a few bytes (its
-# `burst_bytes`), the next begins this much later at the earliest. The first line after silence
-# is never delayed. A longer pause costs less and shows lines later.
+# A worker that writes many short lines would wake this thread for each, and so slow the training. So
+# after a round in which each stream had only a few bytes (its `burst_bytes`), the next begins at
+# least this much later. The first line after silence is not delayed. A longer pause costs less and
+# shows lines later.
 BURST_PAUSE_S = 0.002
 
 
@@ -399,7 +396,7 @@ class LogFollower:
         self._wake_poll = select.poll()
         self._wake_poll.register(self._wake_fd, select.POLLIN)
         self._not_before = 0.0
-        # How often the thread woke up. An idle follower does not.
+        # How often the thread woke up. Without output it does not.
         self.wakeups = 0
 
     # Following, from any thread.
@@ -503,7 +500,7 @@ class LogFollower:
         with self._lock:
             self._wake()
             thread = self._thread
-        # A thread that is stuck in a write ends by itself when the console takes bytes again.
+        # A thread that is blocked in a write ends when the console accepts bytes again.
         if thread is not None and done:
             thread.join()
 
@@ -658,7 +655,7 @@ class LogFollower:
                 del self._by_fd[stream.fd]
             self._unwatch(stream)
         stream.end()
-        # Only now, so that whoever waits for all streams waits for the last line too.
+        # Only now, so that a wait for all streams includes the last line.
         with self._lock:
             self._streams.discard(stream)
 

@@ -1,14 +1,15 @@
-"""Chunks of one stream in, whole prefixed lines out, to a file descriptor or a text stream.
+"""Turns chunks of a stream into whole, prefixed lines for a file descriptor or a text stream.
 
-A chunk that holds only plain lines is prefixed by a single `bytes.replace` and written by a single
-call; lines are looked at one by one only where a filter matches. A lone carriage return ends a
-piece too, so that progress bars are seen. A sink that cannot be written any more (closed pipe, lost
-terminal) goes quiet and takes bytes without complaint, so that following the files goes on.
+A chunk of plain lines gets its prefixes by a single `bytes.replace`, and is written by a single
+call. Only if a filter matches are lines handled one by one. A lone carriage return also ends a piece,
+so that progress bars are visible. A sink whose destination is lost (closed pipe, lost terminal)
+discards further bytes, so that following the files continues.
 """
 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import select
 import stat
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
             """Show what was taken."""
 
 
-# The kernel keeps a write of up to this many bytes to a pipe in one piece, whoever else writes
-# to that pipe at the same time (PIPE_BUF of Linux).
+# The kernel keeps a write to a pipe of up to this many bytes in one piece (PIPE_BUF of Linux), even if
+# other processes write to it.
 PIPE_PIECE_BYTES_MAX = 4096
 
 _GONE = (errno.EPIPE, errno.EBADF, errno.EIO, errno.ENXIO, errno.ECONNRESET)
@@ -67,7 +68,7 @@ class Sink:
             try:
                 about = os.fstat(destination)
             except OSError:
-                # We were started with this stream closed: there is nobody to show lines to.
+                # This process was started with the stream closed: there is no reader.
                 self.quiet = True
                 self._lock = threading.Lock()
                 return
@@ -84,18 +85,16 @@ class Sink:
     def of_stream(cls, stream: TextStream | None) -> Sink:
         """Return a sink for a Python text stream, by its descriptor if it truly has one.
 
-        A notebook's stream may answer `fileno()` with a descriptor that shows nothing there,
-        so only the streams that Python itself makes are trusted to mean theirs. Python has None
-        for a console that is not there; its sink is quiet.
+        `fileno()` of a notebook's stream may return a descriptor whose output is not visible. So only
+        Python's own kind of stream is written by its descriptor. Without a console the stream is
+        None, and its sink is quiet.
         """
-        import io
-
         if isinstance(stream, io.TextIOWrapper):
             try:
                 stream.flush()
                 return cls(stream.fileno())
             except (OSError, ValueError):
-                pass  # In-memory or closed: the text way copes with both.
+                pass  # In-memory or closed: write text, which works for both.
         return cls(stream)
 
     @classmethod
@@ -146,7 +145,7 @@ class Sink:
         view = memoryview(body)
         start = 0
         if head:
-            # The held part of a line goes out together with the rest of that line.
+            # Write the held part of a line together with the rest of that line.
             start = body.find(b"\n", 0, end) + 1 or end
             self._put_rest(memoryview(bytes(head) + body[:start]))
         while start < end:
@@ -163,7 +162,7 @@ class Sink:
             try:
                 written = os.write(self._fd, rest)
             except BlockingIOError:
-                # Somebody made the console non-blocking; wait for room as if it were not.
+                # Another process made the console non-blocking; wait for room.
                 room = select.poll()
                 room.register(self._fd, select.POLLOUT)
                 room.poll()
@@ -204,13 +203,13 @@ def _lock_of(identity: tuple[int, int]) -> threading.Lock:
         return lock
 
 
-# A line that goes on for longer than this is shown in pieces, each on a line of its own. It
-# bounds the memory that a worker which never ends its line can take.
+# A longer line is shown in pieces, each on its own line. This bounds the memory for a worker that
+# never ends its line.
 LINE_BYTES_MAX = 1 << 20
 
 
 class PrefixedLines:
-    r"""The lines of one stream on their way to its sinks.
+    r"""Passes the lines of one stream to its sinks.
 
     `to` gets every line (or those that `accept` takes), `filtered_to` gets each line that
     holds at least one of `filters`. Both get them in order, whole, and with `prefix`. A filter
@@ -232,7 +231,7 @@ class PrefixedLines:
         accept: Callable[[bytes], bool] | None = None,
         line_bytes_max: int = LINE_BYTES_MAX,
     ) -> None:
-        # A line end within the prefix would take the lines apart.
+        # A line end within the prefix would split the lines.
         self._prefix = prefix.replace(b"\r", b" ").replace(b"\n", b" ")
         self._next_line = b"\n" + self._prefix
         self._to = to
@@ -242,7 +241,7 @@ class PrefixedLines:
         self._accept_failed = False
         self._plain = to is not None and accept is None and not self._filters
         self._line_bytes_max = line_bytes_max
-        # The start of a line whose end has not come yet, with the prefix before it.
+        # The start of a line whose end has not arrived yet, with its prefix.
         self._held = bytearray(self._prefix)
         # A `\r` at the end of a chunk waits for its successor: it may be half of a `\r\n`.
         self._cr_held = False
@@ -346,7 +345,7 @@ class PrefixedLines:
 
 
 class RawBytes:
-    """The bytes of one stream on their way to its sink, at once and as they are.
+    """Passes the bytes of one stream to its sink immediately and unchanged.
 
     For a person who watches one terminal: a prompt has no line end, and a progress bar shows its
     state only until the next one.

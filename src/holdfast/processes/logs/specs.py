@@ -1,4 +1,4 @@
-"""Where each worker's output and error file go: `LogsSpecs`, `LogsDest`.
+"""The destinations of each worker's output and error file: `LogsSpecs`, `LogsDest`.
 
 The layout below a log directory is TorchElastic's::
 
@@ -6,8 +6,8 @@ The layout below a log directory is TorchElastic's::
         filtered_stdout.log  filtered_stderr.log     only with duplicate filters
         <local_rank>/stdout.log  stderr.log  error.json
 
-Folders are made just before workers start, and never emptied. A second start under the same restart
-count (after a regroup) gets `attempt_<restart_count>_1` and so on. A removed directory is made again.
+Folders are created just before workers start, and never emptied. A second start with the same restart
+count (after a regroup) uses `attempt_<restart_count>_1` and so on. A removed directory is recreated.
 
 A `Std` chooses streams; its text form is one digit for all workers (`3`), or a list of
 `local_rank:digit` (`0:1,12:2`), with any number of digits in the rank.
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 # A local rank of more digits than this is a typing error, not a machine.
 RANK_DIGITS_MAX = 6
 
-# Streams as `Std` numbers them. Here they are but numbers, as agents start often, and importing `enum`
-# takes longer than making all of the paths.
+# The values of `Std`. They are plain numbers here, since agents start often, and importing `enum` takes
+# longer than creating all paths.
 OUT, ERR = 1, 2
 
 
@@ -65,7 +65,7 @@ def _is_rank(text: str) -> bool:
 
 def by_rank(chosen: int | Mapping[int, int], local_world_size: int) -> dict[int, int]:
     """Spread a choice of streams over the local ranks `0 .. local_world_size - 1`."""
-    # As plain integers, so that PyTorch's own `Std` is understood as well.
+    # As plain integers, so that this accepts PyTorch's own `Std` too.
     if isinstance(chosen, int):
         return dict.fromkeys(range(local_world_size), int(chosen))
     return {rank: int(chosen.get(rank, 0)) for rank in range(local_world_size)}
@@ -74,12 +74,12 @@ def by_rank(chosen: int | Mapping[int, int], local_world_size: int) -> dict[int,
 class LogDirectoryTaken(UsageError, NotADirectoryError):
     """A file is where the log directory should be.
 
-    It is a `NotADirectoryError` too, since that is what callers of the TorchElastic API catch.
+    It is also a `NotADirectoryError`, which callers of the TorchElastic API catch.
     """
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            f"the log directory {path} cannot be made: a file is in the way",
+            f"the log directory {path} cannot be created: a file has its path",
             hint="name a directory with --log-dir",
         )
         self.errno, self.strerror, self.filename = errno.ENOTDIR, os.strerror(errno.ENOTDIR), path
@@ -91,7 +91,7 @@ class LogDirectoryTaken(UsageError, NotADirectoryError):
 # File systems allow 255 bytes in a name; the random suffix needs a few of them.
 NAME_BYTES_MAX = 200
 
-# The value in `LogsDest` of a stream that goes to the agent's own.
+# The value in `LogsDest` for a stream that a worker inherits from the agent.
 INHERITED = ""
 
 _warned_of_filters = False
@@ -115,7 +115,7 @@ class LogsDest:
 
 
 class LogsSpecs(ABC):
-    """Decides where output goes; made once per job and asked at each start of the workers.
+    """Chooses the destinations of output, once per job and at each start of the workers.
 
     `redirects` sends streams to files, `tee` sends them to files and the console. With
     `local_ranks_filter`, only those workers are shown on the console.
@@ -143,7 +143,7 @@ class LogsSpecs(ABC):
     @property
     @abstractmethod
     def root_log_dir(self) -> str:
-        """The directory below which everything is written."""
+        """The directory for all output."""
 
 
 class DefaultLogsSpecs(LogsSpecs):
@@ -172,7 +172,7 @@ class DefaultLogsSpecs(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str:
-        """The directory below which everything is written; it is made by asking for it."""
+        """The directory for all output; reading this property creates it."""
         if self._root_log_dir is None:
             self._root_log_dir = _make_temporary_dir()
             self._is_temporary = True
@@ -190,7 +190,7 @@ class DefaultLogsSpecs(LogsSpecs):
 
     @property
     def keeps_records(self) -> bool:
-        """Whether what is recorded while the job runs stays, however the job ends."""
+        """Whether the records of the job stay, however the job ends."""
         return self._root_log_dir != os.devnull and not self.is_for_failures_alone
 
     @property
@@ -231,10 +231,10 @@ class DefaultLogsSpecs(LogsSpecs):
         return dest
 
     def for_another_run(self) -> DefaultLogsSpecs:
-        """Return the same choices for a run with directories of its own, at the same time or later.
+        """Return the same choices for another run with its own directories.
 
-        A temporary root is shared only if its files are to be kept, or if someone has asked for
-        it before: what one run removes must not be another's.
+        Two runs share a temporary root only if its files are kept, or if it exists already: one run
+        must not remove the files of another.
         """
         other = DefaultLogsSpecs(None, self._redirects, self._tee, self._local_ranks_filter)
         other._is_for_one_launch = True
@@ -256,7 +256,7 @@ class DefaultLogsSpecs(LogsSpecs):
         )
 
     def discard_if_temporary(self) -> None:
-        """Remove the root directory with all in it, if it is one that we made up ourselves."""
+        """Remove the root directory and its contents, if it is temporary."""
         if self._is_temporary and not self._is_shared and self._root_log_dir is not None:
             _remove_tree(self._root_log_dir)
             Keeper.withhold(self._root_log_dir)
@@ -280,7 +280,7 @@ class DefaultLogsSpecs(LogsSpecs):
         return True
 
     def keep(self) -> None:
-        """Have the directory stay from now on, even if this process is killed."""
+        """Keep the directory from now on, even if this process is killed."""
         if self._root_log_dir is not None:
             Keeper.withhold(self._root_log_dir)
 
@@ -323,13 +323,13 @@ class DefaultLogsSpecs(LogsSpecs):
         )
         if self._is_temporary:
             self.keep()
-            # Under a new name: in a directory for everyone the old one may be someone else's by now.
+            # Under a new name: in a shared directory, the old path may now belong to another user.
             self._root_log_dir = self._run_dir = None
             self._is_shared = False
         else:
             _make_dirs(os.path.dirname(self._run_dir))
             if not _make_dir(self._run_dir, 0o700):
-                # Somebody else was first, and may want to read what is in it.
+                # Another process has created it, and may use its files.
                 self._run_dir = _make_unique_dir(self._run_dir)
                 console.warning(f"logs are in {self._run_dir} from now on")
             self._run_dir_owner = _owner_of(self._run_dir)
@@ -350,17 +350,17 @@ class DefaultLogsSpecs(LogsSpecs):
             and self._local_ranks_filter == other._local_ranks_filter
         )
 
-    # Two equal ones differ as soon as they make directories, so they are no keys.
+    # Not hashable: equal objects differ as soon as they create directories.
     __hash__ = None  # type: ignore[assignment]
 
 
 def usable_filters(filtered_path: str, filters: Sequence[str] | None) -> tuple[bytes, ...]:
     """Return the duplicate filters as bytes; none where there is no file for their lines.
 
-    `filtered_path` is `LogsDest.filtered_stdout` or `.filtered_stderr`. Says so once if
-    filters go unused.
+    `filtered_path` is `LogsDest.filtered_stdout` or `.filtered_stderr`. Warns once if the filters
+    have no effect.
     """
-    global _warned_of_filters  # noqa: PLW0603 - once per process is what is meant
+    global _warned_of_filters  # noqa: PLW0603 (once per process)
     if filters and filtered_path in ("", os.devnull):
         if not _warned_of_filters:
             _warned_of_filters = True
@@ -370,14 +370,14 @@ def usable_filters(filtered_path: str, filters: Sequence[str] | None) -> tuple[b
 
 
 def absolute(log_dir: str) -> str:
-    """Return the absolute path of a log directory; the current directory may be gone."""
+    """Return the absolute path of a log directory; raise if the current directory was removed."""
     try:
         return os.path.abspath(log_dir)
     except FileNotFoundError as problem:
         raise EnvironmentProblem(
             f"the log directory {log_dir} cannot be resolved: the current directory no longer "
             "exists",
-            hint="change to one that does, or give the whole path",
+            hint="change to an existing directory, or give the absolute path",
         ) from problem
 
 
@@ -392,7 +392,7 @@ def _random_suffix() -> str:
 
 
 def _remove_tree(path: str) -> None:
-    """Remove a directory of ours with all in it; importing `shutil` would take longer than this."""
+    """Remove a temporary directory and its contents; importing `shutil` would take longer."""
     try:
         with os.scandir(path) as entries:
             for entry in entries:
@@ -414,7 +414,7 @@ def _make_unique_dir(stem: str) -> str:
 
 
 def _owner_of(path: str) -> int:
-    """Return whose directory this is, -1 if it is none, or a link."""
+    """Return the owner of a directory; -1 if the path is not a directory, or a link."""
     try:
         return -1 if os.path.islink(path) or not os.path.isdir(path) else os.lstat(path).st_uid
     except OSError:
@@ -453,6 +453,6 @@ def _cannot_make(path: str, problem: OSError) -> NoReturn:
     if problem.errno in (errno.EEXIST, errno.ENOTDIR):
         raise LogDirectoryTaken(path) from problem
     raise EnvironmentProblem(
-        f"the log directory {path} cannot be made: {problem.strerror}",
+        f"the log directory {path} cannot be created: {problem.strerror}",
         hint="name a writable directory with --log-dir",
     ) from problem

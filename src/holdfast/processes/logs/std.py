@@ -1,4 +1,4 @@
-"""`Std`: which of a worker's output streams are meant, as TorchElastic names them."""
+"""`Std`: a choice of a worker's output streams, with TorchElastic's names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Std(IntFlag):
 
 
 def as_std(chosen: int | Mapping[int, int]) -> Std | dict[int, Std]:
-    """Return a choice of streams, for all local ranks or by local rank, as a user knows it."""
+    """Return a choice of streams as `Std`, for all local ranks or by local rank."""
     if isinstance(chosen, int):
         return Std(chosen)
     return {rank: Std(choice) for rank, choice in chosen.items()}

@@ -1,9 +1,9 @@
-"""Where the standard streams of a context's workers go, and what is kept of them.
+"""The standard streams of a group's workers, and what the agent keeps of them.
 
-A redirected stream is a file the worker writes by itself. A stream that goes to the console is
-simply inherited, with one exception: standard error is passed through the agent, so that the
-failure report can show its end even for a program that knows nothing of error files. On a
-terminal that detour is a pseudo-terminal, and programs still see one.
+A worker writes a redirected stream to a file itself, and inherits a stream for the console. The
+exception is standard error for the console: it passes through the agent, so that the failure report
+can show its end even for a program without an error file. If the console is a terminal, workers
+write to a pseudo-terminal.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from holdfast.processes.logs.lines import Sink
     from holdfast.processes.logs.specs import LogsDest
 
-# What is kept of a worker's standard error for the report: some hundred lines.
+# The part of a worker's standard error that is kept for the report: some hundred lines.
 TAIL_BYTES_MAX = 64 * 1024
-# How long a report waits for a worker's last words, once: a console that takes nothing keeps them.
+# How long a report waits, once, for the rest of a worker's output: the console may be blocked.
 CATCH_UP_S = 1.0
 STDIN, STDOUT, STDERR = 0, 1, 2
 
@@ -36,8 +36,8 @@ STDIN, STDOUT, STDERR = 0, 1, 2
 def is_descriptor(stream: TextIO | None, fd: int) -> bool:
     """Whether a Python stream is the process's own descriptor, so that workers can inherit it.
 
-    In a notebook or under a test runner's capture `sys.stdout` is something else; workers that
-    inherit descriptor 1 would then write where nobody looks.
+    In a notebook or under a test runner's capture `sys.stdout` is another object. The output of
+    workers that inherit descriptor 1 would then be invisible.
     """
     try:
         return stream is not None and stream.fileno() == fd
@@ -48,21 +48,21 @@ def is_descriptor(stream: TextIO | None, fd: int) -> bool:
 def hold_standard_places() -> None:
     """Fill descriptors 0, 1 and 2 where they are closed.
 
-    A pipe of ours that got such a number would be in the way of the workers' own streams.
+    Otherwise a pipe of this process could get such a number, and replace a worker's stream.
     """
     for fd in (STDIN, STDOUT, STDERR):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # It gets the lowest number that is free: this one.
+            os.open(os.devnull, os.O_RDWR)  # It gets the lowest free number: this one.
 
 
 class WorkerStdio:
-    """Opens the streams of each worker and follows those that need following.
+    """Opens the streams of each worker, and follows them where necessary.
 
-    Following begins with `begin_following`, once the workers were requested: what they write until
-    then waits for it, while its imports would make the workers wait. A caller who watches the
-    descriptors of `begin_with_files` can put it off until there is something to read.
+    Following begins with `begin_following`, after the workers were requested, so that its imports do
+    not delay them. A caller that watches the descriptors of `begin_with_files` can delay it until
+    there is something to read.
     """
 
     def __init__(
@@ -107,15 +107,15 @@ class WorkerStdio:
         return opened
 
     def note_files(self, rank: int) -> None:
-        """Have the files of a worker followed whose streams somebody else opens."""
+        """Follow the files of a worker that opens its streams itself."""
         for which, paths in ((STDOUT, self._dest.stdouts), (STDERR, self._dest.stderrs)):
             if paths.get(rank):
                 self._files.append((rank, which, paths[rank]))
 
     def begin_with_files(self) -> list[int]:
-        """Follow what goes through files; return the descriptors that everything else comes from."""
+        """Follow the files; return the descriptors of all other streams."""
         for which, filters in self._filters.items():
-            if filters:  # The file is there even if no stream that goes through a file matches.
+            if filters:  # Create the file even if no stream matches.
                 self._filtered_sink(which)
         for rank, which, path in self._files:
             self._follow_file(rank, which, path)
@@ -126,7 +126,7 @@ class WorkerStdio:
         self.begin_with_files()
         for (rank, which), fd in self._pipes.items():
             sink = None if (rank, which) in self._hidden else self._console_sink(which)
-            # Several workers on one pipe had better not break into each other's lines.
+            # Several workers on one pipe must not break each other's lines.
             raw = len(self._prefixes) == 1 or os.isatty(which)
             self._captured[rank, which] = self._follow().follow_fd(
                 fd, to=sink, tail_bytes_max=TAIL_BYTES_MAX, raw=raw
@@ -134,17 +134,17 @@ class WorkerStdio:
         self._pipes.clear()
 
     def has_unread(self) -> bool:
-        """Whether a worker has written something that following would read, if it had begun."""
+        """Whether a worker has written something that is not followed yet."""
         poll = select.poll()
         for fd in self._pipes.values():
             poll.register(fd, select.POLLIN)
-        # The end of a stream in which nothing was written is another kind of event.
+        # The end of an empty stream is another kind of event.
         return any(events & select.POLLIN for _, events in poll.poll(0))
 
     def finish(self) -> None:
-        """Pass on all that was written; call it when the workers are gone.
+        """Pass on the rest of the output; call it when the workers have exited.
 
-        A console that takes nothing for long is given up, and not waited for again.
+        If the console blocks for too long, later calls do not wait for it.
         """
         if self._follower is not None and not self._console_stuck:
             self._console_stuck = not self._follower.finish_all()
@@ -165,7 +165,7 @@ class WorkerStdio:
     def filtered_file(self, which: int) -> TextIO | None:
         """Return the file of a stream's filtered lines, open for appending; None without filters.
 
-        It is for callers who want to know its name or add to it. It is closed with the rest.
+        Callers may read its name or write to it. `close` closes it.
         """
         if not self._filters[which]:
             return None
@@ -178,10 +178,10 @@ class WorkerStdio:
         return self._filtered_files[which]
 
     def stderr_tail(self, rank: int) -> str:
-        """Return the end of a worker's standard error, empty where it is not kept."""
+        """Return the end of a worker's standard error; empty if it is not kept."""
         captured = self._captured.get((rank, STDERR))
         if captured is not None:
-            # What a worker wrote last is often why it ended, and may not have been read yet.
+            # The last output often contains the reason of the exit, and may be unread.
             if not self._is_behind:
                 self._is_behind = not captured.catch_up(CATCH_UP_S)
             return captured.tail(TAIL_BYTES_MAX).decode(errors="replace")
@@ -196,13 +196,13 @@ class WorkerStdio:
             return ""
 
     def stderr_written(self, rank: int) -> int:
-        """Return how many bytes came through the pipe of a worker's standard error, if it has one."""
+        """Return the number of bytes read from the pipe of a worker's standard error; 0 without one."""
         captured = self._captured.get((rank, STDERR))
         return captured.written() if captured is not None else 0
 
     def last_words(self, rank: int, tail: str) -> tuple[int, int]:
-        """Return where the last traceback in the end of a worker's standard error begins, in bytes
-        from the start, and when it came, in nanoseconds since the epoch; -1 and 0 if unknown.
+        """Return the position (in bytes from the start) and the time (in nanoseconds since the epoch)
+        of the last traceback in the end of a worker's standard error; -1 and 0 if unknown.
         """
         from holdfast.processes.failures import tracebacks
 
@@ -221,7 +221,7 @@ class WorkerStdio:
         return position, time.time_ns() - time.monotonic_ns() + came_ns if came_ns else 0
 
     def _open_stdin(self) -> int:
-        # Where it is closed, descriptor 0 may by now be something else of this process.
+        # If it is closed, descriptor 0 may now be another file of this process.
         if sys.__stdin__ is not None and not sys.__stdin__.closed:
             try:
                 return os.dup(STDIN)
@@ -241,7 +241,7 @@ class WorkerStdio:
             return os.dup(which)
         read, write = self._open_detour(which, is_terminal=inheritable and os.isatty(which))
         self._pipes[rank, which] = read
-        if hidden:  # It is not shown, but its end is for the report.
+        if hidden:  # It is not shown, but the report needs its end.
             self._hidden.add((rank, which))
         return write
 
@@ -273,7 +273,7 @@ class WorkerStdio:
         import termios
 
         read, write = os.openpty()
-        # The terminal behind us adds carriage returns; a second layer must not.
+        # The real terminal adds carriage returns; this one must not.
         attributes = termios.tcgetattr(write)
         attributes[1] &= ~termios.OPOST
         termios.tcsetattr(write, termios.TCSANOW, attributes)

@@ -1,9 +1,9 @@
 """Commands as workers: a program and its arguments, spawned by the keeper.
 
-A program can replace how a command is started, as in TorchElastic: it derives a class from
-`SubprocessHandler` and registers a factory with `replace_subprocess_handler`. The process of such a
-handler is not below the keeper: a pidfd reports its exit, the handler stops it, and the agent kills
-its children by walking its tree, or with its process group once it has ended.
+As in TorchElastic, a program can replace the start of commands: it derives a class from
+`SubprocessHandler` and registers a factory with `replace_subprocess_handler`. Such a process is not
+below the keeper. A pidfd reports its exit, the handler stops it, and the agent kills its descendants,
+or its process group once it has exited.
 """
 
 from __future__ import annotations
@@ -113,10 +113,9 @@ def get_subprocess_handler(
 def replace_subprocess_handler(
     factory: Callable[..., SubprocessHandler] | None,
 ) -> Callable[..., SubprocessHandler] | None:
-    """Start command workers by `factory`; None restores Holdfast's own way.
+    """Start command workers by `factory`; None restores the default.
 
-    The factory gets the arguments of `get_subprocess_handler` by name. Returns what was
-    registered before.
+    The factory gets the arguments of `get_subprocess_handler` by name. Returns the previous factory.
     """
     global _factory
     previous, _factory = _factory, factory
@@ -190,10 +189,8 @@ class SubprocessContext(PContext):
     def _kill_tree(self, rank: int) -> None:
         if rank in self.subprocess_handlers:
             pid = self.subprocess_handlers[rank].proc.pid
-            for one in [
-                pid,
-                *keeper_program.descendants_of(pid),
-            ]:  # The leader first: it could start others.
+            # The leader first: it could start others.
+            for one in [pid, *keeper_program.descendants_of(pid)]:
                 keeper_program.send_signal(one, signal.SIGKILL)
         else:
             super()._kill_tree(rank)

@@ -74,7 +74,7 @@ class Packed:
         return ARGUMENTS_FD + len(self.fds) - 1
 
     def passed_fds(self, result_fd: int, tracker_fd: int) -> dict[int, int]:
-        """Return all the worker is given: the numbers there, and the descriptors here."""
+        """Return the worker's descriptors: its number to ours."""
         tracker = {TRACKER_FD: tracker_fd} if tracker_fd >= 0 else {}
         return {RESULT_FD: result_fd, **tracker, **dict(enumerate(self.fds, ARGUMENTS_FD))}
 
@@ -92,7 +92,7 @@ def pack_preparation(name: str) -> bytes:
 
 
 def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
-    """Pickle a call for a worker that does not share our memory."""
+    """Pickle a call for a worker that does not share this memory."""
     packed = Packed()
     if _needs_value_pickling(fn):
         packed.data = _pickle_by_value(fn, args)
@@ -108,7 +108,7 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
 
 
 def _pickle_for_child(value: object, packed: Packed) -> bytes:
-    """Pickle with what `multiprocessing` allows only on the way to a child of one's own."""
+    """Pickle objects that `multiprocessing` allows only for its own children."""
     from multiprocessing import context, reduction
 
     buffer = io.BytesIO()
@@ -121,7 +121,7 @@ def _pickle_for_child(value: object, packed: Packed) -> bytes:
 
 
 def _needs_value_pickling(fn: Callable[..., Any]) -> bool:
-    """Whether only this interactive session knows the function: no file can be imported."""
+    """Whether the function exists only in this interactive session, and no file defines it."""
     main = sys.modules.get("__main__")
     has_file = os.path.isfile(getattr(main, "__file__", None) or "")
     interactive = not has_file and getattr(main, "__spec__", None) is None
@@ -177,7 +177,7 @@ def pack_value(value: object, name: str) -> bytes:
 
 
 def call_in_fork(call: Callable[[], None]) -> int:
-    """Call in a forked child and return its exit status, as the interpreter would end it."""
+    """Call in a forked child, and return the exit status that the interpreter would have."""
     status = died_of = 0
     _part_from_the_parent()
     RaisedSignals().begin()
@@ -187,7 +187,7 @@ def call_in_fork(call: Callable[[], None]) -> int:
         status = _exit_status(leaving.code)
     except SignalException as stop:
         died_of = stop.sigval
-    except BaseException as error:  # noqa: BLE001 (we are the last to see it, as the interpreter is)
+    except BaseException as error:  # noqa: BLE001 (the last place that sees it)
         import traceback
 
         traceback.print_exception(type(error), error, users_part(error.__traceback__))
@@ -266,7 +266,7 @@ def prepare(preparation: bytes) -> None:
 
 
 def main() -> None:
-    """Be a `spawn` worker: the call is in descriptor 3, and its value goes to descriptor 4."""
+    """Run as a `spawn` worker: read the call from descriptor 3, write its value to 4."""
     sys.excepthook = _show_users_part
     with open(CALL_FD, "rb") as stream:
         preparation, data, has_tracker = pickle.load(stream)  # noqa: S301 (our agent's)
@@ -315,7 +315,7 @@ def serve_forks() -> None:
 
 
 def reserve_fds(numbers: range) -> None:
-    """Occupy these descriptors, so that what is opened later gets others."""
+    """Occupy these descriptors, so that later files get others."""
     null = os.open(os.devnull, os.O_RDONLY)
     for number in numbers:
         if number != null:
@@ -399,8 +399,8 @@ def tracker_fd() -> int:
 
 
 def use_tracker(fd: int) -> None:
-    """Use the agent's resource tracker. An own one would end with this worker, and destroy what
-    other workers share.
+    """Use the agent's resource tracker. Its own one would end with this worker, and destroy
+    objects that other workers share.
     """
     from multiprocessing import resource_tracker
 

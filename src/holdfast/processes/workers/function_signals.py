@@ -1,4 +1,4 @@
-"""The signals that stop a function: they raise in it, so that its `finally` blocks run.
+"""Signals that stop a function: they raise in it, so that its `finally` blocks run.
 
 Python calls a handler between two steps of the main thread. A main thread in a native call makes no
 step, for example for minutes in a collective that another worker has left. So a second thread

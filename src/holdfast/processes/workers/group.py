@@ -65,12 +65,12 @@ if TYPE_CHECKING:
 READ_S_MAX = 2.0
 # Signals that end a worker whose peer has exited: a watchdog's, a broken pipe's.
 OF_A_PEER = (signal.SIGABRT, signal.SIGPIPE)
-# How long a worker that was given up may take to end once the keeper is dead, too.
+# How long a worker that SIGKILL did not end may take to exit after the keeper's death.
 LAST_MS_MAX = 1_000
 
 
 class StopEnded(Value):
-    """The stop has ended: all processes have exited, except these, which SIGKILL does not end."""
+    """The stop has ended: all processes have exited, except these, which survive SIGKILL."""
 
     left_behind: tuple[int, ...]
 
@@ -80,7 +80,7 @@ class WorkersKilled(Value):
 
 
 class GroupSpec(Value):
-    """What one start of a group of workers is made of; all mappings are by local rank, 0 to n-1."""
+    """One start of a group of workers. All mappings are by local rank, 0 to n-1."""
 
     name: str
     """Of the role, for log prefixes."""
@@ -99,9 +99,9 @@ class GroupSpec(Value):
     world_size: int = 0
     """Workers of all nodes; 0 for those of this group alone."""
     is_attended: bool = False
-    """Whether the caller takes in events as they arrive.
+    """Whether the caller handles events as they arrive.
 
-    Then the workers' output is followed from its first byte, or from `follow_output` on.
+    Then the group follows the workers' output from its first byte, or from `follow_output` on.
     """
 
 
@@ -128,7 +128,7 @@ class PContext(ABC):
         warm: WarmStart | None = None,
         deadline: WorkersDeadline | None = None,
     ) -> None:
-        """`warm` goes with its `keeper`. When `deadline` passes, the keeper kills the workers."""
+        """`warm` requires its `keeper`. When `deadline` passes, the keeper kills the workers."""
         self.spec = spec
         self.name = spec.name
         self.entrypoint = spec.entrypoint
@@ -171,7 +171,7 @@ class PContext(ABC):
         self._running: set[int] = set()
         self._exits: dict[int, WorkerExit] = {}
         self._pending: list[GroupEvent] = []
-        self._held: list[WorkerExit] = []  # Until their cause had time to appear.
+        self._held: list[WorkerExit] = []  # To let their cause appear first.
         self._held_until = 0.0
         self._stop: stopping.Stop | None = None
         self._stop_began_ns = 0
@@ -284,7 +284,7 @@ class PContext(ABC):
     ) -> None:
         """Begin to stop the workers; `StopEnded` follows when all processes have exited.
 
-        `unresponsive` are local ranks that cannot react to a signal: they are killed at once.
+        `unresponsive` are local ranks that cannot react to a signal: they get SIGKILL at once.
         `node` and `cause` are for the story of the stop.
         """
         if self._stop is None:
@@ -342,7 +342,7 @@ class PContext(ABC):
         return min(failed, key=lambda exited: exited.order, default=None)
 
     def failures_so_far(self) -> dict[int, ProcessFailure]:
-        """Return what is known of failed workers; their output may be incomplete."""
+        """Return the failures so far; their output may be incomplete."""
         return {
             rank: self._failure(exited) for rank, exited in self._exits.items() if exited.failed
         }
@@ -417,9 +417,9 @@ class PContext(ABC):
         passed: Mapping[int, int] | None = None,
         call: Any = None,
     ) -> None:
-        """Request a worker: of the zygote if it can fork such a one, else of the keeper.
+        """Request a worker from the zygote if that can fork it, else from the keeper.
 
-        `passed` are descriptors that it gets besides its standard streams.
+        `passed` are its descriptors besides the standard streams.
         """
         assert self._keeper is not None
         streams = self._stdio.open(rank)
@@ -442,7 +442,7 @@ class PContext(ABC):
         if warm is not None:
             warm.begin()
         self._begin_output()
-        # While they are forked, so that it delays none, and before one has a family of its own.
+        # While workers are forked, so that it delays none, and before one has children.
         keeper_client.become_subreaper_if_wanted()
         self._oom_kills = OomKills()
         while True:
@@ -471,7 +471,7 @@ class PContext(ABC):
         self._watch(fd, lambda: self._output_came(fd))
 
     def _output_came(self, fd: int) -> None:
-        self._unwatch(fd)  # It may have come to its end, without a word.
+        self._unwatch(fd)  # The stream may have ended, without any output.
         self._follow_if_written()
 
     def _follow_if_written(self) -> None:
@@ -561,7 +561,7 @@ class PContext(ABC):
         self._stop_event(stopping.LeaderExited(rank, died_of))
 
     def _let_go(self) -> None:
-        """Report the exits that were held back."""
+        """Report the delayed exits."""
         self._pending += self._held
         self._held.clear()
 
@@ -569,7 +569,7 @@ class PContext(ABC):
         """Note that the keeper was killed: the kernel has killed the workers with it."""
         assert self._keeper is not None
         self._unwatch(self._keeper.fileno())
-        self._owns_keeper = True  # Nobody else can use it any more.
+        self._owns_keeper = True  # No other group can use it any more.
         keeper_client.sweep_after_loss()
         keeper = f"the keeper of the workers (pid {self._keeper.pid})"
         for rank in range(self.nprocs):
@@ -582,7 +582,7 @@ class PContext(ABC):
         self._stop_event(stopping.KeeperLost())
 
     def _check_keeper(self) -> None:
-        """Tell what cannot be killed from what a keeper that is stuck or stopped does not kill."""
+        """Distinguish unkillable processes from those that a stuck or stopped keeper does not kill."""
         assert self._keeper is not None
         assert self._stop is not None
         if not self._keeper.responds():
@@ -600,10 +600,10 @@ class PContext(ABC):
         if warm.fileno() != self._zygote_fd:
             self._unwatch(self._zygote_fd)
             self._watch_zygote()
-        self._receive_keeper_events()  # A lost zygote has it read, and its events would wait.
+        self._receive_keeper_events()  # A lost zygote reads the keeper's events, which would wait here.
 
     def _watch_zygote(self) -> None:
-        """Watch the zygote; one that is gone is started again, for the next start."""
+        """Watch the zygote; restart it for the next start if it has exited."""
         assert self._warm is not None
         assert self._keeper is not None
         if not self._keeper.lost:
@@ -615,7 +615,7 @@ class PContext(ABC):
     # The stop.
 
     def _stop_event(self, event: Event, cause: str = "") -> None:
-        """Give the stop an event, if one is under way, and perform what it asks for."""
+        """Pass an event to the stop, if one is in progress, and perform its effects."""
         if self._stop is not None:
             cause = cause or self._stop.story.last
             self._perform(self._stop.handle(time.monotonic(), event, cause))
@@ -649,12 +649,12 @@ class PContext(ABC):
     def _kill_tree(self, rank: int) -> None:
         assert self._keeper is not None
         if is_stopped(self._keeper.pid):
-            self._keeper.kill()  # It would kill nobody, and they would live on.
+            self._keeper.kill()  # A stopped keeper would not kill them.
         else:
             self._keeper.kill_tree(rank)
 
     def _may_follow(self, exited: WorkerExit) -> bool:
-        """Say whether a worker may have failed of a peer whose exit is still to come."""
+        """Return whether a worker may have failed because of a peer that has not exited yet."""
         now = time.monotonic()
         self._held_until = self._held_until or now + blame.EXIT_NS_MAX / 1e9
         if self._stop is not None or now >= self._held_until or self._world_size == 1:

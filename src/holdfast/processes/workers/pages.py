@@ -86,7 +86,7 @@ class WorkerPage:
     def create(cls, folder: str, rank: int, start: int = 0) -> WorkerPage:
         """Make the page of a worker; raises `OSError` where there is no room for it.
 
-        `start` numbers the starts of the workers, so that each has pages of its own.
+        `start` numbers the starts of the workers, so that each has its own pages.
         """
         path = os.path.join(folder, f"{rank}.{start}")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -122,7 +122,7 @@ class WorkerPage:
         )
 
     def planned_look(self) -> float | None:
-        """Return when the page is read next, as the worker knows."""
+        """Return the time of the next look, which the page shows to the worker."""
         return None if self._look_ns == NEVER else self._look_ns / 1e9
 
     def requested_look(self) -> float | None:
@@ -175,14 +175,14 @@ class WorkerPage:
         return found
 
     def plan_look(self, at: float | None) -> None:
-        """Let the worker know when its page is read next; None for not at all."""
+        """Write the time of the next look into the page; None for no look."""
         at_ns = NEVER if at is None else int(at * 1e9)
         if at_ns != self._look_ns:
             self._look_ns = at_ns
             try:
                 os.pwrite(self._fd, at_ns.to_bytes(8, sys.byteorder), LOOK_AT * 8)
             except OSError:
-                pass  # Then the worker requests looks that are not needed, or its end is near.
+                pass  # The worker then requests unnecessary looks, or exits soon.
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1  # In this order: another thread may be about to read.
@@ -191,10 +191,10 @@ class WorkerPage:
             try:
                 os.unlink(self.path)
             except OSError:
-                pass  # Somebody has removed it.
+                pass  # It was removed already.
 
     def _write_all(self) -> None:
-        # All of it is written, so that the worker never meets a page that has no memory behind it.
+        # Write all of it, so that every part of the worker's page has memory.
         blank = bytearray(PAGE_BYTES)
         words = memoryview(blank).cast("q")
         words[0], words[LOOK_AT], words[STEP] = MAGIC, NEVER, NO_STEP
@@ -202,11 +202,11 @@ class WorkerPage:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
 
     def _read(self) -> tuple[list[int], bytes]:
-        """Return the words and the names, empty if there is no page any more."""
+        """Return the words and the names; both empty if the page was closed."""
         try:
             found = os.pread(self._fd, PAGE_BYTES, 0)
         except OSError:
-            return [], b""  # It was given back meanwhile, or cannot be read.
+            return [], b""  # It was closed meanwhile, or is not readable.
         if len(found) != PAGE_BYTES:
             return [], b""
         words = memoryview(found)[:NAMES_AT].cast("q").tolist()
@@ -246,7 +246,7 @@ class WorkerPages:
     """
 
     def __init__(self, parent: str | None = None) -> None:
-        """Make the directory and the pipe. Raises `OSError` where that cannot be done."""
+        """Create the directory and the pipe. Raises `OSError` if that fails."""
         self._parent = parent or _parent()
         self.folder = ""
         self._folder_fd = self._notice = -1
@@ -260,16 +260,16 @@ class WorkerPages:
         """Whether a worker requested the last look."""
 
     def begin(self, ranks: Iterable[int]) -> None:
-        """Make new pages for the workers of a generation; those of the last are closed.
+        """Create pages for the workers of a generation, and close the last generation's.
 
-        Raises `OSError` where the directory was removed, and no other can be made.
+        Raises `OSError` if the directory was removed, and no other can be created.
         """
         self.end()
         if not os.path.exists(os.path.join(self.folder, NOTICE_NAME)):
             console.warning(f"{self.folder} was removed; making another for the workers' progress")
             self._remove()
             self._make()
-        # Another path each time: a process of the last generation may only now look for its page.
+        # A new path each time: a process of the last generation may open its page only now.
         self._starts += 1
         for rank in ranks:
             try:
@@ -325,8 +325,8 @@ class WorkerPages:
                 # First of all: a section that is entered after the look requests another.
                 page.plan_look(None)
             late += [(rank, section) for section in page.expired(now)]
-            # A look that is still to come stays, even if the section it was for has been left, and
-            # was so before this look: otherwise the next such section would request it again.
+            # Keep a planned look even if its section was left, also if that was before this look.
+            # Otherwise the next such section would request it again.
             ahead = [at for at in (planned, page.requested_look()) if at is not None and at > now]
             at = page.next_deadline(after=now)
             if at is not None:
@@ -384,9 +384,7 @@ def _parent() -> str:
 
 
 def _hold(folder_fd: int) -> bool:
-    """Lock a directory of pages; its agent has the lock for as long as it lives."""
-    import fcntl
-
+    """Lock a directory of pages; its agent holds the lock until it exits."""
     try:
         fcntl.flock(folder_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -395,7 +393,7 @@ def _hold(folder_fd: int) -> bool:
 
 
 def _sweep(parent: str) -> None:
-    """Remove what killed agents of this user left; others may call theirs likewise."""
+    """Remove the folders of killed agents of this user; other users may have the same names."""
     prefix = f"{FOLDER_PREFIX}{os.getuid()}-"
     names = [name for name in _names_in(parent) if name.startswith(prefix)]
     folders = (os.path.join(parent, name) for name in names[:LOOKED_AT_MAX])
@@ -412,7 +410,7 @@ def _sweep(parent: str) -> None:
 
 
 def _is_left(folder: str) -> bool:
-    """Whether a folder is this user's, and old enough to have been left."""
+    """Whether a folder is this user's and old enough to be a leftover."""
     try:
         found = os.lstat(folder)
     except OSError:
@@ -431,11 +429,11 @@ def _remove(path: str) -> None:
     try:
         os.unlink(path)
     except OSError:
-        pass  # It is gone already.
+        pass  # It was removed already.
 
 
 def _remove_folder(path: str) -> None:
     try:
         os.rmdir(path)
     except OSError:
-        pass  # Likewise; or somebody has put something in it.
+        pass  # It was removed already, or is not empty.

@@ -1,10 +1,10 @@
-"""A process that was forked from a Python becomes, as far as a program can tell, a new one.
+"""Makes a forked Python process look like a new one to the program that it runs.
 
-What modules did as they were imported is kept, since a new interpreter that imports them would have
-it too: signal handlers, variables, entries of `sys.path`. All that belongs to one start is made new:
+The effects of imported modules stay, since a new interpreter that imports them would have them too:
+signal handlers, variables, entries of `sys.path`. Everything that belongs to one start is renewed:
 arguments, environment, streams, `__main__`.
 
-Like the zygote, which loads it by its path, it imports nothing of `holdfast`.
+The zygote loads this file by its path; neither imports any other part of `holdfast`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Interpreter:
-    """This interpreter, as it was before anything was imported for the workers."""
+    """The state of this interpreter before the imports for the workers."""
 
     def __init__(self) -> None:
         # The directory of the program that is run, which is nothing to import from.
@@ -42,7 +42,7 @@ class Interpreter:
         self.collects = True
 
     def put_path0(self, kind: str, what: str) -> None:
-        """Begin `sys.path` as the interpreter does for a script, a module or a command."""
+        """Set the first entry of `sys.path`, as the interpreter does for a script or a module."""
         if self.path0 is not None and self.path0 in sys.path:
             sys.path.remove(self.path0)
         self.path0 = None
@@ -54,7 +54,7 @@ class Interpreter:
             sys.path.insert(0, self.path0)
 
     def rest(self) -> None:
-        """Prepare for forks: a collection would copy all the memory that is shared."""
+        """Prepare for forks: a collection would copy all shared memory."""
         self.collects = gc.isenabled()
         gc.disable()
         gc.freeze()
@@ -75,7 +75,7 @@ class Interpreter:
         sys.orig_argv = list(argv)
         sys.argv = [what if kind == "script" else f"-{kind}", *args]
         self.put_path0(kind, what)
-        sys.path_importer_cache.clear()  # Files may have come since.
+        sys.path_importer_cache.clear()  # There may be new files.
         sys.modules["__main__"] = new_main()
         reseed_numpy()
         reseed_torch()
@@ -85,7 +85,7 @@ class Interpreter:
         return program_of(kind, what)
 
     def put_environment(self, env: dict[str, str]) -> None:
-        """Give the worker its environment, with what the modules put into it as they came in."""
+        """Set the worker's environment, plus the variables that the modules set on import."""
         made = {
             name: os.environ.get(name)
             for name in {*os.environ, *self.environment}
@@ -101,12 +101,12 @@ class Interpreter:
                 os.environ[name] = value
 
 
-# Variables that modules have read as they were imported: setting them afterwards does nothing there.
+# Variables that modules have read on import. Setting them later has no effect there.
 
 reads: dict[str, tuple[str, str | None]] = {}
 """Each variable with the module that read it first, and what it was then."""
 
-# Libraries in C read these as they are loaded, which nobody sees.
+# Libraries in C read these when they are loaded, which cannot be observed.
 READ_BY_LIBRARIES = {
     "numpy": ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
     "torch": ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "OMP_PROC_BIND"),
@@ -115,10 +115,10 @@ INSTALLED = ("/site-packages/", "/dist-packages/", os.path.dirname(os.__file__) 
 
 
 class RecordingEnviron(os._Environ):  # type: ignore[type-arg]
-    """An environment that notes which of its variables are asked for, on behalf of a module."""
+    """An environment that records which variables a module reads."""
 
     module = ""
-    listed: ClassVar[set[str]] = set()  # Who takes all of them does not ask for each.
+    listed: ClassVar[set[str]] = set()  # Variables that a module only listed.
 
     def __getitem__(self, name: str) -> str:
         value: str | None = None
@@ -138,7 +138,7 @@ class RecordingEnviron(os._Environ):  # type: ignore[type-arg]
 
 
 class WatchedEnviron(os._Environ):  # type: ignore[type-arg]
-    """An environment that says so when a program sets one of those too late."""
+    """An environment that warns if a program sets such a variable too late."""
 
     def __setitem__(self, name: str, value: str) -> None:
         super().__setitem__(name, value)
@@ -167,7 +167,7 @@ def record_reads(module: str) -> Callable[[], None]:
 
 
 def watch_environment() -> None:
-    """Have the first worker of the job say it, at its first start: one line is enough."""
+    """Let only the first worker of the job warn, at its first start."""
     environ: Any = os.environ
     first = environ.get("RANK", "0") == "0" and environ.get("HOLDFAST_GENERATION", "0") == "0"
     if reads and first and type(environ) is os._Environ:
@@ -175,7 +175,7 @@ def watch_environment() -> None:
 
 
 def tell_if_late(name: str, value: str | None) -> None:
-    """Say that a variable was read before the program set it, unless nothing changes by that."""
+    """Warn that a module read a variable before the program set it, if the value differs."""
     module, seen = reads.get(name, ("", value))
     if value == seen:
         return
@@ -205,7 +205,7 @@ class Stream:
         return {name: getattr(self.stream, name, None) for name in names}
 
     def renew(self) -> None:
-        """Do what a new interpreter would for this descriptor, with the objects that are there.
+        """Do what a new interpreter does for this descriptor, with the existing objects.
 
         Modules may have taken hold of them: a logging handler, a wrapper with colours.
         """
@@ -229,13 +229,13 @@ class Stream:
 
 
 def buffer_size(fd: int, *, tty: bool) -> int:
-    """Return the size `open` would choose for a descriptor's buffer."""
+    """Return the buffer size that `open` would choose for a descriptor."""
     size = getattr(os.fstat(fd), "st_blksize", 0)
     return size if size > 1 and not tty else io.DEFAULT_BUFFER_SIZE
 
 
 def flush_streams() -> None:
-    """Write what is held back, or each fork would write it once more."""
+    """Flush the buffers; otherwise each fork would write them again."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -244,12 +244,12 @@ def flush_streams() -> None:
 
 
 def set_name(name: str) -> None:
-    """Set the name by which the kernel, and so `top`, knows this process."""
+    """Set the kernel's name of this process, which `top` shows."""
     libc.prctl(PR_SET_NAME, os.fsencode(name)[:NAME_BYTES_MAX], 0, 0, 0)
 
 
 class CommandLine:
-    """What `ps` shows: the memory the kernel had put this program's arguments into."""
+    """The memory with this program's arguments, which `ps` shows."""
 
     def __init__(self) -> None:
         self.start = self.size = 0
@@ -259,13 +259,13 @@ class CommandLine:
             self.start = int(fields[45])
             self.size = max(0, int(fields[46]) - self.start)
         except (OSError, IndexError, ValueError):
-            pass  # Hidden from us: then it stays as it is.
+            pass  # Not readable: keep it.
 
     def show(self, words: Iterable[str]) -> None:
         if self.start and self.size:
             line = b"".join(os.fsencode(word) + b"\0" for word in words)[: self.size - 1]
             ctypes.memmove(self.start, line.ljust(self.size, b"\0"), self.size)
-            # Where it is allowed to, mostly for root; else empty words follow.
+            # Only if permitted, mostly for root; otherwise empty words follow.
             end = self.start + max(1, len(line))
             libc.prctl(PR_SET_MM, PR_SET_MM_ARG_END, ctypes.c_ulong(end), 0, 0)
 
@@ -281,9 +281,9 @@ def renew_multiprocessing() -> None:
 
 
 def reseed_numpy() -> None:
-    """Give numpy's global generator a state of this process's own, as a new interpreter would.
+    """Give numpy's global generator a new state, as a new interpreter would.
 
-    Not where a module has seeded it: each worker would have that very state.
+    Not if a module has seeded it: then each worker has that same state.
     """
     mtrand = sys.modules.get("numpy.random.mtrand")
     try:

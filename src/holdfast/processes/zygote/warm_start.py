@@ -1,11 +1,11 @@
-"""Warm starts: Python workers that are forked from a zygote, which has imported modules for them.
+"""Warm starts: Python workers forked from a zygote, which has already imported modules.
 
-A warm start is an optimization and never needed: whatever becomes of the zygote, each requested
-worker is started. What the zygote has not confirmed is spawned cold, by the keeper. A worker that
-the zygote forked is handed to the keeper, and is a worker like any other from then on.
+A warm start is only an optimization: if the zygote fails, the keeper spawns each worker that the
+zygote has not confirmed. The keeper takes over a worker that the zygote forked, and treats it like
+any other.
 
-Only Python command lines that are surely understood are started warm (`parse_command`); an
-interactive Python, one that reads its program from standard input, and unknown options are not.
+Only known forms of a Python command line start warm (`parse_command`); an interactive Python, a
+program from standard input, and unknown options do not.
 `zygote/zygote_program.py` is the program.
 """
 
@@ -64,7 +64,7 @@ class PythonCommand(Value):
 
 
 def parse_command(argv: Sequence[str]) -> PythonCommand | None:
-    """Parse a command; None if it is not Python, or not one that runs a program."""
+    """Parse a command; return None if it is not Python, or runs no program."""
     program, *words = argv
     name = os.path.basename(program)
     if program != sys.executable and not name.startswith("python"):
@@ -94,7 +94,7 @@ def parse_command(argv: Sequence[str]) -> PythonCommand | None:
 # The program, which is not imported here, and the descriptors it keeps free for workers.
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zygote_program.py")
 RESERVED_END = 64
-# So many it must be allowed: those that it keeps free, and as many for the modules and the forks.
+# The descriptors that it needs: the reserved ones, and as many for the modules and the forks.
 DESCRIPTORS_MIN = 2 * RESERVED_END
 MARSHAL_VERSION = 2  # As in the program, which may be run by another Python than ours.
 # How many workers are forked at a time: each has some descriptors on their way to the zygote.
@@ -154,7 +154,7 @@ class RequestedWorker:
         self.close()
 
     def start_cold(self, keeper: Keeper) -> None:
-        """Have the keeper start it; one that the zygote may have forked never begins."""
+        """Let the keeper start it; a copy that the zygote may have forked never begins."""
         keeper.spawn(self.key, self.argv, env=self.env, cwd=self.cwd, fds=self.fds, cpus=self.cpus)
         self.close()
 
@@ -206,7 +206,7 @@ class Zygote:
                 [*argv, room],
                 env=env,
                 cwd=working_directory(),
-                # What modules say as they are imported is no worker's output.
+                # Output of modules on import belongs to no worker.
                 fds={0: null, 1: 2, 2: 2, 3: its.fileno()},
             )
         finally:
@@ -216,7 +216,7 @@ class Zygote:
         return zygote
 
     def send(self, request: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
-        """Send a request; a zygote that is gone, or takes nothing for long, is lost."""
+        """Send a request; if the zygote has exited, or blocks for too long, it is lost."""
         self.control.settimeout(FORK_S_MAX)
         try:
             send_message(self.control, marshal.dumps(request, MARSHAL_VERSION), fds)

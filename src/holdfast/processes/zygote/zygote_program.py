@@ -95,7 +95,7 @@ class Zygote:
     # Importing.
 
     def preload(self, modules: list[str], kind: str, what: str, path: list[str] | None) -> None:
-        """Import the modules, as a worker would that is started like this."""
+        """Import the modules, as a worker with this command line would."""
         own_path = list(sys.path)
         if path is None:
             self.interpreter.put_path0(kind, what)
@@ -121,7 +121,7 @@ class Zygote:
     # Requests and events.
 
     def serve(self) -> Callable[[], object]:
-        """Fork workers until the agent is gone. Returns in each worker what it is to call."""
+        """Fork workers until the agent exits. Returns in each worker the function to call."""
         self.interpreter.rest()
         self.send_event("ready", os.getpid())
         while True:
@@ -134,7 +134,7 @@ class Zygote:
                     return self.become(worker)
 
     def receive(self) -> Any:
-        """Return the next request; ends the process when the agent is gone."""
+        """Return the next request; end the process when the agent has exited."""
         while True:
             size = int.from_bytes(self.received[:4], "little")
             if len(self.received) >= 4 and len(self.received) >= 4 + size:
@@ -216,7 +216,7 @@ class Zygote:
             keeper = os.read(worker.go_fd, 8)
             child.libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
             if os.getppid() != int.from_bytes(keeper, "little"):
-                os._exit(CANNOT_START)  # It is not needed any more, or the keeper is gone.
+                os._exit(CANNOT_START)  # It is not needed any more, or the keeper has exited.
             os.close(worker.go_fd)
             for fd in range(CONTROL_FD, RESERVED_END):
                 if fd not in worker.fds:
@@ -233,7 +233,7 @@ class Zygote:
             start = (worker.argv, worker.kind, worker.what, worker.args, worker.env)
             program = self.interpreter.renew(*start)
             os.close(worker.error_fd)
-        except BaseException as error:  # noqa: BLE001 (nobody else can report it)
+        except BaseException as error:  # noqa: BLE001 (the only place that can report it)
             report_start_error(worker.error_fd, step, error)
         return program
 
@@ -242,7 +242,7 @@ class Zygote:
 
 
 class Seen:
-    """What is known of this process so far, so that each thing is reported once."""
+    """The state of this process so far, so that each problem is reported once."""
 
     def __init__(self) -> None:
         self.threads = python_threads()
@@ -318,7 +318,7 @@ def described(error: BaseException) -> str:
     """Return an exception in one line."""
     try:
         text = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001 (an odd exception cannot say its own text)
+    except Exception:  # noqa: BLE001 (`str` of an exception may raise)
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -346,7 +346,7 @@ def fork_if_possible() -> int:
 
 
 def fork_each(batch: list[Worker], pids_fd: int) -> Worker:
-    """Fork each worker, say its number, and end. Returns in the workers which one it is."""
+    """Fork each worker, send its number, and exit. Returns in the workers their number."""
     for worker in batch:
         pid = fork_if_possible()
         if pid == 0:

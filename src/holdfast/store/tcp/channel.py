@@ -1,10 +1,9 @@
-"""A client's way to a TCPStore server: a connection with a deadline, how it is made, and a channel
-that makes it again.
+"""A client's connection to a TCPStore server: with a deadline, retried at first, reopened by a channel.
 
-Responses carry no number, they only come in order. So a connection on which anything went wrong, an
-expired deadline included, cannot be used any more: a late response would be taken for that of the
-next request. `Channel` closes it, the call raises, and only the next call connects again. A failed
-call is never repeated, since nobody knows whether the server received it.
+Responses carry no number; they arrive in order. So after any failure, including an expired deadline, a
+connection is unusable: a late response would be taken for that of the next request. `Channel` closes it,
+the call raises, and the next call reconnects. A failed call is never repeated, since the server may have
+received it.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ CONNECT_PAUSE_S_MIN = 0.02
 CONNECT_PAUSE_S_MAX = 1.0
 CONNECT_PAUSE_GROWTH = 1.7
 ATTEMPT_S_MAX = 5.0
-"""How long one address may take to accept the connection; then the next is tried."""
+"""The limit for one address to accept the connection; then the next is tried."""
 NOT_TRIED = "not tried in time"
 
 _U32 = struct.Struct("<I")
@@ -74,11 +73,11 @@ class InvalidResponse(Exception):
 
 
 class WaitTimedOut(Exception):
-    """A wait ended without what it was for, as the message says; the connection is in order."""
+    """A wait timed out, as the message says; the connection is still usable."""
 
 
 class Connection:
-    """A connected socket and what was read ahead from it."""
+    """A connected socket and the bytes read ahead from it."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self.deadline = deadline
@@ -94,9 +93,9 @@ class Connection:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def request(self, request: bytes) -> None:
-        """Send a request; raise `OSError` if the server is known to be gone.
+        """Send a request; raise `OSError` if the connection is known to be lost.
 
-        Not all requests have a response, so this check is all that notices a loss in time.
+        Not all requests have a response, so only this check notices a loss in time.
         """
         try:
             ahead = self._socket.recv(READ_BYTES)
@@ -110,7 +109,7 @@ class Connection:
         self.send(request)
 
     def send(self, request: bytes) -> None:
-        """Send bytes, whatever there may be to read."""
+        """Send bytes, without checking for unread data."""
         rest = memoryview(request)
         while rest:
             try:
@@ -121,7 +120,7 @@ class Connection:
                 self._sleep(writable)
 
     def expect_no_more(self) -> None:
-        """Raise `InvalidResponse` if the server sent more than was asked for."""
+        """Raise `InvalidResponse` if the server sent more than the response."""
         if self._unread:
             raise InvalidResponse(f"{len(self._unread)} bytes too many")
 
@@ -167,15 +166,15 @@ class Connection:
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # It is lost already.
+            pass  # It is closed already.
 
     def close(self) -> None:
-        """Close it. A process forked from this one keeps its own descriptor of it."""
+        """Close it. A forked child keeps its own descriptor."""
         self._socket.close()
 
     def _sleep(self, poll: select.poll) -> None:
         left = self.deadline - time.monotonic()
-        # What is there already is taken, however late it is: this process may have been stopped.
+        # Data that has arrived is read, however late it is: this process may have been stopped.
         ready = poll.poll(math.ceil(min(max(left, 0.0), POLL_S_MAX) * 1000))
         if not ready and time.monotonic() >= self.deadline:
             raise DeadlinePassed
@@ -191,10 +190,10 @@ def _closed_by_server() -> ConnectionError:
 def connect(host: str, port: int, deadline: float, timeout_s: float, about: str) -> Connection:
     """Return a connection on which the server has responded, by the deadline.
 
-    A server may start after its clients, and its name may resolve later still, so every failure is
-    retried after a growing pause. Raises `DistNetworkError` with all addresses that were tried, or
-    if it is not a TCPStore; `SilentServerError` if the server accepts and does not respond (it is
-    frozen, and another attempt would not help). The messages begin with `about`.
+    A server may start after its clients, and its name may resolve even later, so every failure is retried after a
+    growing pause. Raises `DistNetworkError` with all tried addresses, or if the server is not a TCPStore;
+    `SilentServerError` if the server accepts and does not respond (it is frozen; retrying would not help).
+    The messages begin with `about`.
     """
     where = format_endpoint(host, port)
     pause = CONNECT_PAUSE_S_MIN
@@ -212,7 +211,7 @@ def connect(host: str, port: int, deadline: float, timeout_s: float, about: str)
             for number, one in enumerate(found):
                 place = format_endpoint(*one.sockaddr[:2])
                 left = deadline - time.monotonic()
-                if left <= 0:  # The problem of an earlier attempt says more.
+                if left <= 0:  # The problem of an earlier attempt is more useful.
                     problems[place] = before.get(place, NOT_TRIED)
                     continue
                 attempt_s = min(ATTEMPT_S_MAX, left / (len(found) - number))
@@ -278,7 +277,7 @@ def _reason(problem: OSError) -> str:
 
 
 class Channel:
-    """Connects on first use, and again after a loss; one call at a time."""
+    """Connects on first use, and reconnects after a loss; one call at a time."""
 
     def __init__(self, host: str, port: int, server: SharedServer | None) -> None:
         self.where = format_endpoint(host, port)
@@ -321,7 +320,7 @@ class Channel:
                 f"{self._about(operation)}: {problem} within {timeout_s:g} s"
             ) from None
         except BaseException as problem:
-            # Whatever it was, KeyboardInterrupt too: a response may still be on its way.
+            # Any exception, also KeyboardInterrupt: a response may still be in transit.
             self._give_up()
             failure = self._failure(problem, self._about(operation, keys), timeout_s)
             if failure is None:
@@ -334,19 +333,19 @@ class Channel:
         return result
 
     def close(self) -> None:
-        """Close the connection for good, also during a call, and release the server."""
+        """Close the connection permanently, also during a call, and release the server."""
         self._closed = True
         connection = self._connection
         if not self._drop_if_unused() and connection is not None:
-            connection.abort()  # The call in progress fails, and drops it.
+            connection.abort()  # The call in progress fails and drops the connection.
         server, self.server = self.server, None
         if server is not None:
             server.release()
 
     def forget_after_fork(self) -> None:
-        """In a forked child: the connection, the server and the lock's holder are the parent's.
+        """Reset in a forked child: the connection, the server and the lock's holder belong to the parent.
 
-        Only the descriptor is closed, so that the parent notices nothing.
+        Only the descriptor is closed, so the parent is unaffected.
         """
         self._lock = threading.Lock()
         self._drop()

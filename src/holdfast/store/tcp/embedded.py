@@ -1,11 +1,11 @@
 """A TCPStore server inside this process: an agent's for its workers, or that of a `TCPStore` master.
 
-Most jobs on one node never use it, so it costs them next to nothing: one thread that sleeps. The
-first client that connects makes it import the rest, which is in `server`.
+Most jobs on one node never use it, so it costs them only a sleeping thread. The first client makes it import the
+rest, `store_server`.
 
-A master's server belongs to the stores of this process that were made with it, and ends with the
-last of them. An endpoint that says loopback is served on loopback alone, so that nobody else can
-reach what knows no password; any other on all addresses, as torch's is.
+A master's server belongs to the stores of this process that share it, and closes with the last of them. A
+loopback endpoint is served on loopback only, so other hosts cannot reach the unauthenticated store; any
+other endpoint on all addresses, as torch does.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _running: set[TcpStoreServer] = set()
 
 
 class Access:
-    """Whom a store serves, besides its own user on this host: see `core.job_settings.StoreAccess`."""
+    """Which hosts a store serves, besides its own user on this host: see `core.job_settings.StoreAccess`."""
 
     __slots__ = ("generation", "key", "mode")
 
     def __init__(self, mode: str, key: bytes = b"", generation: int = 0) -> None:
         self.mode = mode
         self.key = key
-        """By which agents prove that they are of the generation; without one there are none."""
+        """The key with which agents prove that they belong to the generation; empty without other agents."""
         self.generation = generation
 
 
 class TcpStoreServer:
-    """A store on a bound socket, which belongs to the server from now on.
+    """A store on a bound socket, which the server owns.
 
-    It serves what its `access` says; without one, all hosts that reach it.
+    It serves the hosts of its `access`; without one, every host.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class TcpStoreServer:
         self._loop: ServingLoop | None = None
 
     def start(self) -> None:
-        """Listen, and serve in a thread from now on."""
+        """Listen, and start the thread."""
         listener, tcp = self._listener, socket.IPPROTO_TCP
         try:
             listener.setblocking(False)  # noqa: FBT003 (the name says it)
@@ -104,7 +104,7 @@ class TcpStoreServer:
             ) from None
 
     def close(self) -> None:
-        """Close it and all connections. From any thread, any number of times."""
+        """Close the server and all connections; any thread may call this, repeatedly."""
         if self._thread == threading.get_ident():
             # The garbage collector finalizes a store in any thread at any point, also inside `threading`,
             # whose locks are not reentrant.
@@ -140,7 +140,7 @@ class TcpStoreServer:
 
                 self._loop = ServingLoop(self._listener, self._epoll, self._wake, self._access)
                 self._loop.run()
-        except BaseException as error:  # noqa: BLE001 (nobody else would hear of it)
+        except BaseException as error:  # noqa: BLE001 (the thread must not fail silently)
             console.error(f"the workers' store failed and closed all connections: {_where(error)}")
             if self._on_failure is not None:  # Before its clients notice.
                 self._on_failure(console.describe(error))
@@ -158,8 +158,8 @@ class TcpStoreServer:
         self._listener.close()
 
     def _abandon(self) -> None:
-        """In a forked child, which is not the server: close its copy of everything."""
-        self._lock = threading.RLock()  # Somebody may have held the old one.
+        """Close the copies of a forked child, which is not the server."""
+        self._lock = threading.RLock()  # Another thread may have held the old one.
         self._thread = 0
         if self._loop is not None:
             self._loop.abandon()
@@ -182,18 +182,18 @@ class SharedServer:
     def __init__(self, server: TcpStoreServer, address: str) -> None:
         self.port = server.port
         self.address = address
-        """Where this process itself reaches it, without resolving a name."""
+        """The address for this process, without resolving a name."""
         self._server = server
         self._users = 1
 
     def share(self) -> SharedServer:
-        """Count one more store; each call needs one more of `release`."""
+        """Add a user; each call requires one more `release`."""
         with _shared.lock:
             self._users += 1
         return self
 
     def release(self) -> None:
-        """Count one store less; the last one closes the server."""
+        """Remove a user; the last one closes the server."""
         with _shared.lock:
             self._users -= 1
             if self._users:
@@ -204,7 +204,7 @@ class SharedServer:
 
 
 class _SharedServers:
-    """The servers of this process that its further stores may use."""
+    """The servers of this process that further stores may share."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # The garbage collector may release a store at any time.
@@ -220,8 +220,8 @@ def serve(
     """Serve a store at an endpoint; port 0 is any free one.
 
     `shared` uses the server that this process already shares on that port, if there is one.
-    `listen_fd` is a bound socket, which belongs to the server from now on. None means that an agent
-    serves it: its port is in use, and the environment says so. Else raises `DistNetworkError`.
+    `listen_fd` is a bound socket, which the server then owns. Returns None if an agent serves the port, according to
+    the environment. Raises `DistNetworkError` if the store cannot be served.
     """
     with _shared.lock:
         if shared and (there := _shared.by_port.get(port)) is not None:
@@ -254,7 +254,7 @@ def is_agents(port: int) -> bool:
 
 
 def _bind(name: str, port: int) -> socket.socket:
-    """Return a socket that listens: only then is a port certainly nobody else's."""
+    """Return a listening socket: only listening reserves the port."""
     return bind(candidates_of(name, port), BACKLOG)
 
 
@@ -284,7 +284,7 @@ def _cannot_serve(name: str, port: int, problem: OSError) -> Exception:
 
 
 def _after_fork() -> None:
-    """In a forked child: what the parent serves is not this process's."""
+    """Reset in a forked child: the servers belong to the parent."""
     _shared.lock = threading.RLock()
     _shared.by_port.clear()
     for server in list(_running):

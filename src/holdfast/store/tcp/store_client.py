@@ -1,13 +1,13 @@
 """`TCPStore`: torch's store of this name without torch, for any server that speaks its protocol.
 
-Every call ends by the store's timeout, also when the server is frozen or the network drops
-everything; torch's waits for ever then. After a lost connection or a missing response the call
-raises, and the next one connects again, perhaps to a server that was restarted there and does not
-have the keys. Calls of several threads are made one after the other, as with torch's; use `clone`.
+Every call ends by the store's timeout, even if the server is frozen or the network drops everything; torch's
+waits forever then. After a lost connection or a missing response the call raises, and the next one
+reconnects, possibly to a restarted server without the keys. Calls of several threads run one after the
+other, as with torch's; use `clone`.
 
-A wait that has timed out may be answered just then. So after CANCEL_WAIT one byte is read, and one
-more if that was the response to the wait; then the connection is in order, and `WaitTimedOut` says
-so. Any other exception means that it is not.
+The response to a wait may arrive just as the wait times out. So after CANCEL_WAIT the client reads one byte, and
+one more if that was the response to the wait; then the connection is usable, which `WaitTimedOut` means.
+After any other exception it is not.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 PORT_MAX = 65_535
 GRACE_S_MAX = 0.5
-"""How much longer than its timeout a wait may take, to cancel it and to check a last time. It is
-used up only if the server does not respond; then the connection is closed."""
+"""How much longer than its timeout a wait may take, to cancel and to check a last time. It is used up only if
+the server does not respond; then the connection is closed."""
 CHECKED_MAX = 256
-"""Up to so many keys of a wait that timed out are checked one by one, to name the missing ones."""
+"""Up to this many keys of a timed-out wait are checked one by one, to name the missing ones."""
 LISTED_MAX = 1 << 24
 PAUSE_S_MIN = 0.001
 PAUSE_S_MAX = 0.05
@@ -69,15 +69,17 @@ class TCPStore:
         use_libuv: bool = True,
     ) -> None:
         if world_size == 0:
-            raise ValueError("world_size: 0 is not a number of clients; accepted: from 1, or None")
+            raise ValueError(
+                "world_size: 0 is not a valid number of clients; accepted: from 1, or None"
+            )
         if not 0 <= port <= PORT_MAX:
-            raise ValueError(f"port: {port} is not a port; accepted: 0 to {PORT_MAX}")
+            raise ValueError(f"port: {port} is not a valid port; accepted: 0 to {PORT_MAX}")
         server = None
         if is_master:
             from holdfast.store.tcp.embedded import serve
 
             server = serve(host_name, port, shared=multi_tenant, listen_fd=master_listen_fd)
-        # A negative number is torch's way to say that nobody knows.
+        # torch passes a negative number for an unknown size.
         counted = world_size if wait_for_workers and world_size and world_size > 0 else 0
         self._libuv = use_libuv
         self._open(host_name, server.port if server else port, server, timeout)
@@ -92,7 +94,7 @@ class TCPStore:
         self._finalizer = weakref.finalize(self, self._channel.close)
 
     def _join(self, world_size: int, *, waits: bool) -> None:
-        """Connect, which is where a wrong endpoint is noticed, and be counted if need be."""
+        """Connect, which detects a wrong endpoint, and register as a client if required."""
 
         def join(connection: Connection) -> None:
             if world_size:
@@ -105,7 +107,7 @@ class TCPStore:
             raise
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Set a key. The server does not confirm it: it is only known that it was sent."""
+        """Set a key. The server does not confirm that it received the request."""
         self._send("set", [key], tcp_protocol.encode_values(tcp_protocol.SET, key, value))
 
     def get(self, key: str) -> bytes:
@@ -176,20 +178,20 @@ class TCPStore:
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
         """Wait until `world_size` clients have called this with the key.
 
-        Use a new key for each barrier: torch's server counts for ever, so whoever gave up stays
-        counted, and a key that was used lets everybody pass. Ours starts again.
+        Use a new key for each barrier: torch's server counts forever, so a client that timed out stays counted, and
+        a used key lets every client pass. Holdfast's server starts again.
         """
         request = tcp_protocol.encode_number(tcp_protocol.BARRIER, key, world_size)
 
         def barrier(connection: Connection) -> None:
             connection.request(request)
             if not _released(connection):
-                raise WaitTimedOut(f"fewer than {world_size} clients came to {named([key])}")
+                raise WaitTimedOut(f"fewer than {world_size} clients reached {named([key])}")
 
         self._call("barrier", [key], barrier, timeout)
 
     def clone(self) -> TCPStore:
-        """Return another store on the same server, with a connection of its own."""
+        """Return another store on the same server, with its own connection."""
         other = type(self).__new__(type(self))
         server = self._channel.server
         other._libuv = self._libuv
@@ -286,9 +288,9 @@ def _get_values(
 ) -> list[bytes]:
     """Wait for the keys, and return their values.
 
-    An empty value may belong to a key that is not there: torch's server ends a wait when somebody
-    only compares the key, and a key may be deleted just then. So such keys are checked, and read
-    again since a value may have come in between; if one is not there, the wait goes on.
+    An empty value may belong to a missing key: torch's server ends a wait when a client only compares the key, and a
+    key may be deleted just then. So such keys are checked, and read again since a value may have arrived in
+    between; if one is missing, the wait continues.
     """
 
     def read() -> list[bytes]:
@@ -326,7 +328,7 @@ def _pop_waiting(connection: Connection, wait: bytes, pop: bytes, key: str) -> b
 
 
 def _join(connection: Connection, world_size: int, *, waits: bool) -> None:
-    """Be counted as a client, and, if it `waits`, wait until `world_size` have been.
+    """Register as a client, and, if it `waits`, wait until `world_size` have registered.
 
     The server announces no counts, so this polls.
     """
@@ -365,7 +367,7 @@ def _released(connection: Connection) -> bool:
 
 
 def _missing(connection: Connection, keys: Sequence[str]) -> Sequence[str]:
-    """Return the keys that are not there; all, if there are too many to check each."""
+    """Return the missing keys; all keys, if there are too many to check each."""
     if not 1 < len(keys) <= CHECKED_MAX:
         return keys
     checks = (tcp_protocol.encode_keys(tcp_protocol.CHECK, [key]) for key in keys)
@@ -390,7 +392,7 @@ def _read_popped(connection: Connection) -> bytes | None:
 
 
 def _attempts(connection: Connection) -> Iterator[None]:
-    """Allow an attempt at once, and further ones after growing pauses until the deadline.
+    """Yield for an attempt at once, and for further ones after growing pauses until the deadline.
 
     The deadline is set again for each, since an attempt may have used its grace.
     """

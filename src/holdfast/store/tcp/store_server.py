@@ -1,9 +1,9 @@
 """The server of a TCPStore: what a request does, and the loop that serves all connections.
 
-One thread, one epoll. No client stalls the others: one that does not read its responses is not read
-from either, so that no more of them pile up; one that sends many requests at once yields after every
-`TURN_BYTES` of responses; one that breaks the protocol is disconnected, and nobody else notices.
-`embedded` starts the thread, and imports this module when the first client connects.
+One thread, one epoll. No client stalls the others: the server stops reading from a client that does not read its
+responses; a client with many requests yields after every `TURN_BYTES` of responses; a client that violates
+the protocol is disconnected, without effect on the others. `embedded` starts the thread, and imports this
+module when the first client connects.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from holdfast.wire.store_proof import SealedStream, StoreProof
 
 RESPONSE_BYTES_MAX = 256 * 1024 * 1024
-"""Limit of one response: a request of a few bytes may ask for the same value many times."""
+"""The limit of one response: a small request may read the same value many times."""
 REMEMBERED_MAX = 4096
 REMEMBERED_BYTES_MAX = 256
-"""How many requests are recognised as a whole, and how long each may be: 1 or 2 MB in all."""
+"""How many decoded requests are cached, and the length of each: 1 or 2 MB in all."""
 RECEIVE_BYTES = 16 * 1024
-RECEIVE_LARGE_BYTES = 1024 * 1024  # At most, where a large value is known to come.
+RECEIVE_LARGE_BYTES = 1024 * 1024  # At most, if a large value is expected.
 SEND_BYTES = 1024 * 1024
 TURN_BYTES = 256 * 1024
 EVENTS_MAX = 256  # Connections served between two polls.
@@ -50,7 +50,7 @@ CONNECTIONS_MAX = 65_536
 DESCRIPTORS_LEFT = 256  # Left for the rest of this process, but not more than half.
 VALIDATE_S = 30.0
 HALF_OPEN_MAX = 1024  # Connections that have not sent VALIDATE yet.
-HALF_OPEN_MIN_S = 1.0  # How long each of them has, unless they are most and from one host.
+HALF_OPEN_MIN_S = 1.0  # The minimum for each, unless its host has the most of them.
 PROMISE_S = 1.0  # A queue reserves a value for a woken client for 1 to 2 times this.
 NO_ROOM_S = 0.2  # The pause in accepting when no descriptor is left.
 WARNINGS_MAX = 10
@@ -82,9 +82,9 @@ def respond(space: KeySpace, client: int, operation: int, fields: list[Any]) -> 
 def fast_responder(space: KeySpace) -> Callable[[int, bytes], bytes | None]:
     """Return a function that responds to the two most frequent requests, and to no other.
 
-    These are GET, and WAIT for one key, where the key has a value and the received bytes are exactly
-    one request. `respond` would say the same in several times the time. Workers mostly ask for the
-    same keys, so decoded requests are remembered.
+    These are GET, and WAIT for one key, if the key has a value and the received bytes are exactly one request.
+    `respond` returns the same, several times slower. Workers mostly read the same keys, so decoded
+    requests are cached.
     """
     values, waits, promised = space.for_looking_up()
     value_of = values.get
@@ -190,13 +190,13 @@ class ClientConnection:
 
     def __init__(self, number: int, peer: socket.socket, address: object) -> None:
         self.host = b""
-        """Where it comes from: an address, or nothing if it is of this host."""
+        """The address of its host; empty for this host."""
         self.share: Share | None = None
         self.greet: Callable[[ClientConnection], None] | None = None
-        """What to do with what it sends, until it is a client."""
+        """The handler of its data until it is accepted as a client."""
         self.proof: StoreProof | None = None
         self.stream: SealedStream | None = None
-        """Where an agent forwards what a worker says: how that is sealed."""
+        """The seals of a connection on which an agent forwards a worker's traffic."""
         self.number = number
         self.socket = peer
         self.descriptor = peer.fileno()
@@ -235,7 +235,7 @@ _loops: list[ServingLoop] = []  # Those of this process: they share its descript
 
 
 class ServingLoop:
-    """Serves until the descriptor `wake` is readable; without an `access`, whoever comes."""
+    """Serves until the descriptor `wake` is readable; without an `access`, every host."""
 
     def __init__(
         self,

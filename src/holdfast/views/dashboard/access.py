@@ -1,20 +1,19 @@
 """Who may use a dashboard: the login token, sessions, and which requests are a page of ours.
 
-A browser sends what any page tells it to, cookies included. So besides the session there are these
-rules, and each is checked for every request before anything else is done:
+A browser sends requests for any page, with cookies. So every request must pass these checks first:
 
 ==========================  ==================================================================
-requested by our own name   `Host` is an address, `localhost`, or a name that the dashboard was
-                            given: a stranger's name that means 127.0.0.1 (DNS rebinding) is not
-from a page of ours         a request that changes something has our `Origin`, and no request
+for our own name            `Host` is an address, `localhost`, or a name that the dashboard was
+                            given, and no other name that resolves to 127.0.0.1 (DNS rebinding)
+from our own page           a request that changes something has our `Origin`, and no request
                             comes from another site (`Sec-Fetch-Site`)
-by somebody who logged in   the cookie of a session: HttpOnly, SameSite=Strict, never in a URL
+from a session              its cookie: HttpOnly, SameSite=Strict, never in a URL
 on purpose                  a request that changes something has the session's own word in a
                             header, which no form and no other origin can send
 ==========================  ==================================================================
 
-Pure: the time is an argument. The login token is drawn for each dashboard and is not the job's: that
-one lets a program join the job, and has no business in a browser; jobs on loopback have none.
+Pure: the time is an argument. Each dashboard has its own login token. The job's token lets a program
+join the job, so it never reaches a browser.
 """
 
 from __future__ import annotations
@@ -33,46 +32,46 @@ if TYPE_CHECKING:
 TOKEN_BYTES = 20
 SESSION_BYTES = 32
 SESSION_S = 12 * 3600.0
-"""A session ends then, however much it is used."""
+"""A session expires after this time, used or not."""
 SESSIONS_MAX = 32
-"""One more, and the oldest ends."""
+"""A further session ends the oldest."""
 LOGIN_FAILURES_MAX = 10
 LOGIN_WINDOW_S = 60.0
-"""So many wrong tokens from one address within this time, and the address has to wait."""
+"""After this many wrong tokens within this time an address must wait."""
 ADDRESSES_MAX = 1_024
 CSRF_HEADER = "x-holdfast-csrf"
 
 
 class Session:
-    """One browser that has logged in."""
+    """A browser that has logged in."""
 
     def __init__(self, now: float) -> None:
         self.ends_at = now + SESSION_S
         self.word = secrets.token_urlsafe(SESSION_BYTES)
-        """What requests that change something have in a header."""
+        """The header of requests that change something."""
 
 
 class Access:
-    """The sessions of a dashboard. `names` are host names by which it may be asked for."""
+    """The sessions of a dashboard. `names` are the host names under which it is served."""
 
     def __init__(self, token: str, port: int, names: tuple[str, ...] = ()) -> None:
         self._token = token
         self._names = ("localhost", *(name.lower() for name in names))
-        # Browsers do not tell cookies of two ports of a host apart.
+        # Browsers share cookies between the ports of a host.
         self.cookie = f"holdfast-{port}"
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
         self._failures: OrderedDict[str, deque[float]] = OrderedDict()
 
-    # What every request has to be.
+    # Checks of every request.
 
     def is_ours(self, headers: Mapping[str, str], *, changes: bool) -> bool:
-        """Whether a request was made to this dashboard by a page of it, or by a person."""
+        """Whether a page of this dashboard, or a person, made a request."""
         host = headers.get("host", "")
         if not host or not is_asked_for(host, self._names):
             return False
         site = headers.get("sec-fetch-site", "none")
         if site not in ("none", "same-origin"):
-            # A link on another site may lead to the page; without the cookie, which is strict.
+            # A link on another site may open the page, but without the strict cookie.
             is_link = headers.get("sec-fetch-mode") == "navigate" and not changes
             if not is_link or headers.get("sec-fetch-dest") != "document":
                 return False
@@ -98,7 +97,7 @@ class Access:
         return session_id
 
     def must_wait(self, now: float, address: str) -> bool:
-        """Whether too many wrong tokens came from an address of late."""
+        """Whether an address recently sent too many wrong tokens."""
         failures = self._failures.get(address)
         return (
             failures is not None
@@ -107,7 +106,7 @@ class Access:
         )
 
     def session(self, now: float, session_id: str) -> Session | None:
-        """Return the session with this id, unless it is over."""
+        """Return the session with this id, unless it has expired."""
         key = _digest(session_id)
         found = self._sessions.get(key)
         if found is not None and now >= found.ends_at:
@@ -126,7 +125,7 @@ def is_on_purpose(session: Session, headers: Mapping[str, str]) -> bool:
 
 
 def draw_token() -> str:
-    """Return a login token: no guess finds it, and it can be typed."""
+    """Return a login token that nobody can guess and a person can type."""
     return secrets.token_hex(TOKEN_BYTES)
 
 

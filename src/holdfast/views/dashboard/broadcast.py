@@ -1,8 +1,8 @@
-"""What browsers receive: one state of the job, made of sections, encoded once for all of them.
+"""The stream to browsers: the state of the job in sections, encoded once for all of them.
 
-A browser begins with a snapshot, all sections and the newest events, and then gets the sections that
-change and the events that come. Each has a bounded queue; one that does not keep up is dropped,
-connects again by itself and begins with a snapshot.
+A browser first receives a snapshot with all sections and the newest events, then the sections that
+change and new events. Each browser has a bounded queue. One that does not keep up is disconnected; it
+reconnects by itself and receives a new snapshot.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 QUEUE_MAX = 32
-"""Updates that a browser may be behind."""
+"""Updates that a browser has not received yet."""
 LISTENERS_MAX = 64
 EVENTS_KEPT_MAX = 1_024
 
@@ -44,7 +44,7 @@ class Listener:
         self._woken.set()
 
     async def get(self, limit_s: float) -> bytes | None:
-        """Return the next update, nothing if none comes in time, or None at the end."""
+        """Return the next update, nothing after the time limit, or None at the end."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._woken.wait()
@@ -59,11 +59,11 @@ class Listener:
 
 
 class Broadcast:
-    """The sections as they are now, and who listens. `renew` publishes what is true now."""
+    """The current sections and the listeners. `renew` publishes the current state."""
 
     def __init__(self, renew: Callable[[], None]) -> None:
         self.is_wanted = asyncio.Event()
-        """Set while anybody listens."""
+        """Set while there are listeners."""
         self._renew = renew
         self._sections: dict[str, bytes] = {}
         self._events: deque[bytes] = deque(maxlen=EVENTS_KEPT_MAX)
@@ -73,12 +73,12 @@ class Broadcast:
         self._left = asyncio.Event()
 
     def refresh(self) -> None:
-        """Publish what is true now, if anybody listens; else the next listener will see to it."""
+        """Publish the current state if there are listeners; otherwise the next listener does."""
         if self._listeners:
             self._renew()
 
     def publish(self, sections: Mapping[str, object], events: Iterable[object]) -> None:
-        """Pass on the sections of these that differ from what was published before, and events."""
+        """Send the sections that changed since they were last published, and events."""
         changed = {
             name: encoded
             for name, value in sections.items()
@@ -112,7 +112,7 @@ class Broadcast:
             self._left.set()
 
     async def idle_for(self, seconds: float) -> None:
-        """Return when nobody has listened for so long."""
+        """Return when there were no listeners for this long."""
         while True:
             self._left.clear()
             if self._listeners:
@@ -124,7 +124,7 @@ class Broadcast:
                 return
 
     def drop_all(self) -> None:
-        """Let everybody begin anew; what was published is forgotten."""
+        """Disconnect all listeners and forget what was published."""
         self._sections.clear()
         self._events.clear()
         for listener in self._listeners:
@@ -139,7 +139,7 @@ class Broadcast:
 def message(
     kind: str, revision: int, sections: Mapping[str, bytes], events: Iterable[bytes]
 ) -> bytes:
-    """Return an event of a stream. JSON has no line breaks that are not escaped."""
+    """Return an event of a stream. JSON escapes line breaks."""
     parts = [b"%b:%b" % (_encode(name), value) for name, value in sections.items()]
     news = b",".join(events)
     if news:

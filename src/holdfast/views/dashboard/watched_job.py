@@ -1,7 +1,7 @@
-"""The job behind a dashboard: its state for browsers while there are any, and what else it is asked.
+"""The job of a dashboard: its state for browsers, and other requests to it.
 
-The state is `holdfast.live`, followed for as long as somebody looks, and given to `Broadcast` in
-sections. A job whose dashboard nobody looks at is not asked for anything.
+While a page is open, a `Feed` keeps a `LiveJob` up to date, and `Broadcast` sends it in sections. While
+no page is open, the job receives no requests.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from holdfast.wire.messages import EventRecord
 
 GATHER_S = 0.1
-"""Changes that come within this time go to browsers together."""
+"""Changes within this time are sent together."""
 IDLE_S = 30.0
-"""The job is asked for its state for so long after the last page was closed."""
+"""The state is kept up to date for this long after the last page was closed."""
 LOG_LINES_MAX = 10_000
-"""Of each rank, to begin with."""
+"""The number of old lines of each rank."""
 LOGS_WAITING_MAX = 8
-"""Pieces of logs that a browser has not taken; more are not read until it does."""
+"""Pieces of logs that a browser has not received; reading waits for it."""
 LINE_CHARS_MAX = 4_000
 SPANS_SHOWN = 2_000
 FAILURES_S = 2.0
-"""A report of failures is made this often at most."""
+"""The least interval between reports of failures."""
 
 
 class _NotedJob(LiveJob):
-    """A `LiveJob` that notes which events browsers have not got yet."""
+    """A `LiveJob` that notes which events were not published yet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,10 +56,10 @@ class _NotedJob(LiveJob):
 
 
 class Commands(Protocol):
-    """What the commands for running jobs do too; see `cli.operate`."""
+    """The parts of other commands that a dashboard needs; see `cli.operate`."""
 
     async def connect(self) -> JobClient:
-        """Return a new connection to the job, wherever it is found at that time."""
+        """Find the job and return a new connection to it."""
 
     async def follow_logs(
         self,
@@ -73,7 +73,7 @@ class Commands(Protocol):
 
 
 class WatchedJob:
-    """One job, from when the server begins until it ends."""
+    """One job, for as long as the server runs."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class WatchedJob:
     # The state.
 
     async def run(self) -> None:
-        """Follow the job while anybody looks, until cancelled."""
+        """Follow the job while a page is open, until cancelled."""
         while True:
             await self.broadcast.is_wanted.wait()
             feeding = asyncio.ensure_future(
@@ -105,7 +105,7 @@ class WatchedJob:
             try:
                 await asyncio.wait((feeding, idle), return_when=asyncio.FIRST_COMPLETED)
                 if feeding.done():
-                    feeding.result()  # It ends by a bug alone.
+                    feeding.result()  # Only a bug ends it.
             finally:
                 feeding.cancel()
                 idle.cancel()
@@ -121,9 +121,9 @@ class WatchedJob:
         self.broadcast.refresh()
 
     def _refresh(self) -> None:
-        """Give all sections to the browsers."""
+        """Publish all sections."""
         model = self._model
-        if model.events is not self._events:  # It is another job of the same name.
+        if model.events is not self._events:  # A new job with the same name.
             self._events = model.events
             self.broadcast.drop_all()
         news, model.news = model.news, []
@@ -153,10 +153,10 @@ class WatchedJob:
             news,
         )  # fmt: skip
 
-    # What else it is asked.
+    # Other requests.
 
     async def act(self, wanted: ActionWanted) -> str:
-        """Ask for an action as `JobClient.request` does."""
+        """Request an action; return what `JobClient.request` does."""
         async with await self._commands.connect() as client:
             return await client.request(
                 wanted.action,
@@ -167,7 +167,7 @@ class WatchedJob:
             )
 
     async def stacks(self) -> dict[str, Any]:
-        """Return the stacks of all workers, equal ones together."""
+        """Return the stacks of all workers, equal ones grouped."""
         async with await self._commands.connect() as client:
             job = await client.status()
             found = await asyncio.gather(
@@ -183,14 +183,14 @@ class WatchedJob:
         }
 
     def logs_wanted(self, asked: Mapping[str, str]) -> LogsQuery:
-        """Return what the parameters of a request ask for; raise `ValueError` for nonsense."""
+        """Parse the parameters of a request for logs; raise `ValueError` if they are invalid."""
         try:
             ranks = self._commands.parse_ranks(asked.get("ranks", "").replace(" ", ""))
         except UsageError:
-            raise ValueError("ranks are written as 0,8-15") from None
+            raise ValueError("ranks are a list like 0,8-15") from None
         last = asked.get("tail", "all")
         if last != "all" and not (last.isascii() and last.isdigit()):
-            raise ValueError("a number of lines, or all of them")
+            raise ValueError("tail is a number of lines or all")
         tail = -1 if last == "all" else min(LOG_LINES_MAX, int(last[:9]))
         return LogsQuery(
             ranks=ranks,
@@ -231,7 +231,7 @@ class WatchedJob:
             await asyncio.wait((reading,))
 
     async def failures(self) -> dict[str, Any]:
-        """Return the failures that the log directories tell of, if any were given."""
+        """Return the failures in the log directories, if there are any."""
         if not self._log_dirs:
             return {"failures": [], "problem": "", "folders": []}
         async with self._reading:
@@ -247,7 +247,7 @@ class WatchedJob:
 
 
 def _columns(rows: Sequence[RankRow], node_of: dict[str, int]) -> dict[str, list[Any]]:
-    """Return ranks column by column, which is half the size and quicker to read."""
+    """Return ranks by column, which takes half the space."""
     return {
         "rank": [row.rank for row in rows],
         "node": [node_of.get(row.node, -1) for row in rows],

@@ -1,8 +1,8 @@
-"""The dashboard's server: pages, the stream of the job's state, logs, stacks, and what is asked for.
+"""The dashboard's web server: pages, the stream of the job's state, logs, stacks and requests.
 
-One process and one loop serve all browsers, and one feed asks the job for its state. Logs, stacks and
-requests have connections of their own to the job, each for as long as it takes, so a slow reader of
-logs holds up nobody. Who may do what is decided in `access`, before anything else.
+One process and one loop serve all browsers, and one feed reads the state of the job. Logs, stacks and
+requests use their own connections to the job, so a slow reader of logs delays nobody. `access` checks
+every request first.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from holdfast.core.limits import (
     REQUEST_ID_CHARS_MAX,
     REQUEST_WHY_CHARS_MAX,
 )
+from holdfast.core.requests import Action
 from holdfast.views import report
 from holdfast.views.dashboard.access import Access, Session, is_on_purpose
 
@@ -40,16 +41,15 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from holdfast.core.requests import Action
     from holdfast.views.dashboard.watched_job import WatchedJob
 
 BODY_BYTES_MAX = 16 * 1024
 HEAD_BYTES_MAX = 16 * 1024
 EXCHANGE_S = 5.0
-"""For the head of a request to arrive, and again for its body."""
+"""Timeout for the head of a request, and again for its body."""
 CONNECTIONS_MAX = 512
 PING_S = 5.0
-"""A stream that has nothing to say says so this often, and looks whether its session is over."""
+"""A stream without news sends a ping, and checks its session, this often."""
 LOG_STREAMS_MAX = 16
 STACKS_AT_ONCE = 1
 
@@ -75,22 +75,22 @@ HEADERS = {
     "cache-control": "no-store",
 }
 OPEN_PATHS = ("/login", "/login.css", "/login.js", "/page.css", "/icon.svg")
-"""What may be had without a session: nothing of the job is in it."""
+"""Paths that need no session; they contain nothing of the job."""
 
 
 class ActionWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the page asks for on somebody's behalf."""
+    """A request to the job from the page."""
 
     id: Annotated[str, Meta(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
     action: Action
     node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)] = ""
     reason: Annotated[str, Meta(max_length=REQUEST_WHY_CHARS_MAX)] = ""
     grace_s: Annotated[float, Meta(ge=-1.0, le=GRACE_S_MAX)] = -1.0
-    """Below 0: as the job was started."""
+    """Below 0: the grace with which the job was started."""
 
 
 class Refused(Exception):
-    """A request that is not granted; `status` is HTTP's."""
+    """A request is rejected with this HTTP status."""
 
     def __init__(self, status: int, problem: str) -> None:
         super().__init__(problem)
@@ -98,7 +98,7 @@ class Refused(Exception):
 
 
 class Gate:
-    """Lets requests in that may come in, and gives every response the same headers."""
+    """Checks requests, and adds the same headers to every response."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
@@ -198,7 +198,7 @@ class Dashboard:
             {"word": session.word, "readOnly": self._job.is_read_only, "version": __version__}
         )
 
-    # What is shown.
+    # State.
 
     async def _feed(self, request: Request) -> Response:
         listener = self._job.broadcast.listen()
@@ -242,7 +242,7 @@ class Dashboard:
     async def _failures(self, _request: Request) -> Response:
         return as_json(await self._job.failures())
 
-    # What is asked for.
+    # Requests.
 
     async def _dump_stacks(self, _request: Request) -> Response:
         async with self._stacks:
@@ -262,7 +262,7 @@ class Dashboard:
 def _checked(
     handle: Callable[[Request], Awaitable[Response]],
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Turn what a handler raises on purpose into a response."""
+    """Turn the exceptions of a handler into responses."""
 
     async def checked(request: Request) -> Response:
         try:
@@ -288,7 +288,7 @@ def _file(path: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 def problem_of(refused: Refused) -> Response:
-    """Return the response of a refusal, for programs; people see it in the page."""
+    """Return the response to a rejected request; the page shows it."""
     return as_json({"problem": refused.problem}, refused.status)
 
 
@@ -298,14 +298,14 @@ def as_json(value: Any, status: int = 200) -> Response:
 
 
 def cookie_of(header: str, name: str) -> str:
-    """Return the value of a cookie; nothing if there is none, or more than one."""
+    """Return the value of a cookie; empty if it is missing or ambiguous."""
     pairs = [part.strip().partition("=") for part in header.split(";")]
     values = [value for key, _, value in pairs if key == name]
     return values[0] if len(values) == 1 else ""
 
 
 async def body_of(request: Request) -> bytes:
-    """Return the body of a request, if it is small and comes in time."""
+    """Return the body of a request; reject it if it is too large or too slow."""
     body = bytearray()
     try:
         async with asyncio.timeout(EXCHANGE_S):
@@ -319,7 +319,7 @@ async def body_of(request: Request) -> bytes:
 
 
 class PromptProtocol(H11Protocol):
-    """A connection that is closed unless its first request arrives in time."""
+    """A connection that closes unless its first request arrives in time."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -331,7 +331,7 @@ class PromptProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Ends the streams of browsers first, which would go on for ever."""
+    """Ends the endless streams of browsers before it shuts down."""
 
     def __init__(self, config: uvicorn.Config, job: WatchedJob) -> None:
         super().__init__(config)

@@ -1,1 +1,1 @@
-"""What happened in a job, from its log directories: records read, a model of them, a page of the model."""
+"""The report of a job: records from log directories, a model of them, and a page of the model."""

@@ -1,7 +1,7 @@
-"""A report as one HTML file: styles, script and plots are in it, and nothing is fetched from elsewhere.
+"""A report as one HTML file that contains its styles, script and plots.
 
-Everything that came out of a log directory is text of others: `shown` makes it visible and escapes
-it, and the page's own policy (CSP) lets no script or style run but the two whose hashes it has.
+Text from a log directory is untrusted: `shown` makes it printable and escapes it, and the content
+security policy of the page allows only its own style and script, by their hashes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from holdfast.views.report.model import Failure, Generation, Node, Progress, Report, Span
 
 LANES_SHOWN = 32
-"""Of more nodes, those of which something is to be told come first."""
+"""Nodes that are drawn; of more, those that failed or were lost come first."""
 ROWS_SHOWN = 500
 SPANS_SHOWN = 4000
 LANE_HEIGHT = 26
 OPEN_FAILURES = 1
-"""How many failures are shown unfolded."""
+"""Failures that are shown open."""
 MEANINGS = {
     Stage.USEFUL: "made progress",
     Stage.REPEATED: "made steps that it repeated after a restart",
@@ -53,12 +53,12 @@ VERDICTS = {
 
 
 def shown(text: str) -> str:
-    """Return text of others as HTML, in one line."""
+    """Return untrusted text as one line of HTML."""
     return escape(one_line(text))
 
 
 def block(text: str) -> str:
-    """Return text of others as HTML that keeps its lines, without colours and overwritten bars."""
+    """Return untrusted lines as HTML, without colours and overwritten progress bars."""
     return escape(visible("\n".join(readable_lines(text.strip("\n")))))
 
 
@@ -71,7 +71,7 @@ def render(report: Report) -> str:
     )
     sections = [
         ("timeline", "Timeline", _timeline(report)),
-        ("time", "Where the time went", _where_the_time_went(report)),
+        ("time", "Time", _where_the_time_went(report)),
         ("failures", "Failures", _failures(report)),
         ("generations", "Generations", _generations(report)),
         ("progress", "Progress", _progress(report)),
@@ -108,7 +108,7 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-# The head: how it ended, and why, before anything else.
+# The head: how the job ended, and why.
 
 
 def _header(report: Report) -> str:
@@ -133,12 +133,12 @@ def _figures(report: Report) -> str:
     figures = [
         (_share(report.goodput), good),
         (duration(report.duration_s), "from beginning to end"),
-        (f"{report.restarts} of {report.max_restarts}", "restarts charged to failures"),
+        (f"{report.restarts} of {report.max_restarts}", "restarts charged"),
         (
             str(len(report.generations)),
             "generation" if len(report.generations) == 1 else "generations",
         ),
-        (str(failed), "worker failed by itself" if failed == 1 else "workers failed by themselves"),
+        (str(failed), "worker failed" if failed == 1 else "workers failed"),
         (workers, "nodes &times; workers at the end"),
     ]
     return (
@@ -157,17 +157,17 @@ def _share(value: float) -> str:
     return f"{100 * value:.1f} %" if value < 0.9995 else "100 %"
 
 
-# Where the time went.
+# What the time was spent on.
 
 
 def _where_the_time_went(report: Report) -> str:
     how = (
-        "Workers report their steps: <em>useful</em> is the time in which steps were made that no "
-        "later generation had to repeat."
+        "Workers report steps: <em>useful</em> is the time in which they made steps that no later "
+        "generation repeated."
         if report.measure == "progress"
-        else "Workers do not report their steps (<code>holdfast.worker.progress</code>): "
-        "<em>useful</em> is the time in which all of them ran. What they had to repeat after a "
-        "restart is not known, so the true goodput is lower."
+        else "Workers do not report steps (<code>holdfast.worker.progress</code>): <em>useful</em> is "
+        "the time in which all workers ran. Which of it they repeated after a restart is unknown, so "
+        "this is an upper bound."
     )
     place = 0.0
     bars = []
@@ -289,7 +289,7 @@ def _cross(node: Node, at: int, report: Report) -> str:
     ends = [part.to_s for part in report.node_spans if part.node == node.name]
     end = max(ends, default=node.ended_s)
     x, y = percent(end, report.duration_s), LANE_HEIGHT * at
-    left = -14 if end > 0.98 * report.duration_s else -5  # All of it is to be seen.
+    left = -14 if end > 0.98 * report.duration_s else -5  # It must stay inside.
     return (
         f'<svg x="{x}" y="{y}" width="14" height="26" overflow="visible">'
         f'<path class="cross" d="M{left} 8l10 10M{left + 10} 8l-10 10"/><title>{shown(node.name)} was lost</title></svg>'
@@ -326,8 +326,8 @@ def _generations(report: Report) -> str:
     before, after = (Stage.REGROUP, Stage.START, Stage.WARMUP), (Stage.DETECT, Stage.STOP)
     heads = ("started", "nodes &times; workers", *before, *after, "useful", "repeated", "steps")
     return (
-        '<p class="about">How long each took to come about (regroup, start, warmup), what it '
-        "brought, and how long its end took (detect, stop).</p>"
+        '<p class="about">The stages that led to each generation (regroup, start, warmup), its useful '
+        "and repeated time, and the stages that ended it (detect, stop).</p>"
         '<div class="wide"><table><thead><tr><th>#</th>'
         + "".join(f'<th class="n">{head}</th>' for head in heads)
         + f"<th>end</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
@@ -346,13 +346,13 @@ def _failures(report: Report) -> str:
         return ""
     causes = [one for one in report.failures if not one.consequence]
     others = [one for one in report.failures if one.consequence]
-    # The one that the job ended with is read first.
+    # The failure that ended the job is open.
     opened = causes[-1:] if report.outcome.state == "failed" else causes[:OPEN_FAILURES]
     text = "".join(_failure(one, is_open=one in opened) for one in causes)
     if others:
         inner = "".join(_failure(one, is_open=False) for one in others)
         text += (
-            f"<details><summary>{len(others)} more ended only because the others were being "
+            f"<details><summary>{len(others)} more exited only because the others were "
             f"stopped</summary><div>{inner}</div></details>"
         )
     return text
@@ -398,7 +398,7 @@ def _progress(report: Report) -> str:
     is_all = found.reporting == len(found.ranks)
     low_step, high_step = _range_of_steps(found)
     tops = sorted(one for one in found.rate_max if one is not None)
-    # A rate may be measured over a moment: a few that stand out are cut off.
+    # Rates of very short periods can be outliers, which are cut off.
     high_rate = plots.nice_top(1.05 * tops[int(0.99 * (len(tops) - 1))] if tops else 1.0)
     steps, rates = (
         _lines(found, "steps", low_step, high_step),
@@ -438,7 +438,7 @@ def _progress(report: Report) -> str:
     if found.reporting > 1:
         levels = zip(
             ("h1", "h2", "h3", "h4", "h5"),
-            ("as fast as the others", "from 75 %", "from 50 %", "from 25 %", "slower, or standing"),
+            ("as fast as the others", "from 75 %", "from 50 %", "from 25 %", "slower or stalled"),
             strict=True,
         )
         shades = "".join(
@@ -446,8 +446,8 @@ def _progress(report: Report) -> str:
         )
         per_row = "" if is_all else " A row has several ranks, and shows the slowest."
         heat = (
-            f'<h3>Who was slow, and when</h3><p class="about">The rate of each rank relative to '
-            f"the median of all at that time.{per_row}</p>"
+            f'<h3>Slow ranks over time</h3><p class="about">The rate of each rank relative to '
+            f"the median rate at that time.{per_row}</p>"
             + plots.heat_map(
                 title="Rates relative to the median, a row for each rank",
                 rows=found.heat,
@@ -457,14 +457,14 @@ def _progress(report: Report) -> str:
             + f'<div class="legend">{shades}</div>{_slowest(found)}'
         )
     return (
-        f'<p class="about">As {found.reporting} ranks reported it by '
-        "<code>holdfast.worker.progress</code>. Dashed lines are starts of generations.</p>"
+        f'<p class="about">{found.reporting} ranks reported steps with '
+        "<code>holdfast.worker.progress</code>. Dashed lines mark the starts of generations.</p>"
         f"<h3>Steps</h3>{drawn[0]}<h3>Steps per second</h3>{drawn[1]}{legend}{heat}"
     )
 
 
 def _range_of_steps(found: Progress) -> tuple[float, float]:
-    """Return the ends of the axis of steps: from 0 on, unless they are far from it or below."""
+    """Return the range of the axis of steps: from 0, unless all steps are far above it."""
     low = min((one for one in found.step_min if one is not None), default=0)
     high = max((one for one in found.step_max if one is not None), default=1)
     if 0 <= low < 0.5 * high:
@@ -473,7 +473,7 @@ def _range_of_steps(found: Progress) -> tuple[float, float]:
 
 
 def _lines(found: Progress, what: str, low: float, high: float) -> list[str]:
-    """Return the line of each rank; of many, those to be seen come last, above the others."""
+    """Return the line of each rank, the slowest last, so that they are on top."""
     few = found.reporting <= plots.COLOURS
     is_all = found.reporting == len(found.ranks)
     worst = {one.rank for one in (found.slowest[:1] if is_all else found.slowest)}
@@ -496,7 +496,7 @@ def _slowest(found: Progress) -> str:
         for one in found.slowest
     )
     return (
-        '<h3>The slowest at the end</h3><div class="wide"><table><thead><tr><th>rank</th><th>node</th>'
+        '<h3>The slowest ranks at the end</h3><div class="wide"><table><thead><tr><th>rank</th><th>node</th>'
         '<th class="n">steps per second</th><th class="n">last step</th><th class="n">behind</th>'
         f'<th class="n">when</th></tr></thead><tbody>{rows}</tbody></table></div>'
     )

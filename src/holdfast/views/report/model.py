@@ -1,14 +1,12 @@
-"""A job as a report shows it: one typed, bounded value, made of its nodes' records and nothing else.
+"""The model of a report: one typed, bounded value, made from the records of a job's nodes.
 
-`describe` is pure. What it returns is the JSON of `holdfast report --json`, to the key; pages and views
-are made of it (docs/guides/report.md explains the keys). All times are seconds from the beginning of
-the job, on one axis for all nodes.
+`describe` is pure. Its value is the JSON of `holdfast report --json`, key by key
+(docs/reference/report-json.md). Generations, stages and goodput come from `control.history`. All times
+are seconds since the job began, on one axis for all nodes.
 
 **One axis.** Clocks of hosts differ, so they are not compared. A generation starts on all its nodes
-within the time of a message: each node is shifted so that the generations it shares with the first one
-start together. Nodes on one machine have one clock and are not shifted.
-
-Generations, the stages of restarts, what time was spent on and goodput come from `control.history`.
+within the time of a message. Each node is shifted so that the generations it shares with the first node
+start together. Nodes on one machine share its clock and are not shifted.
 """
 
 from __future__ import annotations
@@ -46,23 +44,23 @@ if TYPE_CHECKING:
 VERSION = 1
 """Raised when the meaning of a key changes, not when a key is added."""
 BUCKETS = 160
-"""The points of a plot, from the beginning of the job to its end."""
+"""Points of a plot, from the beginning of the job to its end."""
 COVERED_MIN = 0.2
-"""Of a bucket's time, for a rate to be told from it."""
+"""The share of a bucket that must be covered for a rate."""
 RANKS_SHOWN = 64
-"""Of more ranks, plots have the slowest few and the range of all."""
+"""Ranks in a plot; of more, the slowest few and the range of all."""
 SLOWEST_SHOWN = 8
 RANKS_MAX = 100_000
 GENERATIONS_SHOWN = 500
-"""Of more, the first and the last half."""
+"""Generations in a report; of more, the first and the last half."""
 FAILURES_SHOWN = 200
 NODES_SHOWN = 10_000
 TEXTS_CHARS_MAX = 2_000_000
-"""All tracebacks and ends of stderr together."""
+"""The total of all tracebacks and ends of stderr."""
 LINE_CHARS_MAX = 500
 TAILS_SHOWN = 16
 QUIET_S = 0.5
-"""A shorter time without a step is not drawn as standing still."""
+"""A shorter time without a step is not drawn as a stall."""
 STACKS = "[holdfast] stacks (pid "
 
 
@@ -70,9 +68,9 @@ class Outcome(Struct, kw_only=True):
     """How the job ended."""
 
     state: str
-    """`succeeded`, `failed`, `stopped` (by a signal or by somebody), `error`, `running` or `killed`."""
+    """`succeeded`, `failed`, `stopped` (by a signal or a request), `error`, `running` or `killed`."""
     reason: str
-    """In one line; of a failed job, its first failure."""
+    """One line; the first failure of a failed job."""
 
 
 class Node(Struct, kw_only=True):
@@ -92,7 +90,7 @@ class Node(Struct, kw_only=True):
     ranks: str
     """The ranks of its workers in its last generation."""
     clock_ahead_s: float | None
-    """How far its clock was ahead of the first node's; None if that cannot be told."""
+    """How far its clock was ahead of the first node's; None if unknown."""
 
 
 class Span(Struct, kw_only=True):
@@ -105,7 +103,7 @@ class Span(Struct, kw_only=True):
 
 
 class NodeSpan(Struct, kw_only=True):
-    """How long workers of a generation were on a node."""
+    """When workers of a generation were on a node."""
 
     node: str
     generation: int
@@ -114,7 +112,7 @@ class NodeSpan(Struct, kw_only=True):
 
 
 class Generation(Struct, kw_only=True):
-    """One start of all workers, and what became of it."""
+    """One start of all workers, and how it ended."""
 
     number: int
     started_s: float
@@ -123,14 +121,14 @@ class Generation(Struct, kw_only=True):
     world_size: int
     restarts: int
     why: str
-    """Why it was started, if that is recorded."""
+    """Why it was started, if recorded."""
     end: str
     """`succeeded`, `failed`, `lost`, `regrouped`, `stopped` or `unknown`."""
     end_reason: str
     detect_s: float | None
     stop_s: float | None
     regroup_s: float | None
-    """From the end of the last one until the nodes had met for this one; so too the next two."""
+    """The stages of `control.history`; None if unknown."""
     start_s: float | None
     warmup_s: float | None
     useful_s: float
@@ -157,11 +155,11 @@ class Failure(Struct, kw_only=True):
     traceback: str
     stderr_tail: str
     stacks: str
-    """Of a worker that a watchdog ended, where it was."""
+    """The stacks of a worker that a watchdog killed."""
 
 
 class Cost(Struct, kw_only=True):
-    """All spans of one stage."""
+    """The total time of one stage."""
 
     stage: Stage
     seconds: float
@@ -169,7 +167,7 @@ class Cost(Struct, kw_only=True):
 
 
 class RankSeries(Struct, kw_only=True):
-    """One rank's steps and rate at the times of `Progress.times_s`; None where it did not run."""
+    """Steps and rates of one rank at `Progress.times_s`; None while it did not run."""
 
     rank: int
     steps: list[int | None]
@@ -177,39 +175,39 @@ class RankSeries(Struct, kw_only=True):
 
 
 class RankSummary(Struct, kw_only=True):
-    """How far one rank is."""
+    """The progress of one rank."""
 
     rank: int
     node: str
     last_step: int
     last_step_s: float
     behind: int
-    """Steps behind the first one at the end."""
+    """Steps behind the fastest rank at the end."""
     rate: float
-    """Steps per second, over its last generation."""
+    """Steps per second in its last generation."""
 
 
 class Progress(Struct, kw_only=True):
-    """What workers reported by `holdfast.worker.progress`."""
+    """Steps that workers reported with `holdfast.worker.progress`."""
 
     times_s: list[float]
     ranks: list[RankSeries]
-    """All of them if they are few, else the slowest."""
+    """All ranks, or the slowest of many."""
     rate_min: list[float | None]
     rate_median: list[float | None]
     rate_max: list[float | None]
     step_min: list[int | None]
     step_max: list[int | None]
     heat: list[list[float | None]]
-    """Rates relative to the median of that time: a row for each of `heat_ranks`."""
+    """Rates relative to the median at that time: a row for each of `heat_ranks`."""
     heat_ranks: list[str]
-    """A rank, or a range of ranks, whose row is the slowest of them."""
+    """A rank, or a range of ranks, whose row is that of the slowest."""
     slowest: list[RankSummary]
     reporting: int
 
 
 class Tail(Struct, kw_only=True):
-    """The end of what a worker wrote, in a job that has no recorded end."""
+    """The end of a worker's output, in a job without a recorded end."""
 
     rank: int
     node: str
@@ -229,11 +227,11 @@ class Report(Struct, kw_only=True):
     duration_s: float
     goodput: float
     measure: str
-    """What `useful` means here: `progress` or `running`, see above."""
+    """`progress`, or `running` if goodput is an upper bound."""
     restarts: int
     max_restarts: int
     world_size: int
-    """Of the last generation."""
+    """The number of workers of the last generation."""
     costs: list[Cost]
     spans: list[Span]
     generations: list[Generation]
@@ -244,14 +242,14 @@ class Report(Struct, kw_only=True):
     tails: list[Tail]
     environment: dict[str, str]
     notes: list[str]
-    """What a reader must know of how this was made: clocks, what is missing."""
+    """What is missing, and how clocks were aligned."""
 
 
 NODE_STATES = ("succeeded", "failed", "stopped", "error", "standby")
 
 
 def describe(nodes: Sequence[NodeRun], skipped_jobs: int = 0) -> Report:
-    """Return the report of one job, from the records of as many of its nodes as there are."""
+    """Return the report of one job, from the records of some or all of its nodes."""
     return _Description(nodes, skipped_jobs).report()
 
 
@@ -259,7 +257,7 @@ class _Axis:
     """The times of all nodes on one axis, in seconds from the beginning of the job."""
 
     def __init__(self, nodes: Sequence[NodeRun]) -> None:
-        # The one that was in most generations; of equals, the one that began first.
+        # The node with the most generations; the first to start among equals.
         self.first = max(nodes, key=lambda node: (len(node.generations), -node.run.wall))
         self._shifts: dict[int, float] = {}
         self.ahead: dict[int, float | None] = {}
@@ -268,7 +266,7 @@ class _Axis:
         self.zero = min(node.run.wall + self._shifts[id(node)] for node in nodes)
 
     def _shift_of(self, node: NodeRun) -> tuple[float, float | None]:
-        """Return what to add to a node's time of day, and how far it is ahead as far as known."""
+        """Return the offset of a node's time of day, and how far it is ahead, if known."""
         first = self.first
         if node is first:
             return 0.0, 0.0
@@ -343,7 +341,7 @@ class _Merged:
 
 
 class _Description:
-    """What is found out of the records, step by step."""
+    """Derives the report from the records, step by step."""
 
     def __init__(self, nodes: Sequence[NodeRun], skipped_jobs: int) -> None:
         self.nodes = sorted(nodes, key=_place_of)
@@ -475,7 +473,7 @@ class _Description:
             following = node.generations[min(later)]
             end = self.axis.of(node, following.started_at or 0.0)
         elif one is not self.merged[-1]:
-            # The record ends: it may have run until the others noticed.
+            # The node was lost: it may have run until the others noticed.
             end = max(end, one.history.stopping_at or end)
         return NodeSpan(
             node=node.run.node,
@@ -508,8 +506,7 @@ class _Description:
             return Outcome(state="failed", reason=reason or "workers failed")
         if "succeeded" in states:
             gone = sum(node.end is None for node in self.nodes)
-            lost = "one of its nodes was" if gone == 1 else f"{gone} of its nodes were"
-            more = f"; {lost} lost on the way" if gone else ""
+            more = f"; {gone} {'node was' if gone == 1 else 'nodes were'} lost" if gone else ""
             return Outcome(state="succeeded", reason=f"all workers succeeded{more}")
         for state in ("stopped", "error", "standby"):
             reasons = [
@@ -520,10 +517,12 @@ class _Description:
                     state="stopped" if state == "stopped" else "error", reason=reasons[0]
                 )
         if any(node.is_alive for node in self.nodes):
-            return Outcome(state="running", reason="it was running when this report was made")
+            return Outcome(
+                state="running", reason="the job was running when this report was written"
+            )
         return Outcome(
             state="killed",
-            reason="no end is recorded: its agents were killed, or run where this cannot be seen",
+            reason="no end is recorded: its agents were killed, or run on other machines",
         )
 
     def _final(self) -> records.FinalReport | None:
@@ -583,7 +582,7 @@ class _Description:
         )
 
     def _text(self, text: str) -> str:
-        """Return a text, or what is left of the room for all of them."""
+        """Return the end of a text that still fits into the report."""
         text = text[-self.texts_left :] if self.texts_left else ""
         self.texts_left -= len(text)
         return text
@@ -641,8 +640,8 @@ class _Description:
         there = max((len(one.parts) for one in self.merged), default=0)
         if expected > there:
             notes.append(
-                f"The job had up to {expected} nodes, and this report is made from the folders of "
-                f"{there}: what happened on the others is only known as far as these were informed."
+                f"The job had up to {expected} nodes, and this report covers the folders of {there}. "
+                "Of the other nodes it has only what these knew."
             )
         shifted = [
             ahead
@@ -651,32 +650,32 @@ class _Description:
         ]
         if shifted:
             notes.append(
-                f"Clocks of hosts are not compared: {len(shifted)} nodes are shifted, by up to "
-                f"{max(map(abs, shifted)):.3f} s, so that the generations they share start together."
+                f"Clocks of hosts are not compared. {len(shifted)} nodes are shifted by up to "
+                f"{max(map(abs, shifted)):.3f} s, so that shared generations start together."
             )
         unknown = sum(self.axis.ahead[id(node)] is None for node in self.nodes)
         if unknown:
             notes.append(
-                f"{unknown} nodes share no generation with the first one: they are where their "
-                "own clocks put them."
+                f"{unknown} nodes share no generation with the first node. Their times are those of "
+                "their own clocks."
             )
         unreadable = sum(node.unreadable for node in self.nodes)
         if unreadable:
-            notes.append(f"{unreadable} lines of the timelines could not be read.")
+            notes.append(f"{unreadable} lines of the timelines are not readable.")
         if any(node.is_cut for node in self.nodes):
-            notes.append("A timeline was too long: its middle was left out.")
+            notes.append("The middle of a timeline that is too long is left out.")
         if any(one.history.goes_back for one in self.merged):
             notes.append(
-                "Step numbers go back within a generation, so they do not say what was "
-                "repeated after a restart."
+                "Step numbers decrease within a generation, so they do not show what was repeated "
+                "after a restart."
             )
         if any(one.end == "lost" for one in self.generations):
             notes.append(
-                "When a lost node died is not recorded anywhere: the time until the others knew "
-                "counts as useful."
+                "The time of a lost node's death is not recorded. The time until its loss was "
+                "detected counts as useful."
             )
         if outcome.state == "killed":
-            notes.append("The job ends here with the last sign of life in these folders.")
+            notes.append("The job ends with the last entry in these folders.")
         if self.skipped_jobs:
             notes.append(f"These folders have {self.skipped_jobs} other jobs; this is the newest.")
 
@@ -702,7 +701,9 @@ class _Description:
         median = [_rounded(column[len(column) // 2]) if column else None for column in known]
         usual = [*median]
         for at, column in enumerate(known):
-            if at and 0 < 2 * len(column) < len(ranks):  # A few are compared with all before them.
+            if at and 0 < 2 * len(column) < len(
+                ranks
+            ):  # If few ranks run, they are compared with the previous median.
                 usual[at] = usual[at - 1] or usual[at]
         heat, heat_ranks = _heat(ranks, series, usual)
         return Progress(
@@ -726,7 +727,7 @@ class _Description:
             found = one.samples.get(rank)
             if not found:
                 continue
-            # A point for each sample, at the end of the bucket that it falls into.
+            # A point for each sample, at the end of its bucket.
             for at, step in found:
                 steps[min(BUCKETS - 1, int(at / width))] = step
             for (from_s, low), (to_s, high) in pairwise(found):
@@ -737,7 +738,7 @@ class _Description:
             for at in range(first + 1, last + 1):
                 if steps[at] is None:
                     steps[at] = steps[at - 1]
-            # It may hang, or only not be done with the next step: to be judged by the usual time of one.
+            # Whether it stalled or only works on its next step depends on the usual time of one.
             over = one.exits.get(rank, one.history.stopping_at or self.end_s)
             quiet = over - found[-1][0]
             if quiet > max(STALL_STEPS * one.history.step_s, QUIET_S, width):
@@ -789,7 +790,7 @@ def _place_of(node: NodeRun) -> tuple[float, float]:
 def _spread(
     made: list[float], ran: list[float], from_s: float, to_s: float, rate: float, width: float
 ) -> None:
-    """Add steps of one rate, and their time, to the buckets in which they were made."""
+    """Add steps of one rate, and their time, to the buckets that they cover."""
     for at in range(int(from_s / width), min(BUCKETS - 1, int(to_s / width)) + 1):
         inside = min(to_s, (at + 1) * width) - max(from_s, at * width)
         if inside > 0:
@@ -800,7 +801,7 @@ def _spread(
 def _heat(
     ranks: list[int], series: dict[int, RankSeries], median: list[float | None]
 ) -> tuple[list[list[float | None]], list[str]]:
-    """Return how fast ranks were relative to the median, the slowest of as many as share a row."""
+    """Return rates relative to the median, a row for each group of ranks."""
     together = -(-len(ranks) // RANKS_SHOWN)
     heat, names = [], []
     for first in range(0, len(ranks), together):
@@ -829,7 +830,7 @@ def _last_line(text: str) -> str:
 
 
 def _error_line(error: str) -> str:
-    """Return what a traceback says in the end, without the name of the class."""
+    """Return the message of a traceback, without the name of the class."""
     head, colon, rest = _last_line(error).partition(": ")
     return _first_line(rest if colon and " " not in head else head + colon + rest)
 
@@ -844,7 +845,7 @@ def _most_common(values: list[str], shown: int = 3) -> list[str]:
 
 
 def _ends_of(items: list[T], limit: int) -> list[T]:
-    """Return a list, or its first and its last half as far as the limit allows."""
+    """Return a list, or its beginning and its end if it exceeds the limit."""
     return items if len(items) <= limit else items[: limit // 2] + items[-(limit // 2) :]
 
 

@@ -1,4 +1,4 @@
-"""Plots as SVG by hand: no library, no script, and nothing in them but numbers and escaped names."""
+"""Plots as plain SVG: numbers and escaped names, without a library or a script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TICKS = 4
 X_TICKS_MAX = 7
 COLOURS = 8
 HEAT_LEVELS = ((0.9, "h1"), (0.75, "h2"), (0.5, "h3"), (0.25, "h4"), (-1.0, "h5"))
-"""From which share of the median rate on a cell has which colour."""
+"""The least share of the median rate of each colour."""
 TIME_STEPS = (
     *(one * 10.0**power for power in range(-4, 1) for one in (1, 2, 5)),
     *(10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0),
@@ -22,7 +22,7 @@ TIME_STEPS = (
 
 
 def duration(seconds: float, step: float = 0.0) -> str:
-    """Return a time as people write it: `24 ms`, `12.5 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Return a time for people: `24 ms`, `12.5 s`, `3 min 20 s`, `2 h 5 min`."""
     if seconds < 60 and step:
         return f"{seconds:.{0 if step >= 1 else 1 if step >= 0.1 else 2}f} s"
     if seconds < 0.0995:
@@ -158,7 +158,7 @@ def plot(
 def heat_map(
     *, title: str, rows: Sequence[Sequence[float | None]], names: Sequence[str], seconds: float
 ) -> str:
-    """Return a map of cells, row by row, coloured by how far they are below 1."""
+    """Return a map of cells, row by row, coloured by their value up to 1."""
     height = HEIGHT / max(1, len(rows))
     cells: dict[str, list[str]] = {name: [] for _, name in HEAT_LEVELS}
     for number, row in enumerate(rows):

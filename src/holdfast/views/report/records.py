@@ -1,9 +1,9 @@
-"""Reading log directories: the timelines of a job's nodes, tolerant of whatever is in them.
+"""Reads log directories: the timelines of a job's nodes, whatever their state.
 
-A folder may be one run's, or one above it with the runs of several nodes and of several jobs. A job
-that was killed leaves half a line, a full disk less; a line that cannot be read is counted and left
-out. Nothing in a folder is trusted: only regular files are opened, each value has its limits, and
-however much was written, only so much of it is read. `observe/timeline.py` is the writer.
+A folder is that of one run, or one above it with runs of several nodes and jobs. A killed agent or a
+full disk leaves an incomplete line; lines that are not readable are counted and left out. Nothing in a
+folder is trusted: only regular files are opened, and values, lines and files have limits.
+`observe/timeline.py` is the writer.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ if TYPE_CHECKING:
     from holdfast.observe.lifecycle import LifecycleEvent
 
 FILE_BYTES_MAX = 32 << 20
-"""Of a longer file its beginning (`HEAD_BYTES`) and its end are read, this much in all."""
+"""Bytes read of a file: of a longer one its beginning (`HEAD_BYTES`) and its end."""
 HEAD_BYTES = 1 << 20
 LINE_BYTES_MAX = 8 << 20
 FOLDERS_MAX = 20_000
-"""How many folders are looked into."""
+"""Folders that are searched."""
 FILES_MAX = 10_000
 SAMPLES_MAX, SAMPLES_MIN = 2_000, 50
-"""Of a rank in one generation; of more every other one is dropped, again and again."""
+"""Samples of a rank in one generation; of more, every other one is dropped."""
 SAMPLES_IN_ALL = 500_000
-"""What to aim at with all ranks: the more there are, the fewer samples are kept of each."""
+"""Samples of all ranks: the more ranks, the fewer samples of each are kept."""
 TEXT_CHARS_MAX = 64_000
 GENERATIONS_MAX = 10_000
-"""Of a node; a job that restarts more often is not read by people."""
+"""Generations of a node that are read."""
 TAIL_BYTES = 8 << 10
-"""Read of the end of a worker's log."""
+"""Bytes read of the end of a worker's log."""
 REPORT_BYTES_MAX = 16 << 20
 DEPTH_MAX = 2
-"""A log directory has runs, and a folder of the log directories of all nodes has those."""
+"""A folder of log directories, a log directory, a run."""
 
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Integer = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -135,7 +135,7 @@ _decode = msgspec.json.Decoder(Union[_LINES]).decode  # noqa: UP007
 
 
 class FinalReport(Struct):
-    """What `failure.json` says of the failure that came first; it may have been another node's."""
+    """The first failure in `failure.json`; it may be that of another node."""
 
     class First(Struct):
         """The failure, and where it was."""
@@ -175,7 +175,7 @@ class Details:
 
 
 class NodeRun:
-    """One run on one node: what its timeline says, and what lies beside it."""
+    """One run on one node: its timeline, and the files beside it."""
 
     def __init__(self, run: RunStarted, host: Host, folder: str = "", nodes: int = 1) -> None:
         self.run, self.host = run, host
@@ -194,7 +194,7 @@ class NodeRun:
         self.last_output_wall: float | None = None
         self.final: FinalReport | None = None
         self.tails: dict[tuple[int, str], str] = {}
-        """By rank and stream, the end of what workers of the last generation wrote."""
+        """The ends of the output of the last generation's workers, by rank and stream."""
 
     def wall(self, at: float) -> float:
         """Return a time of the monotonic clock as time of day on this host."""
@@ -206,7 +206,7 @@ class NodeRun:
 
     @property
     def end_state(self) -> str:
-        """How the workers or the agent ended; nothing if that is not recorded."""
+        """How the workers or the agent ended; empty if not recorded."""
         return (self.end.state or self.end.cut_short) if self.end is not None else ""
 
     @property
@@ -249,7 +249,7 @@ class NodeRun:
 
 
 def parse(lines: Iterable[bytes], folder: str = "", nodes: int = 1) -> list[NodeRun]:
-    """Return the runs that lines of one timeline tell of, which is one of so many."""
+    """Return the runs in the lines of one timeline of `nodes`."""
     runs: list[NodeRun] = []
     unreadable = 0
     for text in lines:
@@ -259,7 +259,7 @@ def parse(lines: Iterable[bytes], folder: str = "", nodes: int = 1) -> list[Node
             if len(text) > LINE_BYTES_MAX:
                 raise ValueError("a line too long")
             line: Any = _decode(text)
-        except (ValueError, RecursionError):  # `msgspec`'s errors are the former.
+        except (ValueError, RecursionError):  # Errors of msgspec are ValueErrors.
             unreadable += 1
             continue
         event = _value(line)
@@ -270,7 +270,7 @@ def parse(lines: Iterable[bytes], folder: str = "", nodes: int = 1) -> list[Node
         elif runs:
             runs[-1].add(event)
         else:
-            unreadable += 1  # Its beginning was lost.
+            unreadable += 1  # The beginning of the timeline is missing.
     for run in runs[-1:]:
         run.unreadable = unreadable
     return runs
@@ -285,9 +285,9 @@ TIMELINE = re.compile(r"timeline-.*\.jsonl(\.1)?")
 def read(
     folders: Sequence[str], tell: Callable[[str], object] = lambda _text: None
 ) -> list[NodeRun]:
-    """Return all runs in these folders; raise `UsageError` if there is no such folder, or none in it.
+    """Return all runs in these folders; raise `UsageError` if a folder is missing or has none.
 
-    `tell` gets a line now and then on how far it is.
+    `tell` receives lines about the progress.
     """
     found = {}
     for folder in folders:
@@ -307,13 +307,13 @@ def read(
 
 
 def read_timeline(path: str, nodes: int = 1) -> list[NodeRun]:
-    """Return the runs of one node's file, and of the one before it that was put aside."""
+    """Return the runs in one node's file, and in the one that was rotated before it."""
     folder = os.path.dirname(path)
     before, _ = read_bounded(f"{path}.1", FILE_BYTES_MAX, HEAD_BYTES)
     data, is_cut = read_bounded(path, FILE_BYTES_MAX, HEAD_BYTES)
     lines = [*before.split(b"\n"), *data.split(b"\n")]
     if not data.endswith(b"\n"):
-        lines.pop()  # It is being written, or its writer was killed.
+        lines.pop()  # The writer writes it, or was killed.
     runs = parse(lines, folder, nodes)
     for run in runs:
         run.is_cut = is_cut
@@ -321,9 +321,9 @@ def read_timeline(path: str, nodes: int = 1) -> list[NodeRun]:
 
 
 def look_around(run: NodeRun) -> None:
-    """Read what lies beside a node's timeline: its failure report, and how its workers' logs end.
+    """Read the files beside a node's timeline: its failure report, and the ends of its workers' logs.
 
-    Logs are only read if no end was recorded: everything that failed before is in the timeline.
+    Logs are read only if no end was recorded; earlier failures are in the timeline.
     """
     run.final = _final_report(os.path.join(run.folder, "failure.json"))
     run.is_alive = run.end is None and _is_alive(run.host)
@@ -355,7 +355,7 @@ def _final_report(path: str) -> FinalReport | None:
 
 
 def _is_alive(host: Host) -> bool:
-    """Whether the agent still runs, as far as can be seen from here."""
+    """Whether the agent runs on this machine."""
     return host.boot == boot_id() != "" and host.born == born(host.pid) != ""
 
 
@@ -375,7 +375,7 @@ def _timelines(folder: str) -> list[str]:
                 break
             names, inner = _listed(one)
             found += names
-            if not names:  # Below a run there are only its logs.
+            if not names:  # A run contains only its logs.
                 below += inner
         level = below
     return sorted(found)[:FILES_MAX]
@@ -386,15 +386,15 @@ def _listed(folder: str) -> tuple[list[str], list[str]]:
         with os.scandir(folder) as entries:
             every = [*entries]
     except OSError:
-        return [], []  # Another user's, or it was just removed.
+        return [], []  # It belongs to another user or was just removed.
     files = {one.path.removesuffix(".1") for one in every if TIMELINE.fullmatch(one.name)}
     return sorted(files), [one.path for one in every if one.is_dir(follow_symlinks=False)]
 
 
 def read_bounded(path: str, bytes_max: int, head_bytes: int) -> tuple[bytes, bool]:
-    """Return a regular file's contents, and whether that is not all: then its beginning and its end.
+    """Return the contents of a regular file, and whether its middle was cut out.
 
-    Nothing if there is no such file. The line at which it was cut is half a line.
+    The contents are empty if there is no such file. A cut leaves an incomplete line.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -421,10 +421,10 @@ def read_bounded(path: str, bytes_max: int, head_bytes: int) -> tuple[bytes, boo
 def jobs_in(runs: Sequence[NodeRun]) -> list[list[NodeRun]]:
     """Return the runs of all nodes by job, the newest job first.
 
-    Nodes were in one job if they were in one generation, which its fence says. Where nobody counts
-    fences, or a node never had a generation, its run id and the time of day have to do.
+    Nodes with a common generation, by its fence, belong to one job. Without fences or generations,
+    the run id and the time of day decide.
     """
-    leader = [*range(len(runs))]  # Each leads to another of its job, and at last to one for all.
+    leader = [*range(len(runs))]  # A union-find forest: all runs of a job lead to the same one.
     first: dict[tuple[str, int, int], int] = {}
     for at, run in enumerate(runs):
         for number, one in run.generations.items():

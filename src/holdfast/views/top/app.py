@@ -1,7 +1,7 @@
 """The app of `holdfast top`: a head, one of four tables, a row in full, and keys.
 
-The app shows a `LiveJob` and asks for nothing by itself: `drive` gets the job and a function to be called
-after every change, and returns what keeps it true (`control.job_feed.Feed`).
+The app renders a `LiveJob`. `drive` receives the job and a function to call after every change, and
+returns the driver that keeps the job up to date (`control.job_feed.Feed`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHOW_S = 0.1
 """Changes within this time are shown together."""
 TICK_S = 1.0
 TALL_LINES = 36
-"""From this height on the timeline is shown below every other table."""
+"""From this height on, the timeline is below every other table."""
 NAMES = ("ranks", "nodes", "timeline", "events")
 SORTS: dict[str, Callable[[RankRow], Any]] = {
     "rank": lambda row: row.rank,
@@ -55,7 +55,7 @@ IN_FULL: dict[str, Callable[[Any], str]] = {
 
 
 class Driver(Protocol):
-    """Keeps a job true: a `Feed`, or whatever stands in for one."""
+    """Keeps a job up to date: a `Feed` or a fake."""
 
     client: JobClient | None
 
@@ -167,7 +167,7 @@ class JobScreen(Screen[None]):
         self.call_after_refresh(self.show)
 
     def show(self) -> None:
-        """Have the screen show what the job is like now."""
+        """Show the current state of the job."""
         self.show_head()
         self.table.show(self._rows(self.view))
         below = self.table_of("below")
@@ -258,7 +258,7 @@ class JobScreen(Screen[None]):
             lines = IN_FULL[self.view](event.row).split(" · ")
             self.app.push_screen(screens.Plain(self.view, lines))
 
-    # Keys: what is shown.
+    # Keys that change the view.
 
     def action_view(self, name: str) -> None:
         self.table.remove_class("shown")
@@ -275,7 +275,7 @@ class JobScreen(Screen[None]):
     def action_sort(self) -> None:
         names = [*SORTS]
         self.sort = names[(names.index(self.sort) + 1) % len(names)]
-        self.table_of("ranks").go(0)  # What is first now is what is looked for.
+        self.table_of("ranks").go(0)  # The first row is the interesting one.
         self.table_of("ranks").rows = ()
         self.action_view("ranks")
 
@@ -311,7 +311,7 @@ class JobScreen(Screen[None]):
     def action_help(self) -> None:
         self.app.push_screen(screens.Help())
 
-    # Keys: what is asked of the job.
+    # Keys for requests to the job.
 
     @property
     def node(self) -> NodeRow | None:
@@ -358,18 +358,18 @@ class JobScreen(Screen[None]):
         if node is None:
             return
         if node.drained:
-            what = "It takes part again when the next round forms."
+            what = "It is eligible again when the next round forms."
             self._ask(Action.UNDRAIN, f"Undrain {node.node}?", what, node.node)
         else:
             what = (
-                "Its workers are stopped, and it gets none until it is undrained. A standby takes "
-                "its place, or the job gets smaller. No restart is charged."
+                "Its workers are stopped, and it has none until it is undrained. A standby replaces "
+                "it, or the job shrinks. No restart is charged."
             )
             self._ask(Action.DRAIN, f"Drain {node.node}?", what, node.node)
 
     def action_stop(self) -> None:
         job = self.job.header
-        what = f"All {job.ranks} workers are stopped, and all agents end, for good."
+        what = f"All {job.ranks} workers are stopped, and all agents exit. This is final."
         self._ask(Action.STOP, f"Stop {job.run_id}?", what)
 
     def _ask(self, action: Action, title: str, consequence: str, node: str = "") -> None:
@@ -424,13 +424,13 @@ class Top(App[None]):
             self.page.show()
 
     def _tick(self) -> None:
-        """Show how old what is shown is, if it gets older."""
+        """Show the age of the state while the job does not respond."""
         if self.job.problem and self.page.is_mounted:
             self.page.show_head()
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Return a sentence in lines, broken between words where that is possible."""
+    """Return a sentence in lines, broken between words if possible."""
     lines: list[str] = [""]
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}".strip()
@@ -442,7 +442,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _ranks_of(text: str) -> frozenset[int] | range:
-    """Return the ranks that are looked for; none if it is something else."""
+    """Return the ranks in a search; none if it is another text."""
     low, dash, high = text.partition("-")
     if low.isdecimal() and (high.isdecimal() if dash else not high):
         return range(int(low), int(high if dash else low) + 1)

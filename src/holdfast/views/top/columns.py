@@ -1,7 +1,4 @@
-"""What `holdfast top` writes where: the columns of its tables, its head, and a row in full.
-
-All of it is made of a `LiveJob`, and of nothing that is on the screen.
-"""
+"""The columns of the tables of `holdfast top`, its head, and rows in full, made from a `LiveJob`."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
 
 BAR = "█"
 HEARTBEAT_OLD_S = 30.0
-"""An older heartbeat is shown as a warning; what the job does about it is for its own settings."""
+"""An older heartbeat is shown as a warning."""
 GOOD = frozenset({"running", "active", "succeeded"})
 BAD = frozenset({"failed", "does not answer", "stuck", "ended"})
 
@@ -31,7 +28,7 @@ BAD = frozenset({"failed", "does not answer", "stuck", "ended"})
 
 
 def age(seconds: float) -> str:
-    """Return how long ago something was; what is below a second is as good as now."""
+    """Return an age; below a second it is `<1s`."""
     return "<1s" if 0 <= seconds < 1 else duration(seconds)
 
 
@@ -53,14 +50,14 @@ def rate_text(rate: float | None) -> str:
 
 
 def steps_text(low: int, high: int) -> str:
-    """Return the steps of several ranks: the lowest, and how far the furthest is ahead."""
+    """Return the lowest step of several ranks, and how far the fastest rank is ahead."""
     if high < 0:
         return "-"
     return f"{high:,}" if low == high else f"{low:,}+{high - low:,}"
 
 
 def elided(text: str, width: int) -> str:
-    """Return a name that fits: its ends tell more than its middle."""
+    """Return a name that fits, without its middle."""
     if cell_len(text) <= width or width < 5:
         return set_cell_size(text, width) if cell_len(text) > width else text
     tail = (width - 1) // 2
@@ -68,7 +65,7 @@ def elided(text: str, width: int) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """Return a sentence that fits: its beginning."""
+    """Return the beginning of a sentence that fits."""
     if cell_len(text) <= width:
         return text
     return set_cell_size(text, max(0, width - 1)).rstrip() + "…"
@@ -153,7 +150,7 @@ def _stage(name: Stage) -> Callable[[Any, int], list[Cell]]:
 
 
 def _bar(row: GenerationRow, width: int) -> list[Cell]:
-    """The stages of a restart, each as long as its share."""
+    """Return the stages of a restart as a bar."""
     total = row.down_s
     if not total:
         return [("", "")]
@@ -210,7 +207,7 @@ EVENTS = (
 
 
 def head(job: LiveJob, width: int, now: float) -> list[list[Cell]]:
-    """Return three lines: the job, how far it is, and what the last change was or what is wrong."""
+    """Return three lines: the job, its progress, and the last change or problem."""
     one = job.header
     if not one.run_id:
         return [[("holdfast top", "accent")], [], [(job.problem, "warn")]]
@@ -274,7 +271,7 @@ def _news(job: LiveJob, width: int, now: float) -> list[Cell]:
 
 
 def _joined(parts: list[list[Cell]], width: int) -> list[Cell]:
-    """Return as many parts as fit, with the same space between all."""
+    """Return as many parts as fit, with equal gaps."""
     gap = 3 if sum(_width(one) + 3 for one in parts) - 3 <= width else 2
     cells: list[Cell] = []
     for part in parts:
@@ -292,7 +289,7 @@ def _width(cells: list[Cell]) -> int:
 
 
 def rank_in_full(row: RankRow) -> str:
-    """Return all that is known of a rank."""
+    """Return a rank in full."""
     facts = [
         f"rank {row.rank} on {row.node}" + (f" ({row.host})" if row.host not in ("", row.node) else ""),
         f"local rank {row.local_rank}" if row.local_rank >= 0 else "",
@@ -300,14 +297,14 @@ def rank_in_full(row: RankRow) -> str:
         row.state,
         f"in {row.section}" if row.section else "",
         f"last step {age(row.step_age_s)} ago" if row.step_age_s >= 0 else "reports no steps",
-        f"{row.lag:,} behind the furthest" if row.lag else "",
+        f"{row.lag:,} behind the fastest" if row.lag else "",
         row.mark,
     ]  # fmt: skip
     return " · ".join(one for one in facts if one)
 
 
 def node_in_full(row: NodeRow) -> str:
-    """Return all that is known of a node."""
+    """Return a node in full."""
     facts = [
         f"node {row.node}",
         f"host {row.host}" if row.host else "",
@@ -322,7 +319,7 @@ def node_in_full(row: NodeRow) -> str:
 
 
 def generation_in_full(row: GenerationRow) -> str:
-    """Return all that is known of a generation."""
+    """Return a generation in full."""
     stages = ", ".join(
         f"{name} {duration(row.stages[name])}" for name in RESTART_STAGES if name in row.stages
     )
@@ -330,12 +327,12 @@ def generation_in_full(row: GenerationRow) -> str:
         f"generation {row.number}",
         f"before it {duration(row.down_s)}: {stages}" if stages else "",
         f"ran {duration(row.ran_s)}" if row.ran_s is not None else "",
-        f"ended by: {row.ended_by or 'not known'}" if row.is_over else "running",
+        f"ended by: {row.ended_by or 'unknown'}" if row.is_over else "running",
     ]  # fmt: skip
     return " · ".join(one for one in facts if one)
 
 
 def event_in_full(row: EventRecord) -> str:
-    """Return an event with where it is from."""
+    """Return an event in full."""
     rank = f" · rank {row.rank}" if row.rank >= 0 else ""
     return f"{_when(row)} · {row.source or 'job'}{rank} · {row.text or row.kind.value}"

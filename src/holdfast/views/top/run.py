@@ -1,4 +1,4 @@
-"""Runs `holdfast top` in this terminal, and leaves that as it was."""
+"""Runs `holdfast top` in this terminal, and restores it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 async def run(client: JobClient, connect: Callable[[], Awaitable[JobClient]]) -> None:
-    """Show a job until somebody has seen enough; `connect` finds it again if it is lost.
+    """Show a job until the user quits; `connect` reconnects after a loss.
 
-    A signal ends it as it would have without a screen, but for that the terminal is tidied first.
+    A signal ends the process after the terminal is restored.
     """
     first: list[JobClient] = [client]
 

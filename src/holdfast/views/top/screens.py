@@ -1,4 +1,4 @@
-"""What `holdfast top` opens over its tables: a question, logs, stacks, help."""
+"""The screens over the tables of `holdfast top`: a question, logs, stacks, help."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     Client = Callable[[], JobClient | None]
 
 TAIL_LINES = 1_000
-"""Of each worker, to begin with."""
+"""Old lines of each worker."""
 LINE_CHARS_MAX = 4_000
 GATHER_S = 0.1
-"""What is written within this time is shown together."""
+"""Lines within this time are shown together."""
 WAIT_S = 0.5
 STACKS_AT_ONCE = 32
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-"""What a worker meant for a terminal of its own: colours, titles, a bar that moves."""
+"""Escape sequences for colours, titles and cursors."""
 
 HELP = """\
 [b]Views[/b]  1 ranks   2 nodes   3 timeline   4 events   Tab the next one
   ↑ ↓ PgUp PgDn Home End, or j k g G; Enter opens a row
 
 [b]Look closer[/b]
-  l  logs of the rank, or of all ranks of the node, as they are written
-  t  stacks of the node's workers, equal ones together; T of all nodes
+  l  logs of the rank or of all ranks of the node, live
+  t  stacks of the node's workers, equal ones grouped; T for all nodes
   s  sort ranks: slowest, furthest behind, oldest heartbeat, most memory
   m  only marked ranks: slow, behind or stalled
   /  find: a rank, a range as 8-15, or part of a name; Esc shows all
@@ -54,17 +54,17 @@ HELP = """\
   r  restart all workers; no restart is charged
   d  drain the node, or undrain it
   x  stop the job, on all nodes
-  q  leave; the job goes on
+  q  quit; the job continues
 
 [b]slow[/b]     below 80 % of the median rate
-[b]behind[/b]   three steps and two seconds behind the furthest rank, or more
-[b]stalled[/b]  no step for five times as long as one takes
+[b]behind[/b]   at least three steps and two seconds behind the fastest rank
+[b]stalled[/b]  no step for five times the usual time of one
 [b]BEAT[/b]     age of the last call of holdfast.worker
 """
 
 
 class Question(ModalScreen[str | None]):
-    """Asks before something is changed; the answer is the reason, or None if it is not to be."""
+    """Asks before a change; the result is the reason, or None if the user declines."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss(None)", "no")]
     DEFAULT_CSS = """
@@ -108,7 +108,7 @@ class Question(ModalScreen[str | None]):
 
 
 class Help(ModalScreen[None]):
-    """The keys, and what the words mean."""
+    """The keys and the marks."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,enter,ctrl+c", "dismiss(None)", "close")
@@ -129,7 +129,7 @@ class Help(ModalScreen[None]):
 
 
 class TextScreen(Screen[None]):
-    """A text over all of the screen, with a search."""
+    """A text on the whole screen, with a search."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,ctrl+c", "leave", "back", key_display="Esc"),
@@ -164,7 +164,7 @@ class TextScreen(Screen[None]):
         return self.query_one(TextView)
 
     def note(self, text: str) -> None:
-        """Say what is going on."""
+        """Show a note."""
         self.query_one("#note", Static).update(text)
 
     def action_leave(self) -> None:
@@ -196,7 +196,7 @@ class TextScreen(Screen[None]):
 
 
 class Plain(TextScreen):
-    """A row in full, whatever its length."""
+    """A row in full, of any length."""
 
     def __init__(self, title: str, lines: Sequence[str]) -> None:
         super().__init__(title)
@@ -208,7 +208,7 @@ class Plain(TextScreen):
 
 
 class Logs(TextScreen):
-    """What workers write, while they do."""
+    """The output of workers, as they write it."""
 
     FOLLOWS = True
     BINDINGS: ClassVar[list[BindingType]] = [Binding("f", "follow", "follow")]
@@ -262,7 +262,7 @@ class Logs(TextScreen):
 
     def _show(self) -> None:
         node = self._where()
-        if node and node != self._reading:  # The rank is another node's now.
+        if node and node != self._reading:  # The rank has moved to another node.
             self._begin(node)
         if self._unshown:
             lines, self._unshown = self._unshown, []
@@ -276,7 +276,7 @@ class Logs(TextScreen):
 
 
 class Stacks(TextScreen):
-    """Where workers are, equal ones together."""
+    """The stacks of workers, equal ones grouped."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("u", "update", "update")]
 
@@ -296,7 +296,7 @@ class Stacks(TextScreen):
         self.note(f"asking {len(self._asked)} nodes ...")
         self.view.clear()
         if client is None:
-            self.note("the job cannot be reached")
+            self.note("cannot connect to the job")
             return
         at_once = asyncio.Semaphore(STACKS_AT_ONCE)
 
@@ -316,6 +316,6 @@ class Stacks(TextScreen):
 
 
 def shown(line: str) -> str:
-    """Return a line of a worker as a terminal would be left with it, without what it obeys."""
+    """Return a line of a worker as a terminal would show it, without escape sequences."""
     line = ESCAPES.sub("", line.rstrip("\r"))
     return visible(line.rpartition("\r")[2][:LINE_CHARS_MAX].expandtabs())

@@ -1,7 +1,7 @@
-"""Tables and texts of any length that cost only what is visible of them.
+"""Tables and texts of any length, of which only the visible part costs anything.
 
-A table asks for the cells of the rows that are on the screen and of no others, and has those lines
-drawn anew whose cells changed. So a job of a thousand ranks costs little more than one of twenty.
+A table requests the cells of visible rows only, and redraws the lines whose cells changed. So a job of
+a thousand ranks costs little more than one of twenty.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from textual import events
 
 Cell = tuple[str, str]
-"""A text, and what it is: one of `KINDS`, or nothing."""
+"""A text and its style: one of `KINDS`, or empty."""
 KINDS = ("dim", "good", "warn", "bad", "accent", "head", "cursor", "found", "stage-detect",
          "stage-stop", "stage-regroup", "stage-start", "stage-warmup")  # fmt: skip
 GAP = " "
 LINES_MAX = 20_000
-"""Of a text; older ones are forgotten."""
+"""Lines of a text; older ones are dropped."""
 
 
 class Column(NamedTuple):
@@ -38,15 +38,15 @@ class Column(NamedTuple):
     width: int
     """At least."""
     cells: Callable[[Any, int], list[Cell]]
-    """What a row has in it, if it may be so wide."""
+    """The cells of a row at this width."""
     right: bool = False
     flex: int = 0
     """Its share of the width that is left."""
     width_max: int = 1_000
     from_width: int = 0
-    """Shown only in tables of this width or more."""
+    """The least width of the table at which it is shown."""
     kind: str = ""
-    """Of its title."""
+    """The style of its title."""
 
 
 class Lines(ScrollView, can_focus=True):
@@ -90,7 +90,7 @@ class Lines(ScrollView, can_focus=True):
         self._drawn: dict[int, tuple[list[Cell], bool]] = {}
         self._looks: dict[str, Style] = {}
 
-    # What a kind of lines has.
+    # For subclasses.
 
     def line_count(self) -> int:
         raise NotImplementedError
@@ -110,7 +110,7 @@ class Lines(ScrollView, can_focus=True):
         return max(1, self.scrollable_content_region.height - self.HEAD_LINES)
 
     def redraw(self) -> None:
-        """Draw what is not as it was."""
+        """Redraw the lines that changed."""
         size = self.scrollable_content_region.size
         height = self.line_count() + self.HEAD_LINES
         if self.virtual_size != (size.width, height):
@@ -140,7 +140,7 @@ class Lines(ScrollView, can_focus=True):
             for text, kind in cells
             if text
         ]
-        # Neighbours of one look are written together: over slow lines every byte counts.
+        # Neighbours of one style are written together, which saves bytes on slow lines.
         return Strip(segments).adjust_cell_length(width, ground).simplify()
 
     def look(self, kind: str) -> Style:
@@ -210,7 +210,7 @@ class Table(Lines):
         return self.rows[self.cursor] if self.cursor < len(self.rows) else None
 
     def show(self, rows: Sequence[Any]) -> None:
-        """Have these rows; the cursor stays on the one that it was on."""
+        """Show these rows; the cursor stays on its row."""
         old = self.selected
         at_end = self.cursor >= len(self.rows) - 1
         self.rows = rows
@@ -260,7 +260,7 @@ class Table(Lines):
             for one in shown:
                 more = left * one.flex // shares if one.flex else 0
                 sizes.append(min(one.width_max, one.width + more))
-                # What a column does not take is for the next ones.
+                # Unused width is left for the next columns.
                 left -= sizes[-1] - one.width
                 shares -= one.flex
             self._widths = (width, list(zip(shown, sizes, strict=True)))
@@ -309,14 +309,14 @@ class Table(Lines):
 
 
 class TextView(Lines):
-    """Lines of text that others wrote; `find` marks what is searched for."""
+    """Lines of untrusted text; `find` marks matches."""
 
     def __init__(self, *, follows: bool) -> None:
         super().__init__("text")
         self.follows = follows
         self._texts: list[tuple[str, str]] = []
         self._lines: list[tuple[str, str]] = []
-        """The texts, those wrapped that are too long for the screen."""
+        """The texts, wrapped to the width of the screen."""
         self._wrapped_at = 0
         self._found = ""
         self._at = -1
@@ -325,7 +325,7 @@ class TextView(Lines):
         return len(self._lines)
 
     def add(self, texts: Sequence[tuple[str, str]]) -> None:
-        """Add lines, each with what it is."""
+        """Add lines, each with its style."""
         self._texts += texts
         del self._texts[:-LINES_MAX]
         self._lines += self._wrapped(texts)
@@ -340,7 +340,7 @@ class TextView(Lines):
                 self.redraw()
 
     def clear(self) -> None:
-        """Forget all lines."""
+        """Remove all lines."""
         self._texts.clear()
         self._lines.clear()
         self._at = -1
@@ -377,7 +377,7 @@ class TextView(Lines):
         return [*cells, (text[start:], kind)], at == self._at
 
     def find(self, text: str) -> int:
-        """Mark a text wherever it is; return how many lines have it."""
+        """Mark a text; return how many lines contain it."""
         self._found, self._at = text.lower(), -1
         self.redraw()
         return len(self._where())
@@ -388,7 +388,7 @@ class TextView(Lines):
         return [at for at, (text, _) in enumerate(self._lines) if self._found in text.lower()]
 
     def go_to_found(self, by: int) -> None:
-        """Show the next or the last line that has the text, from the bottom of the screen on."""
+        """Scroll to the next or the previous line with the text."""
         where = self._where()
         if not where:
             return

@@ -1,13 +1,13 @@
-// What can be asked of the job, each after a dialog that says what it does and takes a reason.
+// Requests to the job. A dialog explains each and takes a reason.
 import { h, toast } from "./dom.js";
 
 export const session = { word: "", readOnly: true };
 
 const TEXTS = {
-  restart: ["Restart the workers", "All workers are stopped after their grace and started anew, as the next generation. No restart is charged.", "Restart"],
-  stop: ["Stop the job", "The job ends on all nodes, for good. Its agents end with exit code 143.", "Stop the job"],
-  drain: ["Drain a node", "Its workers are stopped after their grace, and it gets none until it is undrained. A standby takes its place, or the job gets smaller. No restart is charged.", "Drain"],
-  undrain: ["Undrain a node", "The node may take part again.", "Undrain"],
+  restart: ["Restart the workers", "All workers stop within their grace and start again as the next generation. No restart is charged.", "Restart"],
+  stop: ["Stop the job", "The job ends on all nodes. This is final. Its agents exit with code 143.", "Stop the job"],
+  drain: ["Drain a node", "Its workers stop within their grace, and it has none until it is undrained. A standby replaces it, or the job shrinks. No restart is charged.", "Drain"],
+  undrain: ["Undrain a node", "The node is eligible again.", "Undrain"],
 };
 
 export async function post(path, body) {
@@ -29,7 +29,7 @@ export function ask(action, node = "") {
   const grace = h("input", { id: "grace", type: "number", min: 0, step: "any", placeholder: "as the job was started" });
   const problem = h("p", { class: "problem", role: "alert" });
   const confirm = h("button", { type: "submit", class: action === "stop" ? "primary danger" : "primary" }, verb);
-  // Sent twice by accident it is granted once.
+  // The id makes a repeated request harmless.
   const id = Array.from(crypto.getRandomValues(new Uint8Array(8)), (one) => one.toString(16).padStart(2, "0")).join("");
   const form = h("form", { method: "dialog", onsubmit: async (event) => {
     event.preventDefault();

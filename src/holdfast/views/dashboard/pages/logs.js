@@ -1,4 +1,4 @@
-// What workers write, of any ranks: the last lines, a search over all of them, or as it comes.
+// Output of workers of any ranks: the last lines, a search, or live.
 import { h } from "./dom.js";
 
 const LINES_MAX = 5000; // In the page; older ones are removed.
@@ -34,7 +34,7 @@ export function logs(element) {
     waiting = [];
     lines.replaceChildren();
     said.textContent = "reading …";
-    // A search looks at everything that was written in this generation.
+    // A search covers the whole output of this generation.
     const asked = new URLSearchParams({ ranks: ranks.value, grep: grep.value, tail: grep.value ? "all" : tail.value, follow: follow.checked ? "1" : "0" });
     try {
       const answer = await fetch(`/logs?${asked}`, { signal: own.signal });

@@ -44,17 +44,17 @@ function render() {
   if (!job) return;
   const isLost = state.live !== "on" || job.problem !== "";
   document.title = `${job.run_id || "Holdfast"}: ${job.state || "…"}`;
-  say($("live"), state.live !== "on" ? "reconnecting" : job.problem ? "job not reached" : "live");
+  say($("live"), state.live !== "on" ? "reconnecting" : job.problem ? "no connection to the job" : "live");
   $("live").className = `live ${isLost ? "wait" : "on"}`;
   say($("job"), job.run_id || "…");
   say($("over"), [job.elapsed_s ? `running for ${duration(job.elapsed_s)}` : "", session.readOnly ? "read-only" : "", `holdfast ${session.version}`].filter(Boolean).join(" · "));
-  // What is shown of a job that is not reached is what was known last.
+  // Without a connection the page shows the last known state.
   document.body.classList.toggle("stale", isLost);
   const last = job.state === "active" ? "running" : job.state;
-  const kind = job.outcome || (!job.problem ? last : job.ended ? "ended" : "not reached");
+  const kind = job.outcome || (!job.problem ? last : job.ended ? "ended" : "unreachable");
   $("verdict").className = `verdict ${kind.replace(/[^a-z]/g, "-")}`;
   if ($("state").textContent !== kind) $("state").replaceWith(Object.assign(pill(kind || "…"), { id: "state" }));
-  say($("why"), [job.problem, job.why ? `last change: ${job.why}` : ""].filter(Boolean).join(" · ") || (job.running ? `${job.running} of ${job.ranks} workers run` : "the job is coming up"));
+  say($("why"), [job.problem, job.why ? `last change: ${job.why}` : ""].filter(Boolean).join(" · ") || (job.running ? `${job.running} of ${job.ranks} workers run` : "the job is starting"));
   for (const button of document.querySelectorAll(".acting")) button.hidden = session.readOnly;
   shown[current]?.render(state);
 }

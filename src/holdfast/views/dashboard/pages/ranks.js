@@ -1,4 +1,4 @@
-// All ranks at once, node by node, on a canvas: a thousand are drawn in some milliseconds.
+// All ranks, node by node, on a canvas, which draws a thousand within milliseconds.
 import { bytes, duration, fill, h, number } from "./dom.js";
 import { slowKey, stragglers } from "./overview.js";
 
@@ -15,7 +15,7 @@ const GAP = 8;
 export function ranks(element) {
   let metric = "rate";
   let state = null;
-  let chosen = -1; // A rank, not a place: ranks move when nodes do.
+  let chosen = -1; // A rank, not a position: ranks move between nodes.
   let cells = []; // Of each rank in order: x, y, size.
   let byRow = [];
   let drawnSize = 0;

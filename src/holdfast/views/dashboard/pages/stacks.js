@@ -1,9 +1,9 @@
-// Where all workers are, equal stacks together.
+// Stacks of all workers, equal ones grouped.
 import { post } from "./actions.js";
 import { h, ranges } from "./dom.js";
 
 export function stacks(element) {
-  const said = h("p", { class: "about", role: "status" }, "Every worker is paused for a moment while its stack is read.");
+  const said = h("p", { class: "about", role: "status" }, "Reading a stack pauses the worker for a moment.");
   const take = h("button", { type: "button", class: "primary", onclick: () => dump() }, "Take stacks");
   const groups = h("div", { id: "stack-groups" });
   element.append(h("section", {}, h("h2", {}, "Stacks"), h("div", { class: "controls" }, take), said, groups));
