@@ -34,7 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Sequence
-    from typing import NoReturn, TextIO
+    from typing import Any, NoReturn, TextIO
 
     from holdfast.cli.commands import Command
 
@@ -182,6 +182,7 @@ def run_command(argv: list[str], parse: Callable[[Sequence[str]], Namespace] | N
             keeper_client.Keeper.prestart()  # It starts while this process imports and checks the rest.
         gc.disable()  # Modules are not garbage. Searching them for some costs a start 3 %,
         try:
+            _import_argparse()
             from holdfast.cli.run import execute, parse_args
 
             args = (parse or parse_args)(argv)
@@ -195,6 +196,20 @@ def run_command(argv: list[str], parse: Callable[[Sequence[str]], Namespace] | N
         return _exit_code("run", run, lambda: is_compat)
     finally:
         keeper_client.Keeper.discard_prestarted()
+
+
+def _import_argparse() -> None:
+    """Import argparse without `gettext`, whose import takes longer; Python has no translations of it."""
+    if "argparse" in sys.modules or "gettext" in sys.modules:
+        return
+    stand_in: Any = type(sys)("gettext")
+    stand_in.gettext = str
+    stand_in.ngettext = lambda one, many, count: one if count == 1 else many
+    sys.modules["gettext"] = stand_in
+    try:
+        import argparse  # noqa: F401
+    finally:
+        del sys.modules["gettext"]
 
 
 def _exit_code(

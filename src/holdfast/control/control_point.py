@@ -9,10 +9,11 @@ port.
 
 from __future__ import annotations
 
-import _socket
 import os
+import socket
 import time
-from _thread import allocate_lock
+from collections import deque
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from holdfast import console
@@ -22,8 +23,6 @@ from holdfast.core.requests import RequestRefusal
 from holdfast.observe import lifecycle
 
 if TYPE_CHECKING:
-    import socket
-    from collections import deque
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
     from typing import Any, Protocol, TypeVar
@@ -70,8 +69,6 @@ if TYPE_CHECKING:
         def requested(self, request_id: str, what: str) -> None:
             """Announce an accepted request."""
 
-else:
-    from _collections import deque  # Avoids importing all of `collections`.
 
 BACKLOG = 16
 EVENTS_KEPT_MAX = 256
@@ -93,9 +90,9 @@ class ControlPoint:
         self._early: list[LifecycleEvent] = []
         """Events that are not yet in the history."""
         self._history: History | None = None
-        self._listener: _socket.socket | None = None
+        self._listener: socket.socket | None = None
         self._server: NodeServer | None = None
-        self._lock = allocate_lock()  # Several threads may try to start the server.
+        self._lock = Lock()  # Several threads may try to start the server.
         self._wakeup = -1
         self._calls: deque[Callable[[], None]] = deque()
         self._requests: deque[tuple[Request, Future[RequestAnswer]]] = deque()
@@ -112,7 +109,7 @@ class ControlPoint:
             port.serve(self._adopt_client)
         try:
             self.path = socket_of(os.getpid())
-            self._listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._listener.settimeout(0)
             self._listener.bind(self.path)
             self._listener.listen(BACKLOG)

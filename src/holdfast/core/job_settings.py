@@ -111,8 +111,9 @@ def _declared() -> dict[str, tuple[type, Setting]]:
     return {name: get_args(hint)[:2] for name, hint in hints.items()}
 
 
-TYPES: dict[str, type] = {name: kind for name, (kind, _) in _declared().items()}
-SETTINGS: dict[str, Setting] = {name: setting for name, (_, setting) in _declared().items()}
+_DECLARED = _declared()
+TYPES: dict[str, type] = {name: kind for name, (kind, _) in _DECLARED.items()}
+SETTINGS: dict[str, Setting] = {name: setting for name, (_, setting) in _DECLARED.items()}
 DEFAULTS: dict[str, Any] = JobSettings._field_defaults
 _LIMITS = [
     (name, setting.least, setting.most)

@@ -6,10 +6,10 @@ anything that is not a socket, is not. The folder must be one in which others ca
 
 from __future__ import annotations
 
-import _socket
 import errno
 import fcntl
 import os
+import socket
 import stat
 import struct
 import sys
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from holdfast.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Mapping
 
 VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
@@ -81,7 +80,7 @@ def identity(path: str) -> tuple[int, int]:
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
     """Return the process and the user at the other end of a unix socket."""
-    found = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, CREDENTIALS.size)
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     pid, uid, _ = CREDENTIALS.unpack(found)
     return pid, uid
 
@@ -121,8 +120,6 @@ def _lock(folder: str) -> int:
 
 
 def _remove_stale(path: str) -> None:
-    import socket  # Agents need this module for a name, and the wrapper takes half a megabyte.
-
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -150,8 +147,6 @@ def _remove_stale(path: str) -> None:
 
 
 def _bind(path: str) -> socket.socket:
-    import socket
-
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if sys.platform == "linux":
