@@ -1,13 +1,13 @@
-"""Simulated jobs whose state lies in a compare-and-set backend: the store, and agents that use it.
+"""Simulated jobs with their state in a compare-and-set backend: the store and its agents.
 
-The store loses, delays and repeats no write that it has acknowledged; everything else may happen to
-a call. The request or the answer is lost, or the request is carried out long after the caller gave
-up; the store freezes, goes away, and returns with its state or, as a server without a disk does,
-without. In bad conditions a read may return the state before the newest.
+The store does not lose, delay or repeat a write that it has acknowledged. Any other fault may hit a call:
+the network loses the request or the response, or the store executes the request long after the caller
+gave up. The store may freeze or exit. It returns with its state or, like a server without a disk, without
+it. In bad conditions, a read may return the previous state.
 
-What counts is what is stored. So the changes of a write are shown to the checkers when it is carried
-out, one by one: they are applied again to the state that was there. A job that begins anew because
-the store lost its state has another life.
+Only stored state counts. When the store executes a write, the driver therefore applies its changes again
+to the previous state, one by one, and shows each to the checkers. If the store lost the state of a job, the
+job restarts with another `Life`.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ if TYPE_CHECKING:
     from simulator.world import World
 
 CALL_TIMEOUT_S = 3.0
-LATE_S_MAX = 10.0  # A request that a cut held up is carried out after so long, or never.
+LATE_S_MAX = 10.0  # A request sent during a cut is executed within this time, or never.
 FREEZE_S = (0.1, 4.0)
 LOSES_STATE_SHARE = 0.5
-STALE_S_MAX = 0.5  # A read may return the state before the newest for so long.
+STALE_S_MAX = 0.5  # How long after a write a read may return the previous state.
 LEAVE_S = 2.0
 READ_S = 0.25
 TIMEOUTS = Timeouts(interval_s=1.0, lost_after_s=5.0, away_s=30.0, read_s=READ_S)
 
 
 class Stored:
-    """A job's state: the newest, and the one before."""
+    """A job's newest and previous state."""
 
     def __init__(self, life: Life, state: bytes, token: int, now: float) -> None:
         self.life = life
@@ -74,13 +74,13 @@ class Stored:
         self.written_at = now
 
     def replace(self, state: bytes, now: float) -> None:
-        """Take another state in its place."""
+        """Store a new state."""
         self.before = (self.state, self.token)
         self.state, self.token, self.written_at = state, self.token + 1, now
 
 
 class Call:
-    """One call of an agent; what comes after its end is no answer any more."""
+    """One call of an agent. A response after its timeout is ignored."""
 
     __slots__ = ("agent", "cause", "request")
 
@@ -97,40 +97,40 @@ class BackendDriver:
         self.world = world
         self.alive = self.host_up = True
         self.paused = False
-        self.remembers = False  # It may return without its state.
+        self.remembers = False  # The store may return without its state.
         self._rng = rng
         self._jobs: dict[str, Stored] = {}
         self._lives = 0
         self._frozen_until = 0.0
 
-    # What the world asks.
+    # Queries of the world.
 
     def job(self, run_id: str) -> Job | None:
-        """Return a job as it is stored."""
+        """Return the stored state of a job."""
         stored = self._jobs.get(run_id)
         return decode(stored.state) if stored is not None else None
 
     def knows_end_of(self, job: JobTruth) -> bool:
-        """Return whether late nodes can learn that a job is over."""
+        """Return whether the store still knows that a job is over."""
         stored = self._jobs.get(job.run_id)
         return stored is not None and stored.life.number in job.closed_by
 
     def new_agent(self, job: JobTruth, node: str, host: str, rng: Random) -> BackendAgent:
-        """Return an agent that uses it."""
+        """Return an agent that uses this store."""
         return BackendAgent(self.world, self, job, node, host, rng)
 
-    # What happens to it.
+    # Faults of the store.
 
     def cut(self, agent: Agent) -> None:
-        """Take note that an agent was cut off; its calls fail."""
+        """Do nothing: the calls of an agent that is cut off fail."""
 
     def die(self, *, host_too: bool) -> None:
-        """Let the store go away."""
+        """Stop the store."""
         self.world.note("store", "is gone, and its host with it" if host_too else "is gone")
         self.alive, self.host_up = False, not host_too
 
     def return_as(self, _number: int, _rng: Random) -> BackendDriver:
-        """Let it come back, with all it had or with nothing."""
+        """Restart the store, with its state or empty."""
         self.alive = self.host_up = True
         if self._rng.random() < LOSES_STATE_SHARE:
             self._jobs.clear()
@@ -140,7 +140,7 @@ class BackendDriver:
         return self
 
     def pause(self) -> None:
-        """Answer nobody for a while."""
+        """Freeze: do not respond for a random time."""
         low, high = FREEZE_S
         self._frozen_until = self.world.now + low + (high - low) * self._rng.random()
         self.world.note("store", "freezes")
@@ -151,7 +151,7 @@ class BackendDriver:
     # Calls.
 
     def ask(self, call: Call) -> None:
-        """Send a request; its caller hears something within `CALL_TIMEOUT_S`, or gives up then."""
+        """Send a request. Its caller gets a response within `CALL_TIMEOUT_S` or times out."""
         agent, world, draw = call.agent, self.world, self._rng.random
         if not (agent.cut_out or agent.cut_in) and self.host_up and not self.alive:
             agent.after(2 * self._delay_s(agent), agent.failed, (call, "connection refused"))
@@ -254,7 +254,7 @@ class BackendAgent(Agent):
             run_id=job.run_id,
             info=self.info,
             settings=job.settings,
-            timeouts=msgspec.structs.replace(TIMEOUTS, needs_answers=job.stops_alone),
+            timeouts=msgspec.structs.replace(TIMEOUTS, needs_answers=job.self_fencing),
             draw=rng.random,
             fence_floor=int(world.now * 1000),
             rounds=world.machines.rounds,
@@ -266,15 +266,15 @@ class BackendAgent(Agent):
 
     @property
     def cut_off(self) -> bool:
-        """Also while the store does not answer: what the agent wrote last is not known there."""
+        """Whether the agent is cut off, or its last write may not have reached the store."""
         return super().cut_off or self._call is not None
 
     @property
     def stop_at(self) -> float | None:
-        """When its workers must be gone, by its own clock."""
+        """When its workers must have exited, by its own clock."""
         return self.shared.stop_at
 
-    # What happens to it.
+    # Events.
 
     def begin(self, _arg: object = None) -> None:
         """Start the agent."""
@@ -282,32 +282,32 @@ class BackendAgent(Agent):
         self.supervise(Begun())
 
     def tick(self) -> None:
-        """See what time has brought."""
+        """Handle a deadline."""
         self._feed(TICK)
 
     def answered(self, parcel: tuple[Call, SessionEvent, Life | None]) -> None:
-        """Take in an answer of the store, unless the call was given up."""
+        """Handle a response of the store, unless the call has timed out."""
         call, answer, life = parcel
         if call is self._call:
             self._call, self._life = None, life or self._life
             self._feed(answer, call.cause)
 
     def failed(self, parcel: tuple[Call, str]) -> None:
-        """Give a call up."""
+        """Let a call fail."""
         call, why = parcel
         if call is self._call:
             self._call = None
             self._feed(CallFailed(why), call.cause)
 
     def supervise(self, event: Event, cause: str = "") -> None:
-        """Give the workers' machine an event, unless it has come to its end."""
+        """Pass an event to the supervision, unless this agent is leaving."""
         if not self._departs:
             super().supervise(event, cause)
 
     # The session.
 
     def decider(self, _view: View) -> Decider:
-        """Return which line of its job the newest view is of."""
+        """Return the life of the job that the newest view belongs to."""
         assert self._life is not None
         return self._life
 
@@ -340,7 +340,7 @@ class BackendAgent(Agent):
             case GiveUp(_away_s, why):
                 self.supervise(CoordinatorLost(why), cause)
 
-    # Its end.
+    # Leaving.
 
     def _is_out(self) -> bool:
         session, view = self.shared, self.shared.view
@@ -349,7 +349,7 @@ class BackendAgent(Agent):
         return session.stored_seq >= session.status.seq
 
     def _depart(self) -> None:
-        """Report that it leaves before its process is gone, as a real agent does."""
+        """Report that the agent leaves before its process exits, as a real agent does."""
         self.left = self._departs = True
         self.workers.vanish()
         self.after(LEAVE_S, self._go)

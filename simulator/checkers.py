@@ -1,9 +1,8 @@
-"""The invariants of a simulated run, each a checker: rounds, then jobs and nodes, then progress.
+"""The invariants of a simulated run. Each is a checker: of rounds, of jobs and nodes, or of progress.
 
-A checker overrides the hooks it needs and looks only at what they hand to it, so that a step
-costs the same however long the run is. It keeps its own records; it never asks the machines under
-test whether they are right. The invariants of progress have a bound in virtual seconds, counted
-from when faults are over or the work is done.
+A checker overrides the hooks it needs and reads only their arguments, so that the cost of a step does
+not grow with the run. It keeps its own records and does not rely on those of the machines under test.
+An invariant of progress has a bound in virtual seconds, counted from the end of the faults or the work.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ HOOKS = (
 
 
 class Violation(Exception):
-    """An invariant does not hold; what, when and where, in one line."""
+    """An invariant does not hold. The message says in one line what happened, where and when."""
 
     def __init__(self, invariant: str, what: str, at_s: float) -> None:
         super().__init__(f"{invariant}: {what} (at {at_s:.3f} s)")
@@ -66,7 +65,7 @@ class Checker:
         """A coordinator sends a view."""
 
     def view_received(self, agent: Agent, view: View) -> None:
-        """A node accepted a view; `agent.view` still has the one before."""
+        """A node accepted a view; `agent.view` is still the previous one."""
 
     def workers_starting(self, agent: Agent, generation: int) -> None:
         """A node is about to start its workers."""
@@ -78,32 +77,32 @@ class Checker:
         """A worker failed, and its agent is about to learn of it."""
 
     def agent_ended(self, agent: Agent) -> None:
-        """An agent ended of its own accord; `agent.outcome` has how."""
+        """An agent exited by itself; `agent.outcome` says why."""
 
     def agent_wedged(self, agent: Agent) -> None:
-        """An agent's loop stands still from now on."""
+        """An agent's loop is stuck from now on."""
 
     def coordinator_returned(self) -> None:
-        """Another coordinator came up on the endpoint."""
+        """Another coordinator started at the endpoint."""
 
     def settled(self, job: JobTruth) -> None:
-        """Faults are over for so long that all must run again."""
+        """Faults ended long enough ago that every job must run again."""
 
     def over(self, job: JobTruth) -> None:
-        """The work was done for so long that all must have ended."""
+        """The work ended long enough ago that every agent must have ended."""
 
 
 class OneRound(Checker):
     """A job has one active round at a time, and a round once formed never changes.
 
-    A coordinator that came back may carry a round on only if it is whole: all members, each of
-    the same round and no other.
+    A coordinator that recovers may resume a round only if it is complete: all members returned,
+    each from that round.
     """
 
     def decided(self, decision: Decision) -> None:
         truth = decision.truth
         if truth is None or decision.coordinator in self.world.replaced:
-            return  # One that was replaced goes by what nodes said before.
+            return  # A replaced coordinator decides by outdated statuses.
         members = [(info.node, info.incarnation) for info in decision.job.members]
         if members != truth.members:
             self.violated(
@@ -115,11 +114,11 @@ class OneRound(Checker):
         for _node, incarnation in members:
             own = self.world.ledger.agent_of[incarnation].round
             if own is not truth:
-                self.violated(f"{members} were carried on as one round and never were one")
+                self.violated(f"{members} were resumed as one round but never formed one")
 
 
-class RankOnce(Checker):
-    """No rank is held twice in a round, and no node has two."""
+class RanksAreUnique(Checker):
+    """In a round no two nodes have the same rank, and no node has two ranks."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -128,7 +127,7 @@ class RankOnce(Checker):
     def decided(self, decision: Decision) -> None:
         nodes = [info.node for info in decision.job.members]
         if decision.after.phase is JobPhase.ACTIVE and len(set(nodes)) != len(nodes):
-            self.violated(f"a node is twice in {nodes}")
+            self.violated(f"a node appears twice in {nodes}")
 
     def view_received(self, agent: Agent, view: View) -> None:
         if view.role is not NodeRole.MEMBER:
@@ -138,7 +137,7 @@ class RankOnce(Checker):
             return
         held = self._held.setdefault((truth.number, view.generation), {})
         if held.setdefault(view.rank, view.incarnation) != view.incarnation:
-            self.violated(f"rank {view.rank} of generation {view.generation} is held twice")
+            self.violated(f"two nodes have rank {view.rank} of generation {view.generation}")
 
 
 class SizeInBounds(Checker):
@@ -153,7 +152,7 @@ class SizeInBounds(Checker):
 
 
 class SameRound(Checker):
-    """All members of a round get the same round in their views, and nobody else does."""
+    """The views of all members of a round describe the same round; no other node gets such a view."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -164,10 +163,10 @@ class SameRound(Checker):
             return
         truth = self.world.round_meant(agent, view)
         if truth is None:
-            self.violated(f"{agent.node} got a view of round {view.round}, which never was")
+            self.violated(f"{agent.node} got a view of round {view.round}, which never existed")
         here = truth.members[view.rank] if 0 <= view.rank < len(truth.members) else None
         if here != (view.node, view.incarnation):
-            self.violated(f"{view.node} got rank {view.rank}, where {here} is")
+            self.violated(f"{view.node} got rank {view.rank}, which belongs to {here}")
         if (view.size, view.world_size) != (len(truth.members), truth.world_size):
             self.violated(f"{view.node} got a view of {view.size} nodes, {view.world_size} workers")
         names = [one.node for one in view.members]
@@ -175,11 +174,11 @@ class SameRound(Checker):
             self.violated(f"{view.node} got a view of {names}, not of {truth.members}")
         shared = (view.size, view.world_size, view.master_addr, view.master_port, view.members)
         if self._told.setdefault((truth.number, view.generation), shared) != shared:
-            self.violated(f"{view.node} got {shared}, which others did not")
+            self.violated(f"{view.node} got {shared}, but other members did not")
 
 
 class GenerationGrows(Checker):
-    """Generations only grow: for the job with every round, for each node with every start."""
+    """Generations only increase: for the job with every round, for each node with every start."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -211,7 +210,7 @@ class GenerationGrows(Checker):
                 )
 
 
-class NothingGoesBack(Checker):
+class CountersNeverDecrease(Checker):
     """Per run id, whoever decides: the fence of every new generation is above all before it.
 
     Generation, term and restarts do not go back where what was decided outlasts its decider, and
@@ -228,8 +227,8 @@ class NothingGoesBack(Checker):
         term, generation, fence = self._newest.get(run_id, (0, -1, 0))
         started = before is not None and after.generation > before.generation
         if decision.coordinator in self.world.replaced:
-            return  # What it decides is for nodes that nobody else can reach.
-        # A store that lost its state and knows no node begins by the clock of another host.
+            return  # Its decisions reach only nodes that its successor cannot reach.
+        # A store that lost its state and has no nodes starts from the clock of another host.
         counts = started and not decision.adopted and self.world.driver != "backend"
         if counts and after.phase is JobPhase.ACTIVE and after.fence <= fence:
             self.violated(f"{run_id} has fence {after.fence} after {fence}")
@@ -266,7 +265,7 @@ class NothingGoesBack(Checker):
 
 
 class RanksStable(Checker):
-    """Those who stay keep their order, and their ranks too if the round does not shrink."""
+    """Surviving members keep their order, and their ranks too if the round does not shrink."""
 
     def decided(self, decision: Decision) -> None:
         before, after = decision.before, decision.after
@@ -281,7 +280,7 @@ class RanksStable(Checker):
             (old[info.node], rank) for rank, info in enumerate(after.members) if info.node in old
         ]
         if stayed != sorted(stayed):
-            self.violated(f"those who stayed changed their order: {stayed}")
+            self.violated(f"the order of the remaining members changed: {stayed}")
         grown = len(after.members) >= len(before.members)
         if grown and any(was != now for was, now in stayed):
             self.violated(f"ranks changed in a round that has room for all: {stayed}")
@@ -291,7 +290,7 @@ STOPPED_AFTER_CLOSE_S = 12.0  # The slowest stop, after the slowest start.
 
 
 class OneGenerationPerNode(Checker):
-    """No worker runs on a node that has started a later generation, and none starts again."""
+    """A node starts a generation only after older workers have exited, and at most once."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -301,14 +300,14 @@ class OneGenerationPerNode(Checker):
         if agent.workers.there:
             self.violated(
                 f"{agent.node} starts generation {generation} while workers of "
-                f"{agent.workers.generation} are there"
+                f"{agent.workers.generation} still run"
             )
         if self._started.get(agent, -1) >= generation:
             self.violated(f"{agent.node} starts generation {generation} again")
         self._started[agent] = generation
 
 
-class OldWorkersGone(Checker):
+class NoOlderWorkers(Checker):
     """No worker starts while one of an earlier generation is there, on whatever node.
 
     But for nodes that a coordinator never heard of, and those that were lost while cut off if
@@ -320,7 +319,7 @@ class OldWorkersGone(Checker):
         super().__init__(world)
         self._known: dict[int, set[int]] = {}  # Incarnations, by the coordinator that knows them.
         self._lost: dict[int, set[int]] = {}
-        self._begun_aside: set[tuple[str, int]] = set()  # Generations of those that were replaced.
+        self._begun_aside: set[tuple[str, int]] = set()  # Generations of replaced coordinators.
 
     def decided(self, decision: Decision) -> None:
         before, after = decision.before, decision.after
@@ -336,7 +335,7 @@ class OldWorkersGone(Checker):
         assert agent.view is not None
         decider = agent.decider(agent.view)
         if decider in self.world.replaced or (agent.job.run_id, generation) in self._begun_aside:
-            return  # In the latter case another goes on with what was begun already.
+            return  # The second case: a successor continues a generation of a replaced coordinator.
         by = decider.number
         known, lost = self._known.get(by, set()), self._lost.get(by, set())
         for other in agent.job.agents:
@@ -345,30 +344,30 @@ class OldWorkersGone(Checker):
             if other is agent or not workers.there or workers.generation >= generation:
                 continue
             only_stopped = other.paused and not other.cut_off
-            excused = incarnation in lost and not (only_stopped or agent.job.stops_alone)
+            excused = incarnation in lost and not (only_stopped or agent.job.self_fencing)
             if incarnation in known and not excused:
                 self.violated(
                     f"{agent.node} starts generation {generation} while workers of generation "
-                    f"{workers.generation} are there on {other.node}"
+                    f"{workers.generation} still run on {other.node}"
                 )
 
 
 class BudgetKept(Checker):
-    """A job has no more restarts than it may; each is charged, and nothing else is."""
+    """A job stays within its restart budget; every restart is charged, and nothing else is."""
 
     def decided(self, decision: Decision) -> None:
         before, after, status = decision.before, decision.after, decision.status
         limit = self.world.job_of(decision.job.run_id).settings.max_restarts
         if after.restarts > limit:
-            self.violated(f"{after.restarts} restarts, and {limit} are allowed")
+            self.violated(f"{after.restarts} restarts, but only {limit} are allowed")
         if before is None or decision.adopted or before.phase is JobPhase.RECOVERING:
             return
         if after.nodes == 0 or before.nodes == 0:
-            return  # A job that all have left begins anew.
+            return  # A job starts afresh after all nodes have left.
         charged = after.restarts - before.restarts
         joins = status is not None and status.info.incarnation not in before.incarnations
         if status is not None and (before.round[0] == 0 or joins):
-            # It learns of what an earlier coordinator charged, and maybe of one failure since.
+            # The status reports what an earlier coordinator charged, and at most one new failure.
             failed_since = status.phase is NodePhase.FAILED and after.phase is not JobPhase.CLOSED
             if status.restarts + failed_since >= after.restarts:
                 return
@@ -380,14 +379,14 @@ class BudgetKept(Checker):
             and any(info.incarnation == status.info.incarnation for info in before.members)
         )
         if failed and after.phase is JobPhase.CLOSED:
-            failed = False  # It was not answered with a restart.
-        wanted = 1 if failed else 0  # Also where the next round still has to wait for nodes.
+            failed = False  # The failure ended the job without a restart.
+        wanted = 1 if failed else 0  # Even if the next round has to wait for nodes.
         if charged != wanted:
             self.violated(f"{charged} restarts were charged for {decision.job.why!r}, not {wanted}")
 
 
-class LossIsFree(Checker):
-    """Workers that fail once a member of their round is gone cost no restart, and end no job.
+class LossIsNotCharged(Checker):
+    """If workers fail after a member of their round is lost, no restart is charged and no job ends.
 
     Over a store that only keeps a state nobody can be asked, and this is not promised.
     """
@@ -418,16 +417,16 @@ class LossIsFree(Checker):
         charged = after.restarts > before.restarts and before.phase is JobPhase.ACTIVE
         excused = self._excused.get((decision.job.run_id, before.generation), False)
         if excused and (failed or charged):
-            self.violated(f"{decision.job.why!r} was charged, and a member was gone before")
+            self.violated(f"{decision.job.why!r} was charged, but a member was lost before")
 
 
 class ClosedIsFinal(Checker):
-    """A job is closed for a reason that is true, and stays closed for as long as it is known."""
+    """A job closes only for a true reason, and stays closed while any coordinator remembers it."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._closed_as: dict[tuple[int, str], tuple[int, int]] = {}  # Term and revision.
-        self._stopped: set[str] = set()  # Jobs that somebody asked to be stopped.
+        self._stopped: set[str] = set()  # Jobs that a user requested to stop.
 
     def decided(self, decision: Decision) -> None:
         before, after = decision.before, decision.after
@@ -443,7 +442,7 @@ class ClosedIsFinal(Checker):
 
     def _closing(self, decision: Decision) -> None:
         if decision.coordinator in self.world.replaced:
-            return  # It goes by what nodes said before.
+            return  # A replaced coordinator decides from outdated statuses.
         job, truth = decision.job, self.world.job_of(decision.job.run_id)
         if job.outcome is JobOutcome.SUCCEEDED:
             for info in job.members:
@@ -457,13 +456,13 @@ class ClosedIsFinal(Checker):
             if retryable and job.restarts < truth.settings.max_restarts:
                 self.violated(f"{job.run_id} failed with restarts left")
         elif not self._is_asked_for(job):
-            self.violated(f"{job.run_id} was closed and nobody asked for it")
+            self.violated(f"{job.run_id} was closed without a request")
 
     def _is_asked_for(self, job: Job) -> bool:
         asked = self.world.requests.get(job.request)
         if asked is not None and asked.action == Action.STOP.value:
             self._stopped.add(job.run_id)
-        return job.run_id in self._stopped  # A later coordinator may know that much and no more.
+        return job.run_id in self._stopped  # A later coordinator may not know the request itself.
 
     def view_sent(self, coordinator: Decider, view: View) -> None:
         closed_as = self._closed_as.get((coordinator.number, view.run_id))
@@ -483,15 +482,15 @@ class ClosedIsFinal(Checker):
         if not agent.workers.there:
             return
         late_s = self.world.now - due
-        if late_s > 0.001:  # The agent was stopped itself, and only now can go on.
+        if late_s > 0.001:  # The agent itself was paused until now.
             again = self.world.now + STOPPED_AFTER_CLOSE_S
             agent.after(STOPPED_AFTER_CLOSE_S, self._stopped_by_now, (agent, again))
         else:
-            self.violated(f"{agent.node} has workers long after it learned that all is over")
+            self.violated(f"{agent.node} has workers long after it learned that the job is over")
 
 
-class PlaceKept(Checker):
-    """Nobody is put out by what another node says, unless it gives way to agents of its name."""
+class LiveNodeKeepsId(Checker):
+    """No node loses its id to another node with the same id, unless it yields."""
 
     def decided(self, decision: Decision) -> None:
         before, status = decision.before, decision.status
@@ -500,16 +499,16 @@ class PlaceKept(Checker):
         gone = before.incarnations - decision.after.incarnations - {status.info.incarnation}
         for agent in (self.world.ledger.agent_of[one] for one in gone):
             if agent.alive and not agent.left and not agent.info.yields:
-                self.violated(f"{agent.node} was put out by {status.info.node}'s status")
+                self.violated(f"{agent.node} was removed by {status.info.node}'s status")
 
 
 class FencedStaysOut(Checker):
-    """An incarnation that the job went on without never comes back and never runs workers."""
+    """A fenced incarnation never rejoins and never runs workers."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._out: dict[int, set[int]] = {}
-        self._fenced: dict[int, int] = {}  # Incarnations, and the coordinator that decided so.
+        self._fenced: dict[int, int] = {}  # The coordinator that fenced it, by incarnation.
 
     def decided(self, decision: Decision) -> None:
         before, after = decision.before, decision.after
@@ -519,7 +518,7 @@ class FencedStaysOut(Checker):
         back = out & after.incarnations
         if back:
             nodes = sorted(self.world.ledger.agent_of[one].node for one in back)
-            self.violated(f"{', '.join(nodes)} is in the job again after it was out")
+            self.violated(f"{', '.join(nodes)} rejoined the job after it was removed")
 
     def view_received(self, agent: Agent, view: View) -> None:
         by = agent.decider(view).number
@@ -530,11 +529,11 @@ class FencedStaysOut(Checker):
 
     def workers_starting(self, agent: Agent, generation: int) -> None:
         if agent.info.incarnation in self._fenced:
-            self.violated(f"{agent.node} was fenced and starts generation {generation}")
+            self.violated(f"{agent.node} was fenced but starts generation {generation}")
 
 
-class NeverBack(Checker):
-    """Whoever obeyed a coordinator that took over obeys none of those before it, alive or not."""
+class EarlierCoordinatorIgnored(Checker):
+    """A node that obeyed a later coordinator never obeys an earlier one again, alive or not."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -549,11 +548,11 @@ class NeverBack(Checker):
             self._places[agent] = place
 
 
-CALM_BEFORE_S = 15.0  # What is still going on from an earlier disturbance is over by then.
+CALM_BEFORE_S = 15.0  # The effects of an earlier disturbance last at most this long.
 
 
 class NoNeedlessRestart(Checker):
-    """A coordinator that comes back, and all nodes with it in time, restarts no worker."""
+    """If a coordinator returns and all nodes reconnect in time, no worker restarts."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -571,14 +570,14 @@ class NoNeedlessRestart(Checker):
         world = self.world
         if effect.reason is not StopReason.COORDINATOR or world.now >= self._watch_until:
             return
-        if agent.job.stops_alone:
+        if agent.job.self_fencing:
             return  # Nodes that are without a coordinator for long stop their workers, and tell it.
         closed = agent.view is not None and agent.view.role is NodeRole.CLOSED
         if world.disturbed_at == self._calm_since and not closed:
             self.violated(f"{agent.node} restarts its workers because the coordinator did")
 
     def _misses_a_member(self) -> bool:
-        """Whether a member died of which nobody knows: an etcd that restarts renews all leases."""
+        """Whether a member has died unnoticed: an etcd that restarts renews all leases."""
         for job in self.world.jobs.values():
             known = self.world.coordinator.job(job.run_id)
             living = {agent.node for agent in job.living}
@@ -587,11 +586,11 @@ class NoNeedlessRestart(Checker):
         return False
 
 
-WEDGED_S = 7.5  # The time after which a loop is stuck, and some for all to learn of it.
+WEDGED_S = 7.5  # The time until a loop counts as stuck, plus some time to propagate this.
 
 
-class WedgedIsLost(Checker):
-    """A node whose loop does not turn is not in the round for long, though it is connected."""
+class StuckNodeIsLost(Checker):
+    """A node whose loop is stuck is soon removed from the round, though it is connected."""
 
     def agent_wedged(self, agent: Agent) -> None:
         world = self.world
@@ -608,11 +607,11 @@ class WedgedIsLost(Checker):
         if job is None or job.phase is not JobPhase.ACTIVE or agent.node in job.succeeded:
             return
         if any(info.incarnation == agent.info.incarnation for info in job.members):
-            self.violated(f"{agent.node} is in the round, and its loop does not turn")
+            self.violated(f"{agent.node} is in the round, but its loop is stuck")
 
 
 class SlowIsNotLost(Checker):
-    """A node behind a slow link, who is well and connected, is not taken out of the job."""
+    """A healthy, connected node behind a slow link is not removed from the job."""
 
     def decided(self, decision: Decision) -> None:
         before = decision.before
@@ -622,20 +621,20 @@ class SlowIsNotLost(Checker):
             agent = self.world.ledger.agent_of[incarnation]
             is_same = agent.info.incarnation == incarnation and not agent.superseded
             if agent.bandwidth and agent.healthy and is_same and agent.outcome is None:
-                self.violated(f"{agent.node} is well, and is out: {decision.job.why}")
+                self.violated(f"{agent.node} is healthy but was removed: {decision.job.why}")
 
 
 class Departures:
-    """Who broke how many rounds by going, by host."""
+    """How many rounds each host broke by leaving."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._times: dict[tuple[str, str], list[float]] = {}
 
     def note(self, decision: Decision) -> list[tuple[str, str]]:
-        """Take in a decision; return the jobs and hosts of members that went."""
+        """Note a decision; return the jobs and hosts of members that left."""
         before, after, run_id = decision.before, decision.after, decision.job.run_id
-        if not after.nodes:  # Nobody is left whom they could do harm.
+        if not after.nodes:  # No node is left that another one could disturb.
             self._times = {key: at for key, at in self._times.items() if key[0] != run_id}
             return []
         if before is None or before.phase is not JobPhase.ACTIVE:
@@ -649,23 +648,23 @@ class Departures:
         return gone
 
     def of(self, which: tuple[str, str], since: float = 0.0) -> int:
-        """Return how often members of a job went from a host since then."""
+        """Return how often members of a job left on a host since then."""
         return sum(at >= since for at in self._times.get(which, ()))
 
 
 DAMPED_S = 60.0
 DEPARTURES_MAX = {"coordinator": 8, "etcd": 22, "backend": 30}
-"""In so many seconds: the first two at once, then after 6, 12, 24 and 30 s. Where a death is noticed
-only after 5 s, as on etcd some are, others come from the same host meanwhile, before anything is known
-of it."""
+"""Departures within `DAMPED_S`. The first two returns are immediate, the next ones wait 6, 12, 24 and
+30 s. If a death is detected only after 5 s, as some are on etcd, further nodes of the same host may join
+and die before that."""
 
 
 class FlappingDamped(Checker):
-    """No place of a host breaks a round more often than a few times a minute."""
+    """A flapping node of a host breaks a round no more than a few times a minute."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self._lives: dict[int, Departures] = {}  # A coordinator begins without any knowledge.
+        self._lives: dict[int, Departures] = {}  # A new coordinator has no history.
 
     def decided(self, decision: Decision) -> None:
         number = decision.coordinator.number
@@ -673,16 +672,16 @@ class FlappingDamped(Checker):
         for run_id, host in departures.note(decision):
             times = departures.of((run_id, host), self.world.now - DAMPED_S)
             if times > DEPARTURES_MAX[self.world.driver]:
-                self.violated(f"nodes of host {host} went {times} times in {DAMPED_S:g} s")
+                self.violated(f"nodes of host {host} left {times} times in {DAMPED_S:g} s")
 
 
-ATTENDED_S = 2.0  # A job about which nothing is decided for longer may be without a coordinator.
+ATTENDED_S = 2.0  # After a longer time without a decision, the job may have no coordinator.
 STARVED_SETTLES = 7
 STARVED_S = 3.0
 
 
-class NobodyStarves(Checker):
-    """Enough nodes make a round soon, however many others come and go meanwhile."""
+class RoundFormsInTime(Checker):
+    """Enough nodes form a round soon, however many others join and leave meanwhile."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -704,8 +703,8 @@ class NobodyStarves(Checker):
             self.violated(f"{here} nodes of {job.run_id} have waited {waited_s:.1f} s for a round")
 
 
-class AskedOnce(Checker):
-    """What is asked for is done once, however often the request is repeated; by one who decides."""
+class RequestAppliedOnce(Checker):
+    """Each request is applied once, however often it is repeated."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -723,7 +722,7 @@ class AskedOnce(Checker):
 
 
 class DrainedRests(Checker):
-    """No generation of whoever drained a node has it, until it is undrained."""
+    """After a coordinator has drained a node, its generations exclude the node until it is undrained."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -748,11 +747,11 @@ class DrainedRests(Checker):
         if begun and after.phase is JobPhase.ACTIVE:
             wrong = [info.node for info in after.members if info.node in drained]
             if wrong:
-                self.violated(f"{wrong} are drained, and in generation {after.generation}")
+                self.violated(f"{wrong} are drained but in generation {after.generation}")
 
 
 class RequestsAnswered(Checker):
-    """With faults over, no node is left with a request that nobody answers."""
+    """After the faults end, every node gets an answer to its request."""
 
     def settled(self, job: JobTruth) -> None:
         for agent in job.living:
@@ -761,14 +760,14 @@ class RequestsAnswered(Checker):
                 self.violated(f"{agent.node} waits for an answer to {asked}")
 
 
-HELD_BACK_S = 35.0  # A node that comes and goes runs so long after it has come for good.
+HELD_BACK_S = 35.0  # The longest delay before a flapping node may run again.
 
 
 class RoundForms(Checker):
-    """With faults over and at least min healthy nodes, all of them run soon.
+    """After the faults end, if at least min nodes are healthy, all of them soon run.
 
-    Those that may run do: spares are used where nodes are missing. Only nodes of hosts whose nodes
-    came and went have more time.
+    Up to max nodes run, less the spares; spares replace missing nodes. Only nodes of hosts that flapped
+    get more time.
     """
 
     def __init__(self, world: World) -> None:
@@ -792,16 +791,16 @@ class RoundForms(Checker):
             return
         if known is None or known.phase is not JobPhase.ACTIVE:
             phase = "unknown" if known is None else known.phase.value
-            self.violated(f"{job.run_id} is {phase} though {len(living)} nodes are there")
+            self.violated(f"{job.run_id} is {phase} though {len(living)} nodes are alive")
         names = {agent.node for agent in living}
         there = {agent.node for agent in job.living}
         members = [info.node for info in known.members]
         missing = [node for node in members if node not in there]
         if missing:
-            self.violated(f"{missing} are in the round of {job.run_id} and gone")
+            self.violated(f"{missing} are in the round of {job.run_id} but have exited")
         wanted = min(settings.max_nodes, max(settings.min_nodes, len(names) - settings.spares))
         if len(members) < wanted:
-            self.violated(f"{len(members)} nodes of {len(names)} run, {wanted} could")
+            self.violated(f"{len(members)} nodes of {len(names)} run, but {wanted} could")
         generation = known.generation
         for agent in job.living:
             if agent.node in members:
@@ -814,7 +813,7 @@ class RoundForms(Checker):
 
 
 class JobEnds(Checker):
-    """When the work is done, every node ends, and all that ended with the job ended alike."""
+    """When the work is done, every agent exits, and all agents report the same outcome."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -841,19 +840,19 @@ class JobEnds(Checker):
             self.violated(f"{agent.node} ended {outcome.value}, but {node} {first.value}")
 
     def over(self, job: JobTruth) -> None:
-        """See that all have ended, but for those who can no longer learn of it.
+        """Check that all agents have exited, except those that cannot learn the outcome.
 
-        A coordinator that closed a job and died takes the news with it; nodes that had not heard
-        of it wait for others (in production, until `join_timeout`).
+        If a coordinator closes a job and dies, nodes that have not received the outcome wait for other
+        nodes (in production, until `join_timeout`).
         """
         if job.closed_by and not self.world.coordinator.knows_end_of(job):
             return
         left = [agent.node for agent in job.agents if agent.alive]
         if left:
-            self.violated(f"{left} of {job.run_id} have not ended")
+            self.violated(f"{left} of {job.run_id} have not exited")
         for agent in job.agents:
             done = agent.workers.done_generation == self._succeeded.get(job.run_id, -2)
             if done and agent.outcome is Outcome.COORDINATOR_LOST:
-                self.violated(f"{agent.node} was done, as the job was, and does not know it")
+                self.violated(f"{agent.node} succeeded with the job but does not know it")
             if agent.outcome is Outcome.REFUSED and not job.closed_by and not agent.superseded:
                 self.violated(f"{agent.node} was refused")

@@ -1,7 +1,7 @@
 """A simulated coordinator process: `core.coordinator` and the links to it.
 
-The one thing to know: whatever decides is the code that production runs. Here is only what its
-server does besides, which is to keep the newest link of each incarnation.
+All decisions are made by the code that runs in production. This module only replaces the server around
+it, which keeps the newest link of each incarnation.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ HURRIES_SHARE = 0.3
 
 
 class Coordinator(Process):
-    """One life of the coordinator.
+    """One coordinator process, from its start to its end.
 
-    Those of some worlds keep a state file, which the next one on the endpoint reads; of the others
-    the next one knows nothing. Some of them are an agent's that was started again: they do not know
-    that they follow another, and wait for nobody. One that took over from another is at a later place.
+    In some worlds the coordinator keeps a state file, and its successor on the endpoint reads it. In the
+    others the successor starts without state. Some successors are started by an agent that restarted. Such
+    a successor does not know that it has a predecessor, so it does not wait for nodes. A coordinator that
+    took over from another one has a later place in the endpoint list.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Coordinator(Process):
     ) -> None:
         super().__init__(world, f"coordinator {number}", rng)
         self.remembers = rng.random() < KEEPS_STATE_SHARE if keeps_state is None else keeps_state
-        """Whether a successor knows what this one did."""
+        """Whether a successor starts with this coordinator's state."""
         hurries = rng.random() < HURRIES_SHARE
         self.number = number
         self.place = place
@@ -74,7 +75,7 @@ class Coordinator(Process):
         world.note(self, "is there")
 
     def receive(self, parcel: tuple[Link, Status | Heartbeat]) -> None:
-        """Take in a message, or refuse it with the whole link if this process is gone."""
+        """Process a message. If this process has exited, close the link instead."""
         link, message = parcel
         if not self.alive:
             self.world.network.close_from_coordinator(link)
@@ -107,7 +108,7 @@ class Coordinator(Process):
         self.arm(self.machine.next_deadline(now))
 
     def _decided(self) -> None:
-        """Write down what became of jobs."""
+        """Record the new states of jobs."""
         decisions, self.machine.decisions = self.machine.decisions or [], []
         for event, job in decisions:
             self.world.decided(self, job, event if isinstance(event, Status) else None)
@@ -144,7 +145,7 @@ class Coordinator(Process):
         self.arm(self.machine.next_deadline(now))
 
     def ask(self, run_id: str, request: Request) -> None:
-        """Take in what somebody asks for by himself."""
+        """Process a request from a user."""
         if not self.alive or self.paused:
             return
         self.world.note(self, "is asked: {0}", request)
@@ -166,10 +167,10 @@ class Coordinator(Process):
         return Agent(self.world, job, node, host, rng)
 
     def cut(self, _agent: Agent) -> None:
-        """Take note that an agent was cut off; it is noticed when nothing comes."""
+        """Do nothing: the coordinator notices a cut when messages stop."""
 
     def return_as(self, number: int, rng: Random) -> Coordinator:
-        self.host_up = True  # Whatever is sent to this one is now refused.
+        self.host_up = True  # From now on, the host refuses messages to the old process.
         memories = self.machine.memory() if self.remembers else None
         return Coordinator(
             self.world,
@@ -181,7 +182,7 @@ class Coordinator(Process):
         )
 
     def die(self, *, host_too: bool) -> None:
-        """End without a word; with the host, even without the kernel's."""
+        """Exit without a message. If the host dies too, nothing closes the connections."""
         self.world.note(self, "is gone, and its host with it" if host_too else "is killed")
         self.host_up = not host_too
         self.alive = False

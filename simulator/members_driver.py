@@ -1,12 +1,12 @@
-"""Simulated jobs with `--ha`: their etcd is a cluster of members on the machines of nodes.
+"""Simulated jobs with `--ha`: the etcd members run on the machines of the nodes.
 
-Members are lost with the agents of their machines, cut off with them and frozen with them, and begin
-again when an agent comes to their machine. What the nodes use is the one etcd that all members
-together are (`sim.etcd`): it is there while they have a leader. An agent that ends by itself leaves its
-member behind, as `holdfast coordinator --ha` would be.
+A fault that hits a machine's agent (loss, network cut, freeze) also hits its member. The member restarts
+when an agent starts on the machine. All members together provide one etcd to the nodes (`simulator.etcd`),
+which is available while the members have a leader. If an agent exits by itself, its member keeps running,
+like one that `holdfast coordinator --ha` runs.
 
-No more machines are lost with their data at once than the others can make up for; what happens then
-is not survived, and `tests/simulation/test_clusters.py` has that.
+The simulator never loses so many machines with their data that the rest cannot recover. A job does not
+survive such a loss; `tests/simulation/test_clusters.py` tests it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ELECTION_S = (1.0, 2.0)
 
 
 class MachinesOfAgents(Members):
-    """The members, on machines that are cut off as their agents are."""
+    """The members of the cluster. A network cut of an agent also cuts its machine's member."""
 
     def __init__(self, world: World, names: list[str], rng: Random) -> None:
         def after(delay_s: float, action: Callable[[], None]) -> None:
@@ -44,13 +44,13 @@ class MachinesOfAgents(Members):
         self.on_decided: Callable[[], None] = lambda: None
 
     def agents(self, name: str) -> list[Agent]:
-        """Return those that are on a machine now."""
+        """Return the agents that run on a machine."""
         return [
             agent for job in self.world.jobs.values() for agent in job.living if agent.host == name
         ]
 
     def reaches(self, one: Machine, other: Machine) -> bool:
-        """Whether what one sends to another is answered."""
+        """Whether the two machines can exchange messages."""
         return super().reaches(one, other) and (
             one is other or not (self._is_cut(one) or self._is_cut(other))
         )
@@ -59,19 +59,19 @@ class MachinesOfAgents(Members):
         return any(agent.cut_in or agent.cut_out for agent in self.agents(machine.name))
 
     def decide(self) -> None:
-        """Let each cluster that has a leader agree on something."""
+        """Let each cluster with a leader commit an entry."""
         super().decide()
         self.on_decided()
 
 
 class MembersDriver(EtcdDriver):
-    """The etcd of the jobs' own machines."""
+    """The etcd cluster on the machines of the jobs."""
 
     def __init__(self, world: World, rng: Random) -> None:
         super().__init__(world, rng)
         self._rng = rng
         size = MANY if world.size >= MANY and rng.random() < 0.5 else FEW
-        # The machines of the first nodes; some may have none.
+        # The machines of the first nodes. Some of them may never get a node.
         self.members = MachinesOfAgents(world, [str(one + 1) for one in range(size)], rng)
         self.members.on_decided = self._follow
         self._leader: Machine | None = None
@@ -81,29 +81,29 @@ class MembersDriver(EtcdDriver):
             world.schedule(world.now + START_S * rng.random(), self._start, name)
 
     def new_agent(self, job: JobTruth, node: str, host: str, rng: Random) -> EtcdAgent:
-        """Return an agent that uses it; with it, its machine's member begins again."""
+        """Return an agent that uses this etcd, and restart its machine's member."""
         if host in self.members.machines:
             self.world.schedule(self.world.now, self._start, host)
         return super().new_agent(job, node, host, rng)
 
     def return_as(self, _number: int, _rng: Random) -> MembersDriver:
-        """Go on, with the same data."""
+        """Continue with the same data."""
         self.network.come_back()
         return self
 
     def heal(self) -> None:
-        """End all faults; it goes on once its members have found together."""
+        """End all faults. The etcd is available again once its members have elected a leader."""
         self.make_room()
         self.members.heal()
 
-    # What happens to machines.
+    # Faults of machines.
 
     def machine_of(self, agent: Agent) -> str | None:
-        """Return the machine that an agent shares with a member."""
+        """Return the machine of an agent if it has a member."""
         return agent.host if agent.host in self.members.machines else None
 
     def can_lose(self, name: str) -> bool:
-        """Whether the others have all that was decided, and are most of the list."""
+        """Whether the members without this one still are a majority with all committed entries."""
         ruler = self.members.ruler
         group = self.members.quorum(ruler) if ruler is not None else []
         left = [one for one in group if one.name != name]
@@ -115,13 +115,13 @@ class MembersDriver(EtcdDriver):
         self.members.lose(name)
 
     def end_member(self) -> None:
-        """Kill one etcd."""
+        """Kill one member's etcd process."""
         name = self._anyone()
         self.world.note(f"member {name}", "is killed")
         self.members.end_etcd(name)
 
     def cut_members(self, length_s: float) -> None:
-        """Lose what one machine's member sends to some others."""
+        """Lose messages from one machine's member to some others."""
         name = self._anyone()
         cut = {(name, one) for one in self.members.machines if self._rng.random() < 0.7}
         self.world.note(f"member {name}", "is cut off from {0}", sorted(one for _, one in cut))
@@ -147,7 +147,7 @@ class MembersDriver(EtcdDriver):
         self.members.start(name)
 
     def _follow(self) -> None:
-        """Be there for the nodes as long as the members have a leader."""
+        """Serve the nodes while the members have a leader."""
         ruler = self.members.ruler
         if ruler is None:
             return

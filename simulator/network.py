@@ -1,14 +1,14 @@
-"""The simulated network between agents and the coordinator: links, and what can happen to them.
+"""The simulated network between agents and the coordinator: links and their faults.
 
-A link is a connection. Messages on it keep their order unless the network's conditions reorder them; it may
-also lose, repeat and delay them, which is more than TCP would allow itself: the machines under
-test promise to stand it. A cut stops one direction or both. What is sent into a cut is lost, or
-arrives after it has healed, as TCP's own repeats would. That a link was closed is noticed by the
-other side after the delay of a message, and not at all through a cut.
+A link is a connection. It delivers messages in order, unless the network's conditions reorder, lose,
+repeat or delay them. TCP would not do the first three, but the machines under test must tolerate them.
+A cut stops one direction or both. The link loses messages that are sent during a cut, or delivers them
+after the cut, like a TCP retransmission. If one side closes a link, the other side notices after the
+delay of a message; during a cut it does not notice.
 
-On the links of some agents bytes take time, too. There, messages are the frames that a real
-connection would write, one after the other in each direction, and large ones go in parts by the code
-that does it in production (`wire.parts`). Such a link loses nothing.
+The links of some agents have a limited bandwidth. They carry the frames that a real connection would
+write, one after the other in each direction. Production code (`wire.parts`) splits large frames into
+parts. Such a link loses nothing.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from simulator.world import World
 
 CONNECT_TIMEOUT_S = 3.0
-HELD_MESSAGES_MAX = 64  # Of one link, in each direction, while it is cut.
+HELD_MESSAGES_MAX = 64  # Messages that one link holds during a cut.
 
 
 class NetworkConditions:
-    """What the network does to messages at the moment."""
+    """The current faults of the network."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class NetworkConditions:
 
 
 class Link:
-    """One connection, as each of its ends sees it."""
+    """One connection between an agent and a coordinator."""
 
     __slots__ = ("agent", "coordinator", "down", "down_at", "held", "id", "peers", "up", "up_at")
 
@@ -63,8 +63,8 @@ class Link:
         self.id = number
         self.agent = agent
         self.coordinator = coordinator
-        self.up_at = 0.0  # When the last message to the coordinator arrives; and to the agent.
-        self.down_at = 0.0
+        self.up_at = 0.0  # When the last message to the coordinator arrives.
+        self.down_at = 0.0  # When the last message to the agent arrives.
         self.held: list[tuple[bool, Status | Heartbeat | Ack | View]] = []
         self.peers: list[tuple[str, str, int]] = []
         parts = agent.world.machines.parts
@@ -73,7 +73,7 @@ class Link:
 
 
 class SlowLine:
-    """One direction of a link on which bytes take time."""
+    """One direction of a link with limited bandwidth."""
 
     __slots__ = ("free_at", "incoming", "outgoing", "whole")
 
@@ -81,7 +81,7 @@ class SlowLine:
         self.free_at = 0.0
         self.outgoing = outgoing
         self.incoming = IncomingParts()
-        self.whole: dict[bytes, Any] = {}  # Messages that go in parts, by their bodies.
+        self.whole: dict[bytes, Any] = {}  # Messages that are sent in parts, by their bodies.
 
 
 class Network:
@@ -143,7 +143,9 @@ class Network:
         for _ in range(copies):
             arrives = at
             if conditions.jitter_s:
-                arrives += conditions.jitter_s * draw() ** 6  # Most come soon, a few very late.
+                arrives += (
+                    conditions.jitter_s * draw() ** 6
+                )  # Most delays are short, a few very long.
             if draw() >= conditions.reordering:
                 arrives = max(arrives, (link.up_at if up else link.down_at) + 1e-9)
                 if up:
@@ -174,7 +176,7 @@ class Network:
             to.after(takes_s, self._take_part, (link, written, up))
 
     def _arrival_of(self, link: Link, written: bytes, *, up: bool) -> float:
-        """Return when what is written now has come; it begins when the line is free."""
+        """Return when data that is written now arrives. It waits until the line is free."""
         line = link.up if up else link.down
         line.free_at = max(line.free_at, self.world.now) + len(written) / link.agent.bandwidth
         at = max(line.free_at + self.delay_s(link.agent), (link.up_at if up else link.down_at))
@@ -185,7 +187,7 @@ class Network:
         return at
 
     def _take_part(self, what: tuple[Link, bytes, bool]) -> None:
-        """Take in a part, which is answered; the last one brings its message."""
+        """Receive and acknowledge a part; after the last part, deliver the message."""
         link, written, up = what
         part = decode(written[HEADER_BYTES:])
         assert type(part) is Part
@@ -208,7 +210,7 @@ class Network:
             link.held.append((up, message))
 
     def healed(self, agent: Agent) -> None:
-        """Deliver what a cut held up on the agent's link, if that is still there."""
+        """Deliver the messages that the agent's link held during a cut, if the link is still open."""
         link = agent.link
         if link is None:
             return
@@ -221,11 +223,11 @@ class Network:
     # Links.
 
     def delay_s(self, agent: Agent) -> float:
-        """Return how long something small takes on its way, one way."""
+        """Return the one-way delay of a small message."""
         return (self.conditions.delay_s + agent.lag_s) * (0.5 + self._random())
 
     def open(self, agent: Agent) -> None:
-        """Connect an agent, which gets the outcome as an event."""
+        """Connect an agent; it receives the outcome as an event."""
         at = self.delay_s(agent) * 2
         coordinator = self._found_by(agent)
         unheard = agent.cut_out or agent.cut_in or not coordinator.host_up
@@ -239,7 +241,7 @@ class Network:
             agent.after(at, agent.link_opened, Link(self._links, agent, coordinator))
 
     def _found_by(self, agent: Agent) -> Coordinator:
-        """Return who answers first of all that an agent asks, or else who should."""
+        """Return the first coordinator that responds to an agent, or else the newest one."""
         newest = self.world.coordinator
         assert isinstance(newest, Coordinator)
         for one in (*self.world.replaced, newest):

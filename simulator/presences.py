@@ -1,9 +1,9 @@
-"""The presences of simulated agents on etcd (`net.agent_port`), and the connections to them.
+"""The presence ports of simulated agents on etcd (`net.agent_port`), and the connections to them.
 
-A host closes the connections of a process that is gone at once, and refuses others when its keeper
-has killed the workers, too. One that is down, cut off, or behind something that swallows packets says
-nothing. Some addresses lead to another host, and some ports are somebody else's afterwards. What is on
-its way while an agent is cut off arrives later, as TCP sends it again.
+When an agent exits, its host closes the agent's connections immediately. Once the keeper has killed the
+workers too, the host refuses new connections. A host that is down, cut off or behind a firewall does not
+respond. Some addresses lead to another host, and another process may reuse the port later. Data that is
+in flight during a cut arrives later, because TCP retransmits it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from simulator.world import World
 
 CONNECT_S = 2.0
-AGAIN_S = (0.2, 1.0)  # The delay of what TCP had to send again.
-AGAIN_S_MAX = 60.0  # It gives up after so long.
-FORGOTTEN_S = (5.0, 30.0)  # When a connection through a cut is found to be dead.
-KEEPER_S_MAX = 0.5  # What a keeper takes to kill the workers of an agent that was killed.
-HIDDEN_SHARE = 0.1  # Of agents whose address leads others to another host.
-SQUATTED_SHARE = 0.1  # Of ports that somebody else has afterwards.
+AGAIN_S = (0.2, 1.0)  # The delay of a TCP retransmission.
+AGAIN_S_MAX = 60.0  # TCP gives up after this time.
+FORGOTTEN_S = (5.0, 30.0)  # How long after a cut a connection is detected as dead.
+KEEPER_S_MAX = 0.5  # How long a keeper takes to kill the workers of a killed agent.
+HIDDEN_SHARE = 0.1  # The share of agents whose address leads others to another host.
+SQUATTED_SHARE = 0.1  # The share of ports that another process reuses.
 
 
 class _Connection:
@@ -42,7 +42,7 @@ class _Connection:
         self.number = number
         self.at = at
         self.is_over = False
-        """Whether nothing more is to be reported."""
+        """Whether the agent receives no more events about this connection."""
 
 
 class Presences:
@@ -57,7 +57,7 @@ class Presences:
         self._connections: dict[tuple[EtcdAgent, int], _Connection] = {}
 
     def show(self, agent: EtcdAgent) -> Presence:
-        """Give an agent a port; the address is its own to add."""
+        """Give an agent a port. The agent adds its address."""
         presence = Presence("", 1 + len(self._agents), f"{self._rng.getrandbits(128):032x}")
         self._agents[presence.id] = agent
         if self._rng.random() < HIDDEN_SHARE:
@@ -67,18 +67,18 @@ class Presences:
         return presence
 
     def keeper_s(self) -> float:
-        """Draw how long the workers of a killed agent are there after it."""
+        """Draw how long the workers of a killed agent outlive it."""
         return KEEPER_S_MAX * self._rng.random()
 
     def connect(self, agent: EtcdAgent, number: int, presence: Presence) -> None:
-        """Connect an agent to another's presence; it gets the outcome as events."""
+        """Connect an agent to another agent's presence port; it receives the outcome as events."""
         at = self._agents[presence.id]
         connection = self._connections[agent, number] = _Connection(agent, number, at)
         arrival = self._world.now + self._delay_s(agent, at)
         self._world.schedule(arrival, self._arrive, (connection, presence.id))
 
     def drop(self, agent: EtcdAgent, number: int) -> None:
-        """End a connection for the agent that wanted it."""
+        """Close a connection at the connecting side."""
         connection = self._connections.pop((agent, number), None)
         if connection is not None:
             connection.is_over = True
@@ -94,9 +94,9 @@ class Presences:
         elif self._is_apart(connection) or not at.host_up:
             self._end(connection, PresenceUnknown(number), CONNECT_S)
         elif at.alive:
-            at.after(0.0, self._say, connection)  # One that is stopped says it later.
+            at.after(0.0, self._say, connection)  # A stopped process responds later.
         elif at.workers.there:
-            pass  # The keeper has the port, and says nothing.
+            pass  # The keeper holds the port and does not respond.
         elif wanted in self._squatted:
             self._end(connection, PresenceUnknown(number))
         else:
@@ -107,7 +107,7 @@ class Presences:
             self._send((connection, PresenceSeen(connection.number), self._world.now))
 
     def _send(self, what: tuple[_Connection, ConnectionEvent, float]) -> None:
-        """Have something arrive, once that is possible."""
+        """Deliver an event as soon as the network allows."""
         connection, event, since = what
         if connection.is_over or self._world.now - since > AGAIN_S_MAX:
             return
@@ -131,10 +131,10 @@ class Presences:
                 self.drop(connection.seen_by, connection.number)
             connection.seen_by.saw(event)
 
-    # What goes wrong.
+    # Faults.
 
     def end(self, agent: EtcdAgent) -> None:
-        """An agent, or its keeper, has ended: its host closes what it had."""
+        """Close the connections of an agent that has exited, or whose keeper has."""
         for one in self._of(agent):
             if one.seen_by is agent and not agent.alive:
                 self.drop(agent, one.number)
@@ -142,12 +142,12 @@ class Presences:
                 self._send((one, PresenceClosed(one.number), self._world.now))
 
     def reset(self, agent: EtcdAgent) -> None:
-        """Something on the way breaks all connections of an agent."""
+        """Reset all connections of an agent, as a router may do."""
         for one in self._of(agent):
             self._send((one, PresenceClosed(one.number), self._world.now))
 
     def cut(self, agent: EtcdAgent) -> None:
-        """An agent was cut off: if that lasts, its connections are found to be dead."""
+        """Cut an agent off. If the cut lasts, its connections are detected as dead."""
         low, high = FORGOTTEN_S
         for one in self._of(agent):
             at = self._world.now + low + (high - low) * self._rng.random()
@@ -161,7 +161,7 @@ class Presences:
         return [one for one in self._connections.values() if agent in (one.seen_by, one.at)]
 
     def _is_apart(self, connection: _Connection) -> bool:
-        """Whether one of the two does not hear the other, or the other way round."""
+        """Whether the network between the two sides is cut in either direction."""
         ends = (connection.seen_by, connection.at)
         return any(one.cut_in or one.cut_out or one.is_apart for one in ends)
 

@@ -50,7 +50,7 @@ class LifecycleReporter:
         self.machine: Supervision
         """The machine of the current run."""
         self._logs_specs = logs_specs
-        self._own: StandaloneRecords | None = None
+        self._own_records: StandaloneRecords | None = None
         self.run_started_at = 0.0
         self._rendezvous_since = 0.0
         self._rendezvous_is_over = False
@@ -70,21 +70,21 @@ class LifecycleReporter:
     def __exit__(self, *problem: object) -> None:
         """Wait until the handlers have received the records, for a limited time."""
         self._entered -= 1
-        if not self._entered and self._own is not None:
-            self._own.end()
+        if not self._entered and self._own_records is not None:
+            self._own_records.end()
 
     def _begin_own_records(self) -> None:
         from holdfast.observe.standalone import StandaloneRecords, records_wanted
 
         destination = self.group.spec.event_log_handler
-        if self._own is None:
+        if self._own_records is None:
             if not records_wanted(destination):
                 return
-            self._own = StandaloneRecords(
+            self._own_records = StandaloneRecords(
                 destination, lambda: getattr(self._logs_specs, "run_dir", None)
             )
-            self.observers.add(self._own)
-        self._own.begin()
+            self.observers.add(self._own_records)
+        self._own_records.begin()
 
     def report(self, event: LifecycleEvent) -> None:
         """Send a lifecycle event to all observers."""
@@ -212,7 +212,7 @@ class LifecycleReporter:
         failed, self._failed, self.failures_due = self._failed, None, None
         if failed is not None:
             generation, failures = failed
-            self.report(lifecycle.WorkersFailed(now()[0], generation, _described(failures)))
+            self.report(lifecycle.WorkersFailed(now()[0], generation, _failures_of(failures)))
 
     def run_ended(self, result: RunResult, *, workers_recorded: bool = False) -> RunResult:
         if self.observers:
@@ -249,7 +249,7 @@ class LifecycleReporter:
                 self._outcomes(result) if result is not None else (),
                 _traceback(error),
                 workers_recorded,
-                _cut_short(error),
+                _end_kind(error),
             )
         )
 
@@ -298,7 +298,7 @@ def _worker_info(worker: Worker) -> WorkerInfo:
     )
 
 
-def _described(failures: dict[int, ProcessFailure]) -> tuple[WorkerFailure, ...]:
+def _failures_of(failures: dict[int, ProcessFailure]) -> tuple[WorkerFailure, ...]:
     from holdfast.processes.failures.failure import ChildFailedError
 
     described: list[WorkerFailure] = []
@@ -328,7 +328,7 @@ def _json(data: object) -> str:
     return json.dumps(data, default=str)
 
 
-def _cut_short(error: BaseException | None) -> str:
+def _end_kind(error: BaseException | None) -> str:
     if error is None:
         return ""
     if isinstance(error, (SignalException, JobStopped)):

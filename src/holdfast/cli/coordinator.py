@@ -160,10 +160,12 @@ def execute(args: argparse.Namespace) -> None:
         with story_to(args.story):
             _run_member(args)
         return
-    ends = parse_rendezvous_endpoints(args.endpoint, DEFAULT_PORT, PLACES_MAX, flag="--endpoint")
+    endpoints = parse_rendezvous_endpoints(
+        args.endpoint, DEFAULT_PORT, PLACES_MAX, flag="--endpoint"
+    )
     config = _config(args)
-    place = _own_place(args, ends) if args.take_over else 0
-    host, port = ends[place]
+    place = _own_place(args, endpoints) if args.take_over else 0
+    host, port = endpoints[place]
     token = choose_token(
         host,
         os.environ,
@@ -176,7 +178,7 @@ def execute(args: argparse.Namespace) -> None:
         tls.for_server()  # Raises for an unusable file before the port is bound.
     raise_descriptor_limit()
     state_path = args.state or config.state_file
-    places = _endpoint_list(args, config, ends, token) if len(ends) > 1 else None
+    places = _endpoint_list(args, config, endpoints, token) if len(endpoints) > 1 else None
     with story_to(args.story):
         try:
             listener = try_bind(host, port, is_host=True)
@@ -199,15 +201,15 @@ def _config(args: argparse.Namespace) -> RendezvousConfig:
     return parse(RendezvousParameters("c10d", args.endpoint, "none", 1, 1, **given))
 
 
-def _own_place(args: argparse.Namespace, ends: Sequence[tuple[str, int]]) -> int:
+def _own_place(args: argparse.Namespace, endpoints: Sequence[tuple[str, int]]) -> int:
     """Return the position of this machine in the list of endpoints."""
-    if len(ends) == 1:
+    if len(endpoints) == 1:
         raise UsageError(
             f"--take-over: --endpoint names one machine, {args.endpoint!r}; accepted: the list that the "
             "agents have as --rdzv-endpoint, HOST[:PORT],HOST[:PORT],..."
         )
     own = []
-    for place, (host, port) in enumerate(ends):
+    for place, (host, port) in enumerate(endpoints):
         try:
             found = addresses.resolve_within(host, port, OWN_PLACE_S)
         except OSError:
@@ -218,7 +220,7 @@ def _own_place(args: argparse.Namespace, ends: Sequence[tuple[str, int]]) -> int
         return next(filter(None, own))
     if own:
         raise UsageError(
-            f"--take-over: this machine is {format_endpoint(*ends[0])}, the first of the list; accepted: a "
+            f"--take-over: this machine is {format_endpoint(*endpoints[0])}, the first of the list; accepted: a "
             "later one",
             hint="restart the agent on this machine: it runs the coordinator",
         )
@@ -230,7 +232,7 @@ def _own_place(args: argparse.Namespace, ends: Sequence[tuple[str, int]]) -> int
 def _endpoint_list(
     args: argparse.Namespace,
     config: RendezvousConfig,
-    ends: Sequence[tuple[str, int]],
+    endpoints: Sequence[tuple[str, int]],
     token: bytes | None,
 ) -> EndpointList:
     """Return a client that looks for coordinators at the other endpoints."""
@@ -249,7 +251,7 @@ def _endpoint_list(
                 server_name=tls.server_name if tls is not None else None,
                 place=place,
             )
-            for place, (host, port) in enumerate(ends)
+            for place, (host, port) in enumerate(endpoints)
         ],
         floor=lambda: 0,
     )
@@ -314,7 +316,7 @@ def _serve(
             on_node=joined if place else None,
         )
         port = listener.getsockname()[1]
-        secured = [name for name, there in (("a token", token), ("TLS", tls)) if there]
+        secured = [name for name, is_set in (("a token", token), ("TLS", tls)) if is_set]
         what = "taking over" if place else "coordinating"
         _print_line(f"{what} at {where}, with {' and '.join(secured) or 'no token'}")
         if place:
@@ -322,20 +324,22 @@ def _serve(
             _print_line(f"waiting for the agents of {whose} that have this list as --rdzv-endpoint")
         _announce(args.ready_fd, port)
         checking = loop.create_task(warn_of_name(host, port))  # A name server may be slow.
-        by = ""
+        successor = ""
 
         async def watch(places: EndpointList) -> None:
-            nonlocal by
-            by = await places.replaced(place)
+            nonlocal successor
+            successor = await places.replaced(place)
             end(None)
 
         watching = loop.create_task(watch(places)) if places is not None else None
         why = await ended
         for task in filter(None, (checking, watching)):
             task.cancel()
-        if by:
-            await server.stop(f"a coordinator took over at {by}")
-            raise EnvironmentProblem(f"a coordinator took over at {by}: the one at {where} ended")
+        if successor:
+            await server.stop(f"a coordinator took over at {successor}")
+            raise EnvironmentProblem(
+                f"a coordinator took over at {successor}: the one at {where} ended"
+            )
         if why is None:
             await server.drain(DRAIN_S)
         await server.stop()
@@ -368,12 +372,12 @@ def _run_member(args: argparse.Namespace) -> None:
 
     async def serve() -> signal.Signals:
         loop = asyncio.get_running_loop()
-        ends: asyncio.Queue[signal.Signals | None] = asyncio.Queue()
+        stops: asyncio.Queue[signal.Signals | None] = asyncio.Queue()
         for signum in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signum, ends.put_nowait, signum)
+            loop.add_signal_handler(signum, stops.put_nowait, signum)
 
         def over() -> None:
-            loop.call_soon_threadsafe(ends.put_nowait, None)
+            loop.call_soon_threadsafe(stops.put_nowait, None)
 
         while True:
             with running_member(machines, patience_s=patience_s, on_over=over) as member:
@@ -385,7 +389,7 @@ def _run_member(args: argparse.Namespace) -> None:
                 _print_line(f"member of the etcd cluster of job {run_id!r} at {member.name}")
                 _announce(args.ready_fd, int(member.name.rpartition(":")[2]))
                 args.ready_fd = -1
-                end = await ends.get()
+                end = await stops.get()
             if end is not None:
                 return end
             _print_line(f"job {run_id!r}: the run has ended; ready for the next one")

@@ -1,20 +1,20 @@
-"""The command `holdfast`: runs the command that is named, and turns how it ends into an exit code.
+"""The command `holdfast`: runs a subcommand and returns its exit code.
 
-Exit codes are decided here and nowhere else: commands raise, this module prints one line and chooses the
-code. Starting is cheap by design, so this module imports the rest when it needs it
+Only this module chooses exit codes: a subcommand raises, and this module prints one line and maps the
+error to a code. To keep the start fast, this module imports everything else when it needs it
 (docs/internals/decisions/0042-one-argument-parser.md).
 
 ===========================================  ==============================================
 how it ended                                 exit code
 ===========================================  ==============================================
 every worker succeeded                       0
-a worker failed                              the code of the first that failed
+a worker failed                              the exit code of the first worker that failed
 a signal ended that worker                   128 + the signal's number
 a signal stopped this command                128 + the signal's number (130 for Ctrl-C)
-a person stopped the job, `holdfast stop`    143, as by SIGTERM
+a user stopped the job, `holdfast stop`      143, the code for SIGTERM
 the command line is invalid                  2
 the script is missing, or cannot be started  127, or 126
-this machine lacks or refuses something      78
+the environment is at fault                  78
 a bug in Holdfast                            70
 ===========================================  ==============================================
 
@@ -42,7 +42,7 @@ COMPAT_FAILURE = 1
 USAGE = 2
 BUG = 70
 INTERRUPTED = 130
-# The garbage collector looks for cycles after this many new objects. A start makes some thousand, which stay.
+# The garbage collector runs after this many new objects. A start creates some thousand, which stay alive.
 GARBAGE_MIN = 10_000
 
 
@@ -55,11 +55,11 @@ class Stopped(KeyboardInterrupt):
 
 
 class EarlyAndLateSignals:
-    """What a signal does to a command while no agent handles signals.
+    """Handles signals while no agent does.
 
-    Before the agent runs, a signal ends the command in order. After the agent, during the clean-up, it has
-    no effect; but two more Ctrl-C end the command at once. A signal that the agent does not handle has its
-    default action.
+    Before the agent runs, a signal stops the command cleanly. After the agent has run, during clean-up, a
+    signal has no effect, but pressing Ctrl-C twice exits immediately. While the agent runs, a signal that it
+    does not handle has its default action.
     """
 
     SIGNALS = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGQUIT)
@@ -91,12 +91,12 @@ class EarlyAndLateSignals:
 
 
 def entry() -> NoReturn:
-    """Run the command `holdfast`, and end this process with its exit code."""
+    """Run the command `holdfast` and exit with its exit code."""
     be_command(lambda: dispatch(sys.argv[1:]))
 
 
 def be_command(command: Callable[[], int]) -> NoReturn:
-    """Run a command as the only purpose of this process, and end with its exit code."""
+    """Run a command as this process's only task, and exit with its exit code."""
     gc.set_threshold(GARBAGE_MIN)
     import faulthandler
 
@@ -118,7 +118,7 @@ def be_command(command: Callable[[], int]) -> NoReturn:
         code = INTERRUPTED
     import atexit
 
-    # The exit functions of plug-ins run; the slow teardown of the interpreter does not.
+    # Run the exit functions of plug-ins, but skip the slow teardown of the interpreter.
     atexit._run_exitfuncs()
     _flush()
     os._exit(code)
@@ -180,7 +180,7 @@ def run_command(argv: list[str], parse: Callable[[Sequence[str]], Namespace] | N
         nonlocal is_compat
         if not {"-h", "--help"} & set(argv):
             keeper_client.Keeper.prestart()  # It starts while this process imports and checks the rest.
-        gc.disable()  # Modules are not garbage. Searching them for some costs a start 3 %,
+        gc.disable()  # Modules are not garbage. Scanning them slows the start by 3 %,
         try:
             _import_argparse()
             from holdfast.cli.run import execute, parse_args
@@ -188,7 +188,7 @@ def run_command(argv: list[str], parse: Callable[[Sequence[str]], Namespace] | N
             args = (parse or parse_args)(argv)
             is_compat = args.exit_code_compat
         finally:
-            gc.freeze()  # and would be repeated for the whole life of the agent.
+            gc.freeze()  # and the collector would repeat it as long as the agent runs.
             gc.enable()
         execute(args)
 
@@ -215,7 +215,7 @@ def _import_argparse() -> None:
 def _exit_code(
     name: str, run: Callable[[], None], is_compat: Callable[[], bool] = lambda: False
 ) -> int:
-    """Run a subcommand, print why it did not succeed, and return its exit code."""
+    """Run a subcommand and return its exit code. If it fails, print the reason."""
     try:
         run()
     except SystemExit as end:
@@ -237,7 +237,7 @@ def _exit_code(
         code = _report(error, name)
     else:
         return 0
-    # A 2 of a worker becomes 1 as well: it does not mean an invalid command line.
+    # A worker's exit code 2 becomes 1 too: it does not mean an invalid command line.
     return COMPAT_FAILURE if code and is_compat() else code
 
 
@@ -268,7 +268,7 @@ def _report(error: Exception, name: str) -> int:
 
 
 def _write(stream: TextIO | None, text: str) -> None:
-    """Write to a stream; that its reader is gone is not a failure."""
+    """Write to a stream. It is not an error if the reader has closed it."""
     if stream is None:
         return
     try:

@@ -18,7 +18,7 @@ from holdfast.control import job_client
 from holdfast.control.connection import JobUnreachable
 from holdfast.control.discovery import Directory, JobChoice, local_jobs, place_of, stored_jobs
 from holdfast.control.job_logs import follow_logs
-from holdfast.core.limits import ASKED_WHY_CHARS_MAX, GRACE_S_MAX
+from holdfast.core.limits import GRACE_S_MAX, REQUEST_WHY_CHARS_MAX
 from holdfast.core.requests import Action
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.launcher.flag_values import parse_rdzv_conf
@@ -321,21 +321,21 @@ async def _jobs_of(choice: JobChoice) -> list[JobSummary]:
 
 async def _status(args: argparse.Namespace) -> None:
     async with await connect(args) as client:
-        complaint = ""
+        last_problem = ""
         now = asyncio.get_running_loop().time
         reached_at = now()
         while True:
             try:
                 job = await client.status(watch=True)
             except JobUnreachable as problem:
-                is_gone = client.is_over or now() - reached_at >= GIVE_UP_S
-                if not args.watch or is_gone:
+                gives_up = client.is_over or now() - reached_at >= GIVE_UP_S
+                if not args.watch or gives_up:
                     raise
-                if problem.message != complaint:
-                    _complain("status", [problem.message])
-                complaint = problem.message
+                if problem.message != last_problem:
+                    _print_problems("status", [problem.message])
+                last_problem = problem.message
             else:
-                complaint = ""
+                last_problem = ""
                 reached_at = now()
                 _show_status(args, job, client.agents.unreached)
             if not args.watch:
@@ -346,7 +346,7 @@ async def _status(args: argparse.Namespace) -> None:
 def _show_status(args: argparse.Namespace, job: JobSummary, unreached: Sequence[str]) -> None:
     if args.json:
         print_json(job)
-        _complain("status", unreached)
+        _print_problems("status", unreached)
     else:
         text = tables.status_text(job, unreached)
         print_text((CLEAR if args.watch and sys.stdout.isatty() else "") + text)
@@ -367,7 +367,7 @@ async def _top(args: argparse.Namespace) -> None:
 
 async def _events(args: argparse.Namespace) -> None:
     async with await connect(args) as client:
-        client.agents.on_unreached = lambda line: _complain("events", [line])
+        client.agents.on_unreached = lambda line: _print_problems("events", [line])
         async for event in client.events(follow=args.follow):
             if args.json:
                 print_json(event)
@@ -379,15 +379,15 @@ async def _logs(args: argparse.Namespace) -> None:
     wanted = LogsQuery(ranks=args.ranks, tail=args.tail, follow=args.follow, grep=args.grep)
     printer = tables.LogPrinter(prefixed=not args.no_prefix, coloured=sys.stdout.isatty())
     async with await connect(args) as client:
-        complain = lambda line: _complain("logs", [line])  # noqa: E731
-        await follow_logs(client, wanted, args.node, printer.show, complain)
+        on_problem = lambda line: _print_problems("logs", [line])  # noqa: E731
+        await follow_logs(client, wanted, args.node, printer.show, on_problem)
 
 
 async def _act(args: argparse.Namespace) -> None:
     grace_s = getattr(args, "grace", None)
-    if len(args.reason) > ASKED_WHY_CHARS_MAX:
+    if len(args.reason) > REQUEST_WHY_CHARS_MAX:
         raise UsageError(
-            f"--reason: {len(args.reason)} characters; accepted: up to {ASKED_WHY_CHARS_MAX}"
+            f"--reason: {len(args.reason)} characters; accepted: up to {REQUEST_WHY_CHARS_MAX}"
         )
     if grace_s is None:
         grace_s = -1.0  # The grace period of the job.
@@ -403,7 +403,7 @@ async def _act(args: argparse.Namespace) -> None:
         print_text(f"job {client.run_id!r}: {what}\n")
 
 
-def _complain(command: str, lines: Iterable[str]) -> None:
+def _print_problems(command: str, lines: Iterable[str]) -> None:
     for line in lines:
         print(f"holdfast {command}: {line}", file=sys.stderr, flush=True)
 

@@ -370,7 +370,7 @@ class Agents:
         """Whether the agent at `own` has exited, and another can replace it."""
         return bool(self.own.problem) and self._reopen is not None
 
-    async def anyone(self) -> ControlConnection:
+    async def any_connection(self) -> ControlConnection:
         """Return the connection for queries about the whole job, to another agent if the first exited."""
         async with self._reopening:
             if self._reopen is not None and self.is_lost:
@@ -381,7 +381,7 @@ class Agents:
         """Return the connection for queries about a node; raise `ControlProblem` without one."""
         is_own = node == self.own.node and not self.is_lost
         if not node or is_own or (self.passes_on and node not in self._beside):
-            return await self.anyone()
+            return await self.any_connection()
         opened = self._opened.get(node)
         if opened is not None and not opened.problem:
             return opened

@@ -96,7 +96,7 @@ class ControlPoint:
         self._wakeup = -1
         self._calls: deque[Callable[[], None]] = deque()
         self._requests: deque[tuple[Request, Future[RequestAnswer]]] = deque()
-        self._asking: dict[str, Future[RequestAnswer]] = {}
+        self._pending: dict[str, Future[RequestAnswer]] = {}
         self._begun_at = run_started_at
         self._is_closed = False
 
@@ -174,7 +174,7 @@ class ControlPoint:
             request, answer = self._requests.popleft()
             agent = self.agent
             if agent.connection is not None:
-                self._asking[request.id] = answer
+                self._pending[request.id] = answer
                 agent.connection.control.request(request)
                 view = agent.connection.view
                 if view is not None and view.answered is not None:
@@ -195,23 +195,23 @@ class ControlPoint:
 
     def answered(self, answer: RequestAnswer) -> None:
         """Deliver the answer to a request that a client submitted at this node."""
-        asked = self._asking.pop(answer.id, None)
-        if asked is not None:
-            self._answer(asked, answer.id, answer.refusal, answer.why)
+        pending = self._pending.pop(answer.id, None)
+        if pending is not None:
+            self._answer(pending, answer.id, answer.refusal, answer.why)
 
     def _answer(
-        self, asked: Future[RequestAnswer], request_id: str, refusal: str, why: str
+        self, pending: Future[RequestAnswer], request_id: str, refusal: str, why: str
     ) -> None:
         from holdfast.core.protocol import RequestAnswer
 
-        if not asked.done():
-            asked.set_result(RequestAnswer(id=request_id, refusal=refusal, why=why))
+        if not pending.done():
+            pending.set_result(RequestAnswer(id=request_id, refusal=refusal, why=why))
 
     def _fail_all(self) -> None:
-        asked = [*self._asking.values(), *(answer for _, answer in self._requests)]
-        self._asking.clear()
+        pending = [*self._pending.values(), *(answer for _, answer in self._requests)]
+        self._pending.clear()
         self._requests.clear()
-        for one in asked:
+        for one in pending:
             self._answer(one, "", "over", "the agent has ended")
         while self._calls:
             self._calls.popleft()()
@@ -233,7 +233,7 @@ class ControlPoint:
         one = (time.time(), event)
         self._events.append(one)
         if self._server is not None:
-            self._server.happened(one)
+            self._server.publish(one)
 
     @property
     def history(self) -> History:

@@ -165,8 +165,8 @@ class Generation(msgspec.Struct, kw_only=True, omit_defaults=True):
     def is_over(self) -> bool:
         return self.stopping_at is not None
 
-    def good_until(self, end: float) -> float:
-        """Return when the first problem began, or `end` if there was none before."""
+    def healthy_until(self, end: float) -> float:
+        """Return when the first problem began, at most `end`."""
         good = end
         if self.failed_at is not None:
             good = min(end, max(self.failed_at, self.started_at or 0.0))
@@ -182,9 +182,9 @@ class Generation(msgspec.Struct, kw_only=True, omit_defaults=True):
         """When the problem that ended this generation began; None if it runs, or only another node knows."""
         if self.stopping_at is None:
             return None
-        good = self.good_until(self.stopping_at)
+        healthy = self.healthy_until(self.stopping_at)
         is_elsewhere = self.reason == StopReason.COORDINATOR.value and self.failed_at is None
-        return None if is_elsewhere and good == self.stopping_at else good
+        return None if is_elsewhere and healthy == self.stopping_at else healthy
 
     @property
     def stages(self) -> dict[Stage, float]:
@@ -623,7 +623,7 @@ def spans_of(
             over = end if following is None else _earliest(following.met_at, following.started_at)
         over = end if over is None else over
         stop = min(over, one.stopping_at) if one.stopping_at is not None else over
-        good = one.good_until(stop)
+        good = one.healthy_until(stop)
         add(Stage.REGROUP, one.met_at, number)
         add(Stage.START, one.started_at, number)
         if by_steps:

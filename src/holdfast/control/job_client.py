@@ -36,7 +36,7 @@ from holdfast.control.connection import (
 from holdfast.control.discovery import Directory, LocalJob, find_job, only_one, read
 from holdfast.control.history import NodeHistory
 from holdfast.control.merged_events import MergedEvents, events_at, printable_event
-from holdfast.core.limits import ASKED_WHY_CHARS_MAX, NAME_CHARS_MAX
+from holdfast.core.limits import NAME_CHARS_MAX, REQUEST_WHY_CHARS_MAX
 from holdfast.core.protocol import Request
 from holdfast.printable import one_line, visible
 from holdfast.wire import control
@@ -144,13 +144,15 @@ class JobClient:
 
     async def _jobs(self, query: control.StatusQuery) -> list[JobSummary]:
         body, limit_s = control.pack(query), ANSWER_S + query.wait_s
-        connection = await self.agents.anyone()
+        connection = await self.agents.any_connection()
         try:
             reply = await connection.ask(control.STATUS, body=body, limit_s=limit_s)
         except ControlProblem:
             if not self.agents.is_lost:
                 raise
-            connection = await self.agents.anyone()  # The agent has exited: use another one.
+            connection = (
+                await self.agents.any_connection()
+            )  # The agent has exited: use another one.
             reply = await connection.ask(control.STATUS, body=body, limit_s=limit_s)
         return unpacked(control.JobSummaries, reply.body).jobs
 
@@ -174,9 +176,9 @@ class JobClient:
             node=node,
             grace_s=grace_s,
             who=author(),
-            why=one_line(why, ASKED_WHY_CHARS_MAX),
+            why=one_line(why, REQUEST_WHY_CHARS_MAX),
         )
-        connection = await self.agents.anyone()
+        connection = await self.agents.any_connection()
         reply = await connection.ask(control.ACT, body=control.pack(request))
         return one_line(reply.why)
 
@@ -259,8 +261,8 @@ async def connect(
     choice: JobChoice, on_late: Callable[[list[str]], None] | None = None
 ) -> JobClient:
     """Return a client of the chosen job. Raise if no job, or more than one, matches."""
-    place, beside = await find_job(choice, on_late)
-    client = await open_job(place, beside)
+    place, neighbours = await find_job(choice, on_late)
+    client = await open_job(place, neighbours)
     if not client.run_id:
         try:
             client.run_id = only_one(
@@ -272,15 +274,16 @@ async def connect(
     return client
 
 
-async def open_job(place: Place, beside: Iterable[LocalJob] = ()) -> JobClient:
+async def open_job(place: Place, neighbours: Iterable[LocalJob] = ()) -> JobClient:
     """Return a client of a job, or raise `ControlProblem`.
 
-    `beside` are other agents on this machine. A query about one of their nodes goes directly to its agent.
+    `neighbours` are the job's other agents on this machine. The client sends a query about one of their
+    nodes directly to its agent.
     """
     if isinstance(place, LocalJob):
         here = place.here
         connection = await open_socket(place.path, here.run_id, here.node)
-        sockets = {one.here.node: one.path for one in beside if one.here.node}
+        sockets = {one.here.node: one.path for one in neighbours if one.here.node}
         return JobClient(Agents(connection, passes_on=here.coordinated, beside=sockets))
     if isinstance(place, Directory):
         try:

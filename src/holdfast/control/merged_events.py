@@ -101,7 +101,7 @@ class MergedEvents:
             if not self._agents.is_lost:
                 raise self._end
             try:
-                await self._agents.anyone()
+                await self._agents.any_connection()
             except ControlProblem as problem:
                 # The job is over; or the etcd of --ha has exited too, which explains less.
                 raise (problem if isinstance(problem, JobNotFound) else self._end) from None

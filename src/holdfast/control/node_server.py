@@ -301,7 +301,7 @@ class NodeServer:
     def watch(self, watch: Watch) -> None:
         self._thread.post(self._watch, watch)
 
-    def happened(self, event: Kept) -> None:
+    def publish(self, event: Kept) -> None:
         self._thread.post(self._happened, event)
 
     # Connections.

@@ -60,7 +60,7 @@ def choose_token(
     `read_only` is set, a read-only token raises `UsageError`. `make` allows the creation of a token. A
     process that only queries a job must not create one, because it would differ from the job's token.
     """
-    explicit = _setting(environ, token_file)
+    explicit = _setting_name(environ, token_file)
     if auth == NONE:
         if explicit:
             raise UsageError(
@@ -88,11 +88,11 @@ def load_token(
     raises; it never falls back to the next setting or to no token. A short token causes a warning,
     unless both sides must show certificates (`certified`), so that strangers cannot test guesses.
     """
-    match _setting(environ, token_file):
+    match _setting_name(environ, token_file):
         case "":
             return None
         case variable if variable == VARIABLE:
-            token = _usable(VARIABLE, environ[VARIABLE].encode(errors="surrogateescape"))
+            token = _checked(VARIABLE, environ[VARIABLE].encode(errors="surrogateescape"))
             where = VARIABLE
         case setting:
             path = token_file if token_file is not None else environ[FILE_VARIABLE]
@@ -108,7 +108,7 @@ def load_token(
     return token
 
 
-def _setting(environ: Mapping[str, str], token_file: str | None) -> str:
+def _setting_name(environ: Mapping[str, str], token_file: str | None) -> str:
     """Return the name of the setting that configures a token; empty if there is none."""
     if token_file is not None:
         return FILE_KEY
@@ -122,7 +122,7 @@ def own_path() -> str:
     """Return the path of the user's own token."""
     path = os.path.expanduser(OWN_FILE)
     if not os.path.isabs(path):
-        raise _not_made(OWN_FILE, "this user has no home folder")
+        raise _cannot_create(OWN_FILE, "this user has no home folder")
     return path
 
 
@@ -177,11 +177,11 @@ def make_token(path: str, *, replace: bool = False) -> bool:
             except FileNotFoundError:
                 pass  # It has been renamed.
     except OSError as error:
-        raise _not_made(path, error.strerror or str(error)) from None
+        raise _cannot_create(path, error.strerror or str(error)) from None
     return True
 
 
-def _not_made(path: str, why: str) -> EnvironmentProblem:
+def _cannot_create(path: str, why: str) -> EnvironmentProblem:
     return EnvironmentProblem(
         f"no token is set, and {path} cannot be created: {why}",
         hint=f"set {FILE_VARIABLE}, {VARIABLE} or --rdzv-conf {FILE_KEY}=FILE to the same on all "
@@ -217,7 +217,7 @@ def read_token(where: str, path: str) -> bytes:
         raise EnvironmentProblem(f"{where} is not readable: {error.strerror}") from None
     finally:
         os.close(descriptor)
-    return _usable(where, data)
+    return _checked(where, data)
 
 
 def _check_private(where: str, status: os.stat_result) -> None:
@@ -239,7 +239,7 @@ def _check_private(where: str, status: os.stat_result) -> None:
         )
 
 
-def _usable(where: str, data: bytes) -> bytes:
+def _checked(where: str, data: bytes) -> bytes:
     if len(data) > TOKEN_BYTES_MAX:
         raise UsageError(f"{where}: the token is longer than {TOKEN_BYTES_MAX} bytes")
     token = data.strip()

@@ -1,24 +1,24 @@
-"""The queries of control clients: what each asks for, and the bodies of queries and replies.
+"""The queries of control clients, and the bodies of queries and replies.
 
 ===========  ====================  ============================================================
 what         body                  replies
 ===========  ====================  ============================================================
-`here`       nothing               one `Here`; only at an agent's own socket
+`here`       none                  one `Here`; only at an agent's own socket
 `status`     `StatusQuery`         one `JobSummaries`, once the nodes have reported
-`act`        `Request`             one, refused or not
+`act`        `Request`             one: accepted, or refused with the reason
 `events`     `EventsQuery`         `Events`: the recent ones, then each new one
 `logs`       `LogsQuery`           `LogLines`, until everything is sent
-`stacks`     nothing               one `Stacks`
-`history`    nothing               `control.history.NodeHistory`, some generations in each
-`report`     nothing               one `NodeReport`
-`contacts`   nothing               `Contacts`; only at an agent's own socket
-`more`       `More`                none: the stream with that id may send that much more; size 0 to a
-                                   node's stream gets an empty reply, which shows that it is open
-`cancel`     nothing               none: the query with that id ends
+`stacks`     none                  one `Stacks`
+`history`    none                  `control.history.NodeHistory`, some generations in each
+`report`     none                  one `NodeReport`
+`contacts`   none                  `Contacts`; only at an agent's own socket
+`more`       `More`                none: the stream with that id may send that many more bytes. For size
+                                   0, the stream of a node sends an empty reply if it is open
+`cancel`     none                  none: the query with that id ends
 ===========  ====================  ============================================================
 
-`logs`, `stacks`, `history` and `report` are for one node, `status` and `act` for the coordinator, `events` for
-either. Without a coordinator an agent answers all of them.
+A node answers `logs`, `stacks`, `history` and `report`; the coordinator answers `status` and `act`; both
+answer `events`. In a job without a coordinator, an agent answers all of them.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ LOGS, STACKS, HISTORY = "logs", "stacks", "history"
 REPORT, CONTACTS = "report", "contacts"
 MORE, CANCEL = "more", "cancel"
 READS = (STATUS, EVENTS, LOGS, STACKS, HISTORY, REPORT, MORE, CANCEL)
-"""What a read-only client may ask for."""
+"""The queries that a read-only client may send."""
 WINDOW_BYTES = 2 * 1024 * 1024
-"""What all log streams of a client may send before the client grants more. It must stay below
-`quotas.UNREAD_BYTES_MAX`, at which a coordinator drops a client."""
+"""The bytes that all log streams of a client may send before the client grants more. This must stay below
+`quotas.UNREAD_BYTES_MAX`, at which a coordinator disconnects a client."""
 CHUNK_BYTES = 256 * 1024
 EVENTS_AT_ONCE = 64
-"""In one message. With the longest texts they fit into a frame."""
+"""Events in one message. Even with the longest texts, they fit into a frame."""
 RANKS_MAX = 65_536
 GREP_CHARS_MAX = 1_000
 TAIL_LINES_MAX = 1_000_000
@@ -56,7 +56,7 @@ SECRET_BYTES_MAX = 64
 PEM_BYTES_MAX = 64 * 1024
 STATUS_WAIT_S_MAX = 60.0
 CONTACTS_AT_ONCE = 512
-"""In one message. With the longest names they fit into a frame."""
+"""Contacts in one message. Even with the longest names, they fit into a frame."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -76,7 +76,7 @@ class Here(msgspec.Struct, frozen=True, kw_only=True):
     workers: Count = 0
     elapsed_s: Seconds = 0.0
     coordinated: bool = True
-    """Whether a coordinator, or this agent alone, answers for all nodes."""
+    """Whether one process answers for all nodes: the coordinator, or the agent of a job with one node."""
 
 
 class Contact(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True):
     node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)]
     address: Name = ""
     port: Port = 0
-    """0 if it has none (`control=off`)."""
+    """0 if the agent has no control port (`control=off`)."""
     secret: Annotated[bytes, Meta(max_length=SECRET_BYTES_MAX)] = b""
 
     def __repr__(self) -> str:
@@ -93,13 +93,13 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Contacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach agents of a job; the leader is the first, if it is among them."""
+    """How to reach agents of a job. If the leader is among them, it is the first."""
 
     contacts: Annotated[list[Contact], Meta(max_length=limits.SUMMARIES_MAX)] = []
     pem: Annotated[list[Annotated[bytes, Meta(max_length=PEM_BYTES_MAX)]], Meta(max_length=3)] = []
-    """With TLS: an authority, a certificate and its key."""
+    """With TLS: the certificate of the authority, a client certificate and its key."""
     run_id: Annotated[str, Meta(max_length=RUN_ID_CHARS_MAX)] = ""
-    """The job that the handshake names; empty with a read-only token for all jobs."""
+    """The run id to send in the handshake; empty with a read-only token for all jobs."""
     read_only: bool = False
 
     def __repr__(self) -> str:
@@ -107,12 +107,12 @@ class Contacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks for the state of a job; with an empty run id, of all jobs of the connection."""
+    """Requests the state of a job; with an empty run id, the state of all jobs."""
 
     watch: bool = False
-    """Have the nodes report about their workers, for a while."""
+    """Make the nodes report about their workers for a while."""
     wait_s: Annotated[float, Meta(ge=0.0, le=STATUS_WAIT_S_MAX)] = 0.0
-    """Reply once all nodes have reported, and after this time at the latest."""
+    """Reply once all nodes have reported, or after this time."""
 
 
 class JobSummaries(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,42 +122,42 @@ class JobSummaries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventsQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks for the recent events, and with `follow` for each new one."""
+    """Requests the recent events and, with `follow`, each new one."""
 
     follow: bool = False
 
 
 class Events(msgspec.Struct, frozen=True, kw_only=True):
-    """Some events, in the order in which they became known."""
+    """Some events, in the order of their arrival."""
 
     events: Annotated[list[EventRecord], Meta(max_length=limits.EVENTS_MAX)] = []
     now: Annotated[float, Meta(ge=0.0)] = 0.0
-    """The time of day at the sender, to compare events of nodes whose clocks differ."""
+    """The sender's wall-clock time, to compare events of nodes whose clocks differ."""
 
 
 class LogsQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks a node for what its workers wrote."""
+    """Requests the output of a node's workers."""
 
     ranks: Annotated[list[WorkerRank], Meta(max_length=RANKS_MAX)] = []
-    """Only these; empty for all."""
+    """The ranks to read; empty for all."""
     tail: Annotated[int, Meta(ge=-1, le=TAIL_LINES_MAX)] = -1
-    """Start with this many lines of each file; below 0, with all."""
+    """Start with the last lines of each file, this many; if negative, with all lines."""
     follow: bool = False
-    """Continue with new output, through restarts."""
+    """Continue with new output, also after restarts."""
     grep: Annotated[str, Meta(max_length=GREP_CHARS_MAX)] = ""
     """Only lines that contain this text."""
     room: Annotated[int, Meta(ge=0, le=WINDOW_BYTES)] = 0
-    """How much the node may send before the client grants more."""
+    """The bytes that the node may send before the client grants more."""
 
 
 class LogLines(msgspec.Struct, frozen=True, kw_only=True):
-    """Whole lines that one worker wrote, as it wrote them."""
+    """Complete lines that one worker wrote, unchanged."""
 
     rank: WorkerRank
     stream: Name = "stdout"
     generation: Number = -1
     at: float = 0.0
-    """When the node saw them, by its time of day; of old lines, when the file was last written."""
+    """The node's wall-clock time when it read the lines; for old lines, the file's modification time."""
     text: Annotated[bytes, Meta(max_length=limits.REPLY_BYTES_MAX)] = b""
 
 
@@ -176,7 +176,7 @@ class Stacks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class More(msgspec.Struct, frozen=True, kw_only=True):
-    """Room for this many more bytes."""
+    """Allows a stream to send this many more bytes."""
 
     size: Annotated[int, Meta(ge=0, le=WINDOW_BYTES)]
 
@@ -195,7 +195,7 @@ def pack(body: msgspec.Struct) -> bytes:
 
 
 def unpack(kind: type[T], body: bytes) -> T:
-    """Return the struct in a body, or raise `BadMessage`; an empty body has all defaults."""
+    """Return the struct in a body, or raise `BadMessage`. An empty body has all defaults."""
     try:
         found = _decoder(kind).decode(body or b"\x80")
         if isinstance(found, Request):

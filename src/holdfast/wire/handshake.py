@@ -8,23 +8,23 @@
       Proof(proof)                           ->
                                              <-     Welcome  or  Refused(why)
 
-A side with a token accepts only a side that proves the same token; a side without a token accepts only a
-side without one. A token is never optional: otherwise somebody in between could remove the proof.
-Either side may end the handshake with a `Goodbye` or a `Refusal` that carries the reason;
-`HandshakeRefused.reply` is that message.
+A side with a token accepts only a side that proves the same token. A side without a token accepts only a
+side without one. A token is never optional: otherwise an attacker in the middle could remove the proof.
+Either side may end the handshake with a `Goodbye` or a `Refusal` that carries the reason
+(`HandshakeRefused.reply`).
 
-**Keys.** A master token authorizes all jobs. From it and the run id both sides derive the token of one job; a
-node or a coordinator may also have received only that. Each proof covers every byte sent before
-it, so a proof for one job, endpoint or version is invalid for another. With a token the
-handshake also yields two keys, and everything after the client's proof is sealed (`wire.sealing`),
-including the `Welcome`: a relay of the handshake can only continue to relay.
+**Keys.** A master token authorizes all jobs. Both sides derive the token of one job from the master token
+and the run id. A node or a coordinator may also have the job's token only. Each proof covers every byte
+sent before it, so a proof for one job, endpoint or version is invalid for another. With a token, the
+handshake also yields two keys, and both sides seal everything after the client's proof (`wire.sealing`),
+including the `Welcome`. An attacker who relays the handshake can therefore only continue to relay.
 
-A refusal before the server's proof may come from anyone. A client with a token does not treat it as
-permanent.
+Before the server's proof, anyone can send a refusal. A client with a token therefore does not treat such a
+refusal as permanent.
 
-Neither machine performs I/O: the owner of the connection passes the body of each frame (from a reader of
-`HANDSHAKE_FRAME_BYTES_MAX`) to `receive`, sets the reader's `tag_bytes`, sends what `receive` returned,
-and closes the connection if the handshake takes too long.
+Neither class performs I/O. The owner of the connection passes the body of each frame (from a reader of
+`HANDSHAKE_FRAME_BYTES_MAX`) to `receive`, sets the reader's `tag_bytes`, sends the bytes that `receive`
+returns, and closes the connection if the handshake takes too long.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 VARIABLE = "HOLDFAST_TOKEN"
 FILE_VARIABLE = "HOLDFAST_TOKEN_FILE"
 OWN_FILE = "~/.holdfast/token"
-# What to do about mismatched tokens; both sides may show it, so it names the side.
+# Hints for mismatched tokens. Both sides may show them, so they name the side to change.
 GIVE_ONE = (
     f"remove auth=none there, or set auth=token to use {OWN_FILE}, or {FILE_VARIABLE} or {VARIABLE}"
 )
@@ -76,11 +76,11 @@ LOOK_UP_AGAIN = (
 SERVER = b"holdfast coordinator"
 COORDINATOR = "the coordinator"
 JOB_TOKEN_PREFIX = b"holdfast-job-"
-"""The prefix of the token of one job; any other is a master token, valid for all jobs."""
+"""The prefix of a token for one job. A token without it is a master token, valid for all jobs."""
 READ_ONLY_PREFIX = b"holdfast-read-only-"
-"""The prefix of a read-only token"""
+"""The prefix of a read-only token."""
 READ_ONLY_ALL_PREFIX = READ_ONLY_PREFIX + b"all-"
-"""and of one for all jobs, with which a client names no job."""
+"""The prefix of a read-only token for all jobs. Its client sends an empty run id."""
 PROOF_BYTES = 32
 SEAL_KEY_BYTES = 32
 
@@ -96,7 +96,9 @@ def refusal(why: str, *, permanent: bool = True) -> bytes:
 
 
 class _Handshake:
-    """`key_for` replaces the key of the token (see `control_key`). `server` names the listening side in
+    """One side of a handshake.
+
+    `key_for` replaces the key of the token (see `control_key`). `server` names the listening side in
     messages.
     """
 
@@ -147,7 +149,7 @@ class _Handshake:
             raise InternalError("the handshake is done already")
 
     def _draw_seals(self, transcript: blake2b, *, serving: bool) -> None:
-        """Seal everything from now on: both proofs are complete."""
+        """Derive the seals from the transcript; both proofs are complete."""
         keys = transcript.digest()
         of_client, of_server = Seal(keys[:SEAL_KEY_BYTES]), Seal(keys[SEAL_KEY_BYTES:])
         self._seals = (of_server, of_client) if serving else (of_client, of_server)
@@ -155,10 +157,10 @@ class _Handshake:
 
 
 class ClientHandshake(_Handshake):
-    """The side that connects: `start`, then `receive` until `done`.
+    """The connecting side: call `start`, then `receive` until `done`.
 
-    `run_id` is the job, empty for an operator; `host` and `port` are the endpoint as the user wrote it,
-    and `place` is its index among several.
+    `run_id` is the job, or empty for an operator. `host` and `port` are the endpoint as the user wrote it.
+    `place` is its index in a list of endpoints.
     """
 
     _challenged = False
@@ -196,7 +198,7 @@ class ClientHandshake(_Handshake):
         return frame
 
     def receive(self, body: bytes) -> bytes:
-        """Take the body of the server's next frame; return what to send, nothing once it is `done`."""
+        """Process the body of the server's next frame; return the bytes to send, if any."""
         self._open()
         if self._seals is not None:
             body = self._seals[1].open(body)
@@ -250,10 +252,10 @@ class ClientHandshake(_Handshake):
 
 
 class ServerHandshake(_Handshake):
-    """The side that listens: `receive` until `done`.
+    """The listening side: call `receive` until `done`.
 
-    `judge` receives the client's hello once the client is authenticated. It raises `HandshakeRefused` for a
-    client that cannot be served; the client receives the reason.
+    After a client has authenticated itself, `judge` checks its hello. It may raise `HandshakeRefused`; the
+    client receives the reason.
     """
 
     _hello: Hello | None = None
@@ -271,7 +273,7 @@ class ServerHandshake(_Handshake):
         self._judge = judge
 
     def receive(self, body: bytes) -> bytes:
-        """Take the body of the client's next frame and return what to send."""
+        """Process the body of the client's next frame; return the bytes to send."""
         self._open()
         message = decode_handshake(body)
         match message:
@@ -334,10 +336,10 @@ class ServerHandshake(_Handshake):
 
 
 def job_token(token: bytes, run_id: str) -> bytes:
-    """Return the token of one job: derived from a master token, or the job's own as it is.
+    """Derive the token of one job from a master token; return the token of a job unchanged.
 
-    Its holder can act for that job only, and cannot derive the master token. The token of an empty run
-    id is an operator's.
+    The token of a job is valid for that job only, and its holder cannot derive the master token. An
+    operator uses the token of the empty run id.
     """
     if is_job_token(token):
         return token
@@ -347,9 +349,9 @@ def job_token(token: bytes, run_id: str) -> bytes:
 
 
 def read_only_token(token: bytes, run_id: str) -> bytes:
-    """Return the read-only token of one job, or of all jobs for an empty run id; a read-only token as it is.
+    """Derive the read-only token of one job, or of all jobs for an empty run id.
 
-    No other token can be derived from it.
+    Return a read-only token unchanged. Its holder cannot derive any other token from it.
     """
     if token.startswith(READ_ONLY_PREFIX):
         return token
@@ -366,7 +368,7 @@ def is_job_token(token: bytes) -> bool:
 
 
 def tls_key(token: bytes, run_id: str) -> bytes:
-    """Return the key with which the nodes of a job encrypt (`tls=psk`)."""
+    """Return the TLS pre-shared key of a job (`tls=psk`)."""
     return blake2b(b"holdfast tls", key=_key(token, run_id), digest_size=32).digest()
 
 
@@ -380,16 +382,16 @@ def control_key(
 
 @lru_cache(maxsize=64)
 def _key(token: bytes, run_id: str, *, read_only: bool = False) -> bytes:
-    """Return the key of a job; cached, because all nodes of a job use the same."""
+    """Return the key of a job. It is cached, because all nodes of a job use the same key."""
     if read_only:
         return hashlib.sha256(read_only_token(token, run_id)).digest()
     # HMAC pads a short key with zeros, so `x` and `x\0` would be equal.
     return hashlib.sha256(job_token(token, run_id)).digest()
 
 
-# Each proof, and the keys of the seals, are the keyed BLAKE2b of all frames that both sides sent before; the
-# server's proof also covers its nonce. So no two of them are equal, and a proof sent back to its sender
-# proves nothing.
+# Each proof, and the keys of the seals, are the keyed BLAKE2b of all earlier frames of both sides. The
+# server's proof also covers its nonce. No two of these values are equal, so an attacker cannot reuse a proof
+# by sending it back.
 
 
 def _begin(key: bytes, frame: bytes) -> blake2b:
@@ -411,7 +413,7 @@ def _framed(body: bytes) -> bytes:
 
 
 def _with_lengths(*parts: bytes) -> bytes:
-    """Join parts with their lengths, so that different lists never yield the same bytes."""
+    """Join parts with their lengths, so that different lists yield different bytes."""
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 

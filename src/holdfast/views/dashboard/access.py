@@ -1,19 +1,20 @@
-"""Who may use a dashboard: the login token, sessions, and which requests are a page of ours.
+"""Access control of a dashboard: the login token, sessions, and protection against other web pages.
 
-A browser sends requests for any page, with cookies. So every request must pass these checks first:
+A browser sends requests, with cookies, on behalf of any web page. The dashboard therefore checks every
+request first:
 
 ==========================  ==================================================================
-for our own name            `Host` is an address, `localhost`, or a name that the dashboard was
-                            given, and no other name that resolves to 127.0.0.1 (DNS rebinding)
+for our own name            `Host` is an address, `localhost`, or a configured name; other names that
+                            resolve to 127.0.0.1 are rejected (DNS rebinding)
 from our own page           a request that changes something has our `Origin`, and no request
                             comes from another site (`Sec-Fetch-Site`)
 from a session              its cookie: HttpOnly, SameSite=Strict, never in a URL
-on purpose                  a request that changes something has the session's own word in a
-                            header, which no form and no other origin can send
+on purpose                  a request that changes something has the session's secret in a header,
+                            which no form and no other origin can send
 ==========================  ==================================================================
 
-Pure: the time is an argument. Each dashboard has its own login token. The job's token lets a program
-join the job, so it never reaches a browser.
+This module performs no I/O, and callers pass in the time. Each dashboard has its own login token. The
+job's token would let a program join the job, so the dashboard never sends it to a browser.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
 TOKEN_BYTES = 20
 SESSION_BYTES = 32
 SESSION_S = 12 * 3600.0
-"""A session expires after this time, used or not."""
+"""A session expires after this time, even if it is in use."""
 SESSIONS_MAX = 32
-"""A further session ends the oldest."""
+"""Beyond this, a new session ends the oldest one."""
 LOGIN_FAILURES_MAX = 10
 LOGIN_WINDOW_S = 60.0
-"""After this many wrong tokens within this time an address must wait."""
+"""After `LOGIN_FAILURES_MAX` wrong tokens within this time, an address must wait."""
 ADDRESSES_MAX = 1_024
 CSRF_HEADER = "x-holdfast-csrf"
 
@@ -48,7 +49,7 @@ class Session:
     def __init__(self, now: float) -> None:
         self.ends_at = now + SESSION_S
         self.word = secrets.token_urlsafe(SESSION_BYTES)
-        """The header of requests that change something."""
+        """The secret that requests must send in `CSRF_HEADER` to change something."""
 
 
 class Access:
@@ -65,7 +66,7 @@ class Access:
     # Checks of every request.
 
     def is_ours(self, headers: Mapping[str, str], *, changes: bool) -> bool:
-        """Whether a page of this dashboard, or a person, made a request."""
+        """Whether a request comes from a page of this dashboard, or from a user's address bar."""
         host = headers.get("host", "")
         if not host or not is_asked_for(host, self._names):
             return False
@@ -82,7 +83,7 @@ class Access:
     # Sessions.
 
     def log_in(self, now: float, token: str, address: str) -> str | None:
-        """Return the id of a new session, or None for a wrong token; ask `must_wait` before."""
+        """Return the id of a new session, or None for a wrong token. Call `must_wait` first."""
         if not hmac.compare_digest(token.encode(), self._token.encode()):
             failures = self._failures.setdefault(address, deque(maxlen=LOGIN_FAILURES_MAX))
             failures.append(now)
