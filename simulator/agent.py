@@ -230,7 +230,7 @@ class Agent(Process):
             host=host,
             label=f"rack-{rng.randrange(3)}",
             ports=(20_000, 20_001),
-            stops_alone=job.stops_alone,
+            self_fencing=job.self_fencing,
             yields=job.yields,
         )
         self.session = world.machines.session(
@@ -238,7 +238,7 @@ class Agent(Process):
             run_id=job.run_id,
             info=self.info,
             settings=job.settings,
-            timeouts=msgspec.structs.replace(world.timeouts, needs_answers=job.stops_alone),
+            timeouts=msgspec.structs.replace(world.timeouts, needs_answers=job.self_fencing),
             draw=rng.random,
         )
         self.supervision = world.machines.supervision(

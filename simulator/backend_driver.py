@@ -254,7 +254,7 @@ class BackendAgent(Agent):
             run_id=job.run_id,
             info=self.info,
             settings=job.settings,
-            timeouts=msgspec.structs.replace(TIMEOUTS, needs_answers=job.stops_alone),
+            timeouts=msgspec.structs.replace(TIMEOUTS, needs_answers=job.self_fencing),
             draw=rng.random,
             fence_floor=int(world.now * 1000),
             rounds=world.machines.rounds,

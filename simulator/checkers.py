@@ -80,29 +80,29 @@ class Checker:
         """An agent exited by itself; `agent.outcome` says why."""
 
     def agent_wedged(self, agent: Agent) -> None:
-        """An agent's loop stands still from now on."""
+        """An agent's loop is stuck from now on."""
 
     def coordinator_returned(self) -> None:
-        """Another coordinator came up on the endpoint."""
+        """Another coordinator started at the endpoint."""
 
     def settled(self, job: JobTruth) -> None:
-        """Faults are over for so long that all must run again."""
+        """Faults ended long enough ago that every job must run again."""
 
     def over(self, job: JobTruth) -> None:
-        """The work was done for so long that all must have ended."""
+        """The work ended long enough ago that every agent must have ended."""
 
 
 class OneRound(Checker):
     """A job has one active round at a time, and a round once formed never changes.
 
-    A coordinator that came back may carry a round on only if it is whole: all members, each of
-    the same round and no other.
+    A coordinator that recovers may resume a round only if it is complete: all members returned,
+    each from that round.
     """
 
     def decided(self, decision: Decision) -> None:
         truth = decision.truth
         if truth is None or decision.coordinator in self.world.replaced:
-            return  # One that was replaced goes by what nodes said before.
+            return  # A replaced coordinator decides by outdated statuses.
         members = [(info.node, info.incarnation) for info in decision.job.members]
         if members != truth.members:
             self.violated(
@@ -114,11 +114,11 @@ class OneRound(Checker):
         for _node, incarnation in members:
             own = self.world.ledger.agent_of[incarnation].round
             if own is not truth:
-                self.violated(f"{members} were carried on as one round and never were one")
+                self.violated(f"{members} were resumed as one round but never formed one")
 
 
-class RankOnce(Checker):
-    """No rank is held twice in a round, and no node has two."""
+class RanksAreUnique(Checker):
+    """In a round no two nodes have the same rank, and no node has two ranks."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -152,7 +152,7 @@ class SizeInBounds(Checker):
 
 
 class SameRound(Checker):
-    """All members of a round get the same round in their views, and nobody else does."""
+    """The views of all members of a round describe the same round; no other node gets such a view."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -178,7 +178,7 @@ class SameRound(Checker):
 
 
 class GenerationGrows(Checker):
-    """Generations only grow: for the job with every round, for each node with every start."""
+    """Generations only increase: for the job with every round, for each node with every start."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -210,7 +210,7 @@ class GenerationGrows(Checker):
                 )
 
 
-class NothingGoesBack(Checker):
+class CountersNeverDecrease(Checker):
     """Per run id, whoever decides: the fence of every new generation is above all before it.
 
     Generation, term and restarts do not go back where what was decided outlasts its decider, and
@@ -265,7 +265,7 @@ class NothingGoesBack(Checker):
 
 
 class RanksStable(Checker):
-    """Those who stay keep their order, and their ranks too if the round does not shrink."""
+    """Surviving members keep their order, and their ranks too if the round does not shrink."""
 
     def decided(self, decision: Decision) -> None:
         before, after = decision.before, decision.after
@@ -307,7 +307,7 @@ class OneGenerationPerNode(Checker):
         self._started[agent] = generation
 
 
-class OldWorkersGone(Checker):
+class NoOlderWorkers(Checker):
     """No worker starts while one of an earlier generation is there, on whatever node.
 
     But for nodes that a coordinator never heard of, and those that were lost while cut off if
@@ -344,7 +344,7 @@ class OldWorkersGone(Checker):
             if other is agent or not workers.there or workers.generation >= generation:
                 continue
             only_stopped = other.paused and not other.cut_off
-            excused = incarnation in lost and not (only_stopped or agent.job.stops_alone)
+            excused = incarnation in lost and not (only_stopped or agent.job.self_fencing)
             if incarnation in known and not excused:
                 self.violated(
                     f"{agent.node} starts generation {generation} while workers of generation "
@@ -353,7 +353,7 @@ class OldWorkersGone(Checker):
 
 
 class BudgetKept(Checker):
-    """A job has no more restarts than it may; each is charged, and nothing else is."""
+    """A job stays within its restart budget; every restart is charged, and nothing else is."""
 
     def decided(self, decision: Decision) -> None:
         before, after, status = decision.before, decision.after, decision.status
@@ -385,8 +385,8 @@ class BudgetKept(Checker):
             self.violated(f"{charged} restarts were charged for {decision.job.why!r}, not {wanted}")
 
 
-class LossIsFree(Checker):
-    """Workers that fail once a member of their round is gone cost no restart, and end no job.
+class LossIsNotCharged(Checker):
+    """If workers fail after a member of their round is lost, no restart is charged and no job ends.
 
     Over a store that only keeps a state nobody can be asked, and this is not promised.
     """
@@ -421,7 +421,7 @@ class LossIsFree(Checker):
 
 
 class ClosedIsFinal(Checker):
-    """A job is closed for a reason that is true, and stays closed for as long as it is known."""
+    """A job closes only for a true reason, and stays closed while any coordinator remembers it."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -489,8 +489,8 @@ class ClosedIsFinal(Checker):
             self.violated(f"{agent.node} has workers long after it learned that the job is over")
 
 
-class PlaceKept(Checker):
-    """Nobody is put out by what another node says, unless it gives way to agents of its name."""
+class LiveNodeKeepsId(Checker):
+    """No node loses its id to another node with the same id, unless it yields."""
 
     def decided(self, decision: Decision) -> None:
         before, status = decision.before, decision.status
@@ -503,7 +503,7 @@ class PlaceKept(Checker):
 
 
 class FencedStaysOut(Checker):
-    """An incarnation that the job went on without never comes back and never runs workers."""
+    """A fenced incarnation never rejoins and never runs workers."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -532,8 +532,8 @@ class FencedStaysOut(Checker):
             self.violated(f"{agent.node} was fenced but starts generation {generation}")
 
 
-class NeverBack(Checker):
-    """Whoever obeyed a coordinator that took over obeys none of those before it, alive or not."""
+class EarlierCoordinatorIgnored(Checker):
+    """A node that obeyed a later coordinator never obeys an earlier one again, alive or not."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -552,7 +552,7 @@ CALM_BEFORE_S = 15.0  # The effects of an earlier disturbance last at most this 
 
 
 class NoNeedlessRestart(Checker):
-    """A coordinator that comes back, and all nodes with it in time, restarts no worker."""
+    """If a coordinator returns and all nodes reconnect in time, no worker restarts."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -570,7 +570,7 @@ class NoNeedlessRestart(Checker):
         world = self.world
         if effect.reason is not StopReason.COORDINATOR or world.now >= self._watch_until:
             return
-        if agent.job.stops_alone:
+        if agent.job.self_fencing:
             return  # Nodes that are without a coordinator for long stop their workers, and tell it.
         closed = agent.view is not None and agent.view.role is NodeRole.CLOSED
         if world.disturbed_at == self._calm_since and not closed:
@@ -589,8 +589,8 @@ class NoNeedlessRestart(Checker):
 WEDGED_S = 7.5  # The time until a loop counts as stuck, plus some time to propagate this.
 
 
-class WedgedIsLost(Checker):
-    """A node whose loop does not turn is not in the round for long, though it is connected."""
+class StuckNodeIsLost(Checker):
+    """A node whose loop is stuck is soon removed from the round, though it is connected."""
 
     def agent_wedged(self, agent: Agent) -> None:
         world = self.world
@@ -625,14 +625,14 @@ class SlowIsNotLost(Checker):
 
 
 class Departures:
-    """Who broke how many rounds by going, by host."""
+    """How many rounds each host broke by leaving."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._times: dict[tuple[str, str], list[float]] = {}
 
     def note(self, decision: Decision) -> list[tuple[str, str]]:
-        """Take in a decision; return the jobs and hosts of members that went."""
+        """Note a decision; return the jobs and hosts of members that left."""
         before, after, run_id = decision.before, decision.after, decision.job.run_id
         if not after.nodes:  # No node is left that another one could disturb.
             self._times = {key: at for key, at in self._times.items() if key[0] != run_id}
@@ -648,7 +648,7 @@ class Departures:
         return gone
 
     def of(self, which: tuple[str, str], since: float = 0.0) -> int:
-        """Return how often members of a job went from a host since then."""
+        """Return how often members of a job left on a host since then."""
         return sum(at >= since for at in self._times.get(which, ()))
 
 
@@ -660,7 +660,7 @@ and die before that."""
 
 
 class FlappingDamped(Checker):
-    """No place of a host breaks a round more often than a few times a minute."""
+    """A flapping node of a host breaks a round no more than a few times a minute."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -680,8 +680,8 @@ STARVED_SETTLES = 7
 STARVED_S = 3.0
 
 
-class NobodyStarves(Checker):
-    """Enough nodes make a round soon, however many others come and go meanwhile."""
+class RoundFormsInTime(Checker):
+    """Enough nodes form a round soon, however many others join and leave meanwhile."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -703,8 +703,8 @@ class NobodyStarves(Checker):
             self.violated(f"{here} nodes of {job.run_id} have waited {waited_s:.1f} s for a round")
 
 
-class AskedOnce(Checker):
-    """What is asked for is done once, however often the request is repeated; by one who decides."""
+class RequestAppliedOnce(Checker):
+    """Each request is applied once, however often it is repeated."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)

@@ -185,8 +185,8 @@ class EtcdAgent(Agent):
                 case DeliverMessage(message):
                     if not self._departs:
                         self._perform(self.session.handle(self.clock, message))
-                case ReportOpened(heard_at):
-                    self._session_event(Connected(heard_at))
+                case ReportOpened(confirmed_at):
+                    self._session_event(Connected(confirmed_at))
                 case ReportClosed(why, permanent):
                     self.world.note(self, "loses its session: {0}", why)
                     self._session_event(Disconnected(why, permanent))

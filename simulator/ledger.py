@@ -42,12 +42,12 @@ class JobTruth:
         settings: JobSettings,
         finish_at: float,
         *,
-        stops_alone: bool,
+        self_fencing: bool,
         yields: bool,
     ) -> None:
         self.run_id = run_id
         self.settings = settings
-        self.stops_alone = stops_alone
+        self.self_fencing = self_fencing
         """Whether nodes that are cut off stop their workers (`on_lost=stop`)."""
         self.yields = yields
         """Whether nodes give way to agents of the same name (`replace`)."""

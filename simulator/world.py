@@ -27,32 +27,32 @@ from holdfast.wire.parts import OutgoingParts
 from simulator.backend_driver import BackendDriver
 from simulator.checkers import (
     HOOKS,
-    AskedOnce,
     BudgetKept,
     Checker,
     ClosedIsFinal,
+    CountersNeverDecrease,
     DrainedRests,
+    EarlierCoordinatorIgnored,
     FencedStaysOut,
     FlappingDamped,
     GenerationGrows,
     JobEnds,
-    LossIsFree,
-    NeverBack,
-    NobodyStarves,
+    LiveNodeKeepsId,
+    LossIsNotCharged,
     NoNeedlessRestart,
-    NothingGoesBack,
-    OldWorkersGone,
+    NoOlderWorkers,
     OneGenerationPerNode,
     OneRound,
-    PlaceKept,
-    RankOnce,
+    RanksAreUnique,
     RanksStable,
+    RequestAppliedOnce,
     RequestsAnswered,
     RoundForms,
+    RoundFormsInTime,
     SameRound,
     SizeInBounds,
     SlowIsNotLost,
-    WedgedIsLost,
+    StuckNodeIsLost,
 )
 from simulator.coordinator import Coordinator
 from simulator.etcd_driver import EtcdDriver
@@ -112,26 +112,26 @@ JOB_LINE = (
 
 CHECKERS: tuple[type[Checker], ...] = (
     OneRound,
-    RankOnce,
+    RanksAreUnique,
     SizeInBounds,
     SameRound,
     GenerationGrows,
-    NothingGoesBack,
+    CountersNeverDecrease,
     RanksStable,
     OneGenerationPerNode,
-    OldWorkersGone,
+    NoOlderWorkers,
     BudgetKept,
-    LossIsFree,
+    LossIsNotCharged,
     ClosedIsFinal,
-    PlaceKept,
+    LiveNodeKeepsId,
     FencedStaysOut,
-    NeverBack,
+    EarlierCoordinatorIgnored,
     NoNeedlessRestart,
-    WedgedIsLost,
+    StuckNodeIsLost,
     SlowIsNotLost,
     FlappingDamped,
-    NobodyStarves,
-    AskedOnce,
+    RoundFormsInTime,
+    RequestAppliedOnce,
     DrainedRests,
     RequestsAnswered,
     RoundForms,
@@ -302,10 +302,10 @@ class World:
         finish_at = self.faults_until_s + SETTLED_S + 3.0 * rng.random()
         if rng.random() < 0.25:
             finish_at = self.now + (self.faults_until_s - self.now) * (0.2 + 0.8 * rng.random())
-        stops_alone = self.driver == "etcd" or rng.random() < 0.5
+        self_fencing = self.driver == "etcd" or rng.random() < 0.5
         name = f"job-{len(self.jobs) + 1}"
         yields = self._manners.random() < YIELDING_SHARE
-        job = JobTruth(name, settings, finish_at, stops_alone=stops_alone, yields=yields)
+        job = JobTruth(name, settings, finish_at, self_fencing=self_fencing, yields=yields)
         self.jobs[job.run_id] = job
         self.note(job.run_id, "begins: {0}", settings)
         for _ in range(nodes):

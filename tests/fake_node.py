@@ -43,7 +43,7 @@ class FakeNode(msgspec.Struct):
     assigned_generation: int = -1
     rank: int = -1
     size: int = 0
-    heard_generation: int = -1
+    known_generation: int = -1
     restarts: int = 0
     fence: int = 0
     failure: Failure | None = None
@@ -97,7 +97,7 @@ class FakeNode(msgspec.Struct):
             assigned_generation=self.assigned_generation,
             rank=self.rank,
             size=self.size,
-            heard_generation=self.heard_generation,
+            known_generation=self.known_generation,
             restarts=self.restarts,
             fence=self.fence,
             failure=self.failure,
@@ -135,7 +135,7 @@ class FakeNode(msgspec.Struct):
         self.assigned_generation = view.generation if member else -1
         self.rank = view.rank if member else -1
         self.size = view.size if member else 0
-        self.heard_generation = max(self.heard_generation, view.generation)
+        self.known_generation = max(self.known_generation, view.generation)
         self.restarts = max(self.restarts, view.restarts)
         self.fence = max(self.fence, view.fence)
         self.start, self.view_generation = view.start, view.generation

@@ -28,7 +28,18 @@ any_text = st.characters(exclude_categories=["Cs"])
 of_addresses = st.sampled_from(ADDRESS_CHARS)
 NAMES = {"run_id", "node", "host", "role", "label", "id", "action", "what", "source", "kind"}
 ADDRESSES = {"address", "master_addr"}
-SHOWN = {"why", "summary", "stuck", "slow", "held_back", "asked", "who", "state", "section", "text"}
+SHOWN = {
+    "why",
+    "summary",
+    "stuck",
+    "slow",
+    "wait_reason",
+    "request_text",
+    "who",
+    "state",
+    "section",
+    "text",
+}
 
 
 def _of(kind: inspect.Type, characters: SearchStrategy[str] = any_text) -> SearchStrategy[Any]:

@@ -56,7 +56,7 @@ def test_nodes_join_and_are_lost_and_the_others_are_told(tmp_path: Path) -> None
         for name in "ab":
             assert "generation 0: node " in ends[name][1]
             assert " joined)" in ends[name][1]
-            assert "was lost: no sign of life for 2 s" in ends[name][1]
+            assert "was lost: no heartbeat for 2 s" in ends[name][1]
 
 
 def test_all_nodes_end_with_the_first_failures_code(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ async def test_top_watches_and_steers_three_nodes(
             codes = await asyncio.to_thread(team.codes)
             assert set(codes.values()) == {STOPPED}
             await until(pilot, lambda: job.problem)
-            assert "stop asked for by" in (job.header.why if job.header.outcome else job.ended)
+            assert "stop requested by" in (job.header.why if job.header.outcome else job.ended)
             await pilot.press("q")
         assert app.return_code == 0
 

@@ -78,7 +78,7 @@ SETTINGS = {
     "restarts": "max_restarts",
     "settle": "settle_s",
 }
-ABOUT_NODES = {"workers": "local_world_size", "fixed": "fixed_rank", "stops": "stops_alone"}
+ABOUT_NODES = {"workers": "local_world_size", "fixed": "fixed_rank", "stops": "self_fencing"}
 
 
 def fields(words: list[str]) -> dict[str, str]:
@@ -310,8 +310,8 @@ def described(view: View) -> str:
                 text += f", workers from {view.first_rank} of {view.world_size}"
             return text + (f", restart {view.restarts}" if view.restarts else "")
         case NodeRole.WAITING:
-            held_back = f", {view.held_back}" if view.held_back else ""
-            return f"waiting, {view.present} of {view.needed} are here{held_back}"
+            wait_reason = f", {view.wait_reason}" if view.wait_reason else ""
+            return f"waiting, {view.present} of {view.needed} are here{wait_reason}"
         case NodeRole.CLOSED:
             text = f"closed, {view.outcome.value if view.outcome else '?'}"
             text += f", report {view.report.decode()!r}" if view.report else ""

@@ -357,7 +357,7 @@ class NobodyIsEverLost(CoordinatorMachine):
     """Silence and closed links are of no consequence."""
 
     def _tick(self, now: float) -> list[Any]:
-        self._liveness.overdue(now)
+        self._liveness.expired(now)
         return super()._tick(now)
 
 

@@ -330,14 +330,14 @@ class CoordinatedJob:
             self._is_standby = not self._is_standby
             self._reporter.standby_changed(is_standby=self._is_standby)
         if last is not None and view.request and view.request != last.request:
-            self._reporter.requested(view.request, view.asked)
+            self._reporter.requested(view.request, view.request_text)
         if view.slow and (last is None or last.slow != view.slow):
             console.notice(f"generation {view.generation} cannot start yet: {view.slow}")
-        if view.held_back and (last is None or last.held_back != view.held_back):
-            console.notice(view.held_back)
+        if view.wait_reason and (last is None or last.wait_reason != view.wait_reason):
+            console.notice(view.wait_reason)
         if last is not None and (last.role, last.generation) == (view.role, view.generation):
             if view.request != last.request:
-                console.notice(view.asked)
+                console.notice(view.request_text)
             return
         self._wait_notice = ""
         was_member = last is not None and last.role is NodeRole.MEMBER
@@ -391,8 +391,8 @@ class CoordinatedJob:
             if not self._wait_notice:  # It contains the time, so it is new every time.
                 self._notice_once(f"waiting: {problem}")
             return
-        if view.held_back:
-            self._wait_notice = view.held_back  # It was printed when the view arrived.
+        if view.wait_reason:
+            self._wait_notice = view.wait_reason  # It was printed when the view arrived.
             return
         here = f"{view.present} of {view.needed} are here"
         more = f" ({view.why})" if view.present >= view.needed and view.why else ""

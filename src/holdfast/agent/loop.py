@@ -236,7 +236,7 @@ class AgentLoop:
             one = finish.signum
             raise SignalException(f"agent {os.getpid()} was ended by {in_words(one)}", one)
         if finish.outcome is Outcome.STOPPED:
-            raise JobStopped(f"the job was stopped: {self.machine.asked}")
+            raise JobStopped(f"the job was stopped: {self.machine.request_text}")
         problem = self.membership.error(finish.outcome)
         if problem is not None:
             raise problem

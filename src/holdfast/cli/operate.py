@@ -18,7 +18,7 @@ from holdfast.control import job_client
 from holdfast.control.connection import JobUnreachable
 from holdfast.control.discovery import Directory, JobChoice, local_jobs, place_of, stored_jobs
 from holdfast.control.job_logs import follow_logs
-from holdfast.core.limits import ASKED_WHY_CHARS_MAX, GRACE_S_MAX
+from holdfast.core.limits import GRACE_S_MAX, REQUEST_WHY_CHARS_MAX
 from holdfast.core.requests import Action
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.launcher.flag_values import parse_rdzv_conf
@@ -385,9 +385,9 @@ async def _logs(args: argparse.Namespace) -> None:
 
 async def _act(args: argparse.Namespace) -> None:
     grace_s = getattr(args, "grace", None)
-    if len(args.reason) > ASKED_WHY_CHARS_MAX:
+    if len(args.reason) > REQUEST_WHY_CHARS_MAX:
         raise UsageError(
-            f"--reason: {len(args.reason)} characters; accepted: up to {ASKED_WHY_CHARS_MAX}"
+            f"--reason: {len(args.reason)} characters; accepted: up to {REQUEST_WHY_CHARS_MAX}"
         )
     if grace_s is None:
         grace_s = -1.0  # The grace period of the job.

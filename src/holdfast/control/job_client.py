@@ -36,7 +36,7 @@ from holdfast.control.connection import (
 from holdfast.control.discovery import Directory, LocalJob, find_job, only_one, read
 from holdfast.control.history import NodeHistory
 from holdfast.control.merged_events import MergedEvents, events_at, printable_event
-from holdfast.core.limits import ASKED_WHY_CHARS_MAX, NAME_CHARS_MAX
+from holdfast.core.limits import NAME_CHARS_MAX, REQUEST_WHY_CHARS_MAX
 from holdfast.core.protocol import Request
 from holdfast.printable import one_line, visible
 from holdfast.wire import control
@@ -176,7 +176,7 @@ class JobClient:
             node=node,
             grace_s=grace_s,
             who=author(),
-            why=one_line(why, ASKED_WHY_CHARS_MAX),
+            why=one_line(why, REQUEST_WHY_CHARS_MAX),
         )
         connection = await self.agents.any_connection()
         reply = await connection.ask(control.ACT, body=control.pack(request))

@@ -116,7 +116,7 @@ def own_summary(agent: ControlledAgent, report: NodeReport) -> JobSummary:
         min_nodes=nodes,
         max_nodes=nodes,
         nodes=[node],
-        why=machine.asked,
+        why=machine.request_text,
     )
 
 

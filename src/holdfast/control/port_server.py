@@ -94,7 +94,7 @@ class PortServer:
     # For connections.
 
     def connected(self, peer: ServerConnection) -> None:
-        peer.heard_at = self._loop.time()
+        peer.received_at = self._loop.time()
         self._clients[peer] = None
         if self._tls is not None:
             self._acceptor.spawn(peer.begin_tls(self._tls, HANDSHAKE_S))
@@ -117,7 +117,7 @@ class PortServer:
         self._clients[peer] = PortClient(self._server, peer)
 
     def received(self, peer: ServerConnection, message: Message) -> None:
-        peer.heard_at = self._loop.time()
+        peer.received_at = self._loop.time()
         client = self._clients[peer]
         assert client is not None
         self._server.received(client, message)
@@ -147,7 +147,7 @@ class PortServer:
         self._sweeping = None
         now = self._loop.time()
         self._acceptor.sweep(now)
-        for peer in [one for one in self._clients if now - one.heard_at >= IDLE_S]:
+        for peer in [one for one in self._clients if now - one.received_at >= IDLE_S]:
             if peer.closed:
                 peer.abort()  # It was closed with unsent data, which the peer does not read.
             else:

@@ -73,9 +73,24 @@ class ClientConnection(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "_buffer", "_handshake", "_has_tls", "_heard", "_in_seal", "_incoming", "_open", "_out_seal",
-        "_outgoing", "_reader", "_server", "_transport", "ended", "heard_at", "on_closed",
-        "on_message", "problem", "ready",
+        "_buffer",
+        "_handshake",
+        "_has_tls",
+        "_heard",
+        "_in_seal",
+        "_incoming",
+        "_open",
+        "_out_seal",
+        "_outgoing",
+        "_reader",
+        "_server",
+        "_transport",
+        "confirmed_at",
+        "ended",
+        "on_closed",
+        "on_message",
+        "problem",
+        "ready",
     )  # fmt: skip
 
     def __init__(self, connector: CoordinatorConnector) -> None:
@@ -85,7 +100,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.on_message: Callable[[Message], None] | None = None
         self.on_closed: Callable[[str], None] | None = None
         self.problem: ConnectFailed | None = None
-        self.heard_at: float | None = None
+        self.confirmed_at: float | None = None
         self._buffer = connector.read_buffer
         self._has_tls = connector.has_tls
         self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX, tag_bytes=None)

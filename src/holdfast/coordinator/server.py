@@ -182,7 +182,7 @@ class CoordinatorServer:
     # For connections.
 
     def connected(self, peer: ServerConnection) -> None:
-        peer.heard_at = self._loop.time()
+        peer.received_at = self._loop.time()
         self._peers.add(peer)
         if self._tls is not None:
             self._acceptor.spawn(peer.begin_tls(self._tls, self._handshake_s))
@@ -247,7 +247,7 @@ class CoordinatorServer:
                 )
 
     def received(self, peer: ServerConnection, message: Message) -> None:
-        now = peer.heard_at = self._loop.time()
+        now = peer.received_at = self._loop.time()
         kind = type(message)
         if peer.read_only and kind not in READ_ONLY_MESSAGES:
             raise BadMessage(f"a {kind.__name__}, and its token is read-only")
@@ -462,7 +462,7 @@ class CoordinatorServer:
         self._batch_soon()
 
     def _close_idle(self, now: float) -> None:
-        for peer in [one for one in self._peers if now - one.heard_at >= IDLE_S]:
+        for peer in [one for one in self._peers if now - one.received_at >= IDLE_S]:
             if peer.closed:
                 peer.abort()  # It was closed with unsent data that the peer never read.
             else:
@@ -517,7 +517,7 @@ class CoordinatorServer:
         return True
 
     def _drained(self) -> bool:
-        if self.machine.is_judging:
+        if self.machine.is_holding_failure:
             return False
         for run_id, rounds in self.machine.jobs.items():
             job = rounds.job

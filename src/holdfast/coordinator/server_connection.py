@@ -74,10 +74,34 @@ class ServerConnection(asyncio.BufferedProtocol):
     """One connection; the server owns it."""
 
     __slots__ = (
-        "_handshake", "_in_seal", "_incoming", "_out", "_out_bytes", "_out_seal", "_outgoing", "_owner",
-        "_posted_bytes", "_raw", "_reader", "_reply_end", "_started", "_transport", "address", "attached",
-        "closed", "has_share", "heard_at", "is_remote", "key", "knows_end", "local_address", "network",
-        "node", "read_only", "run_id", "user",
+        "_handshake",
+        "_in_seal",
+        "_incoming",
+        "_out",
+        "_out_bytes",
+        "_out_seal",
+        "_outgoing",
+        "_owner",
+        "_posted_bytes",
+        "_raw",
+        "_reader",
+        "_reply_end",
+        "_started",
+        "_transport",
+        "address",
+        "attached",
+        "closed",
+        "has_share",
+        "is_remote",
+        "key",
+        "knows_end",
+        "local_address",
+        "network",
+        "node",
+        "read_only",
+        "received_at",
+        "run_id",
+        "user",
     )  # fmt: skip
 
     def __init__(
@@ -108,7 +132,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.node = ""
         """The only node that may use it, after its first message."""
         self.key: NodeKey | None = None
-        self.heard_at = 0.0
+        self.received_at = 0.0
         self.knows_end = False
         """Whether it was sent the last view of its job."""
         self.closed = False

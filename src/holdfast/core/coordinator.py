@@ -1,28 +1,27 @@
-"""All jobs of one coordinator: which nodes are alive, whose wait is over, what each job decides.
+"""All jobs of one coordinator: which nodes are alive, which waits are over, what each job decides.
 
-`core.rounds` decides for one job and knows no time; `core.liveness` knows who is silent and no job.
-This joins the two for any number of jobs. It is all of a coordinator but its sockets: the server
-and the simulator drive the same class. It decides nothing about a job itself.
+`core.rounds` decides for one job and has no clock; `core.liveness` finds silent nodes and has no jobs.
+This machine joins the two for any number of jobs. It is a coordinator without sockets: the server and
+the simulator drive the same class. It decides nothing about a job itself.
 
-Use: give every status as `StatusReceived` and every `Heartbeat` as it is, and `ConnectionClosed`
-when the connection by which an incarnation last spoke is gone (not for one that a newer connection
-has replaced). Give `TICK` no later than `next_deadline`, after whatever has arrived before it. The
-effects are messages: send each over the newest connection of the node and incarnation that it
-names; one without a connection is dropped, because whatever a node lacks is sent again at its next
-heartbeat.
+Use: pass every status as `StatusReceived` and every `Heartbeat` unchanged. Pass `ConnectionClosed`
+when the newest connection of an incarnation closes (not when a newer one has replaced it). Pass
+`TICK` no later than `next_deadline`, after all messages that arrived before it. The effects are
+messages: send each over the newest connection of the node and incarnation that it names. If there is
+no connection, drop the message: the next heartbeat makes the coordinator send again what the node lacks.
 
-**Roll calls.** A failure is held until all other members have responded (`core.failure_hold`): each is
-sent an acknowledgement with the number of the roll call, and responds at once with a heartbeat that
-has it. If all are alive, which is the rule, this costs one exchange, while the node that failed
-stops its workers.
+**Roll calls.** A failure is held until all other members have responded (`core.failure_hold`): the
+coordinator sends each an acknowledgement with the number of the roll call, and the member responds
+immediately with a heartbeat that carries it. If all are alive, which is the usual case, this costs one
+round trip, while the failed node stops its workers.
 
-**Places.** Agents may be given a list of endpoints. The coordinator is at the first, place 0, until a
-person who knows that it is gone starts another at a later one. That one's terms are above all of the
-earlier places, so nodes that obeyed it never obey those again. A coordinator that meets a node of a
-later place is out of office, and does not outrank it.
+**Places.** Agents may have a list of endpoints. The coordinator runs at the first, place 0, until an
+operator who knows that it is dead starts another at a later place. The terms of a later place are
+higher than all terms of earlier places, so nodes that obeyed it never obey an earlier one again. If a
+node has a term of a later place, the coordinator refuses the node and does not outrank the term.
 
-A job that breaks an invariant is closed as failed, and the other jobs go on; with `strict` the
-error is raised instead, so that a test sees it.
+If a job breaks an invariant, the coordinator closes it as failed, and the other jobs continue. With
+`strict` the machine raises the error instead, so that a test sees it.
 """
 
 from __future__ import annotations
@@ -76,9 +75,9 @@ if TYPE_CHECKING:
 
 SUCCESSOR_WAIT_S = 1.2  # Nodes that lost their coordinator look for it at least every second.
 CALLS_MAX = 1 << 20
-"""Of the roll calls of one coordinator. Its term is in their numbers, or what a node said of an earlier
-coordinator's, and came late, would answer them."""
-CLOSED_JOB_KEEP_S = 600.0  # Late nodes can learn for so long how a job ended.
+"""Roll calls per term. The number of a roll call contains the term; otherwise a late response to an
+earlier coordinator's roll call could match a new one."""
+CLOSED_JOB_KEEP_S = 600.0  # Late nodes can learn this long how a job ended.
 
 
 class StatusReceived(Event):
@@ -87,11 +86,11 @@ class StatusReceived(Event):
     status: Status
     address: str
     local_address: str = ""
-    """Where the node reached the coordinator, if it is on another host."""
+    """The coordinator's own address on this connection, if the node is on another host."""
 
 
 class ConnectionClosed(Event):
-    """A node has no connection any more: without a new one it is soon lost."""
+    """The last connection of a node closed. Without a new one the node is soon lost."""
 
     run_id: str
     node: str
@@ -99,7 +98,7 @@ class ConnectionClosed(Event):
 
 
 class JobCloseRequested(Event):
-    """Somebody who may do so asked for the end of a job."""
+    """An authorized peer closed a job."""
 
     run_id: str
     outcome: JobOutcome
@@ -107,19 +106,19 @@ class JobCloseRequested(Event):
 
 
 class RequestReceived(Event):
-    """Somebody who may do so asks something of a job."""
+    """An authorized operator sent a request to a job."""
 
     run_id: str
     request: Request
 
 
 class RollCall:
-    """A hold of one job's failures, and the call by which its members are asked to respond."""
+    """The hold of one job's failures, and the roll call to which its members must respond."""
 
     def __init__(self) -> None:
         self.hold = FailureHold()
         self.number = 0
-        self.begun_at = 0.0
+        self.started_at = 0.0
 
 
 CoordinatorEvent = (
@@ -128,7 +127,7 @@ CoordinatorEvent = (
 
 
 class CoordinatorMachine:
-    """The jobs of one coordinator by their run ids, from when it starts until it stops."""
+    """The jobs of one coordinator by run id."""
 
     def __init__(
         self,
@@ -153,27 +152,27 @@ class CoordinatorMachine:
         self.story = Story("coordinator", node=name)
         self.jobs: dict[str, Rounds] = {}
         self.broken: dict[str, str] = {}
-        """The jobs that were closed because they broke an invariant, and which."""
+        """The jobs that were closed because they broke an invariant, each with the invariant."""
         self.decisions: list[tuple[JobEvent, Job]] | None = None
         """Events and the job after each, for an observer that empties it; None without one."""
         self._liveness: Liveness[Peer] = Liveness(now, silence_s=silence_s, grace_s=grace_s)
         self._clock = AttendedClock(now, silence_s / STEPS_PER_SILENCE)
-        self._waits: dict[str, WaitTimers] = {}  # By the attended clock; of jobs that wait.
+        self._waits: dict[str, WaitTimers] = {}  # Of waiting jobs, by the attended clock.
         self._empty_since: dict[str, float] = {}  # The longest first.
         self._calls: dict[str, RollCall] = {}  # By job, while failures are held.
         self._calls_made = 0
         self._keep_s = closed_job_keep_s
         self._silence_s = silence_s
-        self._young_until = now + SUCCESSOR_WAIT_S if follows_another else now
+        self._successor_until = now + SUCCESSOR_WAIT_S if follows_another else now
         self._place = place
         self._recover_s = recover_s
-        # With memories, even none, it is known which jobs there were.
+        # With memories, even an empty list, all earlier jobs are known.
         self._recover_until = now + (recover_s or 0.0) if memories is None else now
         self._fence_floor = fence_floor
         self._host = host
         self._jobs_max, self._nodes_max = jobs_max, nodes_max
         self._shares = Shares(jobs_max)
-        self._begun_from: dict[str, str] = {}  # Jobs, and the address of the first node of each.
+        self._created_from: dict[str, str] = {}  # By job, the address of its first node.
         self._address = coordinator_address
         self._strict = strict
         self._rounds = rounds
@@ -182,13 +181,13 @@ class CoordinatorMachine:
             if memory.outcome is None:
                 self._memories[memory.run_id] = memory
             else:
-                self._take_up(recall(memory, patience_s=0.0))
+                self._adopt(recall(memory, patience_s=0.0))
                 self._empty_since[memory.run_id] = now
 
     def handle(self, now: float, event: CoordinatorEvent, cause: str = "") -> list[Answer]:
         """Take in one fact; return the messages to send.
 
-        What a job makes of a status is in the story of its `rounds`; here is the rest.
+        The story of `rounds` records what a job makes of a status; this story records the rest.
         """
         if type(event) is Heartbeat:  # Nearly all events are.
             return self._heartbeat(now, event)
@@ -197,11 +196,11 @@ class CoordinatorMachine:
                 return self._tick(now)
             case StatusReceived(status, address, local_address):
                 cause = cause or status.id
-                status = self._deferred(dated(now, status))
+                status = self._without_early_failure(dated(now, status))
                 answer = self._answer_without_job(status, address)
                 rounds = self.jobs.get(status.run_id)
                 call = self._calls.get(status.run_id)
-                if rounds is not None and _may_be_due_to_a_loss(rounds, status):
+                if rounds is not None and _should_hold(rounds, status):
                     answers = self._hold(now, rounds, status)
                 elif call is not None and call.hold.must_follow(status):
                     call.hold.follow(status)
@@ -212,7 +211,7 @@ class CoordinatorMachine:
                     answers = [answer]
                 event = StatusReceived(msgspec.structs.replace(status, report=b""), address)
             case ConnectionClosed(run_id, node, incarnation):
-                self._liveness.cut((run_id, node, incarnation), now)
+                self._liveness.disconnected((run_id, node, incarnation), now)
                 answers = []
             case JobCloseRequested(run_id, outcome, why):
                 rounds = self.jobs.get(run_id)
@@ -221,18 +220,20 @@ class CoordinatorMachine:
             case RequestReceived(run_id, request):
                 rounds = self.jobs.get(run_id)
                 answers = self._decide(now, rounds, request, cause) if rounds is not None else []
-                answers += self._release(now)  # A failure of an earlier generation, perhaps.
+                answers += self._release(
+                    now
+                )  # The hold may be for a failure of an earlier generation.
             case _:
                 raise InvalidEvent(f"{event!r} is not an event of a coordinator")
         self.story.record(now, None, event, answers, cause)
         return answers
 
     def _answer_without_job(self, status: Status, address: str) -> Answer | None:
-        """Answer a status that no job gets to see."""
+        """Answer a status that is not passed to a job; None if a job must handle it."""
         rounds = self.jobs.get(status.run_id)
         if status.place > self._place:
             why = (
-                f"it has heard of a coordinator at place {status.place + 1} of its endpoints, and this one "
+                f"it has obeyed a coordinator at place {status.place + 1} of its endpoints, and this one "
                 f"is at place {self._place + 1}: give all nodes the same list"
             )
             return _refused(status, RefusalReason.SETTINGS, why)
@@ -241,14 +242,14 @@ class CoordinatorMachine:
                 return None
             why = f"the job has {self._nodes_max} nodes already"
             return _refused(status, RefusalReason.TOO_MANY_NODES, why)
-        if status.phase is NodePhase.LEAVING or status.stuck:  # Nobody misses it.
+        if status.phase is NodePhase.LEAVING or status.stuck:  # No job needs it.
             return _ack(status, status.seq)
         if not self._make_room():
             why = f"the coordinator has {self._jobs_max} jobs already; use another, or end some"
         elif self._shares.is_over(address):
             begun = self._shares.taken_by(address)
             why = (
-                f"the coordinator has room for few more jobs, and {begun} were begun from {address} "
+                f"the coordinator has room for few more jobs, and {begun} were created from {address} "
                 "already; use another, or end some"
             )
         else:
@@ -276,11 +277,11 @@ class CoordinatorMachine:
         peer = (run_id, info.node, info.incarnation)
         seq = rounds.seq_of(info.node, info.incarnation)
         if seq < 0:
-            if not is_located:  # One that is not in the job has no say in where it meets.
+            if not is_located:  # A node outside the job does not decide the address.
                 rounds.job.coordinator_address = ""
             self._liveness.forget(peer)
         else:
-            self._liveness.heard(peer, now)
+            self._liveness.received(peer, now)
         if not any((view.node, view.incarnation) == peer[1:] for view in answers):
             leaves = status.phase is NodePhase.LEAVING
             answers.append(_ack(status, status.seq if leaves else seq))
@@ -290,28 +291,28 @@ class CoordinatorMachine:
         return _newest(answers + self._release(now)) if self._calls else answers
 
     def _new_job(self, now: float, run_id: str, address: str) -> Rounds:
-        self._begun_from[run_id] = address
+        self._created_from[run_id] = address
         self._shares.take(address)
         memory = self._memories.pop(run_id, None)
         if memory is not None:
-            return self._take_up(recall(memory, patience_s=self._recover_s or RECOVER_S_MAX))
+            return self._adopt(recall(memory, patience_s=self._recover_s or RECOVER_S_MAX))
         job = Job(run_id=run_id)
         if (
             self._place
-        ):  # They have to find it first: the machine where it was may not even refuse them.
+        ):  # Nodes try earlier endpoints first, which may not even refuse a connection.
             job.recover_s = RECOVER_S_MAX
-        if self._place or now < max(self._young_until, self._recover_until):
-            # It may be a job that another coordinator had, whose nodes are still to come.
+        if self._place or now < max(self._successor_until, self._recover_until):
+            # Another coordinator may have had this job; its nodes have yet to return.
             job.phase, job.waiting, job.wait_seq = JobPhase.RECOVERING, True, 1
         if now < self._recover_until:
             job.patience_s = self._recover_until - now
             job.why = (
-                f"nothing is known of an earlier coordinator: waiting up to {job.patience_s:.0f} s "
+                f"no record of an earlier coordinator: waiting up to {job.patience_s:.0f} s "
                 "for its nodes"
             )
-        return self._take_up(job)
+        return self._adopt(job)
 
-    def _take_up(self, job: Job) -> Rounds:
+    def _adopt(self, job: Job) -> Rounds:
         job.coordinator_address, job.silence_s = self._address, self._silence_s
         job.term = max(job.term, self._place * TERMS_PER_PLACE)
         job.fence_floor = self._fence_floor
@@ -322,12 +323,12 @@ class CoordinatorMachine:
         return rounds
 
     @property
-    def is_judging(self) -> bool:
-        """Whether a failure is held back, so that a job may end of what has happened already."""
+    def is_holding_failure(self) -> bool:
+        """Whether a failure is held, so that a job may yet end because of it."""
         return bool(self._calls)
 
     def answer_to(self, run_id: str, request_id: str) -> RequestAnswer:
-        """Return what became of a request that was received."""
+        """Return the answer to a request that was received."""
         rounds = self.jobs.get(run_id)
         answer = rounds.answer_to(request_id) if rounds is not None else None
         if answer is not None:
@@ -338,7 +339,7 @@ class CoordinatorMachine:
         )
 
     def memory(self) -> list[JobMemory]:
-        """Return all that must outlast this coordinator."""
+        """Return the state that must survive this coordinator."""
         jobs = (remember(rounds.job, self._host) for rounds in self.jobs.values())
         return [*self._memories.values(), *jobs]
 
@@ -348,7 +349,7 @@ class CoordinatorMachine:
         seq = rounds.seq_of(node, incarnation) if rounds is not None else -1
         answers: list[Answer] = []
         if rounds is not None and seq >= 0:
-            self._liveness.heard((run_id, node, incarnation), now)
+            self._liveness.received((run_id, node, incarnation), now)
             view = rounds.missing_view(beat)
             if view is not None:
                 answers.append(view)
@@ -376,7 +377,7 @@ class CoordinatorMachine:
     def _tick(self, now: float) -> list[Answer]:
         answers: list[Answer] = []
         lost: dict[str, list[NodeLost]] = {}
-        for (run_id, node, incarnation), why in self._liveness.overdue(now).items():
+        for (run_id, node, incarnation), why in self._liveness.expired(now).items():
             call = self._calls.get(run_id)
             if call is not None and (node, incarnation) in call.hold.leaving:
                 continue
@@ -414,13 +415,13 @@ class CoordinatorMachine:
         return cause
 
     def next_deadline(self, now: float) -> float | None:
-        """Return when `TICK` is wanted next, or None while there is nothing to wait for."""
+        """Return when the next `TICK` is due, or None if nothing has a deadline."""
         deadline = self._liveness.next_deadline(now)
         if self._waits:
             attended = self._clock.look(now)
             ends = [at for one in self._waits.values() if (at := one.next_end) is not None]
             rest = min(ends) - attended
-            # Looking at least every step is what makes the whole of the time count.
+            # The clock counts the whole time only if it is read at least every step.
             at = now + max(0.0, min(rest, self._clock.step_s))
             deadline = at if deadline is None else min(deadline, at)
         if self._empty_since:
@@ -430,11 +431,11 @@ class CoordinatorMachine:
 
     # Failures that are held.
 
-    def _deferred(self, status: Status) -> Status:
-        """Return a status without the failure that it reports before its round is known again.
+    def _without_early_failure(self, status: Status) -> Status:
+        """Return a status without its failure if its round is not yet recovered.
 
-        The roll of a round that another coordinator formed can be called when all of it are back.
-        Until then the report is not acknowledged, so its node repeats it.
+        If another coordinator formed the round, a roll call has to wait until all members have
+        returned. Until then the report is not acknowledged, so its node repeats it.
         """
         rounds = self.jobs.get(status.run_id)
         is_known = rounds is not None and (
@@ -449,18 +450,18 @@ class CoordinatorMachine:
     def _hold(self, now: float, rounds: Rounds, status: Status) -> list[Answer]:
         job, info = rounds.job, status.info
         answers: list[Answer] = [_ack(status, status.seq)]
-        self._liveness.heard((job.run_id, info.node, info.incarnation), now)
+        self._liveness.received((job.run_id, info.node, info.incarnation), now)
         call = self._calls.setdefault(job.run_id, RollCall())
         if call.hold.hold(job, status):
             self._calls_made += 1
             call.number = job.term % CALLS_MAX * CALLS_MAX + self._calls_made % CALLS_MAX
-            call.begun_at = self._clock.look(now)
+            call.started_at = self._clock.look(now)
             for one in job.members:
                 answers += self._call(rounds, (one.node, one.incarnation))
         return answers + self._release(now)
 
     def _call(self, rounds: Rounds, peer: tuple[str, int]) -> list[Answer]:
-        """Ask a member to respond to the roll call, if it has yet to."""
+        """Send the roll call to a member that has yet to respond."""
         call = self._calls[rounds.job.run_id]
         if peer not in call.hold.awaited:
             return []
@@ -484,11 +485,11 @@ class CoordinatorMachine:
         call = self._calls[run_id]
         if peer not in call.hold.awaited:
             return
-        if number == call.number or self._clock.look(now) - call.begun_at >= self._silence_s / 2:
+        if number == call.number or self._clock.look(now) - call.started_at >= self._silence_s / 2:
             call.hold.responded(*peer)
 
     def _release(self, now: float) -> list[Answer]:
-        """Decide about the failures that need not be held any longer."""
+        """Pass on the failures whose hold is over."""
         answers: list[Answer] = []
         for run_id, call in [*self._calls.items()]:
             rounds = self.jobs.get(run_id)
@@ -509,7 +510,7 @@ class CoordinatorMachine:
     # One job.
 
     def _decide(self, now: float, rounds: Rounds, event: JobEvent, cause: str = "") -> list[Answer]:
-        """Give a job an event, and note what it waits for and whether any node is in it."""
+        """Pass an event to a job; then update its timers and whether it is empty."""
         job = rounds.job
         run_id = job.run_id
         views: list[View]
@@ -517,7 +518,7 @@ class CoordinatorMachine:
             views = rounds.handle(now, event, cause)
             if run_id not in self.broken:
                 rounds.check()
-        except Exception as error:  # (The other jobs must not suffer from one that is broken)
+        except Exception as error:  # One broken job must not stop the others.
             if self._strict:
                 raise
             self.broken[run_id] = what = f"{type(error).__name__}: {error}"
@@ -540,7 +541,7 @@ class CoordinatorMachine:
     # How many jobs there are.
 
     def _make_room(self) -> bool:
-        """Forget the job that has been empty for longest, if there are too many."""
+        """If there are too many jobs, forget those that have been empty for longest."""
         while len(self.jobs) >= self._jobs_max and self._empty_since:
             closed = (one for one in self._empty_since if self.jobs[one].job.outcome is not None)
             self._drop(next(closed, next(iter(self._empty_since))))
@@ -549,8 +550,8 @@ class CoordinatorMachine:
     def _drop(self, run_id: str) -> None:
         job = self.jobs.pop(run_id).job
         del self._empty_since[run_id]
-        if run_id in self._begun_from:
-            self._shares.give_back(self._begun_from.pop(run_id))
+        if run_id in self._created_from:
+            self._shares.give_back(self._created_from.pop(run_id))
         self._fence_floor = max(self._fence_floor, job.fence)
         if job.outcome is None:
             self._memories[run_id] = remember(job)
@@ -561,7 +562,7 @@ class CoordinatorMachine:
 
 
 def _newest(answers: list[Answer]) -> list[Answer]:
-    """Return the answers without views that a later one for the same node has replaced."""
+    """Return the answers without views that a later view for the same node replaces."""
     last = {(one.run_id, one.node, one.incarnation): one for one in answers if type(one) is View}
     return [
         one
@@ -570,7 +571,7 @@ def _newest(answers: list[Answer]) -> list[Answer]:
     ]
 
 
-def _may_be_due_to_a_loss(rounds: Rounds, status: Status) -> bool:
+def _should_hold(rounds: Rounds, status: Status) -> bool:
     """Whether to hold a failure: not if no other member has workers that could be lost."""
     others = len(rounds.job.members) - len(rounds.job.succeeded) > 1
     return others and must_hold(rounds, status)
@@ -581,7 +582,7 @@ def _refused(status: Status, refusal: RefusalReason, why: str) -> View:
         run_id=status.run_id,
         node=status.info.node,
         incarnation=status.info.incarnation,
-        term=status.term + 1,  # Newer than whatever view it has.
+        term=status.term + 1,  # Newer than any view the node has.
         revision=1,
         role=NodeRole.REFUSED,
         refusal=refusal,

@@ -18,8 +18,8 @@ WHY_CHARS_MAX = 2_000
 REPORT_BYTES_MAX = 256 * 1024
 """A whole failure report, in a status or a view."""
 REQUEST_ID_CHARS_MAX = 64
-ASKED_WHY_CHARS_MAX = 500
-"""Why somebody asks for something: one line on every console."""
+REQUEST_WHY_CHARS_MAX = 500
+"""The reason of a request: one line on every console."""
 GRACE_S_MAX = 86_400.0
 
 NODES_MAX = 1_000_000
@@ -42,7 +42,7 @@ COUNTER_MAX = 2**62
 """What is counted or drawn at random: terms, revisions, generations, ... Far enough from the end
 of what msgpack can write (2**64) that counting on from a hostile value never gets there."""
 REPORTED_COUNTER_MAX = 2**53
-"""The same where a node reports what it heard: a coordinator counts on from there, if it believes it
+"""The same for what a node reports: a coordinator counts on from there, if it accepts it
 (`core.rounds`)."""
 TERMS_PER_PLACE = 2**32
 """Of one place in a list of endpoints: so many times a coordinator may be started there. Those of

@@ -1,11 +1,11 @@
-"""Which peers have been silent for too long, as far as one watcher can know.
+"""Which peers have been silent for too long, as one watcher observes.
 
-The watcher goes by its own monotonic clock, and counts only the time in which it was awake: of a
-gap between two looks, no more than `step_s` counts. So a watcher that was stopped, starved of CPU
-or suspended does not take its own absence for that of all the others: their messages lie unread,
-and they get the rest of their time after it is back. Nothing here compares clocks of two hosts.
+The watcher uses its own monotonic clock, and counts only the time during which it was awake: of the gap
+between two readings at most `step_s` counts. So a watcher that was stopped, starved of CPU or suspended
+does not mistake its own absence for theirs: their messages are still unread, and they get the rest of
+their time after it resumes. Nothing here compares clocks of two hosts.
 
-A cut (a closed connection) is better evidence than silence, and has a shorter time: `grace_s`.
+A closed connection is better evidence than silence, and has a shorter limit: `grace_s`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ STEPS_PER_SILENCE = 5
 CLOSED = "its connection closed"
 EXPIRED_S = 1e6
 STOP_SHARE = 0.8
-"""A node's workers are gone after this share of the time after which it counts as lost. The rest is
-for what killing them takes, and for clocks that do not run alike."""
+"""A node's workers must have exited after this share of the time after which it counts as lost. The rest
+covers killing them, and clocks of different speed."""
 
-Peer = TypeVar("Peer")  # Whatever its watcher knows a peer by.
+Peer = TypeVar("Peer")  # How the watcher identifies a peer.
 
 
 class AttendedClock:
-    """Counts the seconds in which its owner looked at least every `step_s`."""
+    """Counts the seconds during which its owner was awake: of each gap at most `step_s`."""
 
     def __init__(self, now: float, step_s: float) -> None:
         self.step_s = step_s
@@ -37,16 +37,16 @@ class AttendedClock:
         return self._attended
 
     def peek(self, now: float) -> float:
-        """Return what `look` would, and note nothing; any thread may ask."""
+        """Return what `look` would, and change nothing; any thread may call."""
         gap = now - self._looked_at
         return self._attended + (min(gap, self.step_s) if gap > 0.0 else 0.0)
 
 
 class LoopWatch:
-    """Whether a loop still turns, as a thread beside it can tell: it asks, and the loop answers.
+    """Whether a loop is stuck: a watcher thread sends it pings, and the loop responds.
 
-    `look` at least every `step_s`, and ask again after each answer. A process that was stopped or
-    starved as a whole is not taken for a loop that hangs.
+    Call `look` at least every `step_s`, and send a ping after each response. If the whole process
+    was stopped or starved, the loop does not count as stuck.
     """
 
     def __init__(self, now: float, limit_s: float) -> None:
@@ -57,7 +57,7 @@ class LoopWatch:
         self._answered_at = 0.0
 
     def look(self, now: float, *, answered: bool) -> bool:
-        """Take note whether the last question was answered; return whether `is_stuck` changed."""
+        """Note whether the loop responded to the last ping; return whether `is_stuck` changed."""
         at = self._clock.look(now)
         if answered:
             self._answered_at = at
@@ -68,80 +68,80 @@ class LoopWatch:
 class Liveness(Generic[Peer]):
     """The watch over any number of peers; every call costs the same however many there are.
 
-    Call `overdue` no later than `next_deadline` asks for, and whatever has arrived before it.
+    Call `expired` no later than `next_deadline`, after `received` for all messages that arrived.
     """
 
     def __init__(self, now: float, *, silence_s: float, grace_s: float) -> None:
         self.silence_s = silence_s
         self.grace_s = grace_s
         self._clock = AttendedClock(now, silence_s / STEPS_PER_SILENCE)
-        self._heard: dict[Peer, float] = {}  # In the order of the times.
-        self._cut: dict[Peer, float] = {}  # Likewise.
+        self._received_at: dict[Peer, float] = {}  # In the order of the times.
+        self._disconnected_at: dict[Peer, float] = {}  # Likewise.
 
     def __contains__(self, peer: object) -> bool:
-        return peer in self._heard
+        return peer in self._received_at
 
     def __len__(self) -> int:
-        return len(self._heard)
+        return len(self._received_at)
 
-    def heard(self, peer: Peer, now: float) -> None:
-        """Take note of a sign of life."""
-        self._heard.pop(peer, None)
-        self._heard[peer] = self._clock.look(now)
-        self._cut.pop(peer, None)
+    def received(self, peer: Peer, now: float) -> None:
+        """Note that a message of a peer arrived."""
+        self._received_at.pop(peer, None)
+        self._received_at[peer] = self._clock.look(now)
+        self._disconnected_at.pop(peer, None)
 
-    def cut(self, peer: Peer, now: float) -> None:
-        """Take note that the connection to a peer closed; it is overdue after the grace."""
-        if peer in self._heard and peer not in self._cut:
-            self._cut[peer] = self._clock.look(now)
+    def disconnected(self, peer: Peer, now: float) -> None:
+        """Note that the connection to a peer closed; the peer expires after the grace."""
+        if peer in self._received_at and peer not in self._disconnected_at:
+            self._disconnected_at[peer] = self._clock.look(now)
 
     def forget(self, peer: Peer) -> None:
         """Stop watching a peer."""
-        self._heard.pop(peer, None)
-        self._cut.pop(peer, None)
+        self._received_at.pop(peer, None)
+        self._disconnected_at.pop(peer, None)
 
-    def overdue(self, now: float) -> dict[Peer, str]:
-        """Return those who are lost and why, and forget them.
+    def expired(self, now: float) -> dict[Peer, str]:
+        """Return the lost peers with the reasons, and forget them.
 
-        One whose connection closed is returned again when it was silent for long enough, unless
-        it is heard of or forgotten before: only then is it certain what it must have done by itself.
+        If the connection of a peer closed, the peer is returned again once it was silent for
+        `silence_s`, unless a message arrives before: only then must it have fenced itself.
         """
         attended = self._clock.look(now)
         lost: dict[Peer, str] = {}
-        for peer, at in self._cut.items():
+        for peer, at in self._disconnected_at.items():
             if attended - at < self.grace_s:
                 break
             lost[peer] = CLOSED
-        for peer, at in self._heard.items():
+        for peer, at in self._received_at.items():
             if attended - at < self.silence_s:
                 break
-            lost.setdefault(peer, f"no sign of life for {self.silence_s:g} s")
+            lost.setdefault(peer, f"no heartbeat for {self.silence_s:g} s")
         for peer, why in lost.items():
             if why is CLOSED:
-                del self._cut[peer]
+                del self._disconnected_at[peer]
             else:
                 self.forget(peer)
         return lost
 
     def next_deadline(self, now: float) -> float | None:
-        """Return when to look next, or None while no peer is watched."""
-        if not self._heard:
+        """Return when to call `expired` next, or None while no peer is watched."""
+        if not self._received_at:
             return None
         attended = self._clock.look(now)
-        rest = next(iter(self._heard.values())) + self.silence_s - attended
-        if self._cut:
-            rest = min(rest, next(iter(self._cut.values())) + self.grace_s - attended)
-        # Looking at least every step is what makes the whole of the time count.
+        rest = next(iter(self._received_at.values())) + self.silence_s - attended
+        if self._disconnected_at:
+            rest = min(rest, next(iter(self._disconnected_at.values())) + self.grace_s - attended)
+        # The clock counts the whole time only if it is read at least every step.
         return now + max(0.0, min(rest, self._clock.step_s))
 
 
 class StopDeadline:
-    """Until when a node's workers may run, by its own clock: later others may take their place.
+    """Until when a node's workers may run, by its own clock: later they may be replaced elsewhere.
 
-    A node that is silent for `silence_s` is lost. It cannot know whether it is heard unless it gets
-    an answer. With `needs_answers` each answer renews the deadline, counted from when that was sent
-    which it answers; so a node that is cut off stops its workers before it is lost. Without, it is
-    enough that the node is awake: one that was stopped may have been silent without knowing it.
+    A node that is silent for `silence_s` is lost. With `needs_answers` each response renews the
+    deadline, counted from the send time of the message it answers; so a node that is cut off stops
+    its workers before it is lost. Without, a node renews the deadline whenever it is awake, so only a
+    suspended node exceeds it.
     """
 
     def __init__(self, *, needs_answers: bool) -> None:
@@ -149,20 +149,20 @@ class StopDeadline:
         self._renewed_at: float | None = None
 
     def answered(self, now: float, sent_at: float) -> None:
-        """Take note of an answer to what was sent then."""
+        """Note a response to a message that was sent at `sent_at`."""
         if self._needs_answers:
             sent_at = min(sent_at, now)
             self._renewed_at = max(sent_at, self._renewed_at or sent_at)
 
     def expire(self, now: float) -> None:
-        """Take note that nobody supervises the workers any more: the time is over."""
+        """Note that the workers are no longer supervised: the deadline is past."""
         self._renewed_at = now - EXPIRED_S
 
     def awake(self, now: float) -> None:
-        """Take note that the node is awake, and sends what it must."""
+        """Note that the node is awake and sends its heartbeats."""
         if not self._needs_answers:
             self._renewed_at = now
 
     def at(self, silence_s: float) -> float | None:
-        """Return when the workers must be gone, or None if that was not renewed yet."""
+        """Return when all workers must have exited, or None before the first renewal."""
         return None if self._renewed_at is None else self._renewed_at + STOP_SHARE * silence_s

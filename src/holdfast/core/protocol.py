@@ -1,11 +1,11 @@
-"""What a node and its coordinator send each other: the values that both machines are driven by.
+"""The messages between a node and its coordinator.
 
-Every message carries a whole state, never a change: a `Status` is all there is to know of a node, a
-`View` all that a node must know of its job. A message that is lost, repeated or late therefore does
-no harm: the next one of its kind carries the same or more, and older ones are recognised by their
-number (`Status.seq`, and `(View.term, View.revision)`) and ignored. Two small messages keep this
-moving: a `Heartbeat` shows that the node is alive and which view it has, an `Ack` answers with what
-the coordinator has; whoever sees that the other is behind sends the whole again.
+Every message carries a whole state, never a change: a `Status` is the state of a node, a `View` is what
+a node must know of its job. So a lost, repeated or late message does no harm: the next one of its kind
+carries the same or more, and receivers ignore older ones by number (`Status.seq`, and `(View.term,
+View.revision)`). Two small messages detect a loss: a `Heartbeat` shows that the node is alive and names
+its newest view, an `Ack` names the newest status that the coordinator has. If either side sees that the
+other is behind, it sends the whole state again.
 
 The values are msgspec structs, so that the same objects travel on the wire, are stored in the state
 of a `RendezvousBackend`, and run through the simulator. Their limits are part of their types and
@@ -49,7 +49,6 @@ from holdfast.core.bounded import (
 from holdfast.core.job_settings import JobSettings, check_settings
 from holdfast.core.limits import (
     ADDRESS_CHARS,
-    ASKED_WHY_CHARS_MAX,
     CONTROL_KEY_BYTES,
     EXITCODE_MAX,
     GRACE_S_MAX,
@@ -60,6 +59,7 @@ from holdfast.core.limits import (
     PORT_MAX,
     PORTS_MAX,
     REQUEST_ID_CHARS_MAX,
+    REQUEST_WHY_CHARS_MAX,
     RIVALS_MAX,
     SUMMARY_CHARS_MAX,
     TERMS_PER_PLACE,
@@ -73,21 +73,21 @@ class NodePhase(Enum):
     """What a node is doing, by its own report."""
 
     READY = "ready"
-    """Its workers are down; it wants to start a generation after `Status.generation`."""
+    """Its workers have exited; it waits for a generation after `Status.generation`."""
     RUNNING = "running"
     """It starts or runs the workers of `Status.generation`."""
     FAILED = "failed"
-    """A worker of `Status.generation` failed; the others are being stopped or are gone."""
+    """A worker of `Status.generation` failed; the node stops or has stopped the others."""
     SUCCEEDED = "succeeded"
     """All workers of `Status.generation` succeeded."""
     LEAVING = "leaving"
-    """It leaves the job, and its workers are being stopped."""
+    """It leaves the job and stops its workers."""
     CLOSING = "closing"
-    """It asks for the end of the job, for all nodes."""
+    """It closes the job, for all nodes."""
 
 
 class NodeRole(Enum):
-    """What a node is to its job, by the coordinator's decision."""
+    """The role of a node in its job, as the coordinator decided."""
 
     WAITING = "waiting"
     """No round has this node yet, or the round it was in is broken."""
@@ -98,19 +98,20 @@ class NodeRole(Enum):
     FENCED = "fenced"
     """The job went on without this incarnation: stop, and join as a new one."""
     REFUSED = "refused"
-    """The node cannot be in this job; `View.refusal` and `View.why` tell why."""
+    """The node cannot be in this job; `View.refusal` and `View.why` have the reason."""
     CLOSED = "closed"
-    """The job is over; `View.outcome` tells how."""
+    """The job is over; `View.outcome` has the outcome."""
 
 
 class RefusalReason(Enum):
     """Why a node cannot be in a job."""
 
     REPLACED = "replaced"
-    """Another agent has the same node id: it was there before, or this one gave way to it."""
+    """Another agent has the same node id: an earlier one that is alive, or a newer one to which this one
+    yielded."""
     SETTINGS = "settings"
-    """It was started with other settings than the job's, or with a rank that cannot be; or it reports
-    numbers that no node of this job can have heard of."""
+    """It was started with other settings than the job's, or with an impossible rank; or it reports
+    numbers that no node of this job can have received."""
     TOO_MANY_JOBS = "too-many-jobs"
     """The coordinator takes no more jobs."""
     TOO_MANY_NODES = "too-many-nodes"
@@ -126,37 +127,37 @@ class JobOutcome(Enum):
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What does not change about a node while it is one incarnation."""
+    """The properties of a node that stay the same during one incarnation."""
 
     node: NodeId
     incarnation: Incarnation
-    """A random number: an agent that begins anew, in whatever process, draws another."""
+    """A random number. An agent that rejoins, in any process, draws another."""
     role: Name = "default"
     local_world_size: Annotated[int, Meta(ge=1, le=LOCAL_WORLD_SIZE_MAX)] = 1
     host: Name = ""
     label: Name = ""
     address: Name = ""
-    """Where other nodes reach it: as configured, else as the coordinator sees it."""
+    """The address at which other nodes reach it: as configured, else as the coordinator sees it."""
     ports: Annotated[tuple[Port, ...], Meta(min_length=1, max_length=PORTS_MAX)] = (0,)
-    """Ports it holds for the workers' store that no generation was given yet. The node replaces one
-    that was given, so this alone may change."""
+    """Ports it holds for the workers' store that no generation has used yet. The node replaces a used
+    port, so only this field may change."""
     store_key: StoreKey = b""
-    """A secret that the node drew. If it is the first, members are told what comes of it in their
-    generation (`View.store_key`), and nobody else is. Empty if its agent serves no store."""
+    """A random secret of the node. If the node is the first, the members, and nobody else, receive a key
+    derived from it (`View.store_key`). Empty if its agent serves no store."""
     fixed_rank: NodeRank = -1
     """The rank that the node was started with (`static`), or -1."""
-    stops_alone: bool = False
-    """Whether its workers are gone by the time it counts as silent, also if it is only cut off."""
+    self_fencing: bool = False
+    """Whether the node, if it is cut off, stops its workers before it counts as lost."""
     yields: bool = False
-    """Whether it gives way, while it is there, to an agent that comes with the same node id. It is
-    for the one that is there to say: a newcomer may be anybody."""
+    """Whether it yields, while it is alive, to a new agent with the same node id. The earlier agent
+    decides this, since the new one may be anybody."""
 
 
 class ControlPort(msgspec.Struct, frozen=True, array_like=True):
-    """The port at which people reach the agent of a node, where no coordinator passes on what they ask.
+    """The port at which operators reach the agent of a node, if no coordinator forwards requests.
 
-    It is told where nodes of the job alone can read it. The key is a secret that the agent drew: who
-    has read it there is one of those who may ask.
+    Only nodes of the job can read it. The key is a random secret of the agent: a client that has the
+    key is authorized.
     """
 
     port: Annotated[int, Meta(ge=1, le=PORT_MAX)]
@@ -167,36 +168,36 @@ class ControlPort(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
-    """What somebody asks of a job: which, who and why. Repeated under the same id it is the same one."""
+    """An operator's request to a job. A request with the same id is the same request."""
 
     id: Annotated[str, Meta(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
     action: Name
     node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)] = ""
-    """Which node is to be drained or undrained: its id, or the host of one or several."""
+    """The node to drain or undrain: a node id, or a host with one or more nodes."""
     grace_s: Annotated[float, Meta(ge=-1.0, le=GRACE_S_MAX)] = -1.0
-    """How long workers have to end by themselves when the job is stopped; below 0 as configured."""
+    """How long workers have to exit by themselves if the job is stopped; below 0: as configured."""
     who: Name = ""
-    """`user@host`, as whoever asks says it: for people, it proves nothing."""
-    why: Annotated[str, Meta(max_length=ASKED_WHY_CHARS_MAX)] = ""
+    """`user@host`, as the client reports it; not authenticated."""
+    why: Annotated[str, Meta(max_length=REQUEST_WHY_CHARS_MAX)] = ""
 
     def __str__(self) -> str:
         node = f" {self.node}" if self.node else ""
         why = f": {self.why}" if self.why else ""
-        return f"{self.action}{node} asked for by {self.who or 'somebody'}{why}"
+        return f"{self.action}{node} requested by {self.who or 'somebody'}{why}"
 
 
 class RequestAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a request."""
+    """The answer to a request."""
 
     id: Annotated[str, Meta(max_length=REQUEST_ID_CHARS_MAX)]
     refusal: Name = ""
-    """A `RequestRefusal`, or nothing if it was granted."""
+    """A `RequestRefusal`, or empty if it was granted."""
     why: Why = ""
-    """Of a refusal, or of what changed nothing: it was so already."""
+    """Why it was refused, or why it changed nothing."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker's failure in short: enough to decide, and for a line on every console."""
+    """A worker's failure in brief: enough to decide, and for one line on every console."""
 
     node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)]
     host: Name = ""
@@ -206,29 +207,29 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     summary: Annotated[str, Meta(max_length=SUMMARY_CHARS_MAX)] = ""
     """One line for a person."""
     sudden: bool = False
-    """It died by a signal that Holdfast did not send: more likely a cause than a consequence."""
+    """A signal that Holdfast did not send killed it: more likely a cause than a consequence."""
     retryable: bool = True
-    """False for what a new start would only repeat."""
+    """False if a restart would only repeat the failure."""
     trace: Trace = Trace.SILENT
-    """What it shows of its reason."""
+    """How much the worker's output shows of the reason."""
     stopped: bool = False
-    """It came after the stop of its group had begun."""
+    """It occurred after the stop of its group had begun."""
     ended_ago_s: Seconds = 0.0
     """How long ago it ended when this was sent."""
     spoke_ago_s: Seconds = 0.0
-    """How long ago it began to say why; 0 if it said nothing."""
+    """How long ago its traceback began; 0 if there is none."""
     rivals: Annotated[tuple[WorkerRank, ...], Meta(max_length=RIVALS_MAX)] = ()
-    """Ranks that may just as well have failed first."""
+    """Ranks that may equally have failed first."""
     ended_ns: Count = 0
-    """When it ended, by the clock of whoever decides, who alone sets this; 0 if it is not known."""
+    """When it ended, by the coordinator's clock; only the coordinator sets this. 0 if unknown."""
     spoke_ns: Count = 0
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="status"):
-    """All that a coordinator must know of a node; also enough to rebuild a lost job from."""
+    """The state of a node for the coordinator; also enough to rebuild a lost job."""
 
     seq: Number
-    """Grows with every status of this incarnation."""
+    """Increases with every status of this incarnation."""
     run_id: RunId
     info: NodeInfo
     settings: JobSettings
@@ -236,40 +237,40 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     generation: ReportedNumber = -1
     """The last generation the node started, or -1."""
     clear: ReportedNumber = -1
-    """Of generations before this one no worker is left on the node, nor will one be started; -1 of
-    an agent that does not say."""
+    """No worker of an earlier generation than this is left on the node or will be started; -1 if the
+    agent does not report it."""
     term: ReportedNumber = 0
-    """The highest term it heard of."""
+    """The highest term it received."""
     round_term: ReportedNumber = 0
-    """The term in which the round it is a member of was formed; 0 if it is in none."""
+    """The term in which its round was formed; 0 if it is in none."""
     round: ReportedNumber = -1
     round_key: Incarnation = 0
-    """Tells this round from one of the same number that another coordinator formed."""
+    """Distinguishes this round from one of the same number that another coordinator formed."""
     assigned_generation: ReportedNumber = -1
     """The generation of its view as a member of that round; it may not have started it."""
     rank: NodeRank = -1
     size: NodeCount = 0
-    heard_generation: ReportedNumber = -1
-    """The highest generation of the job that it heard of, in a round or not."""
+    known_generation: ReportedNumber = -1
+    """The highest generation of the job that it received, in a round or not."""
     master_port: Port = 0
     """Where the workers of that generation meet."""
     restarts: ReportedCount = 0
-    """The most restarts of the job that it heard of."""
+    """The highest number of restarts that it received."""
     fence: ReportedCount = 0
-    """The highest fence that it heard of."""
+    """The highest fence that it received."""
     away_s: Seconds = 0.0
     """How long it was without a coordinator before it found this one."""
     failure: Failure | None = None
     report: Report = b""
     """The whole failure report for every node's console, once it is known."""
     stuck: Why = ""
-    """Why the node counts as lost though it can still speak: its agent does not supervise."""
+    """Why the node counts as lost though it is connected: its agent's loop is stuck."""
     call: Count = 0
-    """The newest roll call that it has heard."""
+    """The newest roll call that it received."""
     request: Request | None = None
-    """What somebody asks of the job through this node, until it is answered."""
+    """An operator's request through this node, until it is answered."""
     drained: bool = False
-    """Whether its newest view said so: a coordinator after that one is to know it."""
+    """Whether its newest view said so, for the next coordinator."""
 
     @property
     def place(self) -> int:
@@ -278,7 +279,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 
     @property
     def clear_of(self) -> int:
-        """Return the first generation of which workers may be on the node."""
+        """Return the first generation of which the node may have workers."""
         if self.clear >= 0:
             return self.clear
         return self.generation + (self.phase is not NodePhase.RUNNING)
@@ -302,9 +303,9 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     term: Number
     revision: Number
     call: Count = 0
-    """The newest roll call that it has heard."""
+    """The newest roll call that it received."""
     sent_at: ClockTime = 0.0
-    """When it was sent, by the node's own clock: of meaning to the node alone."""
+    """When it was sent, by the node's own clock; meaningful only to the node."""
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ack"):
@@ -318,9 +319,9 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ac
     incarnation: Incarnation
     seq: Number
     call: Count = 0
-    """The number of a roll call, to be answered at once by a heartbeat; 0 if there is none."""
+    """The number of a roll call, to which the node responds with a heartbeat immediately; 0 if none."""
     sent_at: ClockTime = 0.0
-    """That of the heartbeat which it answers, if it answers one."""
+    """`sent_at` of the heartbeat that this answers, if any."""
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
@@ -342,28 +343,28 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="v
     revision: Number
     role: NodeRole
     why: Why = ""
-    """What the last change was, in words for a person."""
+    """The last change, as text."""
     refusal: RefusalReason | None = None
     present: NodeCount = 0
-    """Nodes that are there, standbys included."""
+    """Connected nodes, including standbys."""
     needed: NodeCount = 0
-    """Nodes that must be there before a round can form."""
-    held_back: Why = ""
-    """Who came and went too often to be let in at once, and for how long, if this node waits for it."""
+    """Nodes that a round needs to form."""
+    wait_reason: Why = ""
+    """Why this node has to wait for a delayed node, and for how long."""
     silence_s: Seconds = 0.0
-    """This coordinator takes nodes for lost that are silent for so long; 0 if it does not say."""
+    """How long a node may be silent before this coordinator counts it as lost; 0 if unknown."""
     round_term: Number = 0
     round: Number = -1
     round_key: Incarnation = 0
     generation: Number = -1
     start: bool = True
-    """Whether a member may start its workers: of earlier generations none is left on any node."""
+    """Whether a member may start its workers: no node has workers of earlier generations."""
     slow: Why = ""
-    """Whose workers it waits for already long, in words for a person."""
+    """The nodes whose workers it has waited for long, as text."""
     restarts: Count = 0
     fence: Count = 0
-    """Grows with every generation of the run id, whoever decides: what is written with it can be
-    told from what a worker of an earlier generation writes late."""
+    """Increases with every generation of the run id, under any coordinator, so that storage can reject
+    late writes of earlier generations."""
     rank: NodeRank = -1
     size: NodeCount = 0
     first_rank: WorkerCount = 0
@@ -373,27 +374,27 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="v
     master_addr: Name = ""
     master_port: Port = 0
     store_key: StoreKey = b""
-    """By what agents of this generation prove to the store at that port that they are its members;
-    empty if not all of them can."""
+    """The key by which agents of this generation authenticate to the store at that port; empty if not
+    all of them can."""
     members: Annotated[tuple[Member, ...], Meta(max_length=VIEW_MEMBERS_MAX)] = ()
     """All members by their rank, for a member; empty if the round has more than `VIEW_MEMBERS_MAX`."""
     outcome: JobOutcome | None = None
     failure: Failure | None = None
     report: Report = b""
     final: bool = False
-    """Nothing more is to be waited for: the job is over and its report, if any, is here."""
+    """The job is over, and its report, if any, is here: the node waits for nothing more."""
     request: Annotated[str, Meta(max_length=REQUEST_ID_CHARS_MAX)] = ""
-    """The id of the newest request that was granted; while it is new, `why` tells of it."""
-    asked: Why = ""
-    """That request in words."""
+    """The id of the newest request that was granted; `why` mentions it at first."""
+    request_text: Why = ""
+    """That request as text."""
     stopped_by: Annotated[str, Meta(max_length=REQUEST_ID_CHARS_MAX)] = ""
     """The id of the request that stopped the job, if one did."""
     answered: RequestAnswer | None = None
-    """What became of the newest request that came through this node."""
+    """The answer to the newest request through this node."""
     drained: bool = False
-    """The node is to have no workers until it is undrained."""
+    """The node must have no workers until it is undrained."""
     grace_s: Annotated[float, Meta(ge=-1.0, le=GRACE_S_MAX)] = -1.0
-    """How long workers have to end by themselves, as somebody asked who had the job stopped."""
+    """How long workers have to exit by themselves, as requested by the stop of the job."""
 
     @property
     def id(self) -> str:
@@ -401,7 +402,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="v
         return f"{self.node}/view#{self.term}.{self.revision}"
 
     def answers(self, request: Request) -> bool:
-        """Whether the view has the answer to a request."""
+        """Whether the view answers a request."""
         return self.answered is not None and self.answered.id == request.id
 
     def __str__(self) -> str:
@@ -422,7 +423,7 @@ Message = Status | Heartbeat | Ack | View
 
 
 def echo(status: Status, view: View) -> Status:
-    """Return a node's status after it received a view: what it must tell the next coordinator.
+    """Return a node's status after it received a view, with what the next coordinator needs.
 
     A coordinator that knows nothing rebuilds the job from the rounds that its nodes echo. Generation,
     restarts and fence never decrease. A request is repeated until a view answers it.
@@ -442,19 +443,19 @@ def echo(status: Status, view: View) -> Status:
         master_port=view.master_port if member else 0,
         request=None if request is not None and view.answers(request) else request,
         drained=view.drained,
-        heard_generation=max(status.heard_generation, view.generation),
+        known_generation=max(status.known_generation, view.generation),
         restarts=max(status.restarts, view.restarts),
         fence=max(status.fence, view.fence),
     )
 
 
-# What a type cannot say, of a message that was decoded. A name that is not printable is refused,
-# since names tell nodes and jobs apart. Text for a person is made printable instead: what a dying
-# worker said is no reason not to hear its node.
+# What a type cannot say, of a message that was decoded. A name that is not printable is rejected,
+# since names identify nodes and jobs. Free text is made printable instead: the last words of a worker
+# are no reason to reject the node's status.
 
 
 def sanitized_status(status: Status) -> Status:
-    """Return a status as it may be used; raise `ValueError` if it may not be."""
+    """Return a status that is safe to use; raise `ValueError` if it is invalid."""
     check_names(status.run_id, *names_in(status.info))
     check_address(status.info.address)
     check_settings(status.settings)
@@ -477,7 +478,7 @@ def sanitized_view(view: View) -> View:
     failure = sanitized_failure(view.failure)
     answered = view.answered
     said = answered.why if answered is not None else ""
-    text = f"{view.why}{view.held_back}{view.slow}{view.asked}{said}"
+    text = f"{view.why}{view.wait_reason}{view.slow}{view.request_text}{said}"
     if failure is view.failure and text.isprintable():
         return view
     if answered is not None:
@@ -486,9 +487,9 @@ def sanitized_view(view: View) -> View:
         view,
         failure=failure,
         why=reason(view.why),
-        held_back=reason(view.held_back),
+        wait_reason=reason(view.wait_reason),
         slow=reason(view.slow),
-        asked=reason(view.asked),
+        request_text=reason(view.request_text),
         answered=answered,
     )
 
@@ -501,7 +502,7 @@ def sanitized_request(request: Request) -> Request:
     return msgspec.structs.replace(
         request,
         who=one_line(request.who, NAME_CHARS_MAX),
-        why=one_line(request.why, ASKED_WHY_CHARS_MAX),
+        why=one_line(request.why, REQUEST_WHY_CHARS_MAX),
     )
 
 
@@ -516,7 +517,7 @@ def sanitized_failure(failure: Failure | None) -> Failure | None:
 
 
 def names_in(info: NodeInfo) -> tuple[str, ...]:
-    """Return all that a node goes by."""
+    """Return all names of a node."""
     return info.node, info.role, info.host, info.label, info.address
 
 
@@ -529,11 +530,11 @@ def check_names(*names: str) -> None:
 
 
 def check_address(text: str) -> None:
-    """Raise `ValueError` for what is no host: it becomes a variable, and scripts put that in shells."""
+    """Raise `ValueError` if this is not a host: it becomes a variable that scripts pass to shells."""
     if text.strip(ADDRESS_CHARS):
         raise ValueError(f"{quoted(repr(text))} is not a host name or an IP address")
 
 
 def reason(text: str) -> str:
-    """Return a reason for a person as it may be sent and shown, whoever it comes from."""
+    """Return a reason as one printable line of limited length."""
     return one_line(text, WHY_CHARS_MAX)

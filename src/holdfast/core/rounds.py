@@ -210,7 +210,7 @@ class Node(msgspec.Struct):
     """Grows while the node is alive; used where nodes share this state without a coordinator."""
     control: ControlPort | None = None
     """Where operators reach its agent; used like `heartbeats`."""
-    asked: Name = ""
+    last_request: Name = ""
     """The id of the newest request that arrived in its status."""
 
 
@@ -317,13 +317,13 @@ class Job(msgspec.Struct, kw_only=True):
     failure: Failure | None = None
     report: Report = b""
     final: bool = False
-    asking: dict[str, Request] = {}
+    pending_requests: dict[str, Request] = {}
     """Requests that arrived in a node's status and are not decided yet, by node."""
     answers: dict[str, RequestAnswer] = {}
     """By request id, the newest last."""
     request: Name = ""
     """The id of the newest request that was granted."""
-    asked: Why = ""
+    request_text: Why = ""
     """That request in words."""
     stopped_by: Name = ""
     """Of `View`."""
@@ -341,14 +341,16 @@ def sanitized_job(job: Job) -> Job:
     for one in (*job.nodes.values(), *job.departed.values()):
         names += names_in(one.info)
         one.failure = sanitized_failure(one.failure)
-    names += (*job.exclusions, *job.asking, *job.answers)
+    names += (*job.exclusions, *job.pending_requests, *job.answers)
     check_names(*names)
     job.exclusions = {
         node: msgspec.structs.replace(one, reason=reason(one.reason))
         for node, one in job.exclusions.items()
     }
-    job.asking = {node: sanitized_request(one) for node, one in job.asking.items()}
-    job.asked = reason(job.asked)
+    job.pending_requests = {
+        node: sanitized_request(one) for node, one in job.pending_requests.items()
+    }
+    job.request_text = reason(job.request_text)
     check_address(job.coordinator_address)
     for info in (*job.members, *(one.info for one in job.nodes.values())):
         check_address(info.address)
@@ -531,7 +533,7 @@ class Rounds:
                 views = self._request(event)
             case _:
                 raise InvalidEvent(f"{event!r} is not an event of a job")
-        if self.job.asking and self.job.phase is not JobPhase.RECOVERING:
+        if self.job.pending_requests and self.job.phase is not JobPhase.RECOVERING:
             newer = self._decide_requests()  # Its views replace those of the event itself.
             sent = {(view.node, view.incarnation) for view in newer}
             views = [one for one in views if (one.node, one.incarnation) not in sent] + newer
@@ -562,7 +564,7 @@ class Rounds:
             step = WaitEnded(job.wait_seq)
             if job.phase is JobPhase.RECOVERING:
                 short_s = max(RECOVER_S_MIN, job.recover_s)
-                if any(one.info.stops_alone for one in job.nodes.values()):
+                if any(one.info.self_fencing for one in job.nodes.values()):
                     short_s = max(short_s, job.silence_s)  # Missing nodes have stopped by then.
                 long_s = max(short_s, job.patience_s)
                 return [Wait(step, short_s if self._all_expected() else long_s)]
@@ -697,7 +699,7 @@ class Rounds:
                 view,
                 present=len(self.job.nodes),
                 needed=self._settings.min_nodes,
-                held_back=contender_waits_text(known.info),
+                wait_reason=contender_waits_text(known.info),
             )
         ]
 
@@ -827,7 +829,7 @@ class Rounds:
         if after_another or claims(status):
             job.recover_s = min(RECOVER_S_MAX, max(job.recover_s, 2 * status.away_s))
         ahead = self._is_ahead(status)
-        job.generation = max(job.generation, heard_generation(status))
+        job.generation = max(job.generation, known_generation(status))
         job.fence = max(job.fence, status.fence)
         job.restarts = max(job.restarts, budget_of(job, status.restarts).limited().used)
         if claims(status) and not job.round_term:
@@ -851,7 +853,7 @@ class Rounds:
 
     def _is_ahead(self, status: Status) -> bool:
         """Whether a node knows of a generation or fence that this job has yet to reach."""
-        return heard_generation(status) > self.job.generation or status.fence > self.job.fence
+        return known_generation(status) > self.job.generation or status.fence > self.job.fence
 
     def _all_expected(self) -> bool:
         """Whether a recovering job has all nodes that may still return."""
@@ -1113,7 +1115,7 @@ class Rounds:
         for one in lost:
             known = self._known(one.node, one.incarnation)
             gone = known or self.job.departed.get(one.incarnation)
-            if gone is not None and (one.is_silent or not gone.info.stops_alone):
+            if gone is not None and (one.is_silent or not gone.info.self_fencing):
                 self._set_workers(gone, -1)
             why = f"{one.node} was lost: {one.why}"
             if known is not None and self._remove(known, why):
@@ -1143,7 +1145,7 @@ class Rounds:
     def _note_departure(self, gone: NodeInfo, *, broken: bool) -> None:
         """Remember how often a node left, if it broke the round now or did before."""
         job = self.job
-        job.asking.pop(gone.node, None)
+        job.pending_requests.pop(gone.node, None)
         if not is_drained(job, gone.node):
             self._include(gone.node)
         record = job.flaps.pop(gone.node, None)
@@ -1248,19 +1250,19 @@ class Rounds:
     def _keep_request(self, status: Status) -> None:
         """Keep a request of a node's status until it can be decided, which is usually at once."""
         if status.request is not None:
-            self.job.asking[status.info.node] = status.request
+            self.job.pending_requests[status.info.node] = status.request
 
     def _decide_requests(self) -> list[View]:
         job = self.job
         views: dict[tuple[str, int], View] = {}
-        asking, job.asking = job.asking, {}
-        for name, request in asking.items():
+        pending_requests, job.pending_requests = job.pending_requests, {}
+        for name, request in pending_requests.items():
             is_new = request.id not in job.answers
             sent = self._request(request)
             node = job.nodes.get(name)
             # A status that was sent before the answer arrived needs no second answer.
-            if node is not None and (is_new or node.asked != request.id):
-                node.asked = request.id
+            if node is not None and (is_new or node.last_request != request.id):
+                node.last_request = request.id
                 sent.append(self._send(node, anew=True))
             views |= {(view.node, view.incarnation): view for view in sent}
         return [*views.values()]
@@ -1281,7 +1283,7 @@ class Rounds:
             self._record_line(f"{'refused: ' if refusal else ''}{request}: {answer.why}")
             return []
         asked = reason(str(request))
-        job.request, job.asked = request.id, asked
+        job.request, job.request_text = request.id, asked
         match Action(request.action):
             case Action.STOP:
                 job.stopped_by, job.grace_s = request.id, request.grace_s
@@ -1608,7 +1610,7 @@ def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
         why=job.why,
         present=len(job.nodes) - sum(node in job.nodes for node in drained_nodes(job)),
         needed=job.settings.min_nodes if job.settings else 0,
-        held_back=delays(job, info.node) if role is NodeRole.WAITING else "",
+        wait_reason=delays(job, info.node) if role is NodeRole.WAITING else "",
         silence_s=job.silence_s,
         round_term=job.round_term if member else 0,
         round=job.round if member else -1,
@@ -1630,7 +1632,7 @@ def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
         members=rank_table.members if member else (),
         failure=job.failure,
         request=job.request,
-        asked=job.asked,
+        request_text=job.request_text,
         answered=answered_to(job, info),
         drained=drained,
     )
@@ -1641,7 +1643,7 @@ def answered_to(job: Job, info: NodeInfo) -> RequestAnswer | None:
     if not job.answers:
         return None
     node = job.nodes.get(info.node)
-    return job.answers.get(node.asked) if node is not None and node.asked else None
+    return job.answers.get(node.last_request) if node is not None and node.last_request else None
 
 
 def view_for_outsider(
@@ -1665,7 +1667,7 @@ def view_for_outsider(
         report=job.report if job.final else b"",
         final=job.final,
         request=job.request,
-        asked=job.asked,
+        request_text=job.request_text,
         stopped_by=job.stopped_by,
         answered=answered_to(job, info),
         grace_s=job.grace_s,
@@ -1732,7 +1734,7 @@ def implausible_report(job: Job, status: Status) -> str:
     for name, reported, known, ahead_max in (
         ("term", status.term, job.term, TERMS_AHEAD_MAX),
         ("round", status.round, job.round, GENERATIONS_AHEAD_MAX),
-        ("generation", heard_generation(status), job.generation, GENERATIONS_AHEAD_MAX),
+        ("generation", known_generation(status), job.generation, GENERATIONS_AHEAD_MAX),
         ("fence", status.fence, fence, FENCE_AHEAD_MAX),
     ):
         if reported > (known + ahead_max if job.generation >= 0 else FIRST_REPORTED_MAX):
@@ -1756,9 +1758,9 @@ def claims(status: Status) -> bool:
     return status.round_term > 0 and status.rank >= 0
 
 
-def heard_generation(status: Status) -> int:
+def known_generation(status: Status) -> int:
     """Return the highest generation that a node knows."""
-    return max(status.generation, status.assigned_generation, status.heard_generation)
+    return max(status.generation, status.assigned_generation, status.known_generation)
 
 
 def why_formed(job: Job) -> str:

@@ -1,8 +1,8 @@
 """One node's session with its coordinator.
 
-It keeps a connection, repeats what the coordinator may not have received, delivers what is new,
-and gives up when the coordinator has been away for too long. It decides nothing about workers:
-what a node does about a view is for `core.coordinated_supervision`.
+It keeps a connection open, repeats what the coordinator may not have received, delivers new views,
+and gives up if the coordinator has been away for too long. It decides nothing about workers:
+`core.coordinated_supervision` acts on the views.
 
 ::
 
@@ -10,12 +10,13 @@ what a node does about a view is for `core.coordinated_supervision`.
      ▲                                    │ Disconnected                        │ Disconnected,
      └────────────────────────────────────┴─────────────────────────────────────┘ silence
 
-Use: perform the effects of each `handle` in order; call it with `TICK` at `next_deadline`. While
-the connection is down nothing is queued: when it is up again the newest status has everything.
-Times are by the node's own clock, and only time it was awake for counts against the coordinator.
+Use: perform the effects of each `handle` in order; call it with `TICK` at `next_deadline`. While the
+connection is down, nothing is queued: once it is up again, the newest status contains everything.
+Times are by the node's own clock. Time during which the process was suspended does not count against
+the coordinator.
 
-A heartbeat means that the node's workers are supervised. Whoever drives the session watches the
-loop that does so (`core.liveness.LoopWatch`); while that is stuck the node says so and is mute.
+A heartbeat means that the node supervises its workers. The driver of the session watches the agent's
+loop (`core.liveness.LoopWatch`). While that loop is stuck, the node reports so and sends no heartbeats.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ if TYPE_CHECKING:
 
 RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 1.0
-"""With the time a connection attempt may take less than `rounds.RECOVER_S_MAX`, or nodes of a
-running round would come back too late for a new coordinator to carry it on."""
+"""Plus the duration of a connection attempt, this must be less than `rounds.RECOVER_S_MAX`; otherwise
+nodes of a running round return too late for a new coordinator to resume it."""
 HEARTBEAT_S_PER_NODE = 0.0002
-"""A coordinator's work for one heartbeat, several times over: in jobs of more than some thousand
-nodes each sends fewer, but no fewer than it must to be heard in time."""
+"""Several times the coordinator's work for one heartbeat. In jobs of thousands of nodes each node sends
+fewer heartbeats, but enough not to count as lost."""
 HEARTBEATS_PER_SILENCE_MIN = 2.5
-CLOSED_AWAY_S = 5.0  # Once the job is over, nobody waits long for a coordinator that left.
+CLOSED_AWAY_S = 5.0  # Once the job is over, agents wait only this long for an absent coordinator.
 
 
 class ConnectionState(Enum):
@@ -65,43 +66,44 @@ class ConnectionState(Enum):
 
 
 class SessionTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a node waits for what."""
+    """The time limits of a node."""
 
     heartbeat_s: float = 1.0
-    """A heartbeat this often; raising it makes lost nodes and coordinators be noticed later."""
+    """The interval between heartbeats. Raising it delays the detection of lost nodes and coordinators."""
     silence_s: float = 5.0
-    """An open connection that was silent for so long is closed; the coordinator does likewise."""
+    """The node closes a connection that was silent for this long; so does the coordinator."""
     away_s: float = 60.0
-    """A coordinator that was there is waited for so long; workers go on meanwhile."""
+    """How long to wait for a coordinator after contact was lost; workers continue meanwhile."""
     first_contact_s: float = 600.0
-    """A coordinator that was never there is waited for so long."""
+    """How long to wait for the first contact with a coordinator."""
     needs_answers: bool = False
-    """Whether workers are stopped before others may take their place, if the node is cut off."""
+    """Whether a node that is cut off stops its workers before they may be replaced elsewhere."""
 
 
 # Events; a `View` and an `Ack` of the coordinator are events too.
 
 
 class Connected(Event):
-    """The connection asked for is there, and both sides have proven what they must."""
+    """The connection is open, and both sides are authenticated."""
 
-    heard_at: float | None = None
-    """When that was sent which the other side last heard of the node, if it was before; 0 if
-    nobody may have heard of it."""
+    confirmed_at: float | None = None
+    """The send time of the newest message that other nodes are known to have received from this
+    node; 0 if there may be none; None for a new connection."""
     place: int = 0
-    """Which of several endpoints it is, in their order."""
+    """The index of the endpoint in the list."""
 
 
 class Disconnected(Event):
-    """The connection is gone, or could not be opened."""
+    """The connection closed, or could not be opened."""
 
     why: str
     permanent: bool = False
-    """Something is refused, and will be each time: a connection that opens proves nothing."""
+    """The peer refuses the node for a reason that a retry does not change, though it may accept
+    connections."""
 
 
 class StatusChanged(Event):
-    """The node has something new to report of itself."""
+    """The node's own state changed."""
 
     phase: NodePhase
     generation: int
@@ -112,31 +114,31 @@ class StatusChanged(Event):
 
 
 class Rejoined(Event):
-    """The node begins anew as this incarnation, after it was fenced."""
+    """The node rejoins as this incarnation, after it was fenced."""
 
     incarnation: int
 
 
 class PortsChanged(Event):
-    """The node holds other ports for the workers' store; the next status says so."""
+    """The node holds other ports for the workers' store; the next status reports them."""
 
     ports: tuple[int, ...]
 
 
 class RequestMade(Event):
-    """Somebody asks something of the job through this node."""
+    """An operator sent a request to the job through this node."""
 
     request: Request
 
 
 class LoopStuck(Event):
-    """The loop that supervises the workers has not turned for too long."""
+    """The loop that supervises the workers is stuck."""
 
     why: str
 
 
 class LoopResumed(Event):
-    """The loop that was stuck turns again."""
+    """The stuck loop runs again."""
 
 
 SessionEvent = (
@@ -161,7 +163,7 @@ class Connect(Effect):
 
 
 class Disconnect(Effect):
-    """Close the connection; it brings no event of its own."""
+    """Close the connection; no event follows."""
 
     why: str
 
@@ -173,13 +175,13 @@ class Send(Effect):
 
 
 class DeliverView(Effect):
-    """Give the node's newest view to whoever runs its workers."""
+    """Pass the node's newest view to its supervision."""
 
     view: View
 
 
 class GiveUp(Effect):
-    """The coordinator stayed away past the limit."""
+    """The coordinator did not respond within the limit."""
 
     away_s: float
     why: str
@@ -204,14 +206,14 @@ class Session:
         self.connection = ConnectionState.DOWN
         self.view: View | None = None
         self.acked_seq = -1
-        """The newest status that the coordinator is known to have."""
+        """The newest status that the coordinator has acknowledged."""
         self.last_problem = ""
         self.had_contact = False
         self.had_view = False
         self.place = 0
-        """The last place at which it was connected: it goes back to none before that."""
+        """The last place at which it was connected. It never connects to an earlier place again."""
         self.is_refused = False
-        """Whether the other side accepts connections and soon refuses to go on, every time."""
+        """Whether the other side accepts connections and then refuses the node every time."""
         self.story = Story("session", node=info.node)
         self._status = Status(seq=0, run_id=run_id, info=info, settings=settings)
         self._timeouts = timeouts
@@ -230,18 +232,21 @@ class Session:
         self._given_up = False
         self._stop = StopDeadline(needs_answers=timeouts.needs_answers)
         self._now = now
-        self._heard_at = now  # Nothing sent before has reached this connection's other side.
+        self._confirmed_at = now  # Earlier messages did not reach this peer.
 
     @property
     def stop_at(self) -> float | None:
-        """When the workers must be gone, unless it is put off; None before there is a view."""
+        """When all workers must have exited, unless the deadline is renewed; None before the first view."""
         view = self.view
         if view is None:
             return None
         return self._stop.at(view.silence_s or self._timeouts.silence_s)
 
     def silence(self, now: float) -> tuple[float, float]:
-        """Return how long nothing was heard, and how much longer that is borne; any thread may ask."""
+        """Return how long the coordinator has been silent, and how long until the session gives up.
+
+        Any thread may call.
+        """
         silent_s = self._clock.peek(now) - self._received_at
         return silent_s, 0.0 if self._given_up else max(0.0, self._limit_s() - silent_s)
 
@@ -268,7 +273,7 @@ class Session:
                 effects = self._viewed(at, event)
                 cause = cause or event.id
             case StatusChanged(phase, generation, failure, report, clear):
-                # Whoever reports turns, even if nobody has noticed yet.
+                # The loop that reports this is not stuck.
                 self._restate(
                     phase=phase,
                     generation=generation,
@@ -283,7 +288,7 @@ class Session:
                 self.connection = ConnectionState.UP
                 self.place = max(self.place, event.place)
                 self._opened_at = self._heartbeat_at = at
-                self._heard_at = now if event.heard_at is None else event.heard_at
+                self._confirmed_at = now if event.confirmed_at is None else event.confirmed_at
                 if not self.is_refused:
                     self._retries = 0
                 away_s = 0.0 if self._away_since is None else at - self._away_since
@@ -298,7 +303,7 @@ class Session:
                 info = msgspec.structs.replace(self._status.info, incarnation=incarnation)
                 self.view = None
                 self.acked_seq = -1
-                # Whoever fenced it knows the job, and whether the node is drained.
+                # The coordinator that fenced it knows whether the node is drained.
                 self._restate(
                     info=info,
                     phase=NodePhase.READY,
@@ -317,7 +322,7 @@ class Session:
                     self._restate(request=request)
                     effects = self._send(at)
                 else:
-                    effects = []  # The answer is there already.
+                    effects = []  # The view already has the answer.
             case LoopStuck(why):
                 self._stop.expire(now)
                 self._restate(stuck=why)
@@ -345,7 +350,7 @@ class Session:
 
     def _viewed(self, at: float, view: View) -> list[SessionEffect]:
         self._received(at)
-        self._answered(self._heard_at)
+        self._answered(self._confirmed_at)
         if view.incarnation != self._status.info.incarnation:
             return []
         if (view.term, view.revision) <= (self._term, self._revision):
@@ -358,7 +363,7 @@ class Session:
         self._status = echo(self._status, view)
         effects: list[SessionEffect] = [DeliverView(view)]
         if view.role is NodeRole.CLOSED and not view.final and self._status.report:
-            effects += self._send(at)  # A coordinator that is gone may have got it.
+            effects += self._send(at)  # Only an earlier coordinator may have received it.
         return effects
 
     def _acked(self, at: float, ack: Ack) -> list[SessionEffect]:
@@ -371,7 +376,7 @@ class Session:
         if called:
             self._restate(call=ack.call)
         if ack.seq < self._status.seq and at - self._sent_at >= self._timeouts.heartbeat_s / 2:
-            # The same again, unless it has changed: it may still be on its way.
+            # Repeat the status with the same number unless it changed: the first may still be in transit.
             return self._send(at, anew=called)
         if called and self.connection is ConnectionState.UP and not self._is_mute():
             self._heartbeat_at = at
@@ -385,7 +390,7 @@ class Session:
     def _received(self, at: float) -> None:
         self.had_contact = True
         if self.is_refused:
-            # The next refusal may be on its way: until then this proves nothing.
+            # A refusal may be in transit, so this message does not prove that the peer accepts the node.
             if at - self._opened_at < self._timeouts.silence_s / 2:
                 return
             self.is_refused = False
@@ -417,17 +422,17 @@ class Session:
         effects: list[SessionEffect] = []
         if not self._status.stuck:
             self._stop.awake(self._now)
-        # A connection may open and stay silent, to something else that listens there.
+        # Another program may listen at the endpoint, accept the connection and stay silent.
         if (
             self.connection is ConnectionState.UP
             and at - max(self._received_at, self._opened_at) >= timeouts.silence_s
         ):
-            why = f"no answer for {timeouts.silence_s:g} s"
+            why = f"no response for {timeouts.silence_s:g} s"
             return [Disconnect(why), *self._closed(at, why)]
         if self._may_give_up() and at - self._received_at >= self._limit_s():
             self._given_up = True
             is_mute = self.connection is ConnectionState.UP
-            why = f"no answer for {self._limit_s():g} s" if is_mute else self.last_problem
+            why = f"no response for {self._limit_s():g} s" if is_mute else self.last_problem
             effects.append(GiveUp(at - self._received_at, why))
         if self.connection is ConnectionState.DOWN and at >= self._retry_at:
             self.connection = ConnectionState.CONNECTING
@@ -439,12 +444,12 @@ class Session:
         return effects
 
     def _is_mute(self) -> bool:
-        """Whether heartbeats would say more than is true: the job still counts on this node."""
+        """Whether heartbeats would be false: the loop is stuck and the job still counts on this node."""
         fenced = self.view is not None and self.view.role is NodeRole.FENCED
         return bool(self._status.stuck) and not fenced
 
     def _may_give_up(self) -> bool:
-        # A connection that opened after refusals is given its time to prove itself.
+        # A connection that opened after refusals gets the full time limit.
         return not (self._given_up or (self.is_refused and self.connection is ConnectionState.UP))
 
     def _limit_s(self) -> float:
@@ -458,7 +463,7 @@ class Session:
         self._status = msgspec.structs.replace(self._status, **changes)
 
     def _send(self, at: float, *, anew: bool = True) -> list[SessionEffect]:
-        """Send the status; one with a report, which may take long, after the same without it."""
+        """Send the status. If it has a report, which may take long to send, send it without first."""
         has_report = bool(self._status.report)
         if anew:
             self._restate(seq=self._status.seq + 1 + has_report)
@@ -489,7 +494,7 @@ class Session:
 
 
 def older(failure: Failure, by_s: float) -> Failure:
-    """Return a failure as it is told a while later."""
+    """Return a failure with its ages increased."""
     spoke_ago_s = failure.spoke_ago_s + by_s if failure.spoke_ago_s else 0.0
     return msgspec.structs.replace(
         failure, ended_ago_s=failure.ended_ago_s + by_s, spoke_ago_s=spoke_ago_s

@@ -1,13 +1,13 @@
-"""A node's session over a compare-and-set store: the job's state is shared, and nobody coordinates.
+"""A node's session over a compare-and-set store: the nodes share the job's state without a coordinator.
 
-Each node, when it reads the state, applies to it by `core.rounds` what it can vouch for: its own
-statuses, that a wait has lasted, that another node's counter stands still. It offers the result
-with the token of what it read; of several writers one wins, and the others read again. After each
-read the node works out its own view, as a coordinator would have sent it.
+Each node reads the state and applies, by `core.rounds`, what it observed itself: its own statuses, the
+end of a wait, another node's counter that does not move. It writes the result with the token of the
+state that it read. Of several writers one succeeds, and the others read again. After each read the
+node computes its own view, as a coordinator would have sent it.
 
 ::
 
-    IDLE ── it is time, or there is a status to store: ReadState ──► READING
+    IDLE ── a read is due, or a status is to be stored: ReadState ─► READING
      ▲ ▲                                                               │ StateRead
      │ └────── nothing to store: DeliverView if the view is new ◄──────┤
      │                                                                 ▼ something to store
@@ -16,28 +16,28 @@ read the node works out its own view, as a coordinator would have sent it.
 
 The rules:
 
-1.  A status counts once it is stored, so it is kept until then. Statuses of a node that is in the
-    job are stored one after the other, since "succeeded" and then "leaving" means more than
-    "leaving" alone; of a node that is not in the job, only the newest.
-2.  A node shows that it is alive by a counter in the state, which it moves every `interval_s`, and
-    less often the more nodes there are. Each node measures by its own clock for how long the
-    counters of the others have stood still, and since when a wait has lasted.
-3.  Two nodes that apply the same event do no harm: `core.rounds` ignores what it knows.
-4.  The view of a state older than one already seen is ignored: a replicated store may answer with
-    one.
-5.  Once the job is final, or the node is not in it, nothing more is read until there is a new
-    status. But a node that came when the job had just failed waits for its report like all others.
-6.  A store that fails or does not answer for `away_s` is given up, once; it is still tried. Only
-    time this process was awake for counts. State that cannot be read at the first contact is not
-    this job's: the node gives up at once. So it does on a store that keeps nothing.
-7.  A node whose place in the job another one has watches that one itself: it stores that it is lost,
-    or is refused once that one is certain to be alive.
-8.  A member that is alive but does not start a generation, or stop its workers for one, is put
-    out by those that have, after `absent_s`; only where the agents ask for rounds, and may forget to.
+1.  A status counts once it is stored; until then the node keeps it. If the node is in the job, it
+    stores its statuses one after the other, since "succeeded" and then "leaving" means more than
+    "leaving" alone. Otherwise it stores only the newest.
+2.  A node that is alive increments a counter in the state every `interval_s`, less often the more
+    nodes there are. Each node measures by its own clock how long the counters of the others have not
+    moved, and how long a wait has lasted.
+3.  If two nodes apply the same event, the second has no effect: `core.rounds` ignores what it knows.
+4.  If a read returns an older state than an earlier read, its view is ignored: a replicated store may
+    return one.
+5.  If the job is final, or the node is not in it, the node stops reading until it has a new status. A
+    node that joins just after the job failed still waits for the report.
+6.  If the store fails or does not respond for `away_s`, the node gives up once, and keeps trying. Time
+    during which the process was suspended does not count. If the first state it reads is invalid, or
+    the store keeps nothing, the node gives up immediately.
+7.  If another node has the same node id, this node watches that one: it stores the loss of the other,
+    or is refused once the other is known to be alive.
+8.  If a live member does not start a generation, or stop its workers for one, within `absent_s`, the
+    members that did remove it. This applies only where agents poll for rounds and may fail to.
 
-Use: perform each effect of `handle` and bring its outcome back as one event; there is one call to
-the store at a time, and it may hang. Call `handle` with `Tick` at `next_deadline`. A node joins
-with its first status; before that it only reads. Pure: times are the caller's monotonic clock.
+Use: perform each effect of `handle` and report its outcome as one event. There is one call to the
+store at a time, and it may hang. Call `handle` with `Tick` at `next_deadline`. A node joins with its
+first status; before that it only reads. Times are by the caller's monotonic clock.
 """
 
 from __future__ import annotations
@@ -101,24 +101,23 @@ STATE_MARK = b"holdfast job 1\n"
 STATE_BYTES_MAX = 4 * 1024 * 1024
 """A state larger than this is not read: about ten thousand nodes, and what TCPStore can hold."""
 UNSTORED_MAX = 8
-"""Statuses that wait to be stored; more come only while the store is away, and older ones go."""
+"""Statuses that wait to be stored. Only an unavailable store makes more; the oldest are dropped."""
 READ_S_MIN = 0.005
 READ_S_MAX = 0.1
 READ_S_PER_NODE = 0.004
-"""Each read brings the whole state, which grows with the nodes; and so do those who read."""
+"""Each read returns the whole state. Its size and the number of readers grow with the nodes."""
 BACKOFF_S_MIN = 0.002
 BACKOFF_S_MAX = 1.0
 BEAT_S_PER_NODE = 0.05
-"""All nodes together write twenty heartbeats a second at most: each write makes others fail."""
+"""All nodes together write at most twenty heartbeats a second, because each write makes others fail."""
 BEATS_PER_SILENCE_MIN = 3
-"""However many nodes there are, each has so many chances to be heard before it counts as lost. The
-price is that in jobs of very many nodes a lost one is noticed later than the settings ask for: by
-default above 33 nodes, and after 15 s where there are 100."""
+"""A node counts as lost after it missed this many heartbeats, however many nodes there are. So large
+jobs detect a loss later than configured: by default above 33 nodes, and after 15 s with 100."""
 VAIN_WRITES_MAX = 3
-"""A store that has no state after so many writes that it did not confirm keeps none. One such write
-may be a race with another node, which then removed what it had stored."""
+"""If a store has no state after this many unconfirmed writes, it keeps nothing. One such write may be a
+race with another node that removed the state."""
 STEPS_PER_AWAY = 10
-"""How often the time of an absent store is looked at; a process that slept longer was not awake."""
+"""Clock readings per `away_s`. A longer gap means that the process was suspended."""
 NO_ANSWER = "it does not answer"
 KEEPS_NOTHING = "there is no state after one was stored"
 
@@ -127,20 +126,20 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """How patient a node is."""
+    """The time limits of a node."""
 
     interval_s: float = 1.0
-    """Its counter moves this often."""
+    """The interval between increments of its counter."""
     lost_after_s: float = 5.0
-    """A node whose counter stands still for so long is lost."""
+    """A node whose counter does not move for this long is lost."""
     away_s: float = 60.0
-    """A store that fails or hangs is waited for so long."""
+    """How long to wait for a store that fails or hangs."""
     absent_s: float | None = None
-    """A member that is alive but does not start a generation is put out after so long, if ever."""
+    """How long a live member may take to start a generation before it is removed; None: no limit."""
     needs_answers: bool = False
-    """Whether workers are stopped before others may take their place, if the node is cut off."""
+    """Whether a node that is cut off stops its workers before they may be replaced elsewhere."""
     read_s: float = READ_S_MAX
-    """The time between two reads while nothing is about to happen."""
+    """The time between two reads while no change is expected."""
 
 
 class CallState(Enum):
@@ -151,11 +150,11 @@ class CallState(Enum):
     WRITING = "writing"
 
 
-# Events, beside `Tick` and those of `core.session` that a node has for whoever decides.
+# Events, beside `Tick` and those of `core.session`.
 
 
 class RefreshRequested(Event):
-    """Somebody wants to know how things stand now."""
+    """A caller wants the current state."""
 
 
 class StateRead(msgspec.Struct, frozen=True):
@@ -169,19 +168,19 @@ class StateRead(msgspec.Struct, frozen=True):
 
 
 class StateWritten(Event):
-    """What was offered is stored."""
+    """The write succeeded."""
 
 
 class WriteConflict(Event):
-    """Another node wrote first; nothing of what was offered is stored."""
+    """Another node wrote first; the write had no effect."""
 
 
 class CallFailed(Event):
-    """The store could not be asked; whether a write was carried out is open."""
+    """The call to the store failed; a write may or may not have taken effect."""
 
     why: str
     invalid: bool = False
-    """What is stored cannot be read, or not be this job's: not a matter of patience."""
+    """The stored state is malformed or of another job, so a retry does not help."""
 
 
 SessionEvent = (
@@ -212,14 +211,14 @@ class WriteState(msgspec.Struct, frozen=True):
     state: bytes
     token: Any
     changes: tuple[JobEvent, ...]
-    """What makes it another state than the one that was read; nothing if only a heartbeat."""
+    """The events that changed the state; empty if it is only a heartbeat."""
 
     def __str__(self) -> str:
         return f"WriteState({', '.join(brief(change) for change in self.changes)})"
 
 
 class RefuseJoin(Effect):
-    """The node cannot be in a job here; trying again does not help."""
+    """The node cannot join; a retry does not help."""
 
     why: str
 
@@ -247,15 +246,15 @@ class SharedStateSession:
         self.status = Status(seq=0, run_id=run_id, info=info, settings=settings)
         self.view: View | None = None
         self.stored_seq = -1
-        """The newest status that is stored, or need not be."""
+        """The newest status that is stored or does not need to be."""
         self.closed = False
         """Whether the job is over, in the job or not."""
         self.in_job = False
         self.reads_begun = 0
         self.reads = 0
-        """The number of the newest read that showed the state as it is."""
+        """The number of the newest successful read."""
         self.problem = ""
-        """Why the last call failed; nothing after one that did not."""
+        """Why the last call failed; empty if it succeeded."""
         self.ever_read = False
         self._vain_writes = 0  # Since a state was last seen.
         self._timeouts = timeouts
@@ -279,13 +278,13 @@ class SharedStateSession:
         self._stop = StopDeadline(needs_answers=timeouts.needs_answers)
         self._write_at = now
         self._attending = (-1, now)  # A generation, and since when it is waited for.
-        self._contending = (-1, 0.0)  # Who has its place, and since when; by the attended clock.
+        self._contending = (-1, 0.0)  # The rival with its node id, and since when.
         # When to read. Pauses grow while nothing happens, and after each conflict.
         self._read_at: float | None = None
         self._pause_s = READ_S_MIN
         self._backoff_s = BACKOFF_S_MIN
         self._again = False
-        # How the store is. `_contact_at` is by the time this process was awake for.
+        # The health of the store. `_contact_at` is by the attended clock.
         self._clock = AttendedClock(now, timeouts.away_s / STEPS_PER_AWAY)
         self._contact_at = 0.0
         self.given_up = False
@@ -301,7 +300,7 @@ class SharedStateSession:
         return self._rounds
 
     def handle(self, now: float, event: SessionEvent, cause: str = "") -> list[SessionEffect]:
-        """Take in one fact; return what must now be done, in order."""
+        """Handle one event; return the effects in order."""
         call, self._cause = self.call, cause
         effects = self._handle(now, event)
         if is_news(event, effects):
@@ -311,7 +310,7 @@ class SharedStateSession:
     def _handle(self, now: float, event: SessionEvent) -> list[SessionEffect]:
         self._at = self._clock.look(now)
         if self.call is CallState.IDLE and not self.problem:
-            self._contact_at = self._at  # Nobody was asked since, so nobody was away.
+            self._contact_at = self._at  # Without a call under way the store is not away.
         match event:
             case Tick():
                 if not self.status.stuck:
@@ -354,7 +353,7 @@ class SharedStateSession:
                 return []
             case RequestMade(request):
                 if self.view is not None and self.view.answers(request):
-                    return []  # The answer is there already.
+                    return []  # The view already has the answer.
                 self._restate(seq=self.status.seq + 1, request=request)
                 if self._joins:
                     self._unstored.append(self.status)
@@ -382,33 +381,33 @@ class SharedStateSession:
                 return self._after_call(self._keep(now, self._rounds))
             case WriteConflict():
                 self._expect(CallState.WRITING, event)
-                self._touch()
+                self._store_responded()
                 self._vain_writes += 1
                 self._read_at = now + self._draw() * self._backoff_s
                 self._backoff_s = min(BACKOFF_S_MAX, self._backoff_s * 2)
                 return self._after_call([])
             case CallFailed(why, invalid):
                 if self.call is CallState.IDLE:
-                    raise InvalidEvent(f"{event!r}, and nothing was asked")
+                    raise InvalidEvent(f"{event!r} without a call under way")
                 return self._after_call(self._failed(now, why, invalid=invalid))
 
     def next_deadline(self, now: float) -> float | None:
-        """Return when `Tick` is wanted next, or None while there is nothing to wait for."""
+        """Return when the next `Tick` is due, or None if nothing has a deadline."""
         at = self._clock.look(now)
         times = [] if self._read_at is None or self.call is not CallState.IDLE else [self._read_at]
         if not self.given_up and (self.problem or self.call is not CallState.IDLE):
             rest = self._limit_s() - (at - self._contact_at)
-            # Looking at least every step is what makes the whole of the time count.
+            # The clock counts the whole time only if it is read at least every step.
             times.append(now + max(0.0, min(rest, self._clock.step_s)))
         return min(times, default=None)
 
     @property
     def stop_at(self) -> float | None:
-        """When the workers must be gone, unless it is put off; None before there is a view."""
+        """When all workers must have exited, unless the deadline is renewed; None before the first view."""
         return None if self.view is None else self._stop.at(self._peers.silence_s)
 
     def away_s(self, now: float) -> float:
-        """Return for how long the store has failed or not answered."""
+        """Return how long the store has failed or not responded."""
         return self._clock.peek(now) - self._contact_at
 
     # Calls to the store.
@@ -431,7 +430,7 @@ class SharedStateSession:
         return [ReadState()]
 
     def _after_call(self, effects: list[SessionEffect]) -> list[SessionEffect]:
-        """Go on after a call: with the write it led to, or with what came up meanwhile."""
+        """Continue after a call: with the write that follows from it, or with a read requested meanwhile."""
         if any(type(effect) is WriteState for effect in effects):
             self.call = CallState.WRITING
             return effects
@@ -439,8 +438,8 @@ class SharedStateSession:
         effects += self._overdue()
         return [*effects, *self._read()] if self._again else effects
 
-    def _touch(self) -> None:
-        """Take note that the store answered."""
+    def _store_responded(self) -> None:
+        """Note that the store responded."""
         self._contact_at = self._at
         self.problem = ""
         self.ever_read = True
@@ -451,7 +450,7 @@ class SharedStateSession:
         self._read_at = now + self._longest_pause_s()
         is_new = not self.ever_read or self._vain_writes >= VAIN_WRITES_MAX
         if invalid and is_new and not self.given_up:
-            # Later it may be the mistake of another program, and be repaired.
+            # After a successful read, another program may have damaged the state and may repair it.
             self.given_up = True
             return [RefuseJoin(why)]
         return []
@@ -478,7 +477,7 @@ class SharedStateSession:
             rounds = self._current(state)
         except ValueError as problem:
             return self._failed(now, f"the stored state cannot be read: {problem}", invalid=True)
-        self._touch()
+        self._store_responded()
         job = rounds.job
         me = self._me(job)
         self._peers.observe(now, rounds, me)
@@ -486,7 +485,7 @@ class SharedStateSession:
         rounds.check()
         if not is_new:
             return self._keep(now, rounds)
-        self._rounds = None  # Until it is stored, it is nobody's state.
+        self._rounds = None  # Until it is stored, it is not the job's state.
         try:
             state = encode(job)
         except ValueError as problem:
@@ -495,7 +494,7 @@ class SharedStateSession:
         return [WriteState(state, token, self._changes)]
 
     def _current(self, state: bytes | None) -> Rounds:
-        """Return the machine of a state; making one takes a while, so it is kept."""
+        """Return the machine of a state; decoding is slow, so the machine is cached."""
         if self._rounds is None or state != self._state:
             job = self._new_job() if state is None else decode(state)
             if job.run_id != self.status.run_id:
@@ -507,9 +506,9 @@ class SharedStateSession:
         return Job(run_id=self.status.run_id, fence_floor=self._fence_floor)
 
     def _join(self, now: float, rounds: Rounds) -> bool:
-        """Introduce a node that the job does not know; return whether there is anything to store.
+        """Add this node to the job; return whether there is anything to store.
 
-        It may have been in the job before, and the store have lost it; `core.rounds` handles that.
+        If the node was in the job before and the store lost it, `core.rounds` handles that.
         """
         self._answer = None
         status = self.status
@@ -529,7 +528,7 @@ class SharedStateSession:
             me.control = self._control
             return True
         if status.phase is NodePhase.CLOSING and rounds.job.phase is not JobPhase.CLOSED:
-            # Whoever reaches the store may end the job, with whatever settings.
+            # Any node that reaches the store may end the job, whatever its settings.
             close = CloseRequested(JobOutcome.STOPPED, f"{status.info.node} closed the job")
             self._changes = (close,)
             rounds.handle(now, close, self._cause)
@@ -539,13 +538,13 @@ class SharedStateSession:
         return False
 
     def _loss_of_rival(self, job: Job) -> tuple[NodeLost, ...]:
-        """Return that the node is lost whose place this one wants, if it is."""
+        """Return the loss of the node that has this node's id, if it is lost."""
         rival = job.nodes.get(self.status.info.node)
         lost = rival and self._peers.loss_of(rival)
         return (lost,) if lost else ()
 
     def _contend(self, job: Job, answer: View) -> View:
-        """Return the answer to a node whose place another one has, which is not lost."""
+        """Return the answer to this node while a live node has its node id."""
         if answer.role is not NodeRole.WAITING:
             return answer
         rival = job.nodes[self.status.info.node].info
@@ -557,7 +556,7 @@ class SharedStateSession:
         return view_for_outsider(job, self.status.info, *refused)
 
     def _apply(self, now: float, rounds: Rounds) -> bool:
-        """Apply what this node can vouch for; return whether there is anything to store."""
+        """Apply what this node observed; return whether there is anything to store."""
         job = rounds.job
         self._answer = None
         me = self._me(job)
@@ -580,12 +579,12 @@ class SharedStateSession:
         if job.final:
             return []
         unstored = [one for one in self._unstored if one.seq > me.seq]
-        if job.phase is JobPhase.CLOSED:  # Only the report is still waited for, or its author.
+        if job.phase is JobPhase.CLOSED:  # The job still waits for the report or its author.
             return [one for one in unstored if one.failure or one.phase is NodePhase.LEAVING]
         return unstored
 
     def _absent(self, now: float, job: Job) -> list[JobEvent]:
-        """Return that members did not come who have been waited for long enough."""
+        """Return the loss of the members that exceeded `absent_s`."""
         absent_s = self._timeouts.absent_s
         if absent_s is None or job.phase is not JobPhase.ACTIVE:
             return []
@@ -611,14 +610,14 @@ class SharedStateSession:
     # The state as it is stored.
 
     def _keep(self, now: float, rounds: Rounds) -> list[SessionEffect]:
-        """Take in the state as it is stored, and work out this node's view."""
-        self._touch()
+        """Accept the stored state, and compute this node's view."""
+        self._store_responded()
         job = rounds.job
         self._kept_at = now
         self._backoff_s = BACKOFF_S_MIN
         self.reads = self.reads_begun
         me, view = self._me(job), self._answer
-        self.stored_seq = self.status.seq  # One that is not in the job has nothing more to store.
+        self.stored_seq = self.status.seq  # A node outside the job has nothing more to store.
         if me is not None:
             self._peers.note_own(now, me)
             if not job.final:
@@ -643,12 +642,12 @@ class SharedStateSession:
                 return None
             refused = (NodeRole.REFUSED, fate.why, RefusalReason.REPLACED)
             return view_for_outsider(job, info, *refused)
-        recovering = job.phase is JobPhase.RECOVERING  # All keep on until it is decided.
+        recovering = job.phase is JobPhase.RECOVERING  # All nodes continue until the recovery ends.
         return None if recovering else view_for_node(job, rounds.rank_table, info)
 
     def _take(self, view: View) -> list[SessionEffect]:
         if (view.term, view.revision) < self._seen:
-            return []  # A store that many machines keep may show an older state for a while.
+            return []  # A replicated store may return an older state for a while.
         self._seen = (view.term, view.revision)
         self.status = echo(self.status, view)
         if self.view is not None and _content(view) == _content(self.view):
@@ -657,7 +656,7 @@ class SharedStateSession:
         return [DeliverView(view)]
 
     def _plan(self, now: float, *, hurried: bool) -> None:
-        """Plan the next read: soon while something is about to happen, in time for deadlines."""
+        """Plan the next read: soon if a change is expected, and in time for deadlines."""
         if self._rests:
             self._read_at = None
             return
@@ -702,9 +701,9 @@ Peer = tuple[str, int]  # Node and incarnation.
 
 
 class PeerLiveness:
-    """What one node can tell by its own clock: whose counter stands still, and which wait is over.
+    """What one node observes by its own clock: which counters do not move, and which waits are over.
 
-    It also says when this node's own counter must move.
+    It also tracks when this node must increment its own counter.
     """
 
     def __init__(self, now: float, timeouts: Timeouts) -> None:
@@ -714,11 +713,11 @@ class PeerLiveness:
         self._lost: dict[Peer, str] = {}
         self._liveness: Liveness[Peer] = Liveness(now, silence_s=lost_after_s, grace_s=lost_after_s)
         self._waits = WaitTimers()
-        self._term = 0  # Whose waits these are: a store that lost its state counts them anew.
+        self._term = 0  # A store that lost its state numbers its waits afresh.
         self._my_beat, self._beat_at, self._beat_s = 0, now, timeouts.interval_s
 
     def observe(self, now: float, rounds: Rounds, me: Node | None) -> None:
-        """Take in how things stand in the state, in which `me` is the node whose clock this is."""
+        """Update from the stored state; `me` is this node."""
         job = rounds.job
         crowd_s = BEAT_S_PER_NODE * len(job.nodes)
         self._beat_s = max(self._timeouts.interval_s, crowd_s)
@@ -731,29 +730,29 @@ class PeerLiveness:
             if self._beats.get(peer) != node.heartbeats:
                 self._beats[peer] = node.heartbeats
                 self._lost.pop(peer, None)
-                self._liveness.heard(peer, now)
+                self._liveness.received(peer, now)
         for peer in self._beats.keys() - there:
             del self._beats[peer]
             self._lost.pop(peer, None)
             self._liveness.forget(peer)
-        self._lost |= self._liveness.overdue(now)
+        self._lost |= self._liveness.expired(now)
         if job.term != self._term:
             self._term, self._waits = job.term, WaitTimers()
         self._waits.observe(now, rounds)
 
     @property
     def silence_s(self) -> float:
-        """How long a counter may stand still."""
+        """How long a counter may remain unchanged."""
         return self._liveness.silence_s
 
     def loss_of(self, node: Node) -> NodeLost | None:
-        """Return that a node is lost, as of the last `observe`, or None if it is not."""
+        """Return the loss of a node as of the last `observe`, or None."""
         info = node.info
         why = self._lost.get((info.node, info.incarnation))
         return NodeLost(info.node, info.incarnation, why) if why else None
 
     def judge(self, now: float, rounds: Rounds, me: Node) -> list[JobEvent]:
-        """Return what has come of time, as of the last `observe`; nothing once all is over."""
+        """Return the losses and ended waits as of the last `observe`; none once the job is final."""
         job = rounds.job
         events: list[JobEvent] = []
         if job.final:
@@ -765,11 +764,11 @@ class PeerLiveness:
         return events + [ended for ended, _cause in self._waits.ended(now)]
 
     def is_beat_due(self, now: float) -> bool:
-        """Return whether this node's counter must move, though there is nothing else to store."""
+        """Return whether this node must increment its counter even if nothing else is to be stored."""
         return now - self._beat_at >= self._beat_s
 
     def note_own(self, now: float, me: Node) -> None:
-        """Take in this node's counter as it is stored."""
+        """Note the stored value of this node's counter."""
         if me.heartbeats != self._my_beat:
             self._my_beat, self._beat_at = me.heartbeats, now
 
@@ -784,7 +783,7 @@ class PeerLiveness:
 
 
 def others(job: Job, me: Node | None) -> list[Node]:
-    """Return the other nodes, those that are out and may have workers too."""
+    """Return the other nodes, including departed ones that may still have workers."""
     return [node for node in (*job.nodes.values(), *job.departed.values()) if node is not me]
 
 
@@ -797,7 +796,7 @@ def known_as(job: Job, node: str, incarnation: int) -> Node | None:
 def encode(job: Job) -> bytes:
     """Return the job as bytes to store; without its report if that makes it too large."""
     state = STATE_MARK + _encoder.encode(job)
-    if len(state) > STATE_BYTES_MAX and job.report:  # What happened is in the failure too.
+    if len(state) > STATE_BYTES_MAX and job.report:  # The failure has a summary.
         job.report = b""
         state = STATE_MARK + _encoder.encode(job)
     if len(state) > STATE_BYTES_MAX:
@@ -809,7 +808,7 @@ def encode(job: Job) -> bytes:
 
 
 def decode(state: bytes) -> Job:
-    """Return the job that was stored; raise `ValueError` if it is none of ours."""
+    """Return the job that was stored; raise `ValueError` if it is not a valid one."""
     if len(state) > STATE_BYTES_MAX:
         raise ValueError(f"it has {len(state)} bytes, above the limit of {STATE_BYTES_MAX}")
     if not state.startswith(STATE_MARK):
@@ -821,6 +820,6 @@ def decode(state: bytes) -> Job:
 
 
 def _content(view: View) -> View:
-    """Return what matters of a view; how many stand by is nothing to a member."""
+    """Return the view without what does not matter to the node, such as the number of standbys."""
     waits = view.role is NodeRole.WAITING
     return msgspec.structs.replace(view, term=0, revision=0, present=view.present if waits else 0)

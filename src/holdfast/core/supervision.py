@@ -191,7 +191,7 @@ class Requested(Event):
 
     id: str
     action: str
-    asked: str
+    request_text: str
     """The whole request in words."""
     grace_s: float = -1.0
 
@@ -297,11 +297,11 @@ class Supervision(TableMachine):
         self.retryable = True  # Whether a new start could help against this generation's failure.
         self.signum = 0  # The signal that ends the run, if one was received.
         self._interrupts = 0
-        self.asked = ""  # The newest granted request, in words.
+        self.request_text = ""  # The newest granted request, in words.
         self.stop_grace_s = -1.0  # How long workers have to end, if a request says so.
         self.answers: Mapping[str, Refused] = {}
         """By request id."""
-        self._stop_asked = False
+        self._stop_requested = False
         self.stuck: dict[int, str] = {}
         """Workers that stayed blocked for the limit, by local rank, each with a description."""
         self._stuck_limit_s = stuck_limit_s
@@ -429,9 +429,9 @@ class Supervision(TableMachine):
         self.answers = with_answer(self.answers, event.id, refusal)
         if refusal != GRANTED:
             return []
-        self.asked = event.asked
+        self.request_text = event.request_text
         if event.action == Action.STOP.value:
-            self._stop_asked, self.stop_grace_s = True, event.grace_s
+            self._stop_requested, self.stop_grace_s = True, event.grace_s
         return self._stop(StopReason.REQUESTED) if self.state is State.RUNNING else []
 
     def _objection(self, action: str) -> Refused:
@@ -441,7 +441,7 @@ class Supervision(TableMachine):
         unknown = unknown_action(action)
         if unknown != GRANTED or self.state is State.RUNNING:
             return unknown
-        if self.state in (State.LEAVING, State.DONE) or self.signum or self._stop_asked:
+        if self.state in (State.LEAVING, State.DONE) or self.signum or self._stop_requested:
             return RequestRefusal.OVER, "the job is about to end"
         if self._after_stop is StopReason.SUCCEEDED:
             return RequestRefusal.OVER, "the workers are done"
@@ -462,7 +462,7 @@ class Supervision(TableMachine):
             return self._finish(Outcome.FAILED)
         if self.signum:
             return self._finish(Outcome.SIGNALLED)
-        if self._stop_asked:
+        if self._stop_requested:
             return self._finish(Outcome.STOPPED)
         if failed:
             self.budget = self.budget.charge()

@@ -72,7 +72,7 @@ class EtcdConnection:
         self.on_message: Callable[[Ack | View], None] | None = None
         self.on_closed: Callable[[str], None] | None = None
         self.problem: ConnectFailed | None = None
-        self.heard_at: float | None = None
+        self.confirmed_at: float | None = None
         self._connector = connector
 
     def send(self, message: Status | Heartbeat | StoreCall | NodeReport) -> None:
@@ -204,9 +204,9 @@ class EtcdConnector:
                     seeing = self._presences.pop(number, None)
                     if seeing is not None:
                         seeing.cancel()
-                case ReportOpened(heard_at):
+                case ReportOpened(confirmed_at):
                     if self._connection is not None and not self._connection.ready.done():
-                        self._connection.heard_at = heard_at
+                        self._connection.confirmed_at = confirmed_at
                         self._connection.ready.set_result(None)
                 case ReportClosed(why, permanent):
                     self._closed(why, permanent=permanent)

@@ -57,7 +57,7 @@ class Connection(Protocol):
     on_closed: Callable[[str], None] | None
     problem: ConnectFailed | None
     """Why it ended."""
-    heard_at: float | None
+    confirmed_at: float | None
     """When the last message was sent that the other side received, if that was before `ready`."""
 
     def send(self, message: Status | Heartbeat | StoreCall | NodeReport) -> None: ...
@@ -278,7 +278,7 @@ class SessionDriver:
         self.down_since = None
         if not self.session.is_refused:
             self._outage_over()
-        self.handle(Connected(connection.heard_at, self._connector.place))
+        self.handle(Connected(connection.confirmed_at, self._connector.place))
         self.store.connected()
 
     def _connect_failed(self, problem: ConnectFailed) -> None:

@@ -138,7 +138,7 @@ class DynamicRendezvousHandler(PolledHandler):
         *,
         job_settings: JobSettings | None = None,
         away_s: float = AWAY_S,
-        stops_alone: bool = False,
+        self_fencing: bool = False,
         endpoint: str = "",
         worker_store: bool = False,
         store_address: str = "",
@@ -162,7 +162,7 @@ class DynamicRendezvousHandler(PolledHandler):
         self._store = store
         self._job_settings = job_settings or job_settings_of(settings)
         self._away_s = away_s
-        self._stops_alone = stops_alone
+        self._self_fencing = self_fencing
         self._control = control
         self._endpoint = endpoint or f"the rendezvous backend {backend_name!r}"
         self._has_joined = self._is_shut = False
@@ -312,7 +312,7 @@ class DynamicRendezvousHandler(PolledHandler):
                 interval_s=interval_s,
                 lost_after_s=interval_s * self._settings.keep_alive_max_attempt,
                 away_s=self._away_s,
-                needs_answers=self._stops_alone and not self._is_polled,
+                needs_answers=self._self_fencing and not self._is_polled,
                 absent_s=min(ABSENT_S, self.join_timeout_s / 2) if self._is_polled else None,
             ),
             credentials=None
@@ -369,7 +369,7 @@ def create_handler(
         backend,
         job_settings=conf.job,
         away_s=conf.coordinator_timeout,
-        stops_alone=conf.on_lost == "stop",
+        self_fencing=conf.on_lost == "stop",
         endpoint=params.endpoint,
         worker_store=conf.worker_store,
         store_address=address_of(params.local_addr or ""),

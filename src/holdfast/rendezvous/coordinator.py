@@ -113,7 +113,7 @@ class CoordinatorHandler(PolledHandler):
             ports=ports,
             store_key=store_key,
             fixed_rank=self._fixed_rank,
-            stops_alone=self._stops_alone,
+            self_fencing=self._self_fencing,
             yields=bool(conf.replace),
         )
         return self._connect(info, conf.job._replace(max_restarts=max_restarts))
@@ -132,7 +132,7 @@ class CoordinatorHandler(PolledHandler):
         return (address_of(host) or LOOPBACK) if names_loopback(host) else ""
 
     @property
-    def _stops_alone(self) -> bool:
+    def _self_fencing(self) -> bool:
         """Whether a disconnected node stops its workers; agents of other launchers cannot."""
         return (self._config.on_lost or self.on_lost) == "stop" and not self._is_polled
 
@@ -153,7 +153,7 @@ class CoordinatorHandler(PolledHandler):
             silence_s=conf.lost_after_s,
             away_s=conf.coordinator_timeout,
             first_contact_s=conf.read_timeout or conf.join_timeout,
-            needs_answers=self._stops_alone,
+            needs_answers=self._self_fencing,
         )
         connection = CoordinatorMembership(
             host,

@@ -163,7 +163,7 @@ class EtcdHandler(CoordinatorHandler):
             silence_s=lease_s,
             away_s=conf.coordinator_timeout,
             first_contact_s=conf.read_timeout or self._first_contact_s(),
-            needs_answers=self._stops_alone,
+            needs_answers=self._self_fencing,
         )
         connection = EtcdMembership(
             self._etcd,

@@ -201,8 +201,8 @@ class PolledHandler(CoordinatedRendezvousHandler):
     def describe_timeout(self, connection: Membership) -> str:
         """Return how many nodes joined, or the problem if there never was a view."""
         limit, view = f"{self.join_timeout_s:g} s", connection.view
-        if view is not None and view.held_back:
-            return f"{self.endpoint}: {view.held_back} (join_timeout: {limit})"
+        if view is not None and view.wait_reason:
+            return f"{self.endpoint}: {view.wait_reason} (join_timeout: {limit})"
         if view is not None:
             here = f"{view.present} of {view.needed} nodes"
             return f"{here} joined at {self.endpoint} within {limit} (join_timeout)"

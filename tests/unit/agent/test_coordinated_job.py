@@ -153,9 +153,9 @@ def be_done(node: Node, at: float) -> None:
     node.machine.handle(at, supervision.WorkersStopped(0))
 
 
-@pytest.mark.parametrize("held_back", ["", "it comes back too often"])
-def test_wait_for_nodes_times_out(node: Node, held_back: str) -> None:
-    node.hear(0.0, view(NodeRole.WAITING, held_back=held_back))
+@pytest.mark.parametrize("wait_reason", ["", "it comes back too often"])
+def test_wait_for_nodes_times_out(node: Node, wait_reason: str) -> None:
+    node.hear(0.0, view(NodeRole.WAITING, wait_reason=wait_reason))
     node.hear(0.0)
     assert node.due() == WAIT_NOTICE_AFTER_S
     node.hear(WAIT_NOTICE_AFTER_S)
@@ -270,8 +270,8 @@ def test_reason_of_unhealthy_workers_is_reported_to_other_nodes(node: Node) -> N
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"stopped_by": "r1", "asked": "stop by ann"}, JobStopped),
-        ({"stopped_by": "", "asked": "b closed the job"}, RendezvousClosedError),
+        ({"stopped_by": "r1", "request_text": "stop by ann"}, JobStopped),
+        ({"stopped_by": "", "request_text": "b closed the job"}, RendezvousClosedError),
     ],
 )
 def test_only_a_stop_request_ends_the_job_as_stopped(

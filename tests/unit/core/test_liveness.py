@@ -26,7 +26,7 @@ def watch() -> Liveness[str]:
 def attend(liveness: Liveness[str], until: float, at: float) -> dict[str, str]:
     """Look as often as asked for, until somebody is lost or the time is over."""
     while True:
-        lost = liveness.overdue(at)
+        lost = liveness.expired(at)
         deadline = liveness.next_deadline(at)
         if lost or deadline is None or at >= until:
             return lost
@@ -38,10 +38,10 @@ def attend(liveness: Liveness[str], until: float, at: float) -> dict[str, str]:
 def test_a_starved_observer_accuses_nobody(gap_s: float) -> None:
     liveness = watch()
     for peer in "abc":
-        liveness.heard(peer, START)
-    assert liveness.overdue(START + gap_s) == {}
-    # Their messages lie unread; they have the rest of their time to be heard.
-    liveness.heard("a", START + gap_s)
+        liveness.received(peer, START)
+    assert liveness.expired(START + gap_s) == {}
+    # Their messages lie unread; they have the rest of their time to be received.
+    liveness.received("a", START + gap_s)
     lost = attend(liveness, START + gap_s + SILENCE_S - STEP_S, START + gap_s)
     assert set(lost) == {"b", "c"}
 
@@ -58,13 +58,13 @@ def test_a_look_costs_the_same_however_many_are_watched() -> None:
     costs = []
     for peers in (10, 10_000):
         liveness = watch()
-        liveness._heard, liveness._cut = Counted(), Counted()
+        liveness._received_at, liveness._disconnected_at = Counted(), Counted()
         for i in range(peers):
-            liveness.heard(str(i), START + i * 1e-6)
+            liveness.received(str(i), START + i * 1e-6)
         for i in range(peers // 2):
-            liveness.cut(str(i), START + 0.1 + i * 1e-6)
+            liveness.disconnected(str(i), START + 0.1 + i * 1e-6)
         Counted.looked_at = 0
-        assert liveness.overdue(START + 0.2) == {}
+        assert liveness.expired(START + 0.2) == {}
         liveness.next_deadline(START + 0.2)
         costs.append(Counted.looked_at)
     assert costs == [2, 2]
@@ -72,7 +72,7 @@ def test_a_look_costs_the_same_however_many_are_watched() -> None:
 
 times = st.lists(
     st.tuples(
-        st.sampled_from(["heard", "heard", "cut", "forget", "look"]),
+        st.sampled_from(["received", "received", "disconnected", "forget", "look"]),
         st.sampled_from("abc"),
         st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0, 1.5, 7.0]),
     ),
@@ -84,7 +84,7 @@ times = st.lists(
 @settings(deadline=None)
 def test_it_agrees_with_a_simple_account(story: list[tuple[str, str, float]]) -> None:
     liveness, now, attended = watch(), START, 0.0
-    heard: dict[str, float] = {}
+    received: dict[str, float] = {}
     cut: dict[str, float] = {}
     for what, peer, passed in story:
         now += passed
@@ -93,31 +93,33 @@ def test_it_agrees_with_a_simple_account(story: list[tuple[str, str, float]]) ->
         else:
             now -= passed
         match what:
-            case "heard":
-                liveness.heard(peer, now)
-                heard[peer] = attended
+            case "received":
+                liveness.received(peer, now)
+                received[peer] = attended
                 cut.pop(peer, None)
-            case "cut":
-                liveness.cut(peer, now)
-                if peer not in heard or peer in cut:
+            case "disconnected":
+                liveness.disconnected(peer, now)
+                if peer not in received or peer in cut:
                     attended -= min(passed, STEP_S)  # It is not even looked at.
                     now -= passed
                 else:
                     cut[peer] = attended
             case "forget":
                 liveness.forget(peer)
-                heard.pop(peer, None)
+                received.pop(peer, None)
                 cut.pop(peer, None)
             case _:
-                late = {p for p, at in heard.items() if attended - at >= SILENCE_S}
-                late |= {p for p, at in cut.items() if attended - at >= GRACE_S}
-                assert set(liveness.overdue(now)) == late
-                for one in late:
-                    heard.pop(one)
+                closed = {p for p, at in cut.items() if attended - at >= GRACE_S}
+                silent = {p for p, at in received.items() if attended - at >= SILENCE_S}
+                assert set(liveness.expired(now)) == closed | silent
+                for one in closed:  # It stays until it has been silent for long enough.
+                    del cut[one]
+                for one in silent - closed:
+                    del received[one]
                     cut.pop(one, None)
-        assert len(liveness) == len(heard)
+        assert len(liveness) == len(received)
         deadline = liveness.next_deadline(now)
-        assert (deadline is None) == (not heard)
+        assert (deadline is None) == (not received)
         if deadline is not None:
             assert now <= deadline <= now + STEP_S
 
@@ -143,8 +145,8 @@ def test_a_process_that_was_stopped_as_a_whole_has_no_stuck_loop() -> None:
 
 def test_a_closed_connection_is_one_loss_and_the_silence_after_it_another() -> None:
     liveness = watch()
-    liveness.heard("a", START)
-    liveness.cut("a", START)
+    liveness.received("a", START)
+    liveness.disconnected("a", START)
     assert attend(liveness, START + 99, START) == {"a": CLOSED}
     (silent,) = attend(liveness, START + 99, START + GRACE_S).values()
     assert silent != CLOSED

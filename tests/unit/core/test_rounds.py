@@ -107,7 +107,7 @@ LIES: list[dict[str, int]] = [
     {"term": 2**53, "round_term": 2**53, "rank": 0, "size": 2, "round": 3},
     {"generation": 2**53},
     {"assigned_generation": 2**53},
-    {"heard_generation": 2**53},
+    {"known_generation": 2**53},
     {"round": 2**53, "round_term": 5, "term": 5, "rank": 0, "size": 2},
     {"fence": 2**53},
 ]

@@ -37,7 +37,7 @@ class Clockwork(Process):
 def linked(world: World) -> tuple[Agent, Link, list[object]]:
     """Return an agent with a link whose two ends only record what arrives."""
     job = JobTruth(
-        "job-1", JobSettings(min_nodes=1, max_nodes=1), 1e9, stops_alone=False, yields=False
+        "job-1", JobSettings(min_nodes=1, max_nodes=1), 1e9, self_fencing=False, yields=False
     )
     world.jobs["job-1"] = job
     agent = Agent(world, job, "n1", "1", seeded(4))

@@ -240,10 +240,10 @@ def test_text_for_a_person_arrives_printable() -> None:
     assert isinstance(status, Status)
     assert status.failure == replace(failure, summary=SHOWN)
     assert status.stuck == SHOWN
-    texts = {"why": EVIL, "slow": EVIL, "held_back": EVIL}
+    texts = {"why": EVIL, "slow": EVIL, "wait_reason": EVIL}
     view = decode(encode(replace(VIEW, failure=failure, **texts)))
     assert isinstance(view, View)
-    assert (view.why, view.slow, view.held_back) == (SHOWN, SHOWN, SHOWN)
+    assert (view.why, view.slow, view.wait_reason) == (SHOWN, SHOWN, SHOWN)
     assert view.failure == status.failure
     assert decode(encode(StoreResult(id=1, ok=False, why=EVIL))) == StoreResult(
         id=1, ok=False, why=SHOWN

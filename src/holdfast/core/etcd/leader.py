@@ -901,7 +901,7 @@ class Leadership:
         presence = self._presences.get(peer, presence if name == peer[0] else "")
         if presence and self._witness.has_ended(presence):
             return ENDED
-        return f"no sign of life for {self._lease_s:g} s, or it ended"
+        return f"no heartbeat for {self._lease_s:g} s, or it ended"
 
     def _decided(self, views: list[View]) -> list[LeaderEffect]:
         for view in views:

@@ -161,7 +161,7 @@ SessionEvent = (
 class ReportOpened(Effect):
     """Tell the node that the session is up."""
 
-    heard_at: float
+    confirmed_at: float
     """Since when at least the lease lasts that others know the node by; 0 if they may not."""
 
 
@@ -447,7 +447,7 @@ class EtcdSession:
         effects: list[SessionEffect] = [
             StartWatch(self._views_watch, views, end_of_prefix(views), after),
             StartWatch(self._shared_watch, shared, end_of_prefix(shared), after),
-            ReportOpened(self._heard_at()),
+            ReportOpened(self._confirmed_at()),
         ]
         leader = None
         for one in answer.results[0]:
@@ -560,7 +560,7 @@ class EtcdSession:
             return None
         return msgspec.structs.replace(self._presence, address=address)
 
-    def _heard_at(self) -> float:
+    def _confirmed_at(self) -> float:
         return self._lease_at if self._stored_lease == self._lease else 0.0
 
     def _ack(self) -> Ack:
@@ -570,7 +570,7 @@ class EtcdSession:
             node=self._node,
             incarnation=stored.info.incarnation if stored is not None else 0,
             seq=stored.seq if stored is not None else -1,
-            sent_at=self._heard_at(),
+            sent_at=self._confirmed_at(),
         )
 
     # The lease.

@@ -25,10 +25,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from holdfast import __version__
 from holdfast.control.connection import ControlProblem, JobUnreachable
 from holdfast.core.limits import (
-    ASKED_WHY_CHARS_MAX,
     GRACE_S_MAX,
     NODE_ID_CHARS_MAX,
     REQUEST_ID_CHARS_MAX,
+    REQUEST_WHY_CHARS_MAX,
 )
 from holdfast.core.requests import Action
 from holdfast.views import report
@@ -84,7 +84,7 @@ class ActionWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     id: Annotated[str, Meta(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
     action: Action
     node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)] = ""
-    reason: Annotated[str, Meta(max_length=ASKED_WHY_CHARS_MAX)] = ""
+    reason: Annotated[str, Meta(max_length=REQUEST_WHY_CHARS_MAX)] = ""
     grace_s: Annotated[float, Meta(ge=-1.0, le=GRACE_S_MAX)] = -1.0
     """Below 0: the grace with which the job was started."""
 

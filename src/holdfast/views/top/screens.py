@@ -14,7 +14,7 @@ from textual.widgets import Button, Footer, Input, Label, Static
 
 from holdfast.control.connection import ControlProblem, JobNotFound, JobUnreachable
 from holdfast.control.stack_groups import grouped
-from holdfast.core.limits import ASKED_WHY_CHARS_MAX
+from holdfast.core.limits import REQUEST_WHY_CHARS_MAX
 from holdfast.printable import visible
 from holdfast.views.top.table import TextView
 from holdfast.wire.control import LogsQuery
@@ -90,7 +90,7 @@ class Question(ModalScreen[str | None]):
             yield Label(self._consequence, markup=False)
             yield Input(
                 placeholder="reason, for the consoles of all nodes (may be empty)",
-                max_length=ASKED_WHY_CHARS_MAX,
+                max_length=REQUEST_WHY_CHARS_MAX,
                 id="reason",
             )
             with Horizontal():
