@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.etcd.cluster import Serving
 from holdfast.etcd.cluster_list import Certificates, cluster_list, parse_machines
-from holdfast.etcd.probe import Knock, look_at
+from holdfast.etcd.probe import Probe, probe_member
 
 if TYPE_CHECKING:
     import ssl
@@ -38,8 +38,8 @@ async def main(run_id: str, machines: str) -> None:
 
 async def see(of: ClusterList, number: int, tls: ssl.SSLContext | None) -> str:
     host, port = of.machines[number]
-    view = await look_at(host, port, Knock(of.run_id, of.names), tls=tls)
-    one = view.sighting
+    result = await probe_member(host, port, Probe(of.run_id, of.names), tls=tls)
+    one = result.sighting
     return f"{one.cluster}/{int(one.has_leader)}" if isinstance(one, Serving) else "-"
 
 
