@@ -10,6 +10,7 @@ from holdfast.agent.blocked_workers import BlockedWorkers
 from holdfast.agent.spec import WorkerSpec
 from holdfast.agent.worker_processes import ProcessSettings
 from holdfast.core import supervision
+from holdfast.core.machine import TICK
 from holdfast.core.supervision import (
     Begun,
     RoundJoined,
@@ -53,7 +54,7 @@ class Watch:
             self.now = due
             for event in self.blocked.look(self.now):
                 self.machine.handle(self.now, event)
-            if effects := self.machine.handle(self.now, supervision.TICK):
+            if effects := self.machine.handle(self.now, TICK):
                 return effects
         return []
 

@@ -210,7 +210,7 @@ def test_a_generation_whose_start_was_not_seen_began_with_the_run() -> None:
 
 def test_a_node_and_its_workers_have_states() -> None:
     history = History()
-    seen = []
+    seen: list[object] = []
     for event in [*first_start(), *failure(20.0), started(30.0, 1.0, 1), *success(40.0, 3)]:
         history.add(event)
         if not seen or seen[-1] != (history.node_state, history.job_state):

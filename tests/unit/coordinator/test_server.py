@@ -569,6 +569,7 @@ async def test_server_recovers_after_running_out_of_descriptors(
 
     async with serving() as served:
         acceptor = served.server._acceptor
+        assert acceptor._listener is not None
         monkeypatch.setattr(acceptor, "_listener", Full(acceptor._listener))
         await served.client()
         assert "Too many open files" in served.warnings[0]

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from holdfast.control.connection import RequestRefused
 from holdfast.control.history import RESTART_STAGES, Generation, NodeHistory
 from holdfast.core.requests import Action
+from holdfast.views import tables
 from holdfast.views.top import app as app_module
 from holdfast.views.top import columns
 from holdfast.views.top.app import Top
@@ -109,8 +110,8 @@ async def test_every_view_fits_the_terminal(size: tuple[int, int], nodes: int, r
             assert any(word in line for line in lines[:3]), (word, lines[:3])
         for key in KEYS:
             assert key in lines[-1]
-        tables = {"ranks": columns.RANKS, "nodes": columns.NODES, "timeline": columns.TIMELINE}
-        for number, (name, every) in enumerate(tables.items(), 1):
+        columns_of = {"ranks": columns.RANKS, "nodes": columns.NODES, "timeline": columns.TIMELINE}
+        for number, (name, every) in enumerate(columns_of.items(), 1):
             await pilot.press(str(number))
             lines = await settled(pilot)
             width = app.page.table.scrollable_content_region.width
@@ -323,4 +324,4 @@ def test_escape_sequences_of_workers_have_no_effect(line: str, seen: str) -> Non
      (86_399.9, "1d00h"), (1e6, "11d13h")],
 )  # fmt: skip
 def test_durations_are_short(seconds: float | None, text: str) -> None:
-    assert columns.duration(seconds) == text
+    assert tables.duration(seconds) == text
