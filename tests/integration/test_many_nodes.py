@@ -225,7 +225,7 @@ def test_a_node_that_left_may_be_started_again(tmp_path: Path) -> None:
 def test_a_signal_while_waiting_for_nodes_ends_the_wait(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start("a")
-        cluster.agents["a"].says(f"waiting for nodes at {cluster.endpoint}: 1 of 2 are here")
+        cluster.agents["a"].says(f"waiting for nodes at {cluster.endpoint}: 1 of 2 joined")
         cluster.agents["a"].signal(signal.SIGTERM)
         assert cluster.codes() == {"a": 128 + signal.SIGTERM}
 

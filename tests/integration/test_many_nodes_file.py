@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import TYPE_CHECKING
 
+from holdfast.store.file_store import locked
 from real_jobs import Watched
 from real_teams import OBEY, QUICK, SOON_SILENT, Cluster
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KILLED = -signal.SIGKILL
-SETTLE_S = 0.5  # An agent that is stopped in the middle of a write keeps the lock of the state.
 QUICK_TO_NOTICE = f"{QUICK},{SOON_SILENT}"
 
 
@@ -108,8 +107,9 @@ def test_a_frozen_agent_is_fenced_when_it_thaws_and_joins_again(tmp_path: Path) 
         cluster.start_all("a", "b")
         before = cluster.generation(2)
         frozen = cluster.agents["b"]
-        time.sleep(SETTLE_S)
-        frozen.signal(signal.SIGSTOP)
+        [lock] = tmp_path.rglob("state.lock")
+        with locked(str(lock)):  # An agent that is frozen while it holds the lock blocks the job.
+            frozen.signal(signal.SIGSTOP)
         assert set(cluster.generation(1)) == {"a"}
         old = Watched(before["b"].pid)
         frozen.signal(signal.SIGCONT)

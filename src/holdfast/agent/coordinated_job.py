@@ -360,7 +360,7 @@ class CoordinatedJob:
             case NodeRole.WAITING if was_member:
                 console.notice(
                     f"the round is broken ({view.why}): waiting for nodes, {view.present} of "
-                    f"{view.needed} are here"
+                    f"{view.needed} joined"
                 )
             case NodeRole.CLOSED if view.outcome is JobOutcome.FAILED and last is not None:
                 console.notice(f"the job failed: {view.why}")
@@ -394,9 +394,9 @@ class CoordinatedJob:
         if view.wait_reason:
             self._wait_notice = view.wait_reason  # It was printed when the view arrived.
             return
-        here = f"{view.present} of {view.needed} are here"
+        joined = f"{view.present} of {view.needed} joined"
         more = f" ({view.why})" if view.present >= view.needed and view.why else ""
-        self._notice_once(f"waiting for nodes at {self._handler.endpoint}: {here}{more}")
+        self._notice_once(f"waiting for nodes at {self._handler.endpoint}: {joined}{more}")
 
     def _notice_once(self, text: str) -> None:
         if text != self._wait_notice:

@@ -99,7 +99,7 @@ class JobSettings(NamedTuple):
         StoreAccess,
         Setting(
             "store",
-            "who can connect to the workers' store: hosts of the job, everybody (the default for one "
+            "who can connect to the workers' store: hosts of the job, any client (the default for one "
             "node), or only agents, which forward their workers' requests",
             depends=True,
         ),
