@@ -54,7 +54,7 @@ ACCEPTED = ("c10d", "static", "etcd", "etcd-v2", "file")
 LATE_S = 2.0
 """Agents that take longer to respond are named."""
 NAMES_SHOWN = 10
-ELSEWHERE = "for a job elsewhere use --rdzv-endpoint (with --rdzv-backend for etcd), or --ha"
+ELSEWHERE = "for a job on other machines, give --rdzv-endpoint and its --rdzv-backend, or --ha"
 
 
 # Which job.
@@ -93,10 +93,10 @@ async def find_job(
         found = [one for one in found if one.here.run_id == choice.run_id]
         if not found:
             raise JobNotFound(
-                f"no agent of the job {choice.run_id!r} on this machine", hint=ELSEWHERE
+                f"no agent of job {choice.run_id!r} runs on this machine", hint=ELSEWHERE
             )
     if not found:
-        raise JobNotFound("you have no agent on this machine", hint=ELSEWHERE)
+        raise JobNotFound("no job of yours runs on this machine", hint=ELSEWHERE)
     only_one(sorted({one.here.run_id for one in found}), "on this machine")
     return found[0], found
 

@@ -67,7 +67,7 @@ def agent_row(agent: Here) -> dict[str, Any]:
         "workers": agent.workers,
         "pid": agent.pid,
         "node": agent.node or "-",
-        "at": agent.endpoint or "this machine alone",
+        "at": agent.endpoint or "this host",
         "program": agent.program,
         "age": duration(agent.elapsed_s),
     }
@@ -109,7 +109,7 @@ def status_text(job: JobSummary, unreached: Sequence[str] = ()) -> str:
         head += f", {goodput.name} {100 * goodput.share:.0f} %"
     lines = [
         head,
-        f"nodes {job.members} of {job.min_nodes}:{job.max_nodes}, {job.present} here",
+        f"nodes {job.members} of {job.min_nodes}:{job.max_nodes}, {job.present} connected",
         f"restarts {job.restarts} of {job.max_restarts}",
     ]
     if job.why:
