@@ -534,14 +534,14 @@ def signal_notice(machine: Supervision, one: int, grace_s: float, *, interrupted
     interrupt, name = one == signal.SIGINT, signal_name(one)
     if interrupt and interrupted:
         return f"{name} again: killing the workers now"
-    again = "; again to kill them at once" if interrupt else ""
+    again = "; send it again to kill them at once" if interrupt else ""
     if machine.state is State.RUNNING:
         count = len(machine.running)
         whom = "1 worker" if count == 1 else f"{count} workers"
-        limit = f"waiting up to {grace_s:g} s for the end"
-        return f"{name}: passing it on to {whom} and {limit}{again}"
+        limit = f"waiting up to {grace_s:g} s for the exit"
+        return f"{name}: forwarding it to {whom}, {limit}{again}"
     if machine.state is State.STOPPING:
-        return f"{name}: the workers are being stopped already{again}"
+        return f"{name}: already stopping the workers{again}"
     return f"{name}: stopping"
 
 
