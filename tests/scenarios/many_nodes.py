@@ -33,7 +33,7 @@ from fake_node import RUN, FakeNode, a_job_of, a_node
 from holdfast.core import coordinated_supervision, supervision
 from holdfast.core import session as ms
 from holdfast.core.coordinated_supervision import CoordinatedSupervision
-from holdfast.core.coordinator import (
+from holdfast.core.coordinator_machine import (
     CALLS_MAX,
     ConnectionClosed,
     CoordinatorEvent,
