@@ -36,8 +36,9 @@ The rules:
     members that did remove it. This applies only where agents poll for rounds and may fail to.
 
 Use: perform each effect of `handle` and report its outcome as one event. There is one call to the
-store at a time, and it may hang. Call `handle` with `Tick` at `next_deadline`. A node joins with its
-first status; before that it only reads. Times are by the caller's monotonic clock.
+store at a time, and it may hang. Call `handle` with `Tick` at `next_deadline`, and at least five times in
+`lost_after_s` while a call hangs: the workers' deadline counts from the last tick. A node joins with its first
+status; before that it only reads. Times are by the caller's monotonic clock.
 """
 
 from __future__ import annotations
@@ -314,7 +315,8 @@ class SharedStateSession:
         match event:
             case Tick():
                 if not self.status.stuck:
-                    self._stop.awake(now)
+                    # Others count from the last heartbeat, which may be an interval ago.
+                    self._stop.awake(now - self._peers.beat_s)
                 effects = self._overdue()
                 if self.call is CallState.IDLE and self._read_at is not None:
                     effects += self._read() if now >= self._read_at else []
@@ -714,15 +716,18 @@ class PeerLiveness:
         self._liveness: Liveness[Peer] = Liveness(now, silence_s=lost_after_s, grace_s=lost_after_s)
         self._waits = WaitTimers()
         self._term = 0  # A store that lost its state numbers its waits afresh.
-        self._my_beat, self._beat_at, self._beat_s = 0, now, timeouts.interval_s
+        self._my_beat, self._beat_at = 0, now
+        self.beat_s = timeouts.interval_s
+        """The time between two increments of this node's counter."""
 
     def observe(self, now: float, rounds: Rounds, me: Node | None) -> None:
         """Update from the stored state; `me` is this node."""
         job = rounds.job
         crowd_s = BEAT_S_PER_NODE * len(job.nodes)
-        self._beat_s = max(self._timeouts.interval_s, crowd_s)
-        lost_after_s = self._timeouts.lost_after_s
-        self._liveness.silence_s = max(lost_after_s, BEATS_PER_SILENCE_MIN * crowd_s)
+        lost_after_s = max(self._timeouts.lost_after_s, BEATS_PER_SILENCE_MIN * crowd_s)
+        self._liveness.silence_s = lost_after_s
+        interval_s = max(self._timeouts.interval_s, crowd_s)
+        self.beat_s = min(interval_s, lost_after_s / BEATS_PER_SILENCE_MIN)
         there = set()
         for node in others(job, me):
             peer = (node.info.node, node.info.incarnation)
@@ -765,7 +770,7 @@ class PeerLiveness:
 
     def is_beat_due(self, now: float) -> bool:
         """Return whether this node must increment its counter even if nothing else is to be stored."""
-        return now - self._beat_at >= self._beat_s
+        return now - self._beat_at >= self.beat_s
 
     def note_own(self, now: float, me: Node) -> None:
         """Note the stored value of this node's counter."""
@@ -775,7 +780,7 @@ class PeerLiveness:
     def next_deadline(self, now: float) -> float:
         """Return when to read again at the latest."""
         times = [
-            self._beat_at + self._beat_s,
+            self._beat_at + self.beat_s,
             self._waits.next_end,
             self._liveness.next_deadline(now),
         ]

@@ -222,10 +222,7 @@ class BackendDriver:
         changed = self._monitor.check(now)
         if changed is not None:
             self.handle(changed)
-        deadline = self.session.next_deadline(now)
-        if deadline is not None and deadline <= now:
-            self.handle(TICK)
-        self._schedule()
+        self.handle(TICK)  # Even if it is not due: this renews the workers' deadline.
 
     def _has_left(self, seq: int) -> bool:
         session, view = self.session, self.session.view

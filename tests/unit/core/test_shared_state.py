@@ -24,6 +24,7 @@ from holdfast.core.protocol import (
 from holdfast.core.rounds import Job
 from holdfast.core.session import DeliverView, GiveUp, StatusChanged
 from holdfast.core.shared_state import (
+    BEAT_S_PER_NODE,
     CallFailed,
     ReadState,
     RefreshRequested,
@@ -208,6 +209,29 @@ def test_in_large_jobs_heartbeats_are_rarer_and_missed_later() -> None:
     cluster.pass_s(3.0)
     assert len(cluster.job.nodes) == 1
     assert one.views
+
+
+@pytest.mark.parametrize(("nodes", "interval_s"), [(2, 1.0), (2, 5.0), (40, 40 * BEAT_S_PER_NODE)])
+def test_workers_of_a_stopped_node_end_before_it_is_lost(nodes: int, interval_s: float) -> None:
+    cluster = Cluster(most=nodes, interval_s=interval_s, lost_after_s=3 * interval_s)
+    stopped, *_ = [cluster.add() for _ in range(nodes)]
+    before = cluster.job.nodes["n0"].heartbeats
+    while cluster.job.nodes["n0"].heartbeats == before:
+        cluster.pass_s(0.1)
+    cluster.pass_s(interval_s - 0.1)  # Its next heartbeat is almost due.
+    stop_at = stopped.session.stop_at
+    assert stop_at is not None
+    while "n0" in cluster.job.nodes:
+        cluster.pass_s(0.1, stopped)
+    assert cluster.now >= stop_at
+
+
+def test_workers_of_a_node_that_is_awake_may_run_even_if_one_missed_heartbeat_is_too_many() -> None:
+    cluster, one, _ = pair(interval_s=5.0, lost_after_s=5.0)
+    for _ in range(200):
+        cluster.pass_s(0.1)
+        assert (one.session.stop_at or 0.0) > cluster.now
+    assert cluster.job.generation == 0
 
 
 def test_a_member_that_lives_but_does_not_come_is_put_out_only_where_that_is_asked_for() -> None:
