@@ -36,9 +36,8 @@ The rules:
     members that did remove it. This applies only where agents poll for rounds and may fail to.
 
 Use: perform each effect of `handle` and report its outcome as one event. There is one call to the
-store at a time, and it may hang. Call `handle` with `Tick` at `next_deadline`, and at least five times in
-`lost_after_s` while a call hangs: the workers' deadline counts from the last tick. A node joins with its first
-status; before that it only reads. Times are by the caller's monotonic clock.
+store at a time, and it may hang. Call `handle` with `Tick` at `next_deadline`. A node joins with its
+first status; before that it only reads. Times are by the caller's monotonic clock.
 """
 
 from __future__ import annotations
@@ -277,7 +276,7 @@ class SharedStateSession:
         self._answer: View | None = None
         self._peers = PeerLiveness(now, timeouts)
         self._stop = StopDeadline(needs_answers=timeouts.needs_answers)
-        self._write_at = now
+        self._ticked_at = self._write_at = now
         self._attending = (-1, now)  # A generation, and since when it is waited for.
         self._contending = (-1, 0.0)  # The rival with its node id, and since when.
         # When to read. Pauses grow while nothing happens, and after each conflict.
@@ -314,6 +313,7 @@ class SharedStateSession:
             self._contact_at = self._at  # Without a call under way the store is not away.
         match event:
             case Tick():
+                self._ticked_at = now
                 if not self.status.stuck:
                     # Others count from the last heartbeat, which may be an interval ago.
                     self._stop.awake(now - self._peers.beat_s)
@@ -401,6 +401,9 @@ class SharedStateSession:
             rest = self._limit_s() - (at - self._contact_at)
             # The clock counts the whole time only if it is read at least every step.
             times.append(now + max(0.0, min(rest, self._clock.step_s)))
+        if self.view is not None and not self._timeouts.needs_answers:
+            # A tick shows that the node is awake, even if the store hangs or the job is over.
+            times.append(self._ticked_at + self._peers.beat_s)
         return min(times, default=None)
 
     @property

@@ -222,7 +222,10 @@ class BackendDriver:
         changed = self._monitor.check(now)
         if changed is not None:
             self.handle(changed)
-        self.handle(TICK)  # Even if it is not due: this renews the workers' deadline.
+        deadline = self.session.next_deadline(now)
+        if deadline is not None and deadline <= now:
+            self.handle(TICK)
+        self._schedule()
 
     def _has_left(self, seq: int) -> bool:
         session, view = self.session, self.session.view

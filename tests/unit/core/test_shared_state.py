@@ -234,6 +234,25 @@ def test_workers_of_a_node_that_is_awake_may_run_even_if_one_missed_heartbeat_is
     assert cluster.job.generation == 0
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+def test_workers_may_run_while_the_store_hangs_and_after_the_end_of_the_job(is_over: bool) -> None:
+    cluster, one, other = pair()
+    if is_over:
+        one.report(SUCCEEDED, 0)
+        other.report(SUCCEEDED, 0)
+        cluster.pass_s(1.0)
+        assert one.role is NodeRole.CLOSED
+    else:
+        assert one.session.handle(cluster.now, RefreshRequested()) == [ReadState()]
+    now = cluster.now
+    for _ in range(20):
+        due = one.session.next_deadline(now)
+        assert due is not None
+        assert (one.session.stop_at or 0.0) > due
+        now = due
+        one.session.handle(now, Tick())
+
+
 def test_a_member_that_lives_but_does_not_come_is_put_out_only_where_that_is_asked_for() -> None:
     for absent_s in (None, 60.0):
         cluster, one, other = pair(absent_s=absent_s)
@@ -253,7 +272,9 @@ def test_a_late_node_does_not_wait_for_a_report_that_is_not_for_it() -> None:
     one.report(FAILED, 0, failure=failure, report=b"all of it")
     cluster.pass_s(1.0)
     assert {(view.failure, view.report) for view in late.views} == {(None, b"")}
-    assert late.session.next_deadline(cluster.now) is None
+    reads = late.session.reads_begun
+    cluster.pass_s(5.0)
+    assert late.session.reads_begun == reads
 
 
 def test_pauses_after_conflicts_grow_and_end_with_the_first_write() -> None:
