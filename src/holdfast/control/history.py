@@ -98,6 +98,8 @@ class NodeState(StrEnum):
     DONE = "done"
     STANDBY = "standby"
     DRAINED = "drained"
+    STUCK = "stuck"
+    """Its agent's loop does not respond."""
 
 
 class JobState(StrEnum):
