@@ -156,7 +156,9 @@ class Demo:
         while not done():
             self.listen()
             if time.monotonic() > deadline or self.agents["A"].poll() is not None:
-                raise SystemExit(f"{otherwise}; output of node A:\n{self.output_of('A').read_text()}")
+                raise SystemExit(
+                    f"{otherwise}; output of node A:\n{self.output_of('A').read_text()}"
+                )
             time.sleep(LOOK_AGAIN_S)
 
     def listen(self) -> None:

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import pytest
 
-from holdfast.cli.completion import flags_of_commands
+from holdfast.cli.completion_command import flags_of_commands
 from holdfast.cli.operate import TEXTS
-from holdfast.cli.run import build_parser
+from holdfast.cli.run_command import build_parser
 from holdfast.launcher.config import FLAGS
 from holdfast.observe.timeline import KINDS, UNRECORDED
 from holdfast.rendezvous.backends import Backend

@@ -183,7 +183,7 @@ def run_command(argv: list[str], parse: Callable[[Sequence[str]], Namespace] | N
         gc.disable()  # Modules are not garbage. Scanning them slows the start by 3 %,
         try:
             _import_argparse()
-            from holdfast.cli.run import execute, parse_args
+            from holdfast.cli.run_command import execute, parse_args
 
             args = (parse or parse_args)(argv)
             is_compat = args.exit_code_compat

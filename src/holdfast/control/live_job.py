@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.control.history import (
-    STALL_S,
-    STALL_STEPS,
     Generation,
     end_of,
     goodput_of,
     merge,
     restart_stages,
     spans_of,
+    stall_limit_s,
     state_of,
 )
 from holdfast.numa.affinity import format_ranges
@@ -200,7 +199,7 @@ class _Samples:
             return None
         (from_s, low), (to_s, high) = self.steps[0], self.steps[-1]
         rate = (high - low) / max(1e-6, to_s - from_s)
-        return 0.0 if now_s - to_s > max(STALL_S, STALL_STEPS / rate) else rate
+        return 0.0 if now_s - to_s > stall_limit_s(1 / rate) else rate
 
 
 class LiveJob:

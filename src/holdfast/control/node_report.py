@@ -12,7 +12,6 @@ from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.observe import lifecycle
 from holdfast.printable import one_line
 from holdfast.processes.procfs import usage_of
-from holdfast.wire.limits import WORKERS_REPORTED_MAX
 from holdfast.wire.messages import (
     EventKind,
     EventRecord,
@@ -21,6 +20,7 @@ from holdfast.wire.messages import (
     NodeSummary,
     WorkerReport,
 )
+from holdfast.wire.wire_limits import WORKERS_REPORTED_MAX
 
 if TYPE_CHECKING:
     from typing import Any

@@ -42,14 +42,7 @@ from holdfast.observe import lifecycle
 from holdfast.printable import one_line, quoted
 from holdfast.processes.stacks import dump_stacks
 from holdfast.wire import control
-from holdfast.wire.errors import BadMessage, WireError
 from holdfast.wire.frames import FrameReader, encode_frame
-from holdfast.wire.limits import (
-    EVENTS_MAX,
-    FRAME_BYTES_MAX,
-    STATUS_FRAME_BYTES_MAX,
-    WORKERS_REPORTED_MAX,
-)
 from holdfast.wire.messages import (
     Attach,
     EventRecord,
@@ -59,6 +52,13 @@ from holdfast.wire.messages import (
     Reply,
     Watch,
     decode,
+)
+from holdfast.wire.wire_errors import BadMessage, WireError
+from holdfast.wire.wire_limits import (
+    EVENTS_MAX,
+    FRAME_BYTES_MAX,
+    STATUS_FRAME_BYTES_MAX,
+    WORKERS_REPORTED_MAX,
 )
 
 if TYPE_CHECKING:

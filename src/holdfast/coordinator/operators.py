@@ -16,13 +16,12 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from holdfast.core.coordinator import RequestReceived
+from holdfast.core.coordinator_machine import RequestReceived
 from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.core.protocol import Request
 from holdfast.core.requests import RequestRefusal
 from holdfast.printable import one_line, quoted
 from holdfast.wire import control
-from holdfast.wire.errors import BadMessage
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.job_summary import status_frame
 from holdfast.wire.messages import (
@@ -35,13 +34,14 @@ from holdfast.wire.messages import (
     Reply,
     Watch,
 )
+from holdfast.wire.wire_errors import BadMessage
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable, Sequence
 
     from holdfast.coordinator.server_connection import NodeKey, ServerConnection
-    from holdfast.core.coordinator import CoordinatorMachine
+    from holdfast.core.coordinator_machine import CoordinatorMachine
     from holdfast.core.protocol import Ack, View
 
     Place = tuple[str, str]

@@ -1,6 +1,6 @@
 """How much of a coordinator its peers may take: together, each, and from one address.
 
-Sizes of single messages are those of `wire.limits`, of the jobs' stores those of `coordinator.job_stores`,
+Sizes of single messages are those of `wire.wire_limits`, of the jobs' stores those of `coordinator.job_stores`,
 and of handshakes that are not done those of `coordinator.admission`. A peer that reaches one of these is turned away with the reason; the others go on.
 """
 

@@ -1,7 +1,7 @@
 """`LaunchConfig`, everything one agent needs to run a job, and `FLAGS`, what sets it on the command line.
 
 A flag with a field has its row in `FLAGS` and its field in `LaunchConfig`, here, and nothing in between:
-`cli.run` copies the value. A flag of a setting that all nodes must agree on is declared in
+`cli.run_command` copies the value. A flag of a setting that all nodes must agree on is declared in
 `core.job_settings`, and its row is made from that.
 
 Making a config has no effects: it creates no directory, sets no variable, and copies the mappings of the
@@ -147,7 +147,7 @@ class Flag(Value):
     convert: Callable[[str, str], object] = values.as_is
     """Turns (text, flag) into the value."""
     field: str = ""
-    """The field of `LaunchConfig` that has the value. `cli.run` uses a flag without one itself."""
+    """The field of `LaunchConfig` that has the value. `cli.run_command` uses a flag without one itself."""
     key: str = ""
     """The key of `rdzv_configs` that has the value."""
     short: str = ""

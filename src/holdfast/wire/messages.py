@@ -43,8 +43,8 @@ from holdfast.core.protocol import (
     sanitized_view,
 )
 from holdfast.printable import quoted
-from holdfast.wire import limits
-from holdfast.wire.errors import BadMessage
+from holdfast.wire import wire_limits as limits
+from holdfast.wire.wire_errors import BadMessage
 
 MAGIC = "holdfast"
 PROTOCOL_VERSION = 1

@@ -149,7 +149,7 @@ store.close()
 OTHERS = """
 import resource
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
-from holdfast.rendezvous.coordinator import create_coordinator_handler
+from holdfast.rendezvous.coordinator_handler import create_coordinator_handler
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (160, hard))
 params = RendezvousParameters("c10d", "127.0.0.1:0", "job", 1, 1, is_host=True)

@@ -23,7 +23,8 @@ from holdfast.views.report.plots import duration, percent
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from holdfast.views.report.model import Failure, Generation, Node, Progress, Report, Span
+    from holdfast.control.step_rates import Progress
+    from holdfast.views.report.model import Failure, Generation, Node, Report, Span
 
 LANES_SHOWN = 32
 """Nodes that are drawn; of more, those that failed or were lost come first."""
