@@ -147,7 +147,8 @@ class _Following:
             is_elsewhere = client.agents.passes_on or node not in ("", client.node)
             if self._readers or is_elsewhere or client.is_over:
                 raise
-            self._complain(problem.message)  # For example, etcd is unreachable: show this node's logs.
+            # For example, etcd is unreachable: show this node's logs.
+            self._complain(problem.message)
             return [client.node]
         names = [one.node for one in job.nodes if is_chosen(one, node, ranks)]
         if not names and not self._readers:
