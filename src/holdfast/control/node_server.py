@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from holdfast import console
+from holdfast.control.history import NodeState
 from holdfast.control.log_streams import LogStream
 from holdfast.control.node_report import (
     live_workers,
@@ -532,7 +533,9 @@ class NodeServer:
         try:
             report = await self._own_report()
         except NoResponse:
-            report = NodeReport(run_id=self._run_id, node=node_name(self._agent), state="stuck")
+            report = NodeReport(
+                run_id=self._run_id, node=node_name(self._agent), state=NodeState.STUCK
+            )
         spec = self._agent.group.spec
         here = control.Here(
             run_id=self._run_id,

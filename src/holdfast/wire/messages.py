@@ -254,6 +254,8 @@ class EventRecord(msgspec.Struct, frozen=True, kw_only=True):
     kind: EventKind = EventKind.CUSTOM
     generation: Number = -1
     rank: Number = -1
+    is_problem: bool = False
+    """Whether it is a failure or a loss."""
     text: Why = ""
 
 
