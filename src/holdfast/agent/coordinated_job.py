@@ -24,6 +24,7 @@ from holdfast.core.supervision import State
 from holdfast.errors import JobStopped
 from holdfast.membership.interface import JoinRefused
 from holdfast.net.listening import require_descriptors
+from holdfast.numa.affinity import format_ranges
 from holdfast.processes.failures import failure_report
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 from holdfast.processes.keeper.deadline import WorkersDeadline
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 
 SUMMARY_CHARS_MAX = 500
+MEMBERS_PRINTED = 8
 # The file descriptors that an agent needs at most: for its connections, the coordinator and the
 # workers' store; and for each worker.
 JOB_DESCRIPTORS = 20
@@ -322,6 +324,12 @@ class CoordinatedJob:
         view = self._machine.view
         return view.why if view is not None else ""
 
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The nodes of the round by rank; empty if there are too many for a view."""
+        view = self._machine.view
+        return tuple(one.node for one in view.members) if view is not None else ()
+
     # Lines on the console.
 
     def _show(self, view: View) -> None:
@@ -351,6 +359,9 @@ class CoordinatedJob:
                     f"generation {view.generation}: node {view.rank} of {view.size}, "
                     f"round {view.round} ({view.why}{restart})"
                 )
+                is_new = last is None or last.round_key != view.round_key
+                if is_new and view.rank == 0 and view.size > 1 and view.members:
+                    console.notice(_members_text(view))
             case NodeRole.STANDBY if view.drained:
                 console.notice(f"this node is drained: {view.why}")
             case NodeRole.STANDBY if last is None or last.role is not NodeRole.STANDBY:
@@ -402,3 +413,15 @@ class CoordinatedJob:
         if text != self._wait_notice:
             self._wait_notice = text
             console.notice(text)
+
+
+def _members_text(view: View) -> str:
+    """Return which node has which ranks."""
+    ends = [*(one.first_rank for one in view.members[1:]), view.world_size]
+    ranks = [range(one.first_rank, end) for one, end in zip(view.members, ends, strict=True)]
+    each = [
+        f"{format_ranges(mine)} on {one.node}"
+        for one, mine in zip(view.members[:MEMBERS_PRINTED], ranks, strict=False)
+    ]
+    more = len(view.members) - len(each)
+    return f"round {view.round}: ranks {', '.join(each)}{f' and {more} more nodes' if more else ''}"

@@ -391,7 +391,8 @@ class AgentLoop:
         for local_rank, worker_id in start(self.start_order(), self.busy).items():
             group.workers[local_rank].id = worker_id
         group.state = WorkerState.HEALTHY
-        self.reporter.generation_started(begun, self.membership.fence, self.membership.last_reason)
+        job = self.membership
+        self.reporter.generation_started(begun, job.fence, job.last_reason, job.members)
         log_start(group, machine.generation)
 
     def start_order(self) -> StartOrder:

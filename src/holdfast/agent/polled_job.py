@@ -35,6 +35,8 @@ class PolledJob:
 
     connection = None
     last_reason = ""
+    members = ()
+    """The nodes of the round are not known by name."""
     workers_deadline = None
     """No other node starts workers with the same ranks, so there is no deadline."""
 

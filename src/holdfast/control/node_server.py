@@ -268,7 +268,7 @@ class NodeServer:
     def close(self) -> None:
         """End the thread and the connections."""
         try:
-            self._thread.ask(self._end(), CLOSE_S)
+            self._thread.run(self._end(), CLOSE_S)
         except (TimeoutError, RuntimeError):
             pass  # For example, a file system hangs. The thread ends with the process.
         self._thread.stop()
