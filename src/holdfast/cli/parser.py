@@ -1,8 +1,8 @@
 """argparse parsers whose errors are one line, and one for flags that are followed by a script.
 
 `ScriptParser` splits the command line at the script before argparse parses it. What follows the script
-belongs to the script alone, even if it looks like an abbreviation of one of our flags. A prefix that fits
-only the two spellings of one flag is that flag. The exit code of an error is 2, and no usage is printed.
+belongs to the script alone, even if it looks like an abbreviation of one of our flags. A prefix that
+matches only the two spellings of one flag selects that flag. An error has exit code 2 and prints no usage.
 The flags of `holdfast run` are in `launcher.config`.
 """
 
@@ -22,7 +22,7 @@ HELP_INDENT = 26
 SUGGESTIONS_MAX = 1
 STRAY_CHARS_MAX = 2
 """A word that is a prefix of one flag, except for this many letters at its end, means that flag."""
-PREFIX_CHARS_MIN = 6  # Shorter prefixes, like `--no-`, say little.
+PREFIX_CHARS_MIN = 6  # Shorter prefixes, like `--no-`, match too much.
 SIMILARITY_MIN = 0.6
 RDZV, RDZV_SIMILARITY_MIN = "--rdzv-", 0.8  # They all start with the same letters.
 

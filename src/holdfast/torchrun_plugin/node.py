@@ -39,11 +39,11 @@ class PluginNode(CoordinatorHandler):
 
     announce = staticmethod(console.notice)
     is_done = False
-    """Whether all its workers of the current round succeeded."""
+    """Whether all workers of this node succeeded in the current round."""
 
     def __init__(self, params: RendezvousParameters) -> None:
         super().__init__(params)
-        # Removed until the end, since torchrun passes its own environment to its workers.
+        # Remove these variables until the end, since torchrun passes its environment to its workers.
         here = (name for name in (VARIABLE, FILE_VARIABLE) if name in os.environ)
         self.environ = {name: os.environ.pop(name) for name in here}
 
@@ -87,7 +87,7 @@ class PluginNode(CoordinatorHandler):
 
 
 class RoundKeys(CoordinatorStore):
-    """The keys of a round, for as long as it lasts; then a call raises `RoundOver`."""
+    """The keys of a round. Once the round is over, a call raises `RoundOver`."""
 
     def __init__(self, node: PluginNode, scope: str, timeout_s: float) -> None:
         connection = node.enter()
