@@ -137,8 +137,7 @@ class WorkerProcesses:
             self._warm.prepare(keeper)
             # While it imports, load what the first start and restart need here.
             import holdfast.processes.failures.failure
-            import holdfast.processes.logs.follower
-            import holdfast.processes.workers.command_workers  # noqa: F401
+            import holdfast.processes.logs.follower  # noqa: F401
 
     def start(self, order: StartOrder, busy: Busy) -> Mapping[int, object]:
         given = self.environments(order)

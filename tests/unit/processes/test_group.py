@@ -18,8 +18,13 @@ from holdfast.processes.keeper import keeper_client
 from holdfast.processes.keeper.keeper_client import Keeper
 from holdfast.processes.keeper.keeper_program import descendants_of
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
-from holdfast.processes.workers.command_workers import SubprocessContext
-from holdfast.processes.workers.group import GroupSpec, StopEnded, WorkerExit, is_retryable
+from holdfast.processes.workers.group import (
+    GroupSpec,
+    StopEnded,
+    SubprocessContext,
+    WorkerExit,
+    is_retryable,
+)
 from real_jobs import News, Watched
 
 if TYPE_CHECKING:
