@@ -44,7 +44,7 @@ from holdfast.processes.failures.oom_kills import OomKills
 from holdfast.processes.keeper import keeper_client
 from holdfast.processes.keeper.keeper_client import Keeper
 from holdfast.processes.keeper.keeper_program import descendants_of, send_signal
-from holdfast.processes.logs.stdio import WorkerStdio
+from holdfast.processes.logs.specs import WorkerStdio
 from holdfast.processes.poll import min_of, wait_for
 from holdfast.processes.procfs import is_stopped, state_of
 from holdfast.processes.signals import as_enum
