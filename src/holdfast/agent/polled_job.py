@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent import rank_exchange
-from holdfast.agent.spec import place_workers
+from holdfast.agent.worker_processes import place_workers
 from holdfast.core import supervision
 from holdfast.core.supervision import State
 from holdfast.rendezvous.handler import RendezvousHandler
