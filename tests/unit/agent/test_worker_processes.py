@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from holdfast.agent import worker_processes
 from holdfast.agent.spec import Worker, WorkerGroup, WorkerSpec
 from holdfast.errors import UsageError
-from holdfast.rendezvous.single_node import SingleNodeHandler
+from holdfast.rendezvous.worker_store import SingleNodeHandler
 
 
 def group(**settings: Any) -> WorkerGroup:
