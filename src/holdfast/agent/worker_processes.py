@@ -1,8 +1,7 @@
 """The workers of a node as processes: ranks, environments, start, stop and exits.
 
-`WorkerProcesses` turns the events of a `PContext` (`processes.workers.group`) into events of the
-supervision, over all generations of a run. It owns what outlives a generation: the keeper, and the
-zygote that forks warm workers.
+`WorkerProcesses` starts one `PContext` (`processes.workers.group`) for each generation of a run, and
+owns what outlives a generation: the keeper, and the zygote that forks warm workers.
 
 The names and values of the workers' variables are TorchElastic's, except for two.
 `HOLDFAST_GENERATION` counts the starts of the workers over the whole job, whatever the reason, and is
@@ -22,13 +21,7 @@ from holdfast.core import supervision
 from holdfast.core.values import Value
 from holdfast.processes.keeper import keeper_client
 from holdfast.processes.keeper.keeper_client import Keeper
-from holdfast.processes.workers.group import (
-    GroupSpec,
-    StopEnded,
-    WorkerExit,
-    WorkersKilled,
-    start_group,
-)
+from holdfast.processes.workers.group import GroupSpec, start_group
 from holdfast.worker import LAST_END_ENV, PREVIOUS_WORLD_SIZE_ENV
 
 if TYPE_CHECKING:
@@ -203,6 +196,7 @@ class WorkerProcesses:
 
     def adopt(self, context: PContext) -> None:
         """Follow the processes of a context that was started."""
+        context.generation, context.explain = self._generation, self.explain
         self.context, self.is_active = context, True
         self._watchdogs.started(self._generation, context.pids(), context.stderrs)
 
@@ -249,7 +243,8 @@ class WorkerProcesses:
             return None
         self._stuck = order.stuck
         if self.context.stop_ended:  # A hook of a subclass has closed the context itself.
-            return self._stopped(self.context)
+            self._keep_result(self.context)
+            return self.context.stopped()
         self.context.begin_stop(
             order.signum or self.settings.stop_signal,
             order.grace_s,
@@ -269,23 +264,14 @@ class WorkerProcesses:
         context = self.context
         if context is None or not self.is_active:
             return []
-        generation = self._generation
-        events: list[Event] = []
-        for one in context.poll_events(now):
-            match one:
-                case WorkerExit(rank=rank, failed=failed, retryable=retryable):
-                    events.append(supervision.WorkerExited(generation, rank, failed, retryable))
-                case WorkersKilled():
-                    events.append(supervision.WorkersExpired(generation))
-                case StopEnded():
-                    events.append(self._stopped(context))
+        events = context.poll_events(now)
+        if any(isinstance(event, supervision.WorkersStopped) for event in events):
+            self._keep_result(context)
         return events
 
-    def _stopped(self, context: PContext) -> Event:
+    def _keep_result(self, context: PContext) -> None:
         self.is_active = False
         self.result = self.outcome(context.result())
-        failed = any(failure.failed_by_itself() for failure in self.result.failures.values())
-        return supervision.WorkersStopped(self._generation, len(context.left_behind), failed)
 
     def descriptors(self) -> list[int]:
         return [self.context.fileno()] if self.is_active and self.context is not None else []
@@ -301,28 +287,26 @@ class WorkerProcesses:
         return RunResult(
             WorkerState.FAILED if result.is_failed() else WorkerState.SUCCEEDED,
             self.by_global_rank(result.return_values),
-            self.by_global_rank(self._explained(result.failures)),
+            self.by_global_rank(result.failures),
         )
 
     def failures_so_far(self) -> dict[int, ProcessFailure]:
         if not self.is_active or self.context is None:
             return self.result.failures
-        return self.by_global_rank(self._explained(self.context.failures_so_far()))
+        return self.by_global_rank(self.context.failures_so_far())
 
     def by_global_rank(self, of_workers: dict[int, T]) -> dict[int, T]:
         """Return a mapping by local rank as one by global rank."""
         workers = self.group.workers
         return {workers[rank].global_rank: one for rank, one in of_workers.items()}
 
-    def _explained(self, failures: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
-        """Add the causes that the watchdogs and the supervision know to the failures."""
-        for failure in failures.values():
-            if failure.local_rank in self._stuck:
-                detail = self._stuck[failure.local_rank]
-                failure.detail = f"{detail}; {failure.detail}" if failure.detail else detail
-                failure.consequence = failure.stopped = False
-            self._watchdogs.explain(failure)
-        return failures
+    def explain(self, failure: ProcessFailure) -> None:
+        """Add the cause that the watchdogs or the supervision know to a failure."""
+        detail = self._stuck.get(failure.local_rank, "")
+        if detail:
+            failure.detail = f"{detail}; {failure.detail}" if failure.detail else detail
+            failure.consequence = failure.stopped = False
+        self._watchdogs.explain(failure)
 
     # The end.
 

@@ -7,10 +7,11 @@ pidfds of processes that a replaced subprocess handler started.
 
 There are two interfaces. TorchElastic's is `start`, `wait`, `pids` and `close`. The agent, which
 decides what an exit means, waits until `fileno()` is readable or `next_deadline()` passes, and takes
-the events of `poll_events`: a `WorkerExit` for each worker and, after `begin_stop`, one `StopEnded`.
+the events of `poll_events`: a `WorkerExited` for each worker and, after `begin_stop`, one
+`WorkersStopped`.
 
 A worker that fails because of a peer often exits before that peer. If it shows no reason of its own,
-its `WorkerExit` is delayed until another worker fails with a reason, up to `EXIT_NS_MAX`. Otherwise
+its `WorkerExited` is delayed until another worker fails with a reason, up to `EXIT_NS_MAX`. Otherwise
 the stop that follows would end the peer too early, and hide the reason.
 
 As in TorchElastic, a program can replace the start of commands: it derives a class from
@@ -20,7 +21,7 @@ or its process group once it has exited.
 
 The path of a worker's exit: the keeper (`keeper/keeper_program.py`) reaps the process, its client
 (`keeper/keeper_client.py`) turns the message into `Exited`, `_receive_keeper_events` and
-`_worker_exited` record it here, and the agent receives it from `poll_events`.
+`_worker_exited` record it here, and `poll_events` gives it to the agent's loop.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.core import blame, stopping
+from holdfast.core import blame, stopping, supervision
 from holdfast.core.machine import TICK
 from holdfast.core.values import Value
 from holdfast.defaults import SHUTDOWN_S
@@ -108,16 +109,6 @@ class WorkerExit(Value):
         return self.exitcode != 0 or bool(self.detail)
 
 
-class StopEnded(Value):
-    """The stop has ended: all processes have exited, except these, which survive SIGKILL."""
-
-    left_behind: tuple[int, ...]
-
-
-class WorkersKilled(Value):
-    """The keeper kills all workers: their deadline has passed."""
-
-
 class GroupSpec(Value):
     """One start of a group of workers. All mappings are by local rank, 0 to n-1."""
 
@@ -142,9 +133,6 @@ class GroupSpec(Value):
 
     Then the group follows the workers' output from its first byte, or from `follow_output` on.
     """
-
-
-GroupEvent = WorkerExit | WorkersKilled | StopEnded
 
 
 def is_retryable(error: tuple[int, str] | None) -> bool:
@@ -253,7 +241,12 @@ class PContext(ABC):
         self._started: dict[int, int] = {}  # rank -> pid
         self._running: set[int] = set()
         self._exits: dict[int, WorkerExit] = {}
-        self._pending: list[GroupEvent] = []
+        self.generation = 0
+        """Of the events; as `explain`, for the agent to set."""
+        self.explain: Callable[[ProcessFailure], None] | None = None
+        """Adds what the agent knows to a failure."""
+        self._pending: list[WorkerExit | keeper_client.Expired] = []
+        self._failures_at_end: dict[int, ProcessFailure] | None = None
         self._held: list[WorkerExit] = []  # To let their cause appear first.
         self._held_until = 0.0
         self._stop: stopping.Stop | None = None
@@ -322,6 +315,7 @@ class PContext(ABC):
         if self._closed:
             return
         self.begin_stop(death_sig or self.stop_signal, timeout)
+        self._stop_reported = True  # The caller takes no events.
         while not self.stop_ended:
             self._block(self.next_deadline())
             self.poll_events(time.monotonic())
@@ -333,8 +327,8 @@ class PContext(ABC):
         """Return the descriptor that is readable when `poll_events` has something."""
         return self._epoll.fileno()
 
-    def poll_events(self, now: float) -> list[GroupEvent]:
-        """Read what happened, continue a stop, and return the new events."""
+    def poll_events(self, now: float) -> list[Event]:
+        """Read what happened, continue a stop, and return the new events for the supervision."""
         self._read_all()
         if self._held and (now >= self._held_until or len(self._exits) == self._world_size):
             self._let_go()
@@ -342,10 +336,18 @@ class PContext(ABC):
             self._perform(self._stop.handle(now, TICK, self._stop.story.last))
             if self._stop.ended:  # The time ended before all processes had exited.
                 self._check_keeper()
+        events: list[Event] = []
+        for one in self._pending:
+            match one:
+                case WorkerExit(rank=rank, failed=failed, retryable=retryable):
+                    events.append(
+                        supervision.WorkerExited(self.generation, rank, failed, retryable)
+                    )
+                case keeper_client.Expired():
+                    events.append(supervision.WorkersExpired(self.generation))
+        self._pending.clear()
         if self.stop_ended and not self._stop_reported:
-            self._stop_reported = True
-            self._pending.append(StopEnded(tuple(self.left_behind)))
-        events, self._pending = self._pending, []
+            events.append(self.stopped())
         return events
 
     def next_deadline(self) -> float | None:
@@ -365,7 +367,7 @@ class PContext(ABC):
         node: str = "",
         cause: str = "",
     ) -> None:
-        """Begin to stop the workers; `StopEnded` follows when all processes have exited.
+        """Begin to stop the workers; `WorkersStopped` follows when all processes have exited.
 
         `unresponsive` are local ranks that cannot react to a signal: they get SIGKILL at once.
         `node` and `cause` are for the story of the stop.
@@ -424,19 +426,38 @@ class PContext(ABC):
         failed = [exited for exited in self._exits.values() if exited.failed]
         return min(failed, key=lambda exited: exited.order, default=None)
 
+    def stopped(self) -> Event:
+        """Return the event at the end of a stop."""
+        self._stop_reported = True
+        failed = any(failure.failed_by_itself() for failure in self._all_failures().values())
+        return supervision.WorkersStopped(self.generation, len(self.left_behind), failed)
+
     def failures_so_far(self) -> dict[int, ProcessFailure]:
         """Return the failures so far; their output may be incomplete."""
-        return {
-            rank: self._failure(exited) for rank, exited in self._exits.items() if exited.failed
-        }
+        return self._explained(exited for exited in self._exits.values() if exited.failed)
+
+    def _explained(self, exits: Iterable[WorkerExit]) -> dict[int, ProcessFailure]:
+        failures = {exited.rank: self._failure(exited) for exited in exits}
+        if self.explain is not None:
+            for failure in failures.values():
+                self.explain(failure)
+        return failures
+
+    def _all_failures(self) -> dict[int, ProcessFailure]:
+        """Return all failures after a stop, with the end of each worker's standard error."""
+        if self._failures_at_end is None:
+            self._finish_output()
+            given_up = self.given_up.items()
+            self._failures_at_end = {
+                **dict(sorted(self.failures_so_far().items())),
+                **self._explained(exit_of_unkillable(*one, self.reap_s) for one in given_up),
+            }
+        return self._failures_at_end
 
     def result(self) -> RunProcsResult:
-        """Return how the workers exited, with the end of each failure's standard error."""
-        self._finish_output()
+        """Return how the workers exited, after a stop."""
         outcome = RunProcsResult(stdouts=self.stdouts, stderrs=self.stderrs)
-        outcome.failures.update(sorted(self.failures_so_far().items()))
-        for rank, pid in self.given_up.items():
-            outcome.failures[rank] = self._failure(exit_of_unkillable(rank, pid, self.reap_s))
+        outcome.failures.update(self._all_failures())
         if not outcome.failures:
             outcome.return_values = self.return_values()
         return outcome
@@ -592,7 +613,7 @@ class PContext(ABC):
                             rank, pid, exitcode, detail, retryable=retryable, at_ns=at_ns
                         )
                 case keeper_client.Expired():
-                    self._pending.append(WorkersKilled())
+                    self._pending.append(event)
                 case keeper_client.Empty():
                     self._stop_event(stopping.LeftoversGone())
                 case keeper_client.KeeperLost():
