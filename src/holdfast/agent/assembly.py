@@ -14,7 +14,7 @@ from holdfast.agent.worker_env import timeout_from_environment
 from holdfast.agent.worker_processes import WorkerProcesses
 from holdfast.core.supervision import Supervision
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
-from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
+from holdfast.rendezvous.handler import follows_views
 
 if TYPE_CHECKING:
     from holdfast.agent.coordinated_job import CoordinatedJob
@@ -83,7 +83,7 @@ def machine_and_membership(
     """Return what decides for this node, and how it takes part in the job; for one run."""
     spec = group.spec
     handler: object = spec.rdzv_handler
-    if isinstance(handler, CoordinatedRendezvousHandler):
+    if follows_views(handler):
         from holdfast.agent.coordinated_job import CoordinatedJob  # With all of `msgspec`.
         from holdfast.core.coordinated_supervision import CoordinatedSupervision
 
