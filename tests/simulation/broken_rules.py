@@ -183,7 +183,7 @@ class ForgetsItsMemory(CoordinatorMachine):
     """What an earlier coordinator stored is not read."""
 
     def __init__(self, now: float, **more: Any) -> None:
-        super().__init__(now, **{**more, "memories": None})
+        super().__init__(now, **{**more, "saved_jobs": None})
 
 
 class AllPlacesAreAlike(Session):
