@@ -1,4 +1,4 @@
-"""A simulated coordinator process: `core.coordinator` and the links to it.
+"""A simulated coordinator process: `core.coordinator_machine` and the links to it.
 
 All decisions are made by the code that runs in production. This module only replaces the server around
 it, which keeps the newest link of each incarnation.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.coordinator import ConnectionClosed, RequestReceived, StatusReceived
+from holdfast.core.coordinator_machine import ConnectionClosed, RequestReceived, StatusReceived
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import Heartbeat, Status, View
 from simulator.agent import Agent

@@ -1,6 +1,6 @@
 """Simulated jobs on etcd: agents whose connection is a session at etcd, and etcd with its jobs.
 
-Any agent may have to lead its job; `core.etcd.session` decides all of that. An agent that ends by
+Any agent may have to lead its job; `core.etcd.etcd_session` decides all of that. An agent that ends by
 itself hands over first, as a real one does before its process exits.
 
 What counts is what is stored: a leader's decisions are shown to the checkers when its transaction
@@ -27,8 +27,7 @@ from holdfast.core.etcd.calls import (
     TxnDone,
     WatchEnded,
 )
-from holdfast.core.etcd.keys import JobKeys, JobRecord, unpack
-from holdfast.core.etcd.session import (
+from holdfast.core.etcd.etcd_session import (
     DeliverMessage,
     DropRequested,
     LeaveRequested,
@@ -38,6 +37,7 @@ from holdfast.core.etcd.session import (
     ReportLeft,
     ReportOpened,
 )
+from holdfast.core.etcd.keys import JobKeys, JobRecord, unpack
 from holdfast.core.etcd.witness import ConnectPresence, DropPresence
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import Status
@@ -50,8 +50,8 @@ from simulator.presences import Presences
 
 if TYPE_CHECKING:
     from holdfast.core.etcd.calls import Answer, Change, Problem
+    from holdfast.core.etcd.etcd_session import SessionEffect, SessionEvent
     from holdfast.core.etcd.leader import LeaderWrite, LedJob
-    from holdfast.core.etcd.session import SessionEffect, SessionEvent
     from holdfast.core.etcd.witness import ConnectionEvent
     from holdfast.core.machine import Event
     from holdfast.core.protocol import Heartbeat, View

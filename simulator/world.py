@@ -13,9 +13,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.core.coordinated_supervision import CoordinatedSupervision
-from holdfast.core.coordinator import CoordinatorMachine
+from holdfast.core.coordinator_machine import CoordinatorMachine
 from holdfast.core.etcd.cluster import ClusterMember
-from holdfast.core.etcd.session import EtcdSession
+from holdfast.core.etcd.etcd_session import EtcdSession
 from holdfast.core.job_settings import JobSettings, RankOrder
 from holdfast.core.machine import Step
 from holdfast.core.protocol import NodeRole

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.cli.dashboard import Commands, TokenFile
+from holdfast.cli.dashboard_command import Commands, TokenFile
 from holdfast.control.connection import ControlProblem
 from holdfast.net.http_server import listen_tcp
 from holdfast.views.dashboard.access import Access, draw_token

@@ -19,8 +19,8 @@ from holdfast.membership.coordinator import CoordinatorMembership
 from holdfast.membership.interface import draw_incarnation
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake
-from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
 from holdfast.wire.messages import Message, decode
+from holdfast.wire.wire_limits import STATUS_FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ LOCAL = "127.0.0.1"
 
 VERB = """
 import sys
-from holdfast.cli.coordinator import build_parser, execute
+from holdfast.cli.coordinator_command import build_parser, execute
 execute(build_parser("coordinator").parse_args(sys.argv[1:]))
 """
 

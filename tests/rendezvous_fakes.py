@@ -10,7 +10,7 @@ from holdfast.store.memory_store import MemoryStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.store.interface import RoundStore
+    from holdfast.store.store_interface import RoundStore
 
 
 class ScriptedRendezvous(RendezvousHandler):

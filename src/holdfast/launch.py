@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from holdfast.cli.run import get_args_parser, run
+from holdfast.cli.run_command import get_args_parser, run
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:

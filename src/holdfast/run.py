@@ -3,7 +3,7 @@
 It has the functions of `torch.distributed.run` under the same names. `main` raises what went
 wrong (`ChildFailedError`, `SignalException`, `HoldfastError`) for the program that called it; run
 as a module, it ends with the exit codes of `holdfast.cli.main`. The work is done in
-`holdfast.cli.run`.
+`holdfast.cli.run_command`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from holdfast.cli.run import (
+from holdfast.cli.run_command import (
     config_from_args,
     determine_local_world_size,
     execute,

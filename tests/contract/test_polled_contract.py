@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.net.listening import ReservedPort
-from holdfast.rendezvous.errors import (
+from holdfast.rendezvous.polled_handler import PolledHandler
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters
+from holdfast.rendezvous.registry import get_rendezvous_handler
+from holdfast.rendezvous.rendezvous_errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from holdfast.rendezvous.polled import PolledHandler
-from holdfast.rendezvous.rdzv_conf import RendezvousParameters
-from holdfast.rendezvous.registry import get_rendezvous_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

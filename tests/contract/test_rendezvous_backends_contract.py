@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from holdfast.rendezvous.backend import RendezvousBackend
+    from holdfast.rendezvous.backend_handler import RendezvousBackend
 
 OURS = ["memory store", "file store", "tcp store", "file", "etcd"]
 TORCHS = ["HashStore", "FileStore", "TCPStore"]

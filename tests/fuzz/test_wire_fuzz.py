@@ -13,18 +13,8 @@ from wire_strategies import anything, messages, structs
 
 from holdfast.core.protocol import Request
 from holdfast.wire import control
-from holdfast.wire.errors import (
-    BadMessage,
-    BrokenSeal,
-    EmptyFrame,
-    FrameTooLarge,
-    HandshakeRefused,
-    NotOurProtocol,
-    WireError,
-)
 from holdfast.wire.frames import HEADER_BYTES, FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake, ServerHandshake
-from holdfast.wire.limits import HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import (
     Challenge,
     Goodbye,
@@ -40,6 +30,16 @@ from holdfast.wire.messages import (
 )
 from holdfast.wire.sealing import TAG_BYTES, Seal
 from holdfast.wire.sniff import check_client_bytes, check_server_bytes
+from holdfast.wire.wire_errors import (
+    BadMessage,
+    BrokenSeal,
+    EmptyFrame,
+    FrameTooLarge,
+    HandshakeRefused,
+    NotOurProtocol,
+    WireError,
+)
+from holdfast.wire.wire_limits import HANDSHAKE_FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable

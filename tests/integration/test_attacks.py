@@ -28,12 +28,12 @@ from holdfast.core.quotas import ADDRESS_SHARE_MAX, JOBS_MAX, NEARLY_FULL, UNREA
 from holdfast.core.session import SessionTimeouts
 from holdfast.membership.interface import JoinRefused
 from holdfast.wire import control
-from holdfast.wire.errors import HandshakeRefused, WireError
 from holdfast.wire.frames import HEADER_BYTES, FrameReader, encode_frame
 from holdfast.wire.handshake import job_token
-from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
 from holdfast.wire.messages import Message, Query, Reply, StoreCall, decode, encode
 from holdfast.wire.sealing import TAG_BYTES
+from holdfast.wire.wire_errors import HandshakeRefused, WireError
+from holdfast.wire.wire_limits import STATUS_FRAME_BYTES_MAX
 from other_users import STRANGER, listening_as
 from real_coordinators import Coordinator, RawClient, fault, member, node, started, until
 from real_jobs import PATIENCE_S

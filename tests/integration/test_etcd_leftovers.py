@@ -10,7 +10,7 @@ import pytest
 
 from etcd_teams import LEASE_S, SOON_LOST, EtcdTeam, leaves
 from holdfast.core.etcd.leader import JOB_KEEP_S
-from holdfast.rendezvous.etcd import EtcdHandler
+from holdfast.rendezvous.etcd_handler import EtcdHandler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from real_teams import OBEY, QUICK
 

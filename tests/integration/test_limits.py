@@ -35,7 +35,7 @@ PROGRAM = """
 import sys
 from holdfast.errors import HoldfastError
 from holdfast.launcher.config import LaunchConfig
-from holdfast.launcher.launch import elastic_launch
+from holdfast.launcher.launch_job import elastic_launch
 from holdfast.processes.failures.failure import ChildFailedError, exit_status
 
 def value():

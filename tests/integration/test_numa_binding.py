@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.launcher import launch as launching
+from holdfast.launcher import launch_job
 from holdfast.launcher.config import LaunchConfig
-from holdfast.launcher.launch import elastic_launch
+from holdfast.launcher.launch_job import elastic_launch
 from holdfast.numa import binding
 from holdfast.numa.binding import AffinityMode, NumaOptions
 from holdfast.processes.failures.failure import ChildFailedError
@@ -172,7 +172,7 @@ def test_such_a_machine_joins_no_job(machine: Path, monkeypatch: pytest.MonkeyPa
     (machine / "proc").rename(machine / "nothing")
     (machine / "sys/bus").rename(machine / "no_bus")
     met: list[Any] = []
-    monkeypatch.setattr(launching, "rendezvous_of", lambda *how: met.append(how))
+    monkeypatch.setattr(launch_job, "rendezvous_of", lambda *how: met.append(how))
     with pytest.raises(EnvironmentProblem, match=r"^--numa-binding node: "):
         launch("touch", "started")
     assert met == []

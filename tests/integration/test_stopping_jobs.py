@@ -243,7 +243,7 @@ def test_signals_before_there_is_an_agent_end_the_command_in_order(tmp_path: Pat
     meddling = """
         class Signals:
             def find_spec(self, name, *_):
-                if name == "holdfast.cli.run":
+                if name == "holdfast.cli.run_command":
                     for _ in range(2):
                         os.kill(os.getpid(), signal.SIGHUP)
         sys.meta_path.insert(0, Signals())

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from holdfast.cli.story import Listing, read
+from holdfast.cli.story_command import Listing, read
 from real_teams import OBEY
 
 if TYPE_CHECKING:

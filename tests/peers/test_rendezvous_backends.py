@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend, create_backend
-from holdfast.rendezvous.backend import DynamicRendezvousHandler, create_handler
-from holdfast.rendezvous.errors import RendezvousConnectionError
+from holdfast.rendezvous.backend_handler import DynamicRendezvousHandler, create_handler
 from holdfast.rendezvous.handler import RendezvousStoreInfo
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters, RendezvousTimeout
 from holdfast.rendezvous.registry import RendezvousHandlerRegistry
+from holdfast.rendezvous.rendezvous_errors import RendezvousConnectionError
 from holdfast.store.memory_store import MemoryStore
 
 if TYPE_CHECKING:

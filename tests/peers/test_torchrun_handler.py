@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.core.limits import TERMS_PER_PLACE
 from holdfast.etcd.runner import hold_port
-from holdfast.rendezvous.coordinator import CoordinatorHandler
+from holdfast.rendezvous.coordinator_handler import CoordinatorHandler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from real_coordinators import Coordinator
 from real_teams import free_port

@@ -65,9 +65,7 @@ from holdfast.core.etcd.calls import (
     TxnDone,
     WatchEnded,
 )
-from holdfast.core.etcd.keys import JobKeys, JobRecord, NodeRecord, Presence, get_prefix, unpack
-from holdfast.core.etcd.leader import LeaderState
-from holdfast.core.etcd.session import (
+from holdfast.core.etcd.etcd_session import (
     DeliverMessage,
     DropRequested,
     EtcdSession,
@@ -79,6 +77,8 @@ from holdfast.core.etcd.session import (
     ReportOpened,
     SessionEvent,
 )
+from holdfast.core.etcd.keys import JobKeys, JobRecord, NodeRecord, Presence, get_prefix, unpack
+from holdfast.core.etcd.leader import LeaderState
 from holdfast.core.etcd.witness import (
     ConnectPresence,
     DropPresence,

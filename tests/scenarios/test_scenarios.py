@@ -23,7 +23,7 @@ from transcripts import Transcript
 
 from holdfast.core import coordinated_supervision, rounds, session, supervision
 from holdfast.core.etcd.cluster import MemberEffect, MemberEvent, MemberState
-from holdfast.core.etcd.session import SessionEffect, SessionEvent, SessionState
+from holdfast.core.etcd.etcd_session import SessionEffect, SessionEvent, SessionState
 from holdfast.core.protocol import NodeRole
 from holdfast.core.rounds import JobPhase
 from holdfast.core.stopping import StopPhase

@@ -8,12 +8,12 @@ import msgspec
 
 from holdfast.core import rounds
 from holdfast.core.coordinated_supervision import CoordinatedSupervision
-from holdfast.core.coordinator import CoordinatorMachine
+from holdfast.core.coordinator_machine import CoordinatorMachine
 from holdfast.core.etcd.calls import KeyValue
 from holdfast.core.etcd.election import Election
+from holdfast.core.etcd.etcd_session import EtcdSession
 from holdfast.core.etcd.keys import pack
 from holdfast.core.etcd.leader import Leadership
-from holdfast.core.etcd.session import EtcdSession
 from holdfast.core.etcd.witness import WatchState, Witness
 from holdfast.core.protocol import (
     Ack,
@@ -138,7 +138,7 @@ class StopsUnasked(Rounds):
 
 
 class NeverExpires(Session):
-    """A node that is cut off lets its workers run, where it must not."""
+    """A node that is cut off, or stopped, lets its workers run, where it must not."""
 
     stop_at = None
 

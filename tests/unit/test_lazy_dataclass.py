@@ -12,8 +12,8 @@ import pytest
 from holdfast.agent.spec import RunResult, WorkerSpec
 from holdfast.launcher.config import LaunchConfig
 from holdfast.lazy_dataclass import factory_field, keyword_field, lazy_dataclass
-from holdfast.processes.failures.exits import RunProcsResult
 from holdfast.processes.logs.specs import LogsDest
+from holdfast.processes.workers.group import RunProcsResult
 from holdfast.rendezvous.handler import RendezvousStoreInfo
 
 PUBLIC = [LaunchConfig, LogsDest, RendezvousStoreInfo, RunProcsResult, RunResult, WorkerSpec]

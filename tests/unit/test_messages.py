@@ -17,7 +17,7 @@ from holdfast.core.protocol import NodePhase
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import EnvironmentProblem
 from holdfast.membership import session_driver
-from holdfast.rendezvous.coordinator import CoordinatorHandler
+from holdfast.rendezvous.coordinator_handler import CoordinatorHandler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from real_coordinators import Coordinator, eventually, fault, member, node, started, until
 

@@ -49,7 +49,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
         def __call__(self, *args: Any) -> None:
             calls.append((self.config, self.entrypoint, args))
 
-    monkeypatch.setattr("holdfast.cli.run.elastic_launch", Recorder)
+    monkeypatch.setattr("holdfast.cli.run_command.elastic_launch", Recorder)
     return calls
 
 

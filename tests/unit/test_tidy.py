@@ -15,12 +15,6 @@ EMPTY_WORDS = {"api", "base", "common", "helper", "helpers", "manager", "misc", 
 # Paths that TorchElastic's users import; they only re-export.
 TORCHELASTIC_PATHS = {"launcher/api.py"}
 
-# File names that could stand for anything, so only one file may have each.
-GENERIC_NAMES = {
-    "client", "config", "connection", "handler", "handlers", "model", "protocol", "recorder",
-    "records", "server", "settings", "store", "table", "views",
-}  # fmt: skip
-
 # A note for later names an issue, `TODO(#12)`, or has a link.
 NOTE = re.compile(r"#.*\b(TODO|FIXME|XXX|HACK)\b(?!\(#\d+\)|.*https?://)")
 
@@ -79,9 +73,15 @@ def test_no_name_has_an_empty_word() -> None:
     assert not found, "names with an empty word in them"
 
 
-def test_generic_file_names_occur_once() -> None:
-    names = Counter(path.stem for path in SOURCES if not is_elastic_path(path))
-    assert [name for name in sorted(GENERIC_NAMES) if names[name] > 1] == []
+def test_a_file_name_occurs_once() -> None:
+    names = Counter(
+        path.name
+        for path in SOURCES
+        if not path.name.startswith("__")
+        and not path.is_relative_to(SRC / "elastic")
+        and name_of(path) not in TORCHELASTIC_PATHS
+    )
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_torchelastic_paths_only_re_export() -> None:

@@ -27,7 +27,7 @@ from holdfast.net.listening import require_descriptors
 from holdfast.processes.failures import failure_report
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 from holdfast.processes.keeper.deadline import WorkersDeadline
-from holdfast.rendezvous.errors import (
+from holdfast.rendezvous.rendezvous_errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousTimeoutError,

@@ -24,7 +24,7 @@ from holdfast.observe.lifecycle import (
     now,
 )
 from holdfast.processes.signals import SignalException
-from holdfast.rendezvous.errors import RendezvousError
+from holdfast.rendezvous.rendezvous_errors import RendezvousError
 
 if TYPE_CHECKING:
     from holdfast.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec

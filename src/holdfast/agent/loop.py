@@ -21,7 +21,7 @@ import os
 import signal
 import time
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent.spec import RunResult, WorkerState
@@ -45,6 +45,7 @@ from holdfast.processes.signals import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
+    from typing import Protocol
 
     from holdfast.agent.coordinated_job import CoordinatedJob
     from holdfast.agent.lifecycle_reporter import LifecycleReporter
@@ -60,57 +61,57 @@ if TYPE_CHECKING:
 
     Busy = Callable[[str], AbstractContextManager[None]]
 
+    class Workers(Protocol):
+        """The workers of one node: `agent.worker_processes`, or hooks of a TorchElastic subclass."""
+
+        blocks: bool
+        """Whether starting, stopping or monitoring may run a user's code, which takes any time."""
+
+        @property
+        def result(self) -> RunResult:
+            """How the workers of the last generation ended."""
+
+        @property
+        def is_active(self) -> bool:
+            """Whether there are workers, or some are being stopped."""
+
+        def prepare(self) -> None:
+            """Begin work that speeds up the first start, such as importing modules to fork from."""
+
+        def start(self, order: StartOrder, busy: Busy) -> Mapping[int, object]:
+            """Start a generation; return the workers' ids by local rank. `busy` wraps long waits."""
+
+        def begin_stop(self, order: StopOrder) -> Event | None:
+            """Begin to stop the workers; return the outcome if it is known at once."""
+
+        def kill(self) -> None:
+            """Shorten a stop: kill at once."""
+
+        def events(self, now: float) -> list[Event]:
+            """Return what happened to the workers."""
+
+        def descriptors(self) -> list[int]:
+            """Return what becomes readable when `events` has something."""
+
+        def next_deadline(self, now: float) -> float | None:
+            """Return when `events` is due at the latest."""
+
+        def failures_so_far(self) -> dict[int, ProcessFailure]:
+            """Return what is known of failed workers by global rank, also while others still run."""
+
+        def settle(self) -> None:
+            """Start what a short run does not need."""
+
+        def close(self) -> None:
+            """Release everything at the end of a run."""
+
+        def await_keeper(self) -> None:
+            """Wait until the helper processes of the last run have ended."""
+
+
 STORY_STEPS_SHOWN = 20
 NOTICE_CHARS_MAX = 500
 """The limit for an exception in a console line. The report contains more of it."""
-
-
-class Workers(Protocol):
-    """The workers of one node: `agent.worker_processes`, or hooks of a TorchElastic subclass."""
-
-    blocks: bool
-    """Whether starting, stopping or monitoring may run a user's code, which takes any time."""
-
-    @property
-    def result(self) -> RunResult:
-        """How the workers of the last generation ended."""
-
-    @property
-    def is_active(self) -> bool:
-        """Whether there are workers, or some are being stopped."""
-
-    def prepare(self) -> None:
-        """Begin work that speeds up the first start, such as importing modules to fork from."""
-
-    def start(self, order: StartOrder, busy: Busy) -> Mapping[int, object]:
-        """Start a generation; return the workers' ids by local rank. `busy` wraps long waits."""
-
-    def begin_stop(self, order: StopOrder) -> Event | None:
-        """Begin to stop the workers; return the outcome if it is known at once."""
-
-    def kill(self) -> None:
-        """Shorten a stop: kill at once."""
-
-    def events(self, now: float) -> list[Event]:
-        """Return what happened to the workers."""
-
-    def descriptors(self) -> list[int]:
-        """Return what becomes readable when `events` has something."""
-
-    def next_deadline(self, now: float) -> float | None:
-        """Return when `events` is due at the latest."""
-
-    def failures_so_far(self) -> dict[int, ProcessFailure]:
-        """Return what is known of failed workers by global rank, also while others still run."""
-
-    def settle(self) -> None:
-        """Start what a short run does not need."""
-
-    def close(self) -> None:
-        """Release everything at the end of a run."""
-
-    def await_keeper(self) -> None:
-        """Wait until the helper processes of the last run have ended."""
 
 
 class AgentLoop:

@@ -13,7 +13,7 @@ from holdfast import console
 from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks, identical_ranks
 from holdfast.printable import quoted
 from holdfast.processes.signals import SignalException
-from holdfast.rendezvous.errors import RendezvousStateError
+from holdfast.rendezvous.rendezvous_errors import RendezvousStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -69,9 +69,9 @@ PREIMPORTED = (
 )
 # The modules of a line, if its first is loaded.
 PREIMPORTED_WITH = {
-    "holdfast.rendezvous.coordinator": ("holdfast.coordinator.server",),
-    "holdfast.rendezvous.etcd": ("holdfast.wire.job_summary", "holdfast.etcd.sync_client"),
-    "holdfast.rendezvous.polled": (
+    "holdfast.rendezvous.coordinator_handler": ("holdfast.coordinator.server",),
+    "holdfast.rendezvous.etcd_handler": ("holdfast.wire.job_summary", "holdfast.etcd.sync_client"),
+    "holdfast.rendezvous.polled_handler": (
         "holdfast.store.tcp.forwarding",
         "holdfast.store.tcp.attestation",
     ),

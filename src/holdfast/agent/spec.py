@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.rendezvous.handler import RendezvousHandler
-    from holdfast.store.interface import RoundStore
+    from holdfast.store.store_interface import RoundStore
 
 
 DEFAULT_ROLE = "default"

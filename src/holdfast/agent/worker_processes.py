@@ -15,10 +15,15 @@ from holdfast.agent import worker_env
 from holdfast.agent.spec import RunResult, WorkerState
 from holdfast.core import supervision
 from holdfast.core.values import Value
-from holdfast.processes.failures.exits import WorkerExit
 from holdfast.processes.keeper import keeper_client
 from holdfast.processes.keeper.keeper_client import Keeper
-from holdfast.processes.workers.group import GroupSpec, StopEnded, WorkersKilled, start_group
+from holdfast.processes.workers.group import (
+    GroupSpec,
+    StopEnded,
+    WorkerExit,
+    WorkersKilled,
+    start_group,
+)
 from holdfast.worker import LAST_END_ENV, PREVIOUS_WORLD_SIZE_ENV
 
 if TYPE_CHECKING:
@@ -30,11 +35,10 @@ if TYPE_CHECKING:
     from holdfast.agent.watchdogs import Watchdogs
     from holdfast.core.machine import Event
     from holdfast.core.supervision import StopReason
-    from holdfast.processes.failures.exits import RunProcsResult
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.processes.keeper.deadline import WorkersDeadline
     from holdfast.processes.logs.specs import LogsSpecs
-    from holdfast.processes.workers.group import PContext
+    from holdfast.processes.workers.group import PContext, RunProcsResult
     from holdfast.processes.zygote.warm_start import WarmStart
 
     T = TypeVar("T")

@@ -22,9 +22,11 @@ class Command(NamedTuple):
 _RUNNING = "holdfast.cli.operate"
 
 TABLE = (
-    Command("run", "start workers on this machine and supervise them", "holdfast.cli.run"),
-    Command("coordinator", "run a coordinator without an agent", "holdfast.cli.coordinator"),
-    Command("token", "create your token, or print that of one job", "holdfast.cli.token"),
+    Command("run", "start workers on this machine and supervise them", "holdfast.cli.run_command"),
+    Command(
+        "coordinator", "run a coordinator without an agent", "holdfast.cli.coordinator_command"
+    ),
+    Command("token", "create your token, or print that of one job", "holdfast.cli.token_command"),
     Command("ps", "list the jobs on this machine, or at a coordinator", _RUNNING),
     Command("status", "show the state of a job", _RUNNING),
     Command("top", "watch and steer a job in the terminal", _RUNNING, extra="top"),
@@ -34,17 +36,29 @@ TABLE = (
     Command("drain", "take a node out of a job until it is undrained", _RUNNING),
     Command("undrain", "let a drained node rejoin its job", _RUNNING),
     Command("stop", "end a job on all nodes", _RUNNING),
-    Command("dump", "show the Python stacks of workers, here or on all nodes", "holdfast.cli.dump"),
+    Command(
+        "dump",
+        "show the Python stacks of workers, here or on all nodes",
+        "holdfast.cli.dump_command",
+    ),
     Command(
         "dashboard",
         "serve a web page to watch and steer a job",
-        "holdfast.cli.dashboard",
+        "holdfast.cli.dashboard_command",
         "dashboard",
     ),
-    Command("report", "write a report about a job from its log directories", "holdfast.cli.report"),
-    Command("story", "show the steps of a job, from the files of --story", "holdfast.cli.story"),
     Command(
-        "completion", "print the shell completion of commands and flags", "holdfast.cli.completion"
+        "report",
+        "write a report about a job from its log directories",
+        "holdfast.cli.report_command",
+    ),
+    Command(
+        "story", "show the steps of a job, from the files of --story", "holdfast.cli.story_command"
+    ),
+    Command(
+        "completion",
+        "print the shell completion of commands and flags",
+        "holdfast.cli.completion_command",
     ),
 )
 COMMANDS = {command.name: command for command in TABLE}

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.launcher.flag_values import parse_local_ranks, source_of
-from holdfast.launcher.launch import needs_no_others
+from holdfast.launcher.launch_job import needs_no_others
 from holdfast.rendezvous.backends import Backend
-from holdfast.rendezvous.coordinator import DEFAULT_PORT
+from holdfast.rendezvous.coordinator_handler import DEFAULT_PORT
 from holdfast.rendezvous.rdzv_conf import SET_BY_LAUNCHES, RendezvousParameters, parse
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def warn(args: Namespace, config: LaunchConfig) -> None:
 
 
 def _warn_one_node(args: Namespace, config: LaunchConfig) -> None:
-    # `cli.run` warns about the other backends, for any number of nodes.
+    # `cli.run_command` warns about the other backends, for any number of nodes.
     if args.node_rank and (args.standalone or str(args.rdzv_backend) == "static"):
         console.warning(
             f"--node-rank {args.node_rank} is ignored: the job has one node, which has rank 0"

@@ -27,6 +27,7 @@ import _signal  # type: ignore[import-not-found]
 import gc
 import os
 import sys
+from _thread import RLock
 
 from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError, shortage_behind
 
@@ -44,6 +45,8 @@ BUG = 70
 INTERRUPTED = 130
 # The garbage collector runs after this many new objects. A start creates some thousand, which stay alive.
 GARBAGE_MIN = 10_000
+# Modules that many others import, and that a plain job does not use before its workers run.
+POSTPONED = ("selectors", "threading", "typing")
 
 
 class Stopped(KeyboardInterrupt):
@@ -52,6 +55,37 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, signum: int) -> None:
         super().__init__()
         self.signum = signum
+
+
+class PostponedModule(type(sys)):  # type: ignore[misc]
+    """A module that is executed when one of its names is used for the first time."""
+
+    TYPE_CHECKING = False  # That of `typing` is known without executing it.
+    _lock = RLock()
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        found = (finder.find_spec(name, None) for finder in sys.meta_path)
+        self.__spec__ = next(spec for spec in found if spec is not None)
+        self._loader = self.__loader__ = self.__spec__.loader
+        self.__file__ = self.__spec__.origin
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__path__":  # The import statement looks for it; only a package has one.
+            raise AttributeError(name)
+        with PostponedModule._lock:  # Another thread waits until the module is complete.
+            loader, self._loader = self._loader, None
+            if loader is not None:
+                loader.exec_module(self)
+                self.__class__ = type(sys)  # type: ignore[assignment]
+        return type(sys).__getattribute__(self, name)
+
+
+def postpone(*names: str) -> None:
+    """Execute these modules at their first use, not at their first import."""
+    for name in names:
+        if name not in sys.modules:
+            sys.modules[name] = PostponedModule(name)
 
 
 class EarlyAndLateSignals:
@@ -98,6 +132,7 @@ def entry() -> NoReturn:
 def be_command(command: Callable[[], int]) -> NoReturn:
     """Run a command as this process's only task, and exit with its exit code."""
     gc.set_threshold(GARBAGE_MIN)
+    postpone(*POSTPONED)
     import faulthandler
 
     try:
@@ -183,7 +218,7 @@ def run_command(argv: list[str], parse: Callable[[Sequence[str]], Namespace] | N
         gc.disable()  # Modules are not garbage. Scanning them slows the start by 3 %,
         try:
             _import_argparse()
-            from holdfast.cli.run import execute, parse_args
+            from holdfast.cli.run_command import execute, parse_args
 
             args = (parse or parse_args)(argv)
             is_compat = args.exit_code_compat

@@ -353,7 +353,7 @@ def _show_status(args: argparse.Namespace, job: JobSummary, unreached: Sequence[
 
 
 async def _top(args: argparse.Namespace) -> None:
-    from holdfast.views.top.run import run  # Requires textual.
+    from holdfast.views.top.run_top import run  # Requires textual.
 
     # textual reads from stdin and writes to stderr.
     if not all(one and one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr)):

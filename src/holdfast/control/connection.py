@@ -23,11 +23,11 @@ from holdfast.net.listening import raise_descriptor_limit
 from holdfast.net.tls import mutual_context
 from holdfast.printable import one_line, quoted
 from holdfast.wire import control
-from holdfast.wire.errors import WireError
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import READ_ONLY_ALL_PREFIX
-from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
 from holdfast.wire.messages import Goodbye, NodeReport, Query, Reply, decode
+from holdfast.wire.wire_errors import WireError
+from holdfast.wire.wire_limits import STATUS_FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     import ssl

@@ -128,7 +128,7 @@ def place_of(choice: JobChoice) -> Place:
 
 
 def _coordinator_of(choice: JobChoice) -> Endpoint:
-    from holdfast.rendezvous.coordinator import DEFAULT_PORT  # Imports the whole handler.
+    from holdfast.rendezvous.coordinator_handler import DEFAULT_PORT  # Imports the whole handler.
 
     host, port = parse_rendezvous_endpoint(choice.endpoint, DEFAULT_PORT)
     run_id = choice.run_id
@@ -300,7 +300,7 @@ class HaDirectory(EtcdDirectory):
     def __init__(self, params: RendezvousParameters) -> None:
         from holdfast.etcd.cluster_list import Certificates
         from holdfast.etcd.job_records import DEFAULT_PREFIX
-        from holdfast.rendezvous.ha import control_access, list_of
+        from holdfast.rendezvous.ha_handler import control_access, list_of
 
         of = list_of(params, make_token=False)
         self._certificates = Certificates(of)
@@ -385,7 +385,7 @@ def directory_of(params: RendezvousParameters) -> Directory | None:
             raise UsageError("--rdzv-id: missing; --ha needs it")
         return HaDirectory(params)
     if backend is Backend.ETCD:
-        from holdfast.rendezvous.etcd import etcd_settings_of
+        from holdfast.rendezvous.etcd_handler import etcd_settings_of
 
         etcd = etcd_settings_of(params)
         prefix = str(rdzv_conf.value_of(params, "etcd_prefix"))

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from holdfast import console
+from holdfast.control.history import NodeState
 from holdfast.control.log_streams import LogStream
 from holdfast.control.node_report import (
     live_workers,
@@ -42,14 +43,7 @@ from holdfast.observe import lifecycle
 from holdfast.printable import one_line, quoted
 from holdfast.processes.stacks import dump_stacks
 from holdfast.wire import control
-from holdfast.wire.errors import BadMessage, WireError
 from holdfast.wire.frames import FrameReader, encode_frame
-from holdfast.wire.limits import (
-    EVENTS_MAX,
-    FRAME_BYTES_MAX,
-    STATUS_FRAME_BYTES_MAX,
-    WORKERS_REPORTED_MAX,
-)
 from holdfast.wire.messages import (
     Attach,
     EventRecord,
@@ -59,6 +53,13 @@ from holdfast.wire.messages import (
     Reply,
     Watch,
     decode,
+)
+from holdfast.wire.wire_errors import BadMessage, WireError
+from holdfast.wire.wire_limits import (
+    EVENTS_MAX,
+    FRAME_BYTES_MAX,
+    STATUS_FRAME_BYTES_MAX,
+    WORKERS_REPORTED_MAX,
 )
 
 if TYPE_CHECKING:
@@ -532,7 +533,9 @@ class NodeServer:
         try:
             report = await self._own_report()
         except NoResponse:
-            report = NodeReport(run_id=self._run_id, node=node_name(self._agent), state="stuck")
+            report = NodeReport(
+                run_id=self._run_id, node=node_name(self._agent), state=NodeState.STUCK
+            )
         spec = self._agent.group.spec
         here = control.Here(
             run_id=self._run_id,

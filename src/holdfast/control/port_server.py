@@ -18,10 +18,10 @@ from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.net.peer_user import is_own_user
 from holdfast.net.tls import mutual_context
 from holdfast.printable import one_line, quoted
-from holdfast.wire.errors import HandshakeRefused
 from holdfast.wire.frames import encode_frame
-from holdfast.wire.limits import FRAME_BYTES_MAX, STATUS_FRAME_BYTES_MAX
 from holdfast.wire.messages import Goodbye
+from holdfast.wire.wire_errors import HandshakeRefused
+from holdfast.wire.wire_limits import FRAME_BYTES_MAX, STATUS_FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from holdfast.control.node_server import NodeServer

@@ -16,13 +16,13 @@ from holdfast.errors import EnvironmentProblem
 from holdfast.net import addresses, listening, tls
 from holdfast.net.peer_user import listener_of
 from holdfast.printable import quoted
-from holdfast.wire.errors import HandshakeRefused, NotOurProtocol, WireError
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import COORDINATOR, ClientHandshake
-from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import Goodbye, Message, Part, PartTaken, decode
 from holdfast.wire.parts import TAKEN, IncomingParts, OutgoingParts
 from holdfast.wire.sniff import check_server_bytes, explain_silent_close
+from holdfast.wire.wire_errors import HandshakeRefused, NotOurProtocol, WireError
+from holdfast.wire.wire_limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     import socket

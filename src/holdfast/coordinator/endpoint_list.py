@@ -2,7 +2,7 @@
 
 A machine that is cut off looks like one that failed, so no agent decides by itself that another machine
 takes over. An agent dials all endpoints, starting with the last one at which it was connected: a
-coordinator takes over at a later *place* in the list, never at an earlier one (`core.coordinator`). At a
+coordinator takes over at a later *place* in the list, never at an earlier one (`core.coordinator_machine`). At a
 later place only a coordinator that took over there responds.
 
 A coordinator probes the later places before it starts and every `PROBE_S` after that. If another has

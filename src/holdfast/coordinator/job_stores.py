@@ -21,8 +21,8 @@ import msgspec
 from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.printable import one_line
 from holdfast.store.key_space import KeySpace, RequestRejected, StoreFull
-from holdfast.wire.limits import STORE_VALUE_BYTES_MAX
 from holdfast.wire.messages import StoreCall, StoreResult
+from holdfast.wire.wire_limits import STORE_VALUE_BYTES_MAX
 
 BYTES_MAX = 64 * 1024 * 1024
 """Keys and values of one job, and the keys that its calls wait for."""

@@ -16,13 +16,12 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from holdfast.core.coordinator import RequestReceived
+from holdfast.core.coordinator_machine import RequestReceived
 from holdfast.core.limits import WHY_CHARS_MAX
-from holdfast.core.protocol import Request
+from holdfast.core.protocol import JobOutcome, Request
 from holdfast.core.requests import RequestRefusal
 from holdfast.printable import one_line, quoted
 from holdfast.wire import control
-from holdfast.wire.errors import BadMessage
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.job_summary import status_frame
 from holdfast.wire.messages import (
@@ -35,13 +34,14 @@ from holdfast.wire.messages import (
     Reply,
     Watch,
 )
+from holdfast.wire.wire_errors import BadMessage
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable, Sequence
 
     from holdfast.coordinator.server_connection import NodeKey, ServerConnection
-    from holdfast.core.coordinator import CoordinatorMachine
+    from holdfast.core.coordinator_machine import CoordinatorMachine
     from holdfast.core.protocol import Ack, View
 
     Place = tuple[str, str]
@@ -126,6 +126,9 @@ class Operators:
         self._fresh: dict[str, list[EventRecord]] = {}
         self._gathering: asyncio.TimerHandle | None = None
         self._seen: dict[str, int] = {}  # How many changes of each job are among the events.
+        self._condition: dict[
+            str, tuple[int, int]
+        ] = {}  # Each job's restarts and nodes at that time.
         self._watched: dict[str, tuple[float, float, bool]] = {}  # Until when, since when, workers.
         self._reports: dict[Place, NodeReport] = {}
         self._status_waits: dict[tuple[ServerConnection, int], StatusWait] = {}
@@ -304,6 +307,7 @@ class Operators:
         }
         for run_id in [one for one in self._seen if one not in jobs]:
             del self._seen[run_id]
+            self._condition.pop(run_id, None)
             self._kept.pop(run_id, None)
             self._fresh.pop(run_id, None)
 
@@ -334,22 +338,25 @@ class Operators:
             self._seen[run_id] = rounds.changes
             if new <= 0:
                 continue
-            wall, generation = time.time(), rounds.job.generation
+            job = rounds.job
+            wall, outcome = time.time(), job.outcome
+            restarts, present = self._condition.get(run_id, (job.restarts, 0))
+            self._condition[run_id] = job.restarts, len(job.nodes)
+            is_broken = outcome is None and (job.restarts > restarts or len(job.nodes) < present)
             self._note(
                 run_id,
                 [
                     EventRecord(
                         wall=wall,
-                        kind=EventKind.JOB_CHANGED
-                        if rounds.job.outcome is None
-                        else EventKind.JOB_ENDED,
-                        generation=generation,
+                        kind=EventKind.JOB_CHANGED if outcome is None else EventKind.JOB_ENDED,
+                        generation=job.generation,
+                        is_problem=is_broken or outcome is JobOutcome.FAILED,
                         text=one_line(line, WHY_CHARS_MAX),
                     )
                     for line in [*rounds.history][-new:]
                 ],
             )
-            if rounds.job.outcome is not None:
+            if outcome is not None:
                 self.publish()  # The agents that relay it may exit at any moment.
 
     def _note(self, run_id: str, events: Sequence[EventRecord]) -> None:

@@ -1,4 +1,4 @@
-"""The coordinator's server: it passes messages between the nodes and the machine in `core.coordinator`.
+"""The coordinator's server: it passes messages between the nodes and the machine in `core.coordinator_machine`.
 
 The machine decides everything about jobs. The server finds out which node sent a message, passes the
 message on, and sends each answer over the newest connection of its node. All data for one node in one
@@ -27,7 +27,7 @@ from holdfast.coordinator.server_connection import (
     ServerConnection,
     UnreadAnswers,
 )
-from holdfast.core.coordinator import ConnectionClosed, CoordinatorMachine, StatusReceived
+from holdfast.core.coordinator_machine import ConnectionClosed, CoordinatorMachine, StatusReceived
 from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import (
@@ -45,7 +45,6 @@ from holdfast.net.endpoints import format_endpoint
 from holdfast.net.listening import descriptor_limit
 from holdfast.net.peer_user import is_local_user, is_own_user
 from holdfast.printable import one_line, quoted
-from holdfast.wire.errors import BadMessage, HandshakeRefused
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.handshake import is_job_token
 from holdfast.wire.messages import (
@@ -58,6 +57,7 @@ from holdfast.wire.messages import (
     StoreCall,
     StoreResult,
 )
+from holdfast.wire.wire_errors import BadMessage, HandshakeRefused
 
 if TYPE_CHECKING:
     import socket

@@ -19,13 +19,13 @@ from holdfast.core.quotas import UNREAD_BYTES_MAX
 from holdfast.net import addresses
 from holdfast.net.half_open import network_of
 from holdfast.net.tls import explain_failure
-from holdfast.wire.errors import HandshakeRefused, NotOurProtocol, WireError
 from holdfast.wire.frames import FrameReader
 from holdfast.wire.handshake import COORDINATOR, ServerHandshake, refusal
-from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX, PART_BYTES
 from holdfast.wire.messages import Message, Part, PartTaken, decode
 from holdfast.wire.parts import TAKEN, IncomingParts, OutgoingParts
 from holdfast.wire.sniff import check_client_bytes
+from holdfast.wire.wire_errors import HandshakeRefused, NotOurProtocol, WireError
+from holdfast.wire.wire_limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX, PART_BYTES
 
 if TYPE_CHECKING:
     import socket

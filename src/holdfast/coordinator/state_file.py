@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.core.bounded import MALFORMED
-from holdfast.core.coordinator import CLOSED_JOB_KEEP_S
+from holdfast.core.coordinator_machine import CLOSED_JOB_KEEP_S
 from holdfast.core.protocol import View
 from holdfast.core.saved_jobs import SavedJob  # noqa: TC001 (msgspec reads the annotation)
 from holdfast.errors import UsageError
@@ -26,7 +26,7 @@ from holdfast.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast.core.coordinator import Answer, CoordinatorMachine
+    from holdfast.core.coordinator_machine import Answer, CoordinatorMachine
 
 FORMAT = 1
 UNFINISHED_KEEP_S = 24 * 3600.0

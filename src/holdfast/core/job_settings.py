@@ -1,12 +1,12 @@
 """`JobSettings`: the settings that all nodes of a job share.
 
-Each setting is declared here, once: its type, limits, key in `--rdzv-conf`, flag and description. The
-declaration generates the flag in `holdfast run --help`, the key in `rendezvous.rdzv_conf`, the tables of
-the documentation, the validation of received values, and the check that all nodes have equal settings.
-`JobSettings` itself passes unchanged from the command line to `core.rounds`.
+Each setting is declared here, once: its type, limits, key in `--rdzv-conf` and description. The declaration
+generates the key in `rendezvous.rdzv_conf`, the tables of the documentation, the validation of received
+values, and the check that all nodes have equal settings. `JobSettings` itself passes unchanged from the
+command line to `core.rounds`.
 
-To add a setting, declare it, use it and document it. Keep this module cheap to import: the command line
-imports it first.
+To add a setting, declare it, use it and document it. A setting with a flag also needs a row in the table of
+flags, `launcher.config`.
 """
 
 from enum import Enum
@@ -48,10 +48,6 @@ class Setting(Value):
     most: float = COUNTER_MAX
     flag: str = ""
     """The flag of `holdfast run`; empty if there is none."""
-    metavar: str = ""
-    """The placeholder of the value in the help; if empty, `launcher.config` declares the flag."""
-    group: str = "Nodes and rendezvous"
-    """The group of the flag in the help."""
     depends: bool = False
     """Whether the default depends on the job."""
     agreed: bool = True
@@ -77,7 +73,6 @@ class JobSettings(NamedTuple):
             "number of nodes to keep as standbys, while at least MIN remain to run",
             most=NODES_MAX,
             flag="--spares",
-            metavar="K",
         ),
     ] = 0
     settle_s: Annotated[

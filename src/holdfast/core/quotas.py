@@ -1,6 +1,6 @@
 """Limits on a coordinator's resources: in total, per peer and per address.
 
-`wire.limits` limits single messages, `coordinator.job_stores` the jobs' stores, and
+`wire.wire_limits` limits single messages, `coordinator.job_stores` the jobs' stores, and
 `coordinator.admission` unfinished handshakes. A peer that reaches a limit is refused with the reason;
 other peers are not affected.
 """

@@ -11,18 +11,18 @@ does. Both follow these rules:
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import TypeVar
 
+    Answer = TypeVar("Answer")
     Refused = tuple["RequestRefusal | None", str]
     """Why a request is refused, as a value and as text; None and no text if it is granted."""
 
 ANSWERS_MAX = 64
 """A repeated request is recognized by its id until this many later requests have been answered."""
-
-Answer = TypeVar("Answer")
 
 
 class Action(Enum):

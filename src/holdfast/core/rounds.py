@@ -508,6 +508,9 @@ class Rounds:
         # Nodes with the id of a connected node, by incarnation. They are not part of the state,
         # because they report to the next coordinator again.
         self._contenders: dict[int, Status] = {}
+        # The ranks of the round before the current event. If an event forms two rounds, no node gets
+        # the first one.
+        self._ranks_before: tuple[dict[str, int], int] | None = None
         self.history: deque[str] = deque(maxlen=HISTORY_LINES_MAX)
         self.changes = 0
         """The number of lines that were ever added to the history."""
@@ -518,6 +521,7 @@ class Rounds:
     def handle(self, now: float, event: JobEvent, cause: str = "") -> list[View]:
         """Handle one event; return the views to send, each to its own node."""
         phase = self.job.phase
+        self._ranks_before = None
         match event:
             case Status():
                 views = self._status(event)
@@ -1015,7 +1019,8 @@ class Rounds:
         job = self.job
         eligible = [node for name, node in job.nodes.items() if is_eligible(job, name)]
         count, max_nodes = len(eligible), self._settings.max_nodes
-        previous, previous_size = previous_ranks(job, self.rank_table)
+        self._ranks_before = self._ranks_before or previous_ranks(job, self.rank_table)
+        previous, previous_size = self._ranks_before
         # A spare replaces a lost node before the round shrinks.
         size = max(self._size(count), min(previous_size, count, max_nodes))
         first = sorted(eligible, key=lambda node: node.info.node not in previous)

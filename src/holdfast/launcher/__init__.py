@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.launcher.config import LaunchConfig
-    from holdfast.launcher.launch import elastic_launch, launch_agent
+    from holdfast.launcher.launch_job import elastic_launch, launch_agent
 
 __all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
 
 _HOMES = {
     "LaunchConfig": "holdfast.launcher.config",
-    "elastic_launch": "holdfast.launcher.launch",
-    "launch_agent": "holdfast.launcher.launch",
+    "elastic_launch": "holdfast.launcher.launch_job",
+    "launch_agent": "holdfast.launcher.launch_job",
 }
 
 

@@ -18,7 +18,7 @@ from holdfast.etcd.cluster_list import RECORD, ClusterRecord
 
 if TYPE_CHECKING:
     from holdfast.core.etcd.calls import Answer
-    from holdfast.core.etcd.session import EtcdSession
+    from holdfast.core.etcd.etcd_session import EtcdSession
     from holdfast.etcd.async_client import AsyncEtcdClient
 
 READ_AGAIN_S = 0.05

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from holdfast.store.memory_store import as_bytes
-from holdfast.wire.errors import WireError
 from holdfast.wire.frames import encode_frame
-from holdfast.wire.limits import (
+from holdfast.wire.messages import StoreCall, StoreOp, StoreResult
+from holdfast.wire.wire_errors import WireError
+from holdfast.wire.wire_limits import (
     STORE_KEY_CHARS_MAX,
     STORE_KEYS_MAX,
     STORE_TIMEOUT_S_MAX,
     STORE_VALUE_BYTES_MAX,
 )
-from holdfast.wire.messages import StoreCall, StoreOp, StoreResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -127,7 +127,7 @@ class CallsStore(Protocol):
 
 
 class CoordinatorStore:
-    """The keys of one scope of a job, for blocking code; see `holdfast.store.interface`.
+    """The keys of one scope of a job, for blocking code; see `holdfast.store.store_interface`.
 
     If a key gets no value in time, a call raises `TimeoutError` with its name. If the coordinator
     cannot be reached in time, it raises `ConnectionError` with the endpoint.

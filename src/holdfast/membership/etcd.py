@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.core.etcd.etcd_session import EtcdSession
 from holdfast.core.etcd.keys import Presence
-from holdfast.core.etcd.session import EtcdSession
 from holdfast.core.etcd.witness import WATCHED_MAX
 from holdfast.etcd.async_client import AsyncEtcdClient
 from holdfast.etcd.generation_stores import GenerationStores

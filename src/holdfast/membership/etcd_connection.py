@@ -1,4 +1,4 @@
-"""Performs `core.etcd.session` on a real etcd: connections for a `SessionDriver`, made by a connector."""
+"""Performs `core.etcd.etcd_session` on a real etcd: connections for a `SessionDriver`, made by a connector."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.core.etcd.calls import (
     StopWatch,
     WatchEnded,
 )
-from holdfast.core.etcd.session import (
+from holdfast.core.etcd.etcd_session import (
     DeliverMessage,
     DropRequested,
     EtcdSession,

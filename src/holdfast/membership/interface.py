@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from holdfast.core.protocol import Failure, NodePhase, Request
     from holdfast.membership.loop_heartbeat import LoopHeartbeat
     from holdfast.net.agent_port import AgentPort
-    from holdfast.store.interface import RoundStore
+    from holdfast.store.store_interface import RoundStore
     from holdfast.wire.messages import JobSummary, NodeReport, Watch
 
 INCARNATION_BITS = 63

@@ -18,8 +18,8 @@ from holdfast.membership.mailbox import Mailbox
 from holdfast.membership.outage_notices import OutageNotices
 from holdfast.membership.session_driver import SessionDriver, status_change
 from holdfast.net.loop_thread import LoopThread
-from holdfast.wire.errors import BadMessage
 from holdfast.wire.messages import check
+from holdfast.wire.wire_errors import BadMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from holdfast.core.session import SessionTimeouts
     from holdfast.membership.interface import ControlAccess
     from holdfast.membership.session_driver import Connector
-    from holdfast.store.interface import RoundStore
+    from holdfast.store.store_interface import RoundStore
 
 START_S = 10.0
 DRAIN_S = 5.0

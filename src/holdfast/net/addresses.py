@@ -11,10 +11,13 @@ import os
 import socket
 import threading
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
+
+from holdfast.core.values import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 LOCALHOST = "localhost"
 LOOPBACK = "127.0.0.1"
@@ -26,7 +29,7 @@ _SOMEWHERE = ("192.0.2.1", 9)  # An address reserved for documentation.
 _NO_ROUTE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
 
 
-class Address(NamedTuple):
+class Address(Value):
     """One address of an endpoint, in the form of the `socket` module."""
 
     family: int

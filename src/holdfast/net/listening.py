@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import EnvironmentProblem, shortage_hint
 from holdfast.net import addresses
+from holdfast.net.addresses import Address
 from holdfast.net.endpoints import format_endpoint
 from holdfast.net.peer_user import NOBODY, is_own_user, listener_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any, Self
+    from typing import Self
 
-    from holdfast.net.addresses import Address
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_NAMES = (LOOPBACK, "localhost")
@@ -43,11 +43,11 @@ DESCRIPTORS_MAX = 1 << 20  # The most that is requested; each connection needs o
 # Binding.
 
 
-def everywhere(port: int) -> list[tuple[int, Any]]:
+def everywhere(port: int) -> list[Address]:
     """Return where to listen on every address: IPv6 covers IPv4 too, where IPv6 exists."""
     return [
-        (socket.AF_INET6, ("::", port, 0, 0)),
-        (socket.AF_INET, ("0.0.0.0", port)),  # noqa: S104 (other nodes must reach it)
+        Address(socket.AF_INET6, ("::", port, 0, 0)),
+        Address(socket.AF_INET, ("0.0.0.0", port)),  # noqa: S104 (other nodes must reach it)
     ]
 
 
@@ -68,7 +68,7 @@ def address_of(host: str) -> str:
 
 
 def bind(
-    candidates: Iterable[tuple[int, Any]], backlog: int | None = None, *, reuse: bool = True
+    candidates: Iterable[Address], backlog: int | None = None, *, reuse: bool = True
 ) -> socket.socket:
     """Return a socket bound to the first candidate that works, listening if there is a `backlog`.
 
@@ -76,19 +76,19 @@ def bind(
     this one first. With `reuse`, connections of an exited process do not block the port.
     """
     problem = OSError("it has no address on this host")
-    for family, address in candidates:
+    for one in candidates:
         try:
-            bound = socket.socket(family, socket.SOCK_STREAM)
+            bound = socket.socket(one.family, socket.SOCK_STREAM)
         except OSError as error:
             problem = error
             continue
         try:
             if reuse:
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                only = int(address[0] != "::")
+            if one.family == socket.AF_INET6:
+                only = int(one.ip != "::")
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
-            bound.bind(address)
+            bound.bind(one.sockaddr)
             if backlog is not None:
                 bound.listen(backlog)
         except OSError as error:
@@ -101,7 +101,7 @@ def bind(
     raise problem
 
 
-def listen(candidates: Iterable[tuple[int, Any]], backlog: int = BACKLOG) -> socket.socket:
+def listen(candidates: Iterable[Address], backlog: int = BACKLOG) -> socket.socket:
     """Return what `bind` returns, listening and without blocking."""
     listener = bind(candidates, backlog)
     listener.setblocking(False)  # noqa: FBT003 (the name says it)
@@ -123,9 +123,9 @@ def defer_accept(listener: socket.socket, limit_s: float) -> None:
         pass  # No such setting, or no such option: silent connections are accepted.
 
 
-def candidates_of(host: str, port: int) -> list[tuple[int, Any]]:
+def candidates_of(host: str, port: int) -> list[Address]:
     """Return where to listen for an endpoint of this machine, the best first."""
-    return [*addresses.resolve(host, port)] if addresses.names_loopback(host) else everywhere(port)
+    return addresses.resolve(host, port) if addresses.names_loopback(host) else everywhere(port)
 
 
 class ReservedPort:
@@ -142,7 +142,7 @@ class ReservedPort:
         where = everywhere(number)
         if address:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            one = (family, (address, number, 0, 0) if ":" in address else (address, number))
+            one = Address(family, (address, number, 0, 0) if ":" in address else (address, number))
             is_loopback = address.startswith("127.") or address == "::1"
             where = [one] if is_loopback else [one, *where]
         try:

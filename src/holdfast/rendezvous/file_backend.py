@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.rendezvous.backend import RendezvousBackend, Token
-from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
+from holdfast.rendezvous.backend_handler import RendezvousBackend, Token
+from holdfast.rendezvous.rendezvous_errors import RendezvousConnectionError, RendezvousStateError
 from holdfast.store.file_store import LOCK_S_MAX, FileStore, SharedFolder, file_name
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class FileRendezvousBackend(RendezvousBackend):
 
 def create_file_handler(params: RendezvousParameters) -> RendezvousHandler:
     """Return the handler of `--rdzv-backend file`; the endpoint is a folder that all nodes share."""
-    from holdfast.rendezvous.backend import create_handler
+    from holdfast.rendezvous.backend_handler import create_handler
 
     store, folder = job_store(params), job_folder(params)
     path = os.path.join(folder.path, STATE_NAME)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.core.coordinated_supervision import CoordinatorLost
     from holdfast.core.protocol import RefusalReason, View
     from holdfast.membership.interface import Membership
-    from holdfast.store.interface import RoundStore
+    from holdfast.store.store_interface import RoundStore
 
 
 @lazy_dataclass

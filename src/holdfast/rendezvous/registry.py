@@ -120,11 +120,11 @@ class RegistryWithPlugins(RendezvousHandlerRegistry):
 
 
 DRIVERS = {
-    Backend.C10D: "holdfast.rendezvous.coordinator:create_coordinator_handler",
-    Backend.STATIC: "holdfast.rendezvous.coordinator:create_static_handler",
+    Backend.C10D: "holdfast.rendezvous.coordinator_handler:create_coordinator_handler",
+    Backend.STATIC: "holdfast.rendezvous.coordinator_handler:create_static_handler",
     Backend.FILE: "holdfast.rendezvous.file_backend:create_file_handler",
-    Backend.ETCD: "holdfast.rendezvous.etcd:create_etcd_handler",
-    Backend.HA: "holdfast.rendezvous.ha:create_ha_handler",
+    Backend.ETCD: "holdfast.rendezvous.etcd_handler:create_etcd_handler",
+    Backend.HA: "holdfast.rendezvous.ha_handler:create_ha_handler",
 }
 
 

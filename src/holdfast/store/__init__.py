@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from holdfast.store.collectives import barrier, get_all, store_timeout, synchronize
     from holdfast.store.file_store import FileStore
     from holdfast.store.from_env import from_environment
-    from holdfast.store.interface import Store
     from holdfast.store.memory_store import MemoryStore
     from holdfast.store.prefix_store import PrefixStore
     from holdfast.store.store_errors import (
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
         QueueEmptyError,
         StoreTimeoutError,
     )
+    from holdfast.store.store_interface import Store
     from holdfast.store.tcp.store_client import TCPStore
 
 __all__ = [
@@ -49,7 +49,7 @@ _HOMES = {
     "MemoryStore": "holdfast.store.memory_store",
     "PrefixStore": "holdfast.store.prefix_store",
     "QueueEmptyError": "holdfast.store.store_errors",
-    "Store": "holdfast.store.interface",
+    "Store": "holdfast.store.store_interface",
     "StoreTimeoutError": "holdfast.store.store_errors",
     "TCPStore": "holdfast.store.tcp.store_client",
     "barrier": "holdfast.store.collectives",

@@ -2,7 +2,7 @@
 
 torchrun's agent checks its membership only while its workers run. It does not check while it waits
 for other nodes in the store of a round, so calls to that store end with the round (`RoundKeys`).
-`rendezvous.polled` handles the rest.
+`rendezvous.polled_handler` handles the rest.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from holdfast import console
 from holdfast.core.protocol import Failure, JobOutcome, NodePhase
 from holdfast.membership.coordinator import CoordinatorMembership
 from holdfast.membership.coordinator_store import SLACK_S, CoordinatorStore
-from holdfast.rendezvous.coordinator import CoordinatorHandler
-from holdfast.rendezvous.polled import RoundOver
+from holdfast.rendezvous.coordinator_handler import CoordinatorHandler
+from holdfast.rendezvous.polled_handler import RoundOver
 from holdfast.wire.handshake import FILE_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from torch.distributed.elastic.rendezvous import api as torchs
 from holdfast import console
 from holdfast.core.protocol import Failure
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.rendezvous import errors as ours
+from holdfast.rendezvous import rendezvous_errors as ours
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.torchrun_plugin.node import PluginNode
-from holdfast.torchrun_plugin.store import RoundStore
+from holdfast.torchrun_plugin.round_store import RoundStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

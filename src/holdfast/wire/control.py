@@ -33,9 +33,9 @@ from holdfast.core.bounded import MALFORMED, Count, Name, Number, Port, Seconds,
 from holdfast.core.limits import NODE_ID_CHARS_MAX, RUN_ID_CHARS_MAX
 from holdfast.core.protocol import Request, sanitized_request
 from holdfast.printable import quoted
-from holdfast.wire import limits
-from holdfast.wire.errors import BadMessage
+from holdfast.wire import wire_limits as limits
 from holdfast.wire.messages import EventRecord, JobSummary, NodeReport, sound_report
+from holdfast.wire.wire_errors import BadMessage
 
 HERE, STATUS, ACT, EVENTS = "here", "status", "act", "events"
 LOGS, STACKS, HISTORY = "logs", "stacks", "history"

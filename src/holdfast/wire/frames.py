@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.wire.errors import EmptyFrame, FrameTooLarge, WireError
-from holdfast.wire.limits import FRAME_BYTES_MAX
 from holdfast.wire.messages import encode
+from holdfast.wire.wire_errors import EmptyFrame, FrameTooLarge, WireError
+from holdfast.wire.wire_limits import FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from holdfast.wire.messages import Message

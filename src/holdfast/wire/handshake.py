@@ -39,9 +39,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.limits import NAME_CHARS_MAX, WHY_CHARS_MAX
 from holdfast.errors import InternalError
 from holdfast.printable import one_line, quoted
-from holdfast.wire.errors import BadMessage, HandshakeRefused, NotOurProtocol
 from holdfast.wire.frames import HEADER_BYTES, encode_frame
-from holdfast.wire.limits import NONCE_BYTES
 from holdfast.wire.messages import (
     MAGIC,
     PROTOCOL_VERSION,
@@ -54,6 +52,8 @@ from holdfast.wire.messages import (
     decode_handshake,
 )
 from holdfast.wire.sealing import TAG_BYTES, Seal
+from holdfast.wire.wire_errors import BadMessage, HandshakeRefused, NotOurProtocol
+from holdfast.wire.wire_limits import NONCE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

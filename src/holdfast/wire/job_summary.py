@@ -10,15 +10,15 @@ from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.core.rounds import JobPhase, is_drained
 from holdfast.printable import one_line, quoted
 from holdfast.wire.control import JobSummaries, pack
-from holdfast.wire.errors import FrameTooLarge
 from holdfast.wire.frames import encode_frame
-from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
 from holdfast.wire.messages import JobSummary, NodeSummary, Reply, sound_report
+from holdfast.wire.wire_errors import FrameTooLarge
+from holdfast.wire.wire_limits import STATUS_FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.core.coordinator import CoordinatorMachine
+    from holdfast.core.coordinator_machine import CoordinatorMachine
     from holdfast.core.rounds import Rounds
     from holdfast.wire.messages import NodeReport
 

@@ -43,8 +43,8 @@ from holdfast.core.protocol import (
     sanitized_view,
 )
 from holdfast.printable import quoted
-from holdfast.wire import limits
-from holdfast.wire.errors import BadMessage
+from holdfast.wire import wire_limits as limits
+from holdfast.wire.wire_errors import BadMessage
 
 MAGIC = "holdfast"
 PROTOCOL_VERSION = 1
@@ -254,6 +254,8 @@ class EventRecord(msgspec.Struct, frozen=True, kw_only=True):
     kind: EventKind = EventKind.CUSTOM
     generation: Number = -1
     rank: Number = -1
+    is_problem: bool = False
+    """Whether it is a failure or a loss."""
     text: Why = ""
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from holdfast.wire.errors import FrameTooLarge
 from holdfast.wire.frames import HEADER_BYTES, encode_frame
-from holdfast.wire.limits import FRAME_BYTES_MAX, PART_BYTES
 from holdfast.wire.messages import Part, PartTaken
+from holdfast.wire.wire_errors import FrameTooLarge
+from holdfast.wire.wire_limits import FRAME_BYTES_MAX, PART_BYTES
 
 TAKEN = encode_frame(PartTaken())
 

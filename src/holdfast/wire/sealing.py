@@ -14,8 +14,8 @@ from __future__ import annotations
 import hmac
 from hashlib import blake2b
 
-from holdfast.wire.errors import BrokenSeal
 from holdfast.wire.frames import HEADER_BYTES
+from holdfast.wire.wire_errors import BrokenSeal
 
 TAG_BYTES = 16
 # The parts of a sealed frame. Reusing a slice is cheaper than making one for each frame.

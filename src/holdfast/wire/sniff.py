@@ -6,8 +6,8 @@ The protocols that reach a wrong port in practice are named: TLS, HTTP, torch's 
 
 from __future__ import annotations
 
-from holdfast.wire.errors import NotOurProtocol
-from holdfast.wire.limits import HANDSHAKE_FRAME_BYTES_MAX
+from holdfast.wire.wire_errors import NotOurProtocol
+from holdfast.wire.wire_limits import HANDSHAKE_FRAME_BYTES_MAX
 
 # How many of the first bytes are examined.
 FIRST_BYTES = 8

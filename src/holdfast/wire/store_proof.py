@@ -23,9 +23,9 @@ import hmac
 import os
 from struct import Struct
 
-from holdfast.wire.errors import ProofRefused
 from holdfast.wire.frames import HEADER_BYTES, FrameReader
 from holdfast.wire.sealing import TAG_BYTES, Seal
+from holdfast.wire.wire_errors import ProofRefused
 
 FIRST_BYTE = 0xA5
 ATTEST = 1

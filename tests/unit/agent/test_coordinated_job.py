@@ -23,7 +23,7 @@ from holdfast.core.protocol import Failure, JobOutcome, NodePhase, NodeRole, Vie
 from holdfast.errors import JobStopped
 from holdfast.observe.lifecycle import StandbyChanged
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
-from holdfast.rendezvous.errors import RendezvousClosedError, RendezvousTimeoutError
+from holdfast.rendezvous.rendezvous_errors import RendezvousClosedError, RendezvousTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from holdfast.agent import rank_exchange
 from holdfast.agent.spec import WorkerGroup, WorkerSpec
 from holdfast.core.ranks import NodeRanks
 from holdfast.processes.signals import SignalException
-from holdfast.rendezvous.errors import RendezvousStateError
+from holdfast.rendezvous.rendezvous_errors import RendezvousStateError
 from holdfast.store.memory_store import MemoryStore
 from rendezvous_fakes import ScriptedRendezvous
 

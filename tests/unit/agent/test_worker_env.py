@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from holdfast.agent import worker_env
 from holdfast.agent.spec import Worker, WorkerGroup, WorkerSpec
 from holdfast.errors import UsageError
-from holdfast.rendezvous.single_node import SingleNodeHandler
+from holdfast.rendezvous.single_node_handler import SingleNodeHandler
 
 
 def group(**settings: Any) -> WorkerGroup:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.cli import coordinator as verb
+from holdfast.cli import coordinator_command
 from holdfast.core.protocol import NodePhase
 from holdfast.errors import UsageError
 from holdfast.net import addresses
@@ -30,7 +30,7 @@ SECRET = "a token that is given"
 
 
 def run(*words: str) -> None:
-    verb.execute(verb.build_parser("coordinator").parse_args(words))
+    coordinator_command.execute(coordinator_command.build_parser("coordinator").parse_args(words))
 
 
 def test_coordinator_prints_its_endpoint_and_the_changes_of_jobs() -> None:
@@ -91,8 +91,8 @@ def test_endpoint_of_another_machine_causes_a_warning(
 
     monkeypatch.setattr(addresses, "resolve_async", resolve)
     if found == "never":
-        monkeypatch.setattr(verb, "RESOLVE_S", 0.01)
-    asyncio.run(verb.warn_of_name("head", 1))
+        monkeypatch.setattr(coordinator_command, "RESOLVE_S", 0.01)
+    asyncio.run(coordinator_command.warn_of_name("head", 1))
     assert [line[:16] for line in caplog.messages] == (
         [] if found == "127.0.0.1" else ["--endpoint: head"]
     )
@@ -168,14 +168,16 @@ def test_errors_have_their_exit_codes() -> None:
 
 def test_take_over_uses_the_endpoint_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = [(f"192.0.2.{number}", 29400) for number in range(4)]
-    args = verb.build_parser("coordinator").parse_args(["--take-over", "--endpoint=as given"])
+    args = coordinator_command.build_parser("coordinator").parse_args(
+        ["--take-over", "--endpoint=as given"]
+    )
     for own, place in (((2,), 2), ((0, 1, 3), 1), ((0,), None), ((), None)):
         mine = [ends[one][0] for one in own]
         monkeypatch.setattr(
-            "holdfast.cli.coordinator.is_local", lambda one, mine=mine: one.ip in mine
+            "holdfast.cli.coordinator_command.is_local", lambda one, mine=mine: one.ip in mine
         )
         if place is not None:
-            assert verb._own_place(args, ends) == place
+            assert coordinator_command._own_place(args, ends) == place
             continue
         with pytest.raises(UsageError, match=r"^--take-over: "):
-            verb._own_place(args, ends)
+            coordinator_command._own_place(args, ends)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.cli import dump
+from holdfast.cli import dump_command
 from holdfast.errors import HoldfastError
 from holdfast.processes.local_workers import local_workers
 from real_jobs import HOLDFAST, Job
@@ -83,6 +83,6 @@ def test_a_missing_process_or_job_is_one_line(monkeypatch: pytest.MonkeyPatch) -
     code, out, err = dumped(str(ended.pid))
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert str(ended.pid) in err
-    monkeypatch.setattr("holdfast.cli.dump.local_workers", list)
+    monkeypatch.setattr("holdfast.cli.dump_command.local_workers", list)
     with pytest.raises(HoldfastError):
-        dump.execute(dump.build_parser("dump").parse_args([]))
+        dump_command.execute(dump_command.build_parser("dump").parse_args([]))

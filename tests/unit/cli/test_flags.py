@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cli.run import build_parser
+from holdfast.cli.run_command import build_parser
 from holdfast.cli.script import check_can_start, worker_command
 from holdfast.errors import CannotStart, UsageError
 from holdfast.launcher import devices

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.cli import coordinator
-from holdfast.cli.run import config_from_args, parse_args, run
+from holdfast.cli import coordinator_command
+from holdfast.cli.run_command import config_from_args, parse_args, run
 from holdfast.errors import UsageError
 
 ELSEWHERE = "192.0.2.1"
@@ -16,7 +16,7 @@ def test_ha_flag_is_the_ha_backend_with_the_list_as_endpoint(
 ) -> None:
     launched = []
     monkeypatch.setattr(
-        "holdfast.cli.run.elastic_launch",
+        "holdfast.cli.run_command.elastic_launch",
         lambda config, entrypoint: lambda *_: launched.append((config, entrypoint)),
     )
     run(parse_args(["--ha", "node0,node1,node2", "--nnodes", "2:8", "--no-python", "true"]))
@@ -52,4 +52,6 @@ def test_ha_with_another_rendezvous_is_refused(flags: list[str], named: str) -> 
 def test_member_without_agent_runs_only_on_a_listed_machine(flags: list[str]) -> None:
     words = ["--ha", ELSEWHERE, "--rdzv-conf", "auth=none", *flags]
     with pytest.raises(UsageError, match="--ha"):
-        coordinator.execute(coordinator.build_parser("coordinator").parse_args(words))
+        coordinator_command.execute(
+            coordinator_command.build_parser("coordinator").parse_args(words)
+        )

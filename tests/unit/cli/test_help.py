@@ -14,8 +14,8 @@ import pytest
 
 from holdfast.cli import main
 from holdfast.cli.commands import COMMANDS
-from holdfast.cli.run import build_parser
-from holdfast.launcher import launch
+from holdfast.cli.run_command import build_parser
+from holdfast.launcher import launch_job
 from holdfast.launcher.config import FLAGS
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHON_EXEC", raising=False)
     (tmp_path / "train.py").touch()
-    monkeypatch.setattr(launch.elastic_launch, "__call__", lambda *_: {})
+    monkeypatch.setattr(launch_job.elastic_launch, "__call__", lambda *_: {})
 
 
 def stderr_of(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:

@@ -38,7 +38,7 @@ def job_ends(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException | None]
 
             return call
 
-        monkeypatch.setattr("holdfast.cli.run.elastic_launch", launch)
+        monkeypatch.setattr("holdfast.cli.run_command.elastic_launch", launch)
 
     return arrange
 

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.cli import operate
 from holdfast.cli.commands import COMMANDS
-from holdfast.cli.completion import SHELLS, flags_of_commands, script_for
+from holdfast.cli.completion_command import SHELLS, flags_of_commands, script_for
 from holdfast.control.stack_groups import grouped, place_of
 from holdfast.errors import UsageError
 from holdfast.views import tables

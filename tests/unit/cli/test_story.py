@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.cli.main import dispatch
-from holdfast.cli.story import read
+from holdfast.cli.story_command import read
 from holdfast.core.machine import Event, Story
 from holdfast.errors import UsageError
 from holdfast.launcher.story_file import StoryFile

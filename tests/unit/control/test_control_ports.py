@@ -21,10 +21,8 @@ from holdfast.core.requests import RequestRefusal
 from holdfast.net.agent_port import ON, READ_ONLY, AgentPort, ControlCredentials
 from holdfast.net.token_certificates import make_certificate
 from holdfast.wire import control
-from holdfast.wire.errors import HandshakeRefused
 from holdfast.wire.frames import FrameReader
 from holdfast.wire.handshake import ClientHandshake, control_key, read_only_token
-from holdfast.wire.limits import HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import (
     EventRecord,
     Goodbye,
@@ -32,6 +30,8 @@ from holdfast.wire.messages import (
     Query,
     Reply,
 )
+from holdfast.wire.wire_errors import HandshakeRefused
+from holdfast.wire.wire_limits import HANDSHAKE_FRAME_BYTES_MAX
 from in_loop import in_loop
 from other_users import STRANGER, as_user
 

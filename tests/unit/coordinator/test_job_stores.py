@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.coordinator import job_stores
 from holdfast.coordinator.job_stores import JobStores
-from holdfast.wire.limits import STORE_VALUE_BYTES_MAX
 from holdfast.wire.messages import StoreCall, StoreOp, StoreResult
+from holdfast.wire.wire_limits import STORE_VALUE_BYTES_MAX
 
 
 class Calls:

@@ -21,8 +21,8 @@ from holdfast.net.tls import TlsFiles
 from holdfast.wire import control, job_summary
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake, job_token
-from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import Goodbye, Query, StoreCall, StoreResult, Welcome, decode
+from holdfast.wire.wire_limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
 from in_loop import in_loop
 from serving import LIMIT_S, Client, Served, flood, jobs_in, serving, soon, status
 

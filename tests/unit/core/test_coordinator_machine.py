@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fake_node import RUN, a_job_of, a_node
-from holdfast.core.coordinator import CoordinatorMachine, StatusReceived
+from holdfast.core.coordinator_machine import CoordinatorMachine, StatusReceived
 from holdfast.core.machine import InvalidEvent
 from holdfast.core.protocol import Ack, JobOutcome, NodeRole, View
 from holdfast.core.rounds import Job, Rounds

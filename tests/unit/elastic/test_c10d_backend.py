@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.elastic._impl.c10d_backend import NO_STATE, C10dRendezvousBackend, create_backend
-from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
+from holdfast.rendezvous.rendezvous_errors import RendezvousConnectionError, RendezvousStateError
 from holdfast.store.memory_store import MemoryStore
 from holdfast.store.tcp.store_client import TCPStore
 

@@ -10,8 +10,8 @@ from holdfast.elastic._impl.etcd_backend import MAGIC, EtcdRendezvousBackend, cr
 from holdfast.etcd import lease as leases
 from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.etcd.sync_client import EtcdClient
-from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
+from holdfast.rendezvous.rendezvous_errors import RendezvousConnectionError, RendezvousStateError
 from real_etcd import Etcd, running_etcd
 
 if TYPE_CHECKING:

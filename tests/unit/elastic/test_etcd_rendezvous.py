@@ -15,20 +15,20 @@ from holdfast.elastic._impl.etcd_rendezvous import (
 from holdfast.elastic.rendezvous.registry import get_rendezvous_handler
 from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.etcd.sync_client import EtcdClient
-from holdfast.rendezvous.errors import (
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters
+from holdfast.rendezvous.rendezvous_errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from real_etcd import PATIENCE_S, Etcd, running_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from holdfast.rendezvous.etcd import EtcdHandler
+    from holdfast.rendezvous.etcd_handler import EtcdHandler
     from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo
 
 LOCAL = "127.0.0.1"

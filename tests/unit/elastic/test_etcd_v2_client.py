@@ -20,7 +20,7 @@ from holdfast.elastic._impl.etcd_v2_client import (
 from holdfast.elastic.rendezvous.etcd_server import EtcdServer
 from holdfast.errors import UsageError
 from holdfast.etcd.etcd_settings import EtcdSettings
-from holdfast.rendezvous.errors import RendezvousStateError
+from holdfast.rendezvous.rendezvous_errors import RendezvousStateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

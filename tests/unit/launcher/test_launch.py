@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.launcher.config import LaunchConfig
-from holdfast.launcher.launch import elastic_launch
+from holdfast.launcher.launch_job import elastic_launch
 from holdfast.net.addresses import own_address
 from holdfast.processes.failures.failure import ChildFailedError
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
 from holdfast.rendezvous.registry import rendezvous_handler_registry as registry
-from holdfast.rendezvous.single_node import SingleNodeHandler
+from holdfast.rendezvous.single_node_handler import SingleNodeHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable

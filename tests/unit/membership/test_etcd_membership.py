@@ -12,8 +12,8 @@ from fake_node import RUN, a_job_of
 from holdfast.coordinator.connect import ConnectFailed
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.etcd.calls import Problem, ProblemKind, Put, Txn
+from holdfast.core.etcd.etcd_session import EtcdSession
 from holdfast.core.etcd.keys import pack
-from holdfast.core.etcd.session import EtcdSession
 from holdfast.core.protocol import NodeInfo, NodePhase, NodeRole, View
 from holdfast.core.session import Session, SessionTimeouts, StatusChanged
 from holdfast.etcd.etcd_settings import EtcdSettings

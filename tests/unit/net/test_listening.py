@@ -149,7 +149,7 @@ store.close()
 OTHERS = """
 import resource
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
-from holdfast.rendezvous.coordinator import create_coordinator_handler
+from holdfast.rendezvous.coordinator_handler import create_coordinator_handler
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (160, hard))
 params = RendezvousParameters("c10d", "127.0.0.1:0", "job", 1, 1, is_host=True)
@@ -177,7 +177,7 @@ def test_silent_connections_are_left_to_a_kernel_with_syn_cookies_alone(
     if cookies is not None:
         (tmp_path / "setting").write_text(cookies)
     monkeypatch.setattr(listening, "COOKIES", tmp_path / "setting")
-    with listening.listen([(socket.AF_INET, ("127.0.0.1", 0))]) as listener:
+    with listening.listen([Address(socket.AF_INET, ("127.0.0.1", 0))]) as listener:
         listening.defer_accept(listener, 10.0)
         deferred = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT)
         assert bool(deferred) is is_deferred

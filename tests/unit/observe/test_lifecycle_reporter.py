@@ -29,10 +29,10 @@ from holdfast.observe.lifecycle import (
 )
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.signals import SignalException
-from holdfast.rendezvous.errors import RendezvousTimeoutError
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.registry import get_rendezvous_handler
-from holdfast.rendezvous.single_node import SingleNodeHandler
+from holdfast.rendezvous.rendezvous_errors import RendezvousTimeoutError
+from holdfast.rendezvous.single_node_handler import SingleNodeHandler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

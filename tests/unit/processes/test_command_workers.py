@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from holdfast.processes.failures.exits import RunProcsResult
     from holdfast.processes.logs.specs import LogsSpecs
+    from holdfast.processes.workers.group import RunProcsResult
 
 PATIENCE_S = 60
 WAITS = "echo ready $$ > $NEWS; exec sleep 1000"

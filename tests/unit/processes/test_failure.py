@@ -12,7 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.blame import KILLED_NOTICE_NS_MAX
-from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure, exit_status
+from holdfast.processes.failures.failure import (
+    ChildFailedError,
+    ProcessFailure,
+    exit_status,
+    failure_of,
+)
+from holdfast.processes.workers.group import WorkerExit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -156,3 +162,15 @@ def test_users_process_failure_raises_on_a_bad_error_file(
     with pytest.raises(problem):
         ProcessFailure(0, 42, 1, str(path))
     assert "could not be read" in failure(path).detail
+
+
+@pytest.mark.parametrize(
+    ("after_stop", "stray_signal", "consequence"),
+    [(False, False, False), (True, False, True), (True, True, False)],
+)
+def test_only_the_stops_signal_makes_a_consequence(
+    after_stop: bool, stray_signal: bool, consequence: bool
+) -> None:
+    ended = WorkerExit(0, 42, -11, "", 0, 2, after_stop, True, stray_signal)  # noqa: FBT003
+    failure = failure_of(ended, stop_began_ns=1, error_file="")
+    assert (failure.consequence, failure.stopped) == (consequence, consequence)

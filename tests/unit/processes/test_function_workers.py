@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from holdfast.processes.failures.exits import RunProcsResult
+    from holdfast.processes.workers.group import RunProcsResult
 
 
 PATIENCE_S = 60

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -13,21 +14,19 @@ import pytest
 from holdfast.core import blame
 from holdfast.errors import EnvironmentProblem
 from holdfast.processes import poll
-from holdfast.processes.failures.exits import WorkerExit
 from holdfast.processes.keeper import keeper_client
 from holdfast.processes.keeper.keeper_client import Keeper
 from holdfast.processes.keeper.keeper_program import descendants_of
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from holdfast.processes.workers.command_workers import SubprocessContext
-from holdfast.processes.workers.group import GroupSpec, StopEnded
+from holdfast.processes.workers.group import GroupSpec, StopEnded, WorkerExit, is_retryable
 from real_jobs import News, Watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from holdfast.processes.failures.exits import RunProcsResult
-    from holdfast.processes.workers.group import PContext
+    from holdfast.processes.workers.group import PContext, RunProcsResult
 
 PATIENCE_S = 60
 # Tells that it is there, then waits to be stopped; `exec` so that it has no child.
@@ -396,3 +395,9 @@ def test_unfollowed_output_is_in_the_failure(
     assert context.failures_so_far()[0].stderr_tail == "why\n"
     assert finished(context).failures[0].stderr_tail == "why\n"
     assert capfd.readouterr().err == "why\n"
+
+
+def test_only_a_shortage_is_retryable() -> None:
+    assert is_retryable(None)
+    assert all(is_retryable((number, "x")) for number in (errno.EAGAIN, errno.ETXTBSY))
+    assert not any(is_retryable((number, "x")) for number in (0, errno.ENOENT, errno.EACCES))

@@ -23,19 +23,19 @@ from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
 from holdfast.errors import UsageError
 from holdfast.membership.backend import BackendMembership
 from holdfast.membership.interface import JoinRefused
-from holdfast.rendezvous.backend import (
+from holdfast.rendezvous.backend_handler import (
     DynamicRendezvousHandler,
     RendezvousBackend,
     create_handler,
 )
-from holdfast.rendezvous.errors import (
+from holdfast.rendezvous.polled_handler import ALL_HERE
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters, RendezvousTimeout
+from holdfast.rendezvous.rendezvous_errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from holdfast.rendezvous.polled import ALL_HERE
-from holdfast.rendezvous.rdzv_conf import RendezvousParameters, RendezvousTimeout
 from holdfast.store.memory_store import MemoryStore
 
 if TYPE_CHECKING:

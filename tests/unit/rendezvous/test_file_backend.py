@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
 from holdfast.rendezvous.file_backend import (
     HEADER_BYTES,
     MAGIC,
@@ -18,6 +17,7 @@ from holdfast.rendezvous.file_backend import (
     job_store,
 )
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
+from holdfast.rendezvous.rendezvous_errors import RendezvousConnectionError, RendezvousStateError
 from holdfast.store.file_store import locked
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.rendezvous import errors, registry
-from holdfast.rendezvous.coordinator import CoordinatorHandler
-from holdfast.rendezvous.etcd import EtcdHandler
+from holdfast.rendezvous import registry, rendezvous_errors
+from holdfast.rendezvous.coordinator_handler import CoordinatorHandler
+from holdfast.rendezvous.etcd_handler import EtcdHandler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.registry import (
     RegistryWithPlugins,
@@ -165,8 +165,13 @@ def test_own_torchrun_plugin_is_not_loaded() -> None:
 
 
 def test_errors_have_a_message_and_an_exit_code() -> None:
-    kinds: list[Any] = [errors.RendezvousError, *errors.RendezvousError.__subclasses__()]
+    kinds: list[Any] = [
+        rendezvous_errors.RendezvousError,
+        *rendezvous_errors.RendezvousError.__subclasses__(),
+    ]
     assert all(str(kind()) for kind in kinds)
-    codes = {kind().exit_code for kind in kinds} - {errors.RendezvousGracefulExitError().exit_code}
+    codes = {kind().exit_code for kind in kinds} - {
+        rendezvous_errors.RendezvousGracefulExitError().exit_code
+    }
     assert codes == {78}
-    assert errors.RendezvousGracefulExitError().exit_code == 0
+    assert rendezvous_errors.RendezvousGracefulExitError().exit_code == 0

@@ -9,7 +9,7 @@ import pytest
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.etcd.etcd_settings import ENDPOINTS_MAX, EtcdSettings, parse_endpoints
 from holdfast.processes.keeper.keeper_client import inherited_environment
-from holdfast.rendezvous.etcd import PASSWORD_VARIABLE, USER_VARIABLE, etcd_settings_of
+from holdfast.rendezvous.etcd_handler import PASSWORD_VARIABLE, USER_VARIABLE, etcd_settings_of
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from real_etcd import Tls, make_tls
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.core.protocol import NodeRole, View
-from holdfast.rendezvous.coordinator import CoordinatorHandler
+from holdfast.rendezvous.coordinator_handler import CoordinatorHandler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.wire.handshake import job_token
 

@@ -34,8 +34,8 @@ from holdfast.store.tcp.forwarding import Forwarder
 from holdfast.store.tcp.store_client import TCPStore
 from holdfast.store.tcp.store_server import fast_responder, respond
 from holdfast.store.tcp.tcp_protocol import Requests
-from holdfast.wire.errors import ProofRefused
 from holdfast.wire.store_proof import AgentProof
+from holdfast.wire.wire_errors import ProofRefused
 from other_users import STRANGER, as_user
 
 if TYPE_CHECKING:

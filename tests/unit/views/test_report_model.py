@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 
+from holdfast.control.step_rates import RANKS_SHOWN, SLOWEST_SHOWN
 from holdfast.core.supervision import StopReason
 from holdfast.views.report import records
-from holdfast.views.report.model import RANKS_SHOWN, SLOWEST_SHOWN, Report, describe
+from holdfast.views.report.model import Report, describe
 from timelines import Timeline, one_restart
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.wire.errors import EmptyFrame, FrameTooLarge
 from holdfast.wire.frames import FrameReader, encode_frame
-from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import StoreCall
+from holdfast.wire.wire_errors import EmptyFrame, FrameTooLarge
+from holdfast.wire.wire_limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
 
 
 def framed(body: bytes) -> bytes:

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from holdfast.errors import InternalError
-from holdfast.wire.errors import BadMessage, BrokenSeal, HandshakeRefused, NotOurProtocol
 from holdfast.wire.frames import FrameReader
 from holdfast.wire.handshake import (
     JOB_TOKEN_PREFIX,
@@ -20,7 +19,6 @@ from holdfast.wire.handshake import (
     job_token,
     refusal,
 )
-from holdfast.wire.limits import HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import (
     PROTOCOL_VERSION,
     Challenge,
@@ -32,6 +30,8 @@ from holdfast.wire.messages import (
     decode,
     encode,
 )
+from holdfast.wire.wire_errors import BadMessage, BrokenSeal, HandshakeRefused, NotOurProtocol
+from holdfast.wire.wire_limits import HANDSHAKE_FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from holdfast.wire.messages import Message

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.wire.errors import FrameTooLarge
 from holdfast.wire.frames import HEADER_BYTES, FrameReader
-from holdfast.wire.limits import FRAME_BYTES_MAX, PART_BYTES
 from holdfast.wire.messages import Part, decode
 from holdfast.wire.parts import IncomingParts, OutgoingParts
+from holdfast.wire.wire_errors import FrameTooLarge
+from holdfast.wire.wire_limits import FRAME_BYTES_MAX, PART_BYTES
 
 
 def frame(body: bytes) -> bytes:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.wire.errors import BrokenSeal, FrameTooLarge
 from holdfast.wire.frames import HEADER_BYTES, FrameReader
-from holdfast.wire.limits import FRAME_BYTES_MAX, PART_BYTES
 from holdfast.wire.sealing import TAG_BYTES, Seal
+from holdfast.wire.wire_errors import BrokenSeal, FrameTooLarge
+from holdfast.wire.wire_limits import FRAME_BYTES_MAX, PART_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.wire.errors import NotOurProtocol
 from holdfast.wire.handshake import ClientHandshake, ServerHandshake, refusal
-from holdfast.wire.limits import HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.sniff import check_client_bytes, check_server_bytes
+from holdfast.wire.wire_errors import NotOurProtocol
+from holdfast.wire.wire_limits import HANDSHAKE_FRAME_BYTES_MAX
 
 CLIENTS = [
     (b"\x16\x03\x01\x02\x00\x01\x00", "a TLS client; this coordinator does not use TLS"),

@@ -6,7 +6,6 @@ import pytest
 
 from holdfast.store.tcp.tcp_protocol import OPERATIONS, PROOF
 from holdfast.wire import store_proof
-from holdfast.wire.errors import BrokenSeal, ProofRefused
 from holdfast.wire.store_proof import (
     CHUNK_BYTES,
     FORWARD,
@@ -14,6 +13,7 @@ from holdfast.wire.store_proof import (
     SealedStream,
     StoreProof,
 )
+from holdfast.wire.wire_errors import BrokenSeal, ProofRefused
 
 KEY, OTHER_KEY = bytes(32), bytes(31) + b"\1"
 

@@ -21,8 +21,7 @@ from holdfast.core.protocol import (
     Status,
     View,
 )
-from holdfast.wire import limits
-from holdfast.wire.errors import BadMessage
+from holdfast.wire import wire_limits as limits
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.messages import (
     Goodbye,
@@ -34,6 +33,7 @@ from holdfast.wire.messages import (
     decode_handshake,
     encode,
 )
+from holdfast.wire.wire_errors import BadMessage
 
 INFO = NodeInfo(node="n1", incarnation=7)
 SETTINGS = JobSettings(min_nodes=1, max_nodes=3)

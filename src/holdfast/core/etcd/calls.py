@@ -1,6 +1,6 @@
 """Requests to etcd, its answers, and the effects that carry them, as plain values.
 
-The machines that run on etcd (`core.etcd.session`, `core.etcd.leader`) return these requests as
+The machines that run on etcd (`core.etcd.etcd_session`, `core.etcd.leader`) return these requests as
 effects and take the answers in as events. A real client performs them over the network, the
 simulator in a store of its own, so that the same decisions run in both.
 

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from holdfast.observe.lifecycle import Observers
     from holdfast.processes.logs.specs import LogsSpecs
     from holdfast.rendezvous.handler import RendezvousHandler
-    from holdfast.store.interface import RoundStore
+    from holdfast.store.store_interface import RoundStore
 
 START_HOOKS = ("_setup_local_watchdog", "_setup_healthcheck")
 STEPS = (

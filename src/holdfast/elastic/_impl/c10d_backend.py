@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.net import addresses, listening
 from holdfast.net.endpoints import parse_rendezvous_endpoint
-from holdfast.rendezvous.backend import RendezvousBackend, Token
-from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
+from holdfast.rendezvous.backend_handler import RendezvousBackend, Token
 from holdfast.rendezvous.file_backend import job_store
+from holdfast.rendezvous.rendezvous_errors import RendezvousConnectionError, RendezvousStateError
 from holdfast.store.store_errors import DistError
 
 if TYPE_CHECKING:
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
     from holdfast.store.file_store import FileStore
-    from holdfast.store.interface import ComparingStore
+    from holdfast.store.store_interface import ComparingStore
     from holdfast.store.tcp.store_client import TCPStore
 
 DEFAULT_PORT = 29400

@@ -18,13 +18,13 @@ from holdfast.errors import UsageError
 from holdfast.etcd.etcd_store import EtcdStore
 from holdfast.etcd.lease import WriteLease, transact
 from holdfast.etcd.sync_client import EtcdError
-from holdfast.rendezvous.backend import RendezvousBackend, Token
-from holdfast.rendezvous.errors import (
+from holdfast.rendezvous.backend_handler import RendezvousBackend, Token
+from holdfast.rendezvous.etcd_handler import etcd_settings_of
+from holdfast.rendezvous.rendezvous_errors import (
     RendezvousConnectionError,
     RendezvousError,
     RendezvousStateError,
 )
-from holdfast.rendezvous.etcd import etcd_settings_of
 
 if TYPE_CHECKING:
     from holdfast.etcd.sync_client import EtcdClient

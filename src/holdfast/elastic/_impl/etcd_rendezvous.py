@@ -21,13 +21,13 @@ from holdfast.elastic._impl.etcd_v2_client import adapted
 from holdfast.etcd.generation_stores import GenerationStores
 from holdfast.etcd.sync_client import EtcdClient, EtcdError
 from holdfast.rendezvous import rdzv_conf
-from holdfast.rendezvous.errors import (
+from holdfast.rendezvous.etcd_handler import EtcdHandler, etcd_settings_of
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters
+from holdfast.rendezvous.rendezvous_errors import (
     RendezvousConnectionError,
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from holdfast.rendezvous.etcd import EtcdHandler, etcd_settings_of
-from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.store.memory_store import as_seconds
 from holdfast.store.store_errors import StoreTimeoutError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from holdfast.errors import UsageError
 from holdfast.net.endpoints import format_endpoint
-from holdfast.rendezvous.coordinator import CoordinatorHandler
+from holdfast.rendezvous.coordinator_handler import CoordinatorHandler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
 

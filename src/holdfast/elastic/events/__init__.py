@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.elastic._impl.events import construct_and_record_rdzv_event, get_logging_handler
+from holdfast.elastic._impl.event_log_handlers import (
+    construct_and_record_rdzv_event,
+    get_logging_handler,
+)
 from holdfast.elastic.events import api, handlers  # noqa: F401 (also reached as attributes)
 from holdfast.observe.events.destinations import (
     configure,

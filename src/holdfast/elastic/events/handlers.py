@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from holdfast.elastic._impl.events import _log_handlers, get_logging_handler
+from holdfast.elastic._impl.event_log_handlers import _log_handlers, get_logging_handler
 from holdfast.observe.events.event_handlers import EventHandler, NullEventHandler
 
 __all__ = ["EventHandler", "NullEventHandler", "_log_handlers", "get_logging_handler"]

@@ -15,11 +15,11 @@ from holdfast.elastic.multiprocessing import (  # noqa: F401 (also reached as at
     subprocess_handler,
     tail_log,
 )
-from holdfast.processes.failures.exits import RunProcsResult
 from holdfast.processes.failures.failure import ProcessFailure
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from holdfast.processes.logs.std import Std, to_map
 from holdfast.processes.signals import SignalException
+from holdfast.processes.workers.group import RunProcsResult
 
 __all__ = [
     "DefaultLogsSpecs",

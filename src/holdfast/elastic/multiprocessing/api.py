@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from holdfast.elastic._impl.processes import MultiprocessContext, PContext, SubprocessContext
 from holdfast.elastic._impl.redirects import get_std_cm
-from holdfast.processes.failures.exits import RunProcsResult
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from holdfast.processes.logs.std import Std, to_map
 from holdfast.processes.signals import SignalException
+from holdfast.processes.workers.group import RunProcsResult
 
 __all__ = [
     "DefaultLogsSpecs",

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from holdfast.rendezvous.errors import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-)
 from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.registry import (
     RendezvousHandlerCreator,
     RendezvousHandlerRegistry,
     rendezvous_handler_registry,
+)
+from holdfast.rendezvous.rendezvous_errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
 )
 
 __all__ = [

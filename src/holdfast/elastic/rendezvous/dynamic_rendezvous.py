@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.rendezvous.backend import (
+from holdfast.rendezvous.backend_handler import (
     DynamicRendezvousHandler,
     RendezvousBackend,
     Token,

@@ -12,13 +12,16 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.core.blame import Blame, Suspect, Trace, blame
 from holdfast.lazy_dataclass import keyword_field, later_field, lazy_dataclass
 from holdfast.processes import signals
 from holdfast.processes.failures import complaints, tracebacks
 from holdfast.processes.failures.error_file import read_error_file
+
+if TYPE_CHECKING:
+    from holdfast.processes.workers.group import WorkerExit
 
 NOT_AVAILABLE = "<N/A>"
 
@@ -213,6 +216,35 @@ class ProcessFailure:
             why = tracebacks.exception_line(tracebacks.last_traceback(self.stderr_tail))
         first_line = why.strip().partition("\n")[0]
         return f"{self.ending()}: {first_line}" if first_line else self.ending()
+
+
+def failure_of(
+    exited: WorkerExit, *, stop_began_ns: int, spoke_before_stop: bool = False, **known: Any
+) -> ProcessFailure:
+    """Return the failure of a worker that exited so; `known` are values of further fields.
+
+    `spoke_before_stop`: whether its standard error had a traceback when the stop began.
+    """
+    failure = ProcessFailure(
+        local_rank=exited.rank,
+        pid=exited.pid,
+        exitcode=exited.exitcode,
+        detail=exited.detail,
+        order=exited.order,
+        observed_ns=exited.when_ns,
+        tolerant=True,
+        **known,
+    )
+    failure.stopped = exited.after_stop and exited.exitcode < 0 and not exited.stray_signal
+    # Who recorded or printed an exception before the stop began is no consequence, however late it
+    # ended, nor is who died of something that the stop has not done.
+    failure.consequence = (
+        exited.after_stop
+        and not exited.stray_signal
+        and not spoke_before_stop
+        and failure.came_after(stop_began_ns)
+    )
+    return failure
 
 
 class ChildFailedError(Exception):

@@ -20,6 +20,7 @@ The path of a worker's exit: the keeper (`keeper/keeper_program.py`) reaps the p
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -33,21 +34,13 @@ from holdfast.core.machine import TICK
 from holdfast.core.values import Value
 from holdfast.defaults import SHUTDOWN_S
 from holdfast.errors import SHORTAGES, EnvironmentProblem, shortage_hint
-from holdfast.processes.failures.exits import (
-    OomKills,
-    RunProcsResult,
-    WorkerExit,
-    exit_of_unkillable,
-    failure_of,
-    is_retryable,
-    report_left_behind,
-    start_error,
-)
+from holdfast.lazy_dataclass import factory_field, lazy_dataclass
+from holdfast.processes.failures.oom_kills import OomKills
 from holdfast.processes.keeper import keeper_client
 from holdfast.processes.keeper.keeper_program import descendants_of
 from holdfast.processes.logs.stdio import WorkerStdio
 from holdfast.processes.poll import min_of, wait_for
-from holdfast.processes.procfs import is_stopped
+from holdfast.processes.procfs import is_stopped, state_of
 from holdfast.side_thread import Hung, SideThread
 
 if TYPE_CHECKING:
@@ -67,6 +60,42 @@ READ_S_MAX = 2.0
 OF_A_PEER = (signal.SIGABRT, signal.SIGPIPE)
 # How long a worker that SIGKILL did not end may take to exit after the keeper's death.
 LAST_MS_MAX = 1_000
+# More than the workers of any node: a worker that SIGKILL does not end counts last.
+ORDER_OF_GIVEN_UP = 1 << 20
+# Temporary errors of an exec.
+RETRYABLE_ERRORS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ETXTBSY)
+
+
+@lazy_dataclass
+class RunProcsResult:
+    """How a group of workers ended, by local rank."""
+
+    return_values: dict[int, Any] = factory_field(default_factory=dict)
+    failures: dict[int, ProcessFailure] = factory_field(default_factory=dict)
+    stdouts: dict[int, str] = factory_field(default_factory=dict)
+    stderrs: dict[int, str] = factory_field(default_factory=dict)
+
+    def is_failed(self) -> bool:
+        return len(self.failures) > 0
+
+
+class WorkerExit(Value):
+    """How one worker exited, as first seen."""
+
+    rank: int
+    pid: int
+    exitcode: int
+    detail: str
+    order: int
+    when_ns: int  # On the wall clock, as in error files.
+    after_stop: bool  # A stop had begun before.
+    retryable: bool = True  # False if a restart would fail in the same way.
+    stray_signal: bool = False  # It died of a signal that the stop, if any, had not sent to it.
+
+    @property
+    def failed(self) -> bool:
+        """Whether this ending is a failure; an unusual exit with code 0 has a detail."""
+        return self.exitcode != 0 or bool(self.detail)
 
 
 class StopEnded(Value):
@@ -106,6 +135,50 @@ class GroupSpec(Value):
 
 
 GroupEvent = WorkerExit | WorkersKilled | StopEnded
+
+
+def is_retryable(error: tuple[int, str] | None) -> bool:
+    """Whether a new start may succeed: the system only lacked resources."""
+    return error is None or error[0] in RETRYABLE_ERRORS
+
+
+def start_error(error: tuple[int, str] | None) -> str:
+    """Say why a forked child could not become the worker."""
+    if error is None:
+        return ""
+    number, step = error
+    hint = shortage_hint(number)
+    why = f": {os.strerror(number)}" if number else ""
+    return f"could not be started: {step}{why}" + (f" ({hint})" if hint else "")
+
+
+def unkillable(pid: int, reap_s: float) -> str:
+    """Say of a process that SIGKILL does not end what state it is in."""
+    state = state_of(pid)
+    where = "in uninterruptible sleep" if state == "D" else f"in state {state}"
+    return f"does not end even by SIGKILL: {where}, given up after {reap_s:g} s"
+
+
+def report_left_behind(workers: dict[int, int], leftovers: list[int], reap_s: float) -> None:
+    """Report workers, by local rank, and their leftovers that SIGKILL did not end."""
+    for rank, pid in workers.items():
+        console.error(f"worker {rank} (pid {pid}) is left behind: it {unkillable(pid, reap_s)}")
+    for pid in leftovers:
+        what = f"process {pid}, which a worker had started,"
+        console.error(f"{what} is left behind: it {unkillable(pid, reap_s)}")
+
+
+def exit_of_unkillable(rank: int, pid: int, reap_s: float) -> WorkerExit:
+    """Return the exit of a worker that SIGKILL does not end: after all others, by SIGKILL."""
+    return WorkerExit(
+        rank,
+        pid,
+        -signal.SIGKILL,
+        unkillable(pid, reap_s),
+        order=ORDER_OF_GIVEN_UP + rank,
+        when_ns=time.time_ns(),
+        after_stop=True,
+    )
 
 
 def _require_every_rank(mapping: Mapping[int, object], nprocs: int, what: str) -> None:
@@ -496,9 +569,9 @@ class PContext(ABC):
                     pass  # Not a worker but the zygote, whose own connection reports all.
                 case keeper_client.Spawned(rank, pid):
                     self._worker_started(rank, pid)
-                case keeper_client.SpawnFailed(rank, errno, text):
-                    if errno in SHORTAGES:
-                        self._shortage = OSError(errno, text)
+                case keeper_client.SpawnFailed(rank, number, text):
+                    if number in SHORTAGES:
+                        self._shortage = OSError(number, text)
                     self._worker_exited(rank, 0, 127, f"could not be started: {text}")
                 case keeper_client.Exited(rank, pid, exitcode, error, at_ns):
                     if self._started.get(rank) == pid:  # not one given up by an earlier start
@@ -670,12 +743,16 @@ class PContext(ABC):
         try:
             return self._failure_reader.call(self._read_failure, exited)
         except Hung as problem:
+            from holdfast.processes.failures.failure import failure_of
+
             failure = failure_of(exited, stop_began_ns=self._stop_began_ns, error_file="")
             what = f"its error file and standard error could not be read: {problem}"
             failure.detail = f"{failure.detail}; {what}" if failure.detail else what
             return failure
 
     def _read_failure(self, exited: WorkerExit) -> ProcessFailure:
+        from holdfast.processes.failures.failure import failure_of  # Most jobs do not fail.
+
         rank = exited.rank
         tail = self._stdio.stderr_tail(rank)
         words_at, words_ns = self._stdio.last_words(rank, tail)

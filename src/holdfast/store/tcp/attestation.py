@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.net.addresses import check_not_itself
 from holdfast.store.tcp.store_connector import StoreConnector, problem_text
-from holdfast.wire.errors import ProofRefused
 from holdfast.wire.store_proof import ATTEST
+from holdfast.wire.wire_errors import ProofRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable

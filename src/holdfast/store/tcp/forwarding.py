@@ -20,8 +20,8 @@ from holdfast import console
 from holdfast.net.listening import raise_descriptor_limit
 from holdfast.net.peer_user import NOBODY, is_own_user, user_of
 from holdfast.store.tcp.store_connector import StoreConnector, problem_text
-from holdfast.wire.errors import WireError
 from holdfast.wire.store_proof import FORWARD
+from holdfast.wire.wire_errors import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

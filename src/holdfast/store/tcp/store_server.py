@@ -25,7 +25,7 @@ from holdfast.store.tcp import tcp_protocol
 from holdfast.store.tcp.embedded import PRIVATE
 from holdfast.store.tcp.host_admission import HELD_PART, HELD_S, HostAdmission
 from holdfast.store.tcp.tcp_protocol import GET, QUEUE_POP, WAIT, Requests
-from holdfast.wire.errors import ProofRefused, WireError
+from holdfast.wire.wire_errors import ProofRefused, WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """The rendezvous of `--ha`: on an etcd cluster that the job's own machines run.
 
-Unlike with `rendezvous.etcd`, the cluster may not run yet when the agent connects, and it serves this
+Unlike with `rendezvous.etcd_handler`, the cluster may not run yet when the agent connects, and it serves this
 job alone (`membership.cluster_check`).
 """
 
@@ -20,7 +20,7 @@ from holdfast.net.addresses import names_loopback
 from holdfast.net.agent_port import ControlCredentials
 from holdfast.net.listening import LOOPBACK
 from holdfast.rendezvous import rdzv_conf
-from holdfast.rendezvous.etcd import EtcdHandler
+from holdfast.rendezvous.etcd_handler import EtcdHandler
 
 if TYPE_CHECKING:
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters

@@ -19,7 +19,7 @@ from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoints
 from holdfast.net.listening import LOOPBACK, address_of
 from holdfast.net.token import choose_token
 from holdfast.rendezvous import rdzv_conf
-from holdfast.rendezvous.polled import ANNOUNCE_S, PolledHandler
+from holdfast.rendezvous.polled_handler import ANNOUNCE_S, PolledHandler
 from holdfast.wire.handshake import job_token
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from holdfast.core.protocol import View
     from holdfast.membership.interface import Membership
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
-    from holdfast.store.interface import RoundStore
+    from holdfast.store.store_interface import RoundStore
 
 DEFAULT_PORT = 29400
 

@@ -27,7 +27,7 @@ from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.signals import SIGNALS_ENV, parse_signal
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
-from holdfast.rendezvous.single_node import SingleNodeHandler
+from holdfast.rendezvous.single_node_handler import SingleNodeHandler
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
 from holdfast.side_thread import SideThread
 
@@ -138,7 +138,7 @@ def cluster_of(launch: Launch) -> AbstractContextManager[object]:
     if Backend.named(launch.config.rdzv_backend) is not Backend.HA:
         return nullcontext()
     from holdfast.etcd.cluster_member import running_member
-    from holdfast.rendezvous.ha import list_of
+    from holdfast.rendezvous.ha_handler import list_of
     from holdfast.rendezvous.rdzv_conf import parse
 
     params = parameters_of(launch.config, launch.run_id)

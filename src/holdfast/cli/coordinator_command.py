@@ -356,7 +356,7 @@ def _run_member(args: argparse.Namespace) -> None:
     # Only --ha needs these modules and the package h11.
     from holdfast.etcd.cluster_list import advice, parse_machines
     from holdfast.etcd.cluster_member import running_member
-    from holdfast.rendezvous.ha import list_of
+    from holdfast.rendezvous.ha_handler import list_of
 
     if args.endpoint != DEFAULT_ENDPOINT or args.state or args.take_over:
         other = "--state" if args.state else "--take-over" if args.take_over else "--endpoint"

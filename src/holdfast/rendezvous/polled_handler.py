@@ -21,24 +21,24 @@ from holdfast import console
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.protocol import NodePhase, NodeRole, RefusalReason, View
 from holdfast.membership.interface import JoinRefused
-from holdfast.rendezvous.errors import (
+from holdfast.rendezvous.handler import (
+    CoordinatedRendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+from holdfast.rendezvous.rendezvous_errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from holdfast.rendezvous.handler import (
-    CoordinatedRendezvousHandler,
-    RendezvousInfo,
-    RendezvousStoreInfo,
-)
 from holdfast.rendezvous.worker_store import PORTS, WorkerStore
-from holdfast.wire.limits import STORE_KEYS_MAX
+from holdfast.wire.wire_limits import STORE_KEYS_MAX
 
 if TYPE_CHECKING:
     from holdfast.membership.interface import Membership
-    from holdfast.store.interface import RoundStore
+    from holdfast.store.store_interface import RoundStore
 
 LEAVE_S = 2.0  # How long a leaving node waits until its report has arrived.
 POLL_S = (0.005, 0.1)  # The first and the longest pause while a wait for keys polls the store.

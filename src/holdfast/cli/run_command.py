@@ -19,7 +19,7 @@ from holdfast.errors import UsageError
 from holdfast.launcher import flag_values as values
 from holdfast.launcher.config import DEFAULT_MASTER_PORT, FLAGS, LaunchConfig
 from holdfast.launcher.flag_values import determine_local_world_size, parse_min_max_nnodes
-from holdfast.launcher.launch import elastic_launch
+from holdfast.launcher.launch_job import elastic_launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -26,15 +26,15 @@ from holdfast.membership.interface import draw_incarnation
 from holdfast.net.agent_port import OFF, ON, ControlCredentials, explicit_token
 from holdfast.net.listening import address_of
 from holdfast.rendezvous import rdzv_conf
-from holdfast.rendezvous.errors import (
+from holdfast.rendezvous.polled_handler import PolledHandler
+from holdfast.rendezvous.rdzv_conf import RendezvousSettings, RendezvousTimeout
+from holdfast.rendezvous.rendezvous_errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from holdfast.rendezvous.polled import PolledHandler
-from holdfast.rendezvous.rdzv_conf import RendezvousSettings, RendezvousTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable

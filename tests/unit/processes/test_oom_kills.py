@@ -1,35 +1,15 @@
-"""How workers exited, and what can be known of why."""
+"""What the kernel counts of its out-of-memory killer."""
 
 from __future__ import annotations
 
-import errno
 from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.processes.failures import exits
-from holdfast.processes.failures.exits import OomKills
+from holdfast.processes.failures.oom_kills import OomKills
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def test_only_a_shortage_is_retryable() -> None:
-    assert exits.is_retryable(None)
-    assert all(exits.is_retryable((number, "x")) for number in (errno.EAGAIN, errno.ETXTBSY))
-    assert not any(exits.is_retryable((number, "x")) for number in (0, errno.ENOENT, errno.EACCES))
-
-
-@pytest.mark.parametrize(
-    ("after_stop", "stray_signal", "consequence"),
-    [(False, False, False), (True, False, True), (True, True, False)],
-)
-def test_only_the_stops_signal_makes_a_consequence(
-    after_stop: bool, stray_signal: bool, consequence: bool
-) -> None:
-    ended = exits.WorkerExit(0, 42, -11, "", 0, 2, after_stop, True, stray_signal)  # noqa: FBT003
-    failure = exits.failure_of(ended, stop_began_ns=1, error_file="")
-    assert (failure.consequence, failure.stopped) == (consequence, consequence)
 
 
 GROUPS = {

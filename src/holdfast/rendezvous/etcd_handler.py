@@ -14,7 +14,7 @@ from holdfast.membership.etcd import EtcdMembership
 from holdfast.net import listening
 from holdfast.net.agent_port import OFF, ControlCredentials, explicit_token
 from holdfast.rendezvous import rdzv_conf
-from holdfast.rendezvous.coordinator import CoordinatorHandler
+from holdfast.rendezvous.coordinator_handler import CoordinatorHandler
 from holdfast.rendezvous.rdzv_conf import value_of
 
 if TYPE_CHECKING:
