@@ -24,7 +24,7 @@ from holdfast.core.protocol import (
     Status,
     View,
 )
-from holdfast.core.quotas import ADDRESS_SHARE_MAX, JOBS_MAX, NEARLY_FULL, UNREAD_ANSWERS_BYTES_MAX
+from holdfast.core.quotas import ADDRESS_SHARE_MAX, JOBS_MAX, NEARLY_FULL, UNREAD_REPLIES_BYTES_MAX
 from holdfast.core.session import SessionTimeouts
 from holdfast.membership.interface import JoinRefused
 from holdfast.wire import control
@@ -365,7 +365,7 @@ def test_questions_do_not_fill_the_memory_with_answers() -> None:
             assert isinstance(honest.hear(), Reply)  # All others were answered before.
             grown = resident_bytes(coordinator.process.pid) - before
         # Besides what is held: one being made, as objects, as a frame and as a sealed one.
-        assert grown < UNREAD_ANSWERS_BYTES_MAX + 6 * reply_bytes < 30 * reply_bytes / 2
+        assert grown < UNREAD_REPLIES_BYTES_MAX + 6 * reply_bytes < 30 * reply_bytes / 2
 
 
 def tell_tales(opened: ExitStack, port: int, run_id: str) -> None:

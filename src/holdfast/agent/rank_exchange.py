@@ -64,7 +64,7 @@ def node_ranks(
     if group_rank == 0:
         keys = [f"{ROLE_INFO}{node}" for node in range(group_world_size)]
         infos = _multi_get(store, keys, is_broken, interval)
-        # A user's own store may already contain the ranks, and no infos.
+        # A user's own store may already contain the ranks, but not the node's data.
         nodes = [_decoded(key, info, _shape) for key, info in zip(keys, infos, strict=False)]
         assigned = [
             json.dumps(
@@ -155,7 +155,7 @@ def _has_check(store: Any, keys: list[str]) -> bool:
 
 
 def exit_barrier(group: WorkerGroup, timeout_s: float) -> None:
-    """Wait until every node's workers are done, so that the store outlives all workers.
+    """Wait until every node's workers have finished, so that the store outlives all workers.
 
     A timeout is logged, and does not change this node's result.
     """
@@ -173,5 +173,5 @@ def exit_barrier(group: WorkerGroup, timeout_s: float) -> None:
         raise
     except Exception as problem:  # noqa: BLE001 (each kind of store raises other exceptions)
         console.error(
-            f"stopped waiting for the other nodes to be done (limit {timeout_s:g} s): {problem}"
+            f"stopped waiting for the other nodes to finish (limit {timeout_s:g} s): {problem}"
         )

@@ -27,7 +27,9 @@ LOCAL_WORLD_SIZE_MAX = 100_000
 WORLD_SIZE_MAX = NODES_MAX * LOCAL_WORLD_SIZE_MAX
 VIEW_MEMBERS_MAX = 128
 """A view lists the members of a round if there are at most this many. The total size of a round's views
-grows with the square of its members: half a megabyte at this limit, gigabytes for 10,000 nodes."""
+grows with the square of its members: half a megabyte at this limit, gigabytes for 10,000 nodes.
+Listing them only in the first view of a round would not help: a node that receives only a later view would
+miss them."""
 RIVALS_MAX = 64
 """If it is uncertain which rank failed first, at most this many other candidates are listed."""
 PORT_MAX = 65_535

@@ -18,7 +18,7 @@ SAVED_JOBS_MAX = 10_000
 """Jobs without nodes for a long time, of which only the counters are kept."""
 UNREAD_BYTES_MAX = 4 * MIB
 """Outgoing bytes that one peer may leave unread. Each slow reader can occupy this much memory."""
-UNREAD_ANSWERS_BYTES_MAX = 32 * MIB
+UNREAD_REPLIES_BYTES_MAX = 32 * MIB
 """Bytes of query replies that all peers together may leave unread."""
 
 NEARLY_FULL = 0.75
@@ -47,7 +47,7 @@ class Shares:
         self._taken[address] = self.taken_by(address) + 1
         self._total += 1
 
-    def give_back(self, address: str) -> None:
+    def release(self, address: str) -> None:
         self._taken[address] -= 1
         if not self._taken[address]:
             del self._taken[address]
