@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.agent.spec import place_workers
+from holdfast.agent.worker_processes import place_workers
 from holdfast.core import coordinated_supervision, supervision
 from holdfast.core.limits import RIVALS_MAX
 from holdfast.core.protocol import (
