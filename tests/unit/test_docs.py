@@ -20,6 +20,7 @@ import pytest
 from holdfast.cli.completion_command import flags_of_commands
 from holdfast.cli.operate import TEXTS
 from holdfast.cli.run_command import build_parser
+from holdfast.control.step_rates import Progress, RankSeries, RankSummary
 from holdfast.launcher.config import FLAGS
 from holdfast.observe.timeline import KINDS, UNRECORDED
 from holdfast.rendezvous.backends import Backend
@@ -198,24 +199,24 @@ def test_every_key_of_a_failure_report_is_documented(tmp_path: Path) -> None:
     (written,) = tmp_path.glob("*/failure.json")
     report = json.loads(written.read_text())
     page = DOCS / "reference" / "failure-report-json.md"
-    assert set(report["first"]) == table_keys(page, after="Of each failure:")
-    assert set(report) == table_keys(page, until="Of each failure:")
+    assert set(report["first"]) == table_keys(page, after="Keys of a failure")
+    assert set(report) == table_keys(page, until="Keys of a failure")
 
 
 def test_every_key_of_a_report_is_documented() -> None:
     page = DOCS / "reference" / "report-json.md"
     parts = {
-        "": (model.Report, "Of each generation"),
-        "Of each generation": (model.Generation, "Of each node"),
-        "Of each node": (model.Node, "Of each failure"),
-        "Of each failure": (model.Failure, "Of the progress"),
-        "Of the progress": (model.Progress, "\0"),
+        "": (model.Report, "Keys of a generation"),
+        "Keys of a generation": (model.Generation, "Keys of a node"),
+        "Keys of a node": (model.Node, "Keys of a failure"),
+        "Keys of a failure": (model.Failure, "Keys of `progress`"),
+        "Keys of `progress`": (Progress, "\0"),
     }
     for after, (kind, until) in parts.items():
         assert table_keys(page, after, until) == set(kind.__struct_fields__)
-    inner = {model.Outcome, model.Cost, model.Span, model.NodeSpan, model.Tail, model.RankSeries}
+    inner = {model.Outcome, model.Cost, model.Span, model.NodeSpan, model.Tail, RankSeries}
     text = page.read_text()
-    named = {name for kind in inner | {model.RankSummary} for name in kind.__struct_fields__}
+    named = {name for kind in inner | {RankSummary} for name in kind.__struct_fields__}
     assert {name for name in named if f"`{name}`" not in text} == set()
 
 

@@ -1,4 +1,4 @@
-"""What an agent reports of its node: workers, state and events, as the messages that clients get."""
+"""The messages that clients get from an agent about its node: workers, state and events."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.control.history import WorkerState
 from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.observe import lifecycle
 from holdfast.printable import one_line
@@ -57,7 +58,7 @@ def report_of(agent: ControlledAgent, history: History, *, workers: bool = True)
                     rank=worker.global_rank,
                     local_rank=worker.local_rank,
                     pid=pid,
-                    state="running" if pid else "ended",
+                    state=_worker_state(history, worker.local_rank, pid),
                     step=-1 if step is None else step,
                     step_age_s=_age(now, page.step_ns if page is not None else 0),
                     heartbeat_age_s=_age(now, page.heartbeat_ns if page is not None else 0),
@@ -69,7 +70,7 @@ def report_of(agent: ControlledAgent, history: History, *, workers: bool = True)
     return NodeReport(
         run_id=handler.get_run_id(),
         node=node_name(agent),
-        state=machine.state.value,
+        state=history.node_state,
         generation=machine.generation,
         elapsed_s=history.elapsed_s(now),
         standby_s=history.standby_s(now),
@@ -77,6 +78,13 @@ def report_of(agent: ControlledAgent, history: History, *, workers: bool = True)
         counts_steps=history.counts_steps,
         workers=reports,
     )
+
+
+def _worker_state(history: History, local_rank: int, pid: int) -> WorkerState:
+    if pid:
+        return WorkerState.RUNNING
+    _, state = history.workers.get(local_rank, (None, WorkerState.TERMINATED))
+    return state if state is not WorkerState.RUNNING else WorkerState.TERMINATED
 
 
 def node_name(agent: ControlledAgent) -> str:
@@ -164,8 +172,20 @@ def record_of(node: str, kept: Kept) -> EventRecord:
         kind=KINDS.get(type(event), EventKind.CUSTOM),
         generation=generation if isinstance(generation, int) else -1,
         rank=rank,
+        is_problem=_is_problem(event),
         text=one_line(text_of(event), WHY_CHARS_MAX),
     )
+
+
+def _is_problem(event: lifecycle.LifecycleEvent) -> bool:
+    match event:
+        case lifecycle.WorkerEnded():
+            return event.failed and not event.stopped
+        case lifecycle.RunEnded() | lifecycle.RendezvousEnded() if event.error:
+            return True
+        case lifecycle.RunEnded():
+            return event.state == WorkerState.FAILED
+    return isinstance(event, lifecycle.WorkersFailed)
 
 
 def text_of(event: lifecycle.LifecycleEvent) -> str:

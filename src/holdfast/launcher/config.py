@@ -1,20 +1,18 @@
-"""`LaunchConfig`, everything one agent needs to run a job, and `FLAGS`, what sets it on the command line.
+"""`LaunchConfig` has everything that one agent needs to run a job; `FLAGS` sets it on the command line.
 
-A flag with a field has its row in `FLAGS` and its field in `LaunchConfig`, here, and nothing in between:
-`cli.run_command` copies the value. A flag of a setting that all nodes must agree on is declared in
-`core.job_settings`, and its row is made from that.
+A flag has a row in `FLAGS` and usually a field in `LaunchConfig`. `cli.run_command` copies the value.
+`core.job_settings` declares the settings on which all nodes must agree; the row of such a flag has the `key`
+of its setting.
 
-Making a config has no effects: it creates no directory, sets no variable, and copies the mappings of the
-caller. It does not check what only the launch can know, such as whether the coordinator can be reached.
+Creating a config has no effects: it creates no directory, sets no variable, and copies the mappings of the
+caller. It does not check what only the launch can find out, such as whether the coordinator is reachable.
 """
 
 from __future__ import annotations
 
 import os
-from enum import Enum
 from typing import TYPE_CHECKING
 
-from holdfast.core.job_settings import DEFAULTS, SETTINGS, TYPES, Setting
 from holdfast.core.values import Value
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S, START_METHODS
 from holdfast.launcher import flag_values as values
@@ -43,29 +41,29 @@ class LaunchConfig:
     and are given by keyword:
 
     stop_signal
-        The signal, by name, that asks workers to stop before they are killed.
+        The name of the signal that workers get before SIGKILL.
     capture_stderr
-        Whether the last lines of each worker's stderr are kept for the failure report. Without
-        it workers inherit stderr, and the report does not have these lines.
+        Whether to keep the last lines of each worker's stderr for the failure report. If not, workers
+        inherit stderr, and the report does not have these lines.
     omp_num_threads
-        The `OMP_NUM_THREADS` of the workers; `None` leaves their environment alone.
+        The `OMP_NUM_THREADS` of the workers; `None` does not set it.
     exit_barrier_timeout
         How long a finished node waits for the agents of other nodes.
     preload
-        Modules that each node imports once, in a process that all its workers are forked from. `"auto"`
+        Modules that each node imports once, in a process that then forks all its workers. `"auto"`
         stands for the installed modules that the script, or the function's module, imports at its top
         level. Text is split at its commas.
     worker_store
         Whether the worker of rank 0, not the agent, hosts the workers' store at `MASTER_PORT`.
     metrics_port, metrics_addr
-        Where this node serves Prometheus metrics: any free port for 0, on loopback by default. `None` serves
-        none.
+        Where this node serves Prometheus metrics. Port 0 selects a free port, `None` turns this off; the
+        default address is loopback.
     dashboard_port
-        The port at which the agent of the first node serves the dashboard of the job, on loopback; any free
-        one for 0. `None` serves none.
+        The port at which the agent of the first node serves the dashboard of the job, on loopback. 0 selects
+        a free port, `None` turns this off.
     standalone
-        Whether the job is independent of other machines. A job of one node that names an endpoint and is not
-        standalone has its workers' store at this host's name, as with torchrun.
+        Whether the job is independent of other machines. If it is not, and a job of one node names an
+        endpoint, its workers' store is at this host's name, as with torchrun.
     story
         The file to which this node's agent appends every step, with its cause; `-` for standard error.
         The variable `HOLDFAST_DEBUG` is the default.
@@ -132,7 +130,7 @@ WORKERS = "Workers"
 PROGRAM = "What workers run"
 FAILURES = "Failures and stopping"
 OUTPUT = "Output and logs"
-RENDEZVOUS = Setting().group
+RENDEZVOUS = "Nodes and rendezvous"
 
 
 class Flag(Value):
@@ -155,6 +153,11 @@ class Flag(Value):
     from_environment: bool = True
 
     @property
+    def nargs(self) -> int | None:
+        """The number of values, as argparse counts: 0 for a switch, None for one value."""
+        return None if self.metavar else 0
+
+    @property
     def dest(self) -> str:
         """The attribute of the namespace that holds the value."""
         return self.name.lstrip("-").replace("-", "_")
@@ -175,7 +178,7 @@ class Flag(Value):
         ]
 
     def default_now(self) -> object:
-        """Return the default. It is text still to be converted if a variable holds it."""
+        """Return the default. If a variable holds it, it is text that is not converted yet."""
         text = os.environ.get(self.variable) if self.from_environment else None
         if text is not None:
             return values.FromEnvironment(text, self.variable)
@@ -183,29 +186,10 @@ class Flag(Value):
 
 
 def _switch(group: str, name: str, meaning: str, field: str = "", short: str = "") -> Flag:
-    return Flag(group, name, default=False, metavar="", meaning=meaning, field=field, short=short)
-
-
-def _job_wide(name: str, setting: Setting) -> Flag:
-    """Return the flag of a setting of `JobSettings`."""
-    kind, default = TYPES[name], DEFAULTS[name]
-    choices = None
-    convert: Callable[[str, str], object] = values.seconds if kind is float else values.count
-    if issubclass(kind, Enum):
-        choices, default = tuple(one.value for one in kind), default.value
-        convert = values.word_of(choices)
-    shown = f"{default:g}" if isinstance(default, float) else default
-    meaning = f"{setting.meaning} ({shown})"
     return Flag(
-        setting.group,
-        setting.flag,
-        default,
-        setting.metavar,
-        meaning,
-        convert,
-        key=setting.key,
-        choices=choices,
-    )
+        group, name, default=False, metavar="", meaning=meaning,
+        convert=values.on_or_off, field=field, short=short,
+    )  # fmt: skip
 
 
 FLAGS = (
@@ -265,11 +249,11 @@ FLAGS = (
     ),
     Flag(
         FAILURES, "--stop-signal", "SIGTERM", "NAME",
-        "signal that asks workers to stop (SIGTERM)", values.stop_signal, field="stop_signal",
+        "signal that stops workers before SIGKILL (SIGTERM)", values.stop_signal, field="stop_signal",
     ),
     Flag(
         FAILURES, "--signals-to-handle", DEFAULT_SIGNALS, "NAMES",
-        f"signals to this command that stop the job ({DEFAULT_SIGNALS})",
+        f"signals that stop the job when this command receives them ({DEFAULT_SIGNALS})",
         values.signals, field="signals_to_handle",
     ),
     Flag(
@@ -319,8 +303,8 @@ FLAGS = (
     ),
     Flag(
         OUTPUT, "--event-log-handler", "null", "NAME",
-        "where job events go besides the log directory: console, logging, otel or a plug-in; "
-        "nowhere else for null, jsonl and dynamic_rendezvous (null)", field="event_log_handler",
+        "destination of job events besides the log directory: console, logging, otel or a plug-in; "
+        "null, jsonl and dynamic_rendezvous add none (null)", field="event_log_handler",
     ),
     Flag(
         OUTPUT, "--metrics-port", None, "PORT",
@@ -329,7 +313,7 @@ FLAGS = (
     ),
     Flag(
         OUTPUT, "--metrics-addr", "", "ADDR",
-        "address for --metrics-port; anyone who can reach it can read them (127.0.0.1)",
+        "address for --metrics-port; anyone who can reach it can read the metrics (127.0.0.1)",
         field="metrics_addr",
     ),
     Flag(
@@ -346,7 +330,11 @@ FLAGS = (
         RENDEZVOUS, "--nnodes", "1:1", "N|MIN:MAX",
         "number of nodes; additional ones are standbys, ready to replace a lost one (1)",
     ),
-    *(_job_wide(name, setting) for name, setting in SETTINGS.items() if setting.metavar),
+    Flag(
+        RENDEZVOUS, "--spares", 0, "K",
+        "number of nodes to keep as standbys, while at least MIN remain to run (0)",
+        values.count, key="spares",
+    ),
     _switch(
         RENDEZVOUS, "--standalone", "run on one node, independent of other jobs",
         field="standalone",
@@ -359,12 +347,13 @@ FLAGS = (
     Flag(
         RENDEZVOUS, "--rdzv-endpoint", "", "HOST[:PORT]",
         "address of the coordinator, which the agent on that host runs; or several addresses in order, so "
-        "that a later host can take over (holdfast coordinator --take-over); or the etcd endpoints",
+        "that a later host can take over (holdfast coordinator --take-over); or the etcd endpoints; or the "
+        "shared folder",
     ),
     Flag(
         RENDEZVOUS, "--ha", None, "HOST[:PORT],...",
-        "survive the loss of any machine: these hosts, preferably three, run an etcd for the job; the same "
-        "list on every node (none)",
+        "survive the loss of any machine: these hosts, preferably three, run an etcd for the job; give the "
+        "same list on every node (none)",
     ),
     Flag(
         RENDEZVOUS, "--rdzv-id", "none", "ID",

@@ -1,7 +1,7 @@
-"""The membership in a job over a compare-and-set backend: `--rdzv-backend file`, and any `RendezvousBackend`.
+"""The membership in a job on a compare-and-set backend: `--rdzv-backend file`, and any `RendezvousBackend`.
 
-Each write names the state that it replaces. The backend rejects it if another node has written since,
-so nodes that never communicate agree on one history. No other node depends on this process.
+Each write names the state that it replaces. If another node has written since, the backend rejects the write, so
+nodes that never communicate agree on one history. No other node depends on this process.
 """
 
 from __future__ import annotations
@@ -145,7 +145,9 @@ class BackendMembership(ThreadedMembership):
             settings=self._settings,
             timeouts=self._timeouts,
             draw=random.random,
-            fence_floor=int(time.time() * 1000),  # If the state is lost and no node remembers it.
+            fence_floor=int(
+                time.time() * 1000
+            ),  # For the case that the state is lost on all nodes.
             control=port.control if port is not None else None,
         )
         monitor = LoopMonitor(now, self._mailbox, self._timeouts.lost_after_s)

@@ -48,7 +48,7 @@ class EtcdControl(ControlAccess):
         self._membership.request(request)
 
     def summary(self) -> JobSummary | None:
-        """Return the job as the leader stored it, with the newer status of each node."""
+        """Return the job that the leader stored, updated with the newer status of each node."""
         one = self._membership
         with EtcdClient(one.etcd) as client:
             return read_job(client, one.run_id, one.prefix)[0]
@@ -61,7 +61,7 @@ class EtcdControl(ControlAccess):
 
 
 class EtcdMembership(ThreadedMembership):
-    """One node's membership in a job on etcd; with `cluster` only on the cluster that it accepts."""
+    """One node's membership in a job on etcd. With `cluster`, it uses only the cluster which that accepts."""
 
     def __init__(
         self,
@@ -154,4 +154,4 @@ class EtcdMembership(ThreadedMembership):
         if self._client is not None:
             await self._client.close()
         if self._port is not None:
-            self._port.close()  # Last: a node that sees it close finds no keys of this one.
+            self._port.close()  # Last, so that a node which sees it close finds this node's keys removed.

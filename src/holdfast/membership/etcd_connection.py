@@ -1,4 +1,4 @@
-"""Performs `core.etcd.etcd_session` on a real etcd: connections for a `SessionDriver`, made by a connector."""
+"""Performs `core.etcd.etcd_session` on a real etcd: the connector and connections of a `SessionDriver`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from holdfast.membership.cluster_check import ClusterCheck
 
 CALLS_PER_LEASE = 2.5
-"""A call that takes longer than this part of a lease is cancelled: another endpoint may be faster."""
+"""A call that takes longer than the lease divided by this is cancelled: another endpoint may be faster."""
 
 _SIGHTS: dict[Sight, type[PresenceSeen | PresenceClosed | PresenceRefused | PresenceUnknown]] = {
     Sight.SEEN: PresenceSeen,
@@ -82,7 +82,7 @@ class EtcdConnection:
         self._connector.send(self, message)
 
     def close(self, why: str = "") -> None:
-        """End the session; what was sent is already stored."""
+        """End the session; everything sent is already stored."""
         del why
         self.abort()
 
@@ -97,8 +97,8 @@ class EtcdConnection:
 class EtcdConnector:
     """Opens sessions of one node and performs their effects; belongs to one loop.
 
-    The lease and the leadership outlive a session, so a node has one connector while it is in the
-    job, and one connection at a time. `cluster` is checked before each session.
+    The lease and the leadership outlive a session, so a node has one connector for the whole job, and one
+    connection at a time. `cluster` is checked before each session.
     """
 
     place = 0
@@ -257,7 +257,7 @@ class EtcdConnector:
         if connection.on_message is not None:
             connection.on_message(message)
         else:
-            self._early.append(message)  # The session found it when it opened.
+            self._early.append(message)  # It arrived while the session was opening.
 
     def _deliver_early(self, connection: EtcdConnection) -> None:
         early, self._early = self._early, []

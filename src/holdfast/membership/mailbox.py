@@ -19,7 +19,7 @@ LOSSES_MAX = 16  # Besides the newest view.
 class Mailbox:
     """Holds the newest view of an incarnation and the first few losses until the agent takes them.
 
-    Its descriptor is readable while there are any, from `open` to `close`.
+    Its descriptor is readable while it has news, from `open` to `close`.
     """
 
     def __init__(self, incarnation: int) -> None:
@@ -46,7 +46,7 @@ class Mailbox:
         return self._eventfd
 
     def put(self, news: News) -> None:
-        """Replace the previous view unless this one is another incarnation's; or add a loss."""
+        """Store a view, unless it is for another incarnation; or add a loss."""
         with self._lock:
             if isinstance(news, View):
                 if news.incarnation != self._incarnation:

@@ -1,4 +1,4 @@
-"""Console messages about an outage: what is lost, what still runs, how long the node waits, what helps."""
+"""Console messages about an outage: the lost connection, the running workers, the time left, and advice."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class OutageNotices:
-    """Reports the outages of one membership; `peer` returns what it connects to, in words."""
+    """Reports the outages of one membership; `peer` returns the name of the other side for messages."""
 
     def __init__(self, peer: Callable[[], str], timeouts: SessionTimeouts, advice: str) -> None:
         self._peer, self._timeouts, self._advice = peer, timeouts, advice
         self._lost = ""
-        """What the current outage has lost."""
+        """The name of the side that the current outage cut off; empty without an outage."""
 
     def lost(self, session: Session, why: str) -> None:
-        """Report an outage; called again while it lasts."""
+        """Report an outage; the caller repeats this while the outage lasts."""
         silent_s, left_s = session.silence(time.monotonic())
         if self._lost:
             console.notice(

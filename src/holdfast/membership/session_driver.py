@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from holdfast.membership.loop_heartbeat import LoopMonitor
     from holdfast.wire.messages import Message, NodeReport
 
-CLOSE_S = 1.0  # To send what is still queued at the end.
+CLOSE_S = 1.0  # The time to send queued messages before closing.
 OUTAGE_NOTICE_S = 1.0  # Shorter outages are not reported.
 OUTAGE_REMIND_S = 15.0
-"""An outage is reported again after half of the remaining time, as long as that half is longer than
-this: a few lines in all."""
+"""An outage is reported again after half of the remaining time, unless that half is shorter than this. So an
+outage causes only a few lines."""
 
 
 class Connection(Protocol):
@@ -74,11 +74,11 @@ class Connector(Protocol):
 
     @property
     def suspicion(self) -> str:
-        """What seems wrong with the attempt in progress; any thread may read it."""
+        """The likely problem with the attempt in progress; any thread may read it."""
 
     @property
     def place(self) -> int:
-        """Which of several endpoints the last connection was made to, or tried first."""
+        """The index of the endpoint that the last connection reached, or that is tried first."""
 
     async def connect(self) -> Connection:
         """Return a connection that is ready, or raise `ConnectFailed`."""
@@ -87,12 +87,12 @@ class Connector(Protocol):
 class SessionDriver:
     """Performs `core.session` for one node, from `start` until `close`; belongs to one loop.
 
-    `deliver` receives each newer view. It receives `CoordinatorLost` when the coordinator is away
-    past the limit; the driver keeps retrying. It receives `JoinRefused` when retrying cannot help,
-    as with a wrong token; the driver then stops. A node that had contact before gets no
-    `JoinRefused`: another program may hold the port for a moment, so the limit for an absent
-    coordinator applies. `on_outage` receives the reason once an outage lasts, again now and then,
-    and an empty text when it ends. Neither may block.
+    `deliver` receives each newer view. It receives `CoordinatorLost` when the coordinator is unreachable
+    beyond the limit; the driver keeps retrying. It receives `JoinRefused` when retrying cannot help,
+    as with a wrong token; the driver then stops. A node that was connected before gets no
+    `JoinRefused`: another program may hold the port for a moment, so the limit for an unreachable
+    coordinator applies. `on_outage` receives the reason when an outage lasts for a second, a few reminders, and
+    an empty text when the outage ends. Neither callback may block.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class SessionDriver:
         self.session = session
         self.store = StoreCalls(self._send)
         self.down_since: float | None = None
-        """When the connection was lost, or first tried; None while it is up."""
+        """When the connection was lost or first attempted; None while it is up."""
         self.refused = ""
         self.watched: Callable[[Watch], None] | None = None
         """Receives requests to report to clients that watch this node."""
@@ -124,7 +124,7 @@ class SessionDriver:
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._timer = DeadlineTimer(self._loop, self._tick)
-        self._received_some = asyncio.Event()
+        self._progress = asyncio.Event()
         self._closed = False
 
     @property
@@ -154,7 +154,7 @@ class SessionDriver:
         return self._connector.suspicion or self.session.last_problem
 
     def problem(self, peer: str) -> str:
-        """Return what is wrong with the connection to `peer`, or nothing; any thread may call."""
+        """Return the problem with the connection to `peer`, or an empty text; any thread may call."""
         if self.refused:
             return f"{peer}: {self.refused}"
         now, since = time.monotonic(), self.down_since
@@ -181,14 +181,14 @@ class SessionDriver:
                     view = session.view
                     if session.acked_seq >= seq or (view is not None and view.role in out):
                         return True
-                    self._received_some.clear()
-                    await self._received_some.wait()
+                    self._progress.clear()
+                    await self._progress.wait()
         except TimeoutError:
             pass
         return False
 
     async def close(self) -> None:
-        """Send what was reported before, then close the connection and stop."""
+        """Send the pending reports, then close the connection and stop."""
         self._closed = True
         self._timer.cancel()
         if self._outage is not None:
@@ -202,7 +202,7 @@ class SessionDriver:
             await asyncio.wait([connection.ended], timeout=CLOSE_S)
             connection.abort()
         self.store.fail("the node's connection was closed")
-        self._received_some.set()
+        self._progress.set()
 
     def _send(self, call: StoreCall) -> bool:
         if self._connection is None:
@@ -292,7 +292,7 @@ class SessionDriver:
         problem = self._connection.problem if self._connection is not None else None
         permanent = problem is not None and problem.permanent
         self._drop_connection()
-        # On etcd a connection alone proves little: this node itself may have to lead.
+        # On etcd a connection does not mean that the node has joined: it has only with its first view.
         if permanent and not self.session.had_view:
             self._refuse(why)
         else:
@@ -312,7 +312,7 @@ class SessionDriver:
         if connection is not None:
             connection.abort()
         self.store.disconnected()
-        self._received_some.set()
+        self._progress.set()
 
     def _outage_lasts(self) -> None:
         left_s = self.session.silence(self._loop.time())[1]
@@ -339,7 +339,7 @@ class SessionDriver:
             self._renew()
             if self._outage is not None and not self.session.is_refused:
                 self._outage_over()
-            self._received_some.set()
+            self._progress.set()
         elif isinstance(message, StoreResult):
             self.store.answered(message)
         elif isinstance(message, Watch) and self.watched is not None:
@@ -354,7 +354,7 @@ class SessionDriver:
 def status_change(
     phase: NodePhase, generation: int, failure: Failure | None, report: bytes, clear: int = -1
 ) -> StatusChanged:
-    """Return a change that fits the protocol, however long or odd a worker's message is."""
+    """Return the event for a new status, with texts shortened to the limits of the protocol."""
     if failure is not None:
         failure = msgspec.structs.replace(
             failure,

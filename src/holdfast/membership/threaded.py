@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 START_S = 10.0
 DRAIN_S = 5.0
-"""How long a coordinator whose job has ended waits for nodes to receive that."""
+"""How long a coordinator whose job has ended waits until its nodes have received that."""
 SLACK_S = 5.0
 REMIND_S = 60.0
-"""How often an agent that never received anything repeats the reason, so that it is near the end of
-the output of a job that does not start."""
+"""How often an agent repeats why it has received nothing so far. In the output of a job that does not start, the
+reason is then near the end."""
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class Driver(Protocol):
         """Call `renew` with the deadline for the workers' exit, now and when it changes."""
 
     def problem(self, peer: str) -> str:
-        """Return what is wrong with the connection to `peer`, or nothing; any thread may call."""
+        """Return the problem with the connection to `peer`, or an empty text; any thread may call."""
 
     async def leave(self, limit_s: float) -> bool:
         """Report that the node leaves; return whether the report is known to have arrived."""
@@ -76,13 +76,13 @@ class Driver(Protocol):
 
 
 class ThreadedMembership:
-    """A `Membership` with a thread; a subclass opens what its driver needs, and closes it.
+    """A `Membership` with a thread. A subclass opens and closes the resources of its driver.
 
-    `take` returns an unexpected error of the thread as a loss.
+    If the thread fails unexpectedly, `take` returns a `CoordinatorLost`.
     """
 
     authority = "the coordinator"
-    """What runs the job's rounds, in messages."""
+    """The name in messages for the side that runs the job's rounds."""
     hosting = False
     control: ControlAccess
 
@@ -110,29 +110,29 @@ class ThreadedMembership:
         raise NotImplementedError
 
     async def _open(self) -> Driver:
-        """Open what the driver needs, in the thread; return the driver."""
+        """Open the driver's resources, in the thread; return the driver."""
         raise NotImplementedError
 
     async def _shut(self, drain_s: float) -> None:
-        """Close the driver and what `_open` opened, in the thread."""
+        """Close the driver and its resources, in the thread."""
         raise NotImplementedError
 
     # From start to end.
 
     def start(self) -> None:
-        """Connect; raise `UsageError` or `EnvironmentProblem` for what cannot work.
+        """Connect; raise `UsageError` or `EnvironmentProblem` for invalid settings.
 
-        A coordinator that does not run yet is not an error.
+        It is no error if the coordinator does not run yet.
         """
         try:
             check(Status(seq=0, run_id=self.run_id, info=self._info, settings=self._settings))
         except BadMessage as error:
             raise UsageError(f"this node cannot join {self.run_id!r}: {error}") from None
         self._mailbox.open()
-        self._thread = LoopThread("holdfast-membership", self._broke)
+        self._thread = LoopThread("holdfast-membership", self._report_fault)
         try:
             self._thread.start()
-            self._thread.ask(self._start(), START_S)
+            self._thread.run(self._start(), START_S)
         except BaseException:
             self.close()
             raise
@@ -164,7 +164,7 @@ class ThreadedMembership:
 
     @property
     def peer(self) -> str:
-        """What this node connects to, in words."""
+        """The name of the other side, for messages."""
         return f"{self.authority} at {self.where}"
 
     @property
@@ -202,7 +202,7 @@ class ThreadedMembership:
             return
 
         def renew_unless_hosting(at: float | None) -> None:
-            # No node can be replaced while the coordinator in this process is stopped, too.
+            # If this process hosts the coordinator and is stopped, no node can be replaced meanwhile.
             is_safe = self.hosting and not driver.is_stuck
             renew(None if is_safe else at)
 
@@ -224,13 +224,13 @@ class ThreadedMembership:
             self._post(self._driver.handle, event, cause)
 
     def _post(self, call: Callable[..., object], *args: Any) -> bool:
-        """Call something in the thread; return False if that has ended."""
+        """Schedule a call in the thread; return False if the thread has ended."""
         return self._thread is not None and self._thread.post(call, *args)
 
     def _ask(self, work: Coroutine[Any, Any, T], limit_s: float) -> T:
-        """Return the result of a coroutine in the thread, which keeps to the limit itself."""
+        """Return the result of a coroutine in the thread; the coroutine ends by the limit itself."""
         assert self._thread is not None
-        return self._thread.ask(work, limit_s + SLACK_S)
+        return self._thread.run(work, limit_s + SLACK_S)
 
     # In the thread.
 
@@ -242,7 +242,7 @@ class ThreadedMembership:
     def _drive(
         self, connector: Connector, timeouts: SessionTimeouts, advice: str = ""
     ) -> SessionDriver:
-        """Return the driver of a session over a connector; `advice` says what helps in an outage."""
+        """Return the driver of a session over a connector; `advice` is for messages about an outage."""
         now = asyncio.get_running_loop().time()
         session = Session(
             now,
@@ -263,7 +263,7 @@ class ThreadedMembership:
         monitor = LoopMonitor(now, self._mailbox, timeouts.silence_s)
         return SessionDriver(session, connector, self._mailbox.put, note_outage, monitor)
 
-    def _broke(self, what: str) -> None:
+    def _report_fault(self, what: str) -> None:
         self._mailbox.put(CoordinatorLost(f"this side of the connection failed: {what}"))
 
     def _remind(self) -> None:

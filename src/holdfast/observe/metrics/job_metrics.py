@@ -71,7 +71,9 @@ class Restarts:
                 self.stages[stage].observe(seconds)
 
 
-NODE_STATES = [one for one in NodeState if one not in (NodeState.STANDBY, NodeState.DRAINED)]
+OF_OTHERS = (NodeState.STANDBY, NodeState.DRAINED, NodeState.STUCK)
+"""States that a node does not have by its own record."""
+NODE_STATES = [one for one in NodeState if one not in OF_OTHERS]
 
 FAMILIES = {
     "holdfast_job_info": ("gauge", "Always 1; the labels describe the job"),

@@ -56,6 +56,8 @@ TEXTS_CHARS_MAX = 2_000_000
 """The total of all tracebacks and ends of stderr."""
 LINE_CHARS_MAX = 500
 TAILS_SHOWN = 16
+NODES_NAMED = 16
+"""Nodes without a folder that are named."""
 STACKS = "[holdfast] stacks (pid "
 
 
@@ -254,6 +256,8 @@ class _Merged:
         self.axis = axis
         self.nodes = nodes
         self.parts = [(node, node.details[number]) for node in nodes]
+        self.members = max((part.started.members for _, part in self.parts), key=len)
+        """The nodes by rank; empty if unknown."""
         self.history = merge([self.part(node) for node in nodes])
         self.samples: dict[int, list[tuple[float, int]]] = {}
         self.node_of: dict[int, str] = {}
@@ -273,9 +277,17 @@ class _Merged:
         return node.generations[self.number].shifted(self.axis.offset(node))
 
     @property
-    def lost(self) -> list[str]:
-        """The nodes whose record ends in this generation."""
-        return [node.run.node for node in self.nodes if node.generations[self.number].is_lost]
+    def unrecorded(self) -> list[str]:
+        """The nodes of the generation of which no record is here, if their names are known."""
+        known = {node.run.node for node in self.nodes}
+        return [name for name in self.members if name not in known]
+
+    def lost(self, following: _Merged) -> list[str]:
+        """The nodes whose record ends here, and those without a record that the next generation lacks."""
+        lost = [node.run.node for node in self.nodes if node.generations[self.number].is_lost]
+        if not lost and following.members:
+            lost = [name for name in self.unrecorded if name not in following.members]
+        return lost
 
     def steps(self, end_s: float) -> Samples:
         """Return the samples of all ranks."""
@@ -403,8 +415,9 @@ class _Description:
             node, first = causes[0]
             return "failed", _summary(node.host.name, first)
         if following is not None:
-            if end == "lost" and one.lost and not following.history.why:
-                reason = f"node {one.lost[0]} was lost"
+            lost = one.lost(following)
+            if end == "lost" and lost and not following.history.why:
+                reason = f"node {lost[0]} was lost"
             return end, _first_line(reason)
         if job_end(node.run_end for node in one.nodes) is RunEnd.SUCCEEDED:
             return "succeeded", one.history.reason or StopReason.SUCCEEDED.value
@@ -567,9 +580,11 @@ class _Description:
         expected = max((one.history.nodes for one in self.merged), default=0)
         there = max((len(one.parts) for one in self.merged), default=0)
         if expected > there:
+            names = sorted({name for one in self.merged for name in one.unrecorded})
+            listed = f" ({', '.join(_ends_of(names, NODES_NAMED))})" if names else ""
             notes.append(
                 f"The job had up to {expected} nodes, and this report covers the folders of {there}. "
-                "Of the other nodes it has only what these knew."
+                f"Of the other nodes{listed} it has only what these knew."
             )
         shifted = [
             ahead
