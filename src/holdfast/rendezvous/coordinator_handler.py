@@ -39,7 +39,7 @@ def create_coordinator_handler(params: RendezvousParameters) -> CoordinatorHandl
 
 
 def create_static_handler(params: RendezvousParameters) -> CoordinatorHandler:
-    """Return the handler of `--rdzv-backend static`: ranks are given, the number of nodes fixed."""
+    """Return the handler of `--rdzv-backend static`: the ranks and the number of nodes are fixed."""
     if not params.endpoint:
         raise UsageError("--rdzv-endpoint: static needs HOST:PORT of node 0, or --master-addr")
     rank = rdzv_conf.parse(params).rank
@@ -79,9 +79,7 @@ class CoordinatorHandler(PolledHandler):
             self.given_id = f"node_id={conf.node_id}"
         elif fixed_rank >= 0:
             self.given_id = f"--node-rank {fixed_rank}"
-        if (
-            len(self._endpoints()) > 1 and params.backend == "static"
-        ):  # What cannot be is refused now.
+        if len(self._endpoints()) > 1 and params.backend == "static":
             raise UsageError(
                 f"--rdzv-endpoint: {params.endpoint!r} names several machines; static accepts one, "
                 "c10d several"
@@ -119,7 +117,7 @@ class CoordinatorHandler(PolledHandler):
         return self._connect(info, conf.job._replace(max_restarts=max_restarts))
 
     def _find_store_address(self) -> str:
-        """Return the address of the workers' store, or nothing for all addresses of this host."""
+        """Return the address of the workers' store; empty for all addresses of this host."""
         if self._config.worker_store:
             return ""
         if self._params.local_addr:
@@ -178,14 +176,14 @@ class CoordinatorHandler(PolledHandler):
         return connection
 
     def _advice(self, host: str) -> str:
-        """Return what helps if the coordinator is lost."""
+        """Return advice for the case that the coordinator is lost."""
         survives = "a job with --ha HOST,HOST,HOST survives this"
         if len(self._endpoints()) > 1:
             words = ("--endpoint", self._params.endpoint, "--rdzv-id", self._params.run_id)
             take_over = f"holdfast coordinator --take-over {shlex.join(words)}"
-            return f"if its machine is gone, run `{take_over}` on the next one ({survives})"
+            return f"if its machine failed, run `{take_over}` on the next one ({survives})"
         if self._config.is_host is False:
-            return "start `holdfast coordinator` there again, and the job continues"
+            return "restart `holdfast coordinator` there to continue the job"
         if self._is_polled or names_loopback(host):
             return ""  # Another launcher's job, or a job on one machine.
         return survives
@@ -193,7 +191,7 @@ class CoordinatorHandler(PolledHandler):
     def _store_key(self, view: View) -> bytes:
         """Return the key of a view's store, combined with the job's token if there is one.
 
-        Without TLS others may read a view, but they do not know the token.
+        Without TLS a third party may read a view, but does not know the token.
         """
         if not view.store_key or not self._job_token:
             return view.store_key

@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 USER_VARIABLE, PASSWORD_VARIABLE = "HOLDFAST_ETCD_USER", "HOLDFAST_ETCD_PASSWORD"
 LOCALHOST = "localhost"
 FIRST_CONTACT_S = 30.0
-"""How long an etcd that was never reached is retried, unless `read_timeout` is set: unlike a
-coordinator, it should run before the job starts."""
+"""How long a node retries an etcd that it has never reached, unless `read_timeout` is set. Unlike a coordinator,
+etcd should run before the job starts."""
 HEARTBEATS_PER_LEASE = 3
 
 
-# Settings. A contradiction is an error that names the key. For example, certificates without TLS would be
-# neither sent nor checked, which would help only an attacker. Certificate files are read here, so a missing
-# or invalid file is reported first.
+# Settings. If two settings contradict each other, an error names the key. For example, certificates without TLS
+# would be neither sent nor checked, which would help only an attacker. Certificate files are read here, so that a
+# missing or invalid file is reported first.
 
 
 def etcd_settings_of(params: RendezvousParameters) -> EtcdSettings:
-    """Return how to reach etcd; without an endpoint, on this host."""
+    """Return the settings of the etcd client; without an endpoint, etcd is on this host."""
     endpoints, tls = _endpoints(params)
     user, password = _user(params)
     chosen = {
@@ -110,7 +110,7 @@ def _check_files(params: RendezvousParameters, settings: EtcdSettings) -> None:
         "ssl_cert",
         "ssl_cert_key",
         "ca_cert",
-    )  # A message names only keys that were set.
+    )  # The messages name the keys that the user set.
     cert, key, ca = ((_names(params, *both) or both)[0] for both in zip(NAMES, others, strict=True))
     try:
         settings.tls_context((cert, key, ca))
@@ -119,7 +119,7 @@ def _check_files(params: RendezvousParameters, settings: EtcdSettings) -> None:
 
 
 def _names(params: RendezvousParameters, *names: str) -> list[str]:
-    """Return those of the keys that are set."""
+    """Return the keys that are set, in the given order."""
     return [name for name in names if params.get(name) is not None]
 
 
@@ -139,7 +139,7 @@ class EtcdHandler(CoordinatorHandler):
     def __init__(self, params: RendezvousParameters, *, etcd: EtcdSettings | None = None) -> None:
         self._etcd = etcd or etcd_settings_of(params)
         super().__init__(params)
-        # There may be no leader now, and the next one reads only a node's last status.
+        # If there is no leader now, the next one reads only a node's last status.
         self.close_timeout_s = self._config.close_timeout
 
     @property
@@ -148,7 +148,7 @@ class EtcdHandler(CoordinatorHandler):
         return self._etcd.where
 
     def describe_refusal(self, why: str, reason: RefusalReason | None = None) -> str:
-        """Return in one line why this node cannot join the job."""
+        """Return one line that says why this node cannot join the job."""
         return f"{self.authority} at {super().describe_refusal(why, reason)}"
 
     @property
@@ -184,7 +184,7 @@ class EtcdHandler(CoordinatorHandler):
         return connection
 
     def _control_access(self) -> ControlCredentials:
-        """Return what a client needs to control the job's agents, besides their records."""
+        """Return the credentials that a client needs to control the job's agents, besides their records."""
         return ControlCredentials(run_id=self._params.run_id, token=explicit_token(self.environ))
 
     def _cluster_check(self) -> ClusterCheck | None:

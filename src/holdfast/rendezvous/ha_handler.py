@@ -1,4 +1,4 @@
-"""The rendezvous of `--ha`: on an etcd cluster that the job's own machines run.
+"""The rendezvous of `--ha`, on an etcd cluster that the job's own machines run.
 
 Unlike with `rendezvous.etcd_handler`, the cluster may not run yet when the agent connects, and it serves this
 job alone (`membership.cluster_check`).
@@ -31,7 +31,7 @@ def create_ha_handler(params: RendezvousParameters) -> HaHandler:
     return HaHandler(params)
 
 
-def list_of(params: RendezvousParameters, *, make_token: bool = True) -> ClusterList:
+def cluster_list_of(params: RendezvousParameters, *, make_token: bool = True) -> ClusterList:
     """Return the machines that run the cluster, and the credentials that protect it."""
     conf = rdzv_conf.parse(params)
     return cluster_list(
@@ -47,7 +47,7 @@ def list_of(params: RendezvousParameters, *, make_token: bool = True) -> Cluster
 
 
 def control_access(of: ClusterList, certificates: Certificates) -> ControlCredentials:
-    """Return what a client needs to control the job's agents: the credentials of its cluster."""
+    """Return the credentials that a client needs to control the job's agents: those of its cluster."""
     return ControlCredentials(run_id=of.run_id, token=of.token, pem=certificates.texts())
 
 
@@ -57,7 +57,7 @@ class HaHandler(EtcdHandler):
     authority = "the cluster"
 
     def __init__(self, params: RendezvousParameters) -> None:
-        self._list = of = list_of(params)
+        self._list = of = cluster_list_of(params)
         self._certificates = Certificates(of)
         super().__init__(params, etcd=of.client_settings(self._certificates.guard))
 

@@ -1,4 +1,4 @@
-"""What an agent needs of a rendezvous: two interfaces, and the description of a round.
+"""The two interfaces of a rendezvous that an agent uses, and the description of a round.
 
 `RendezvousHandler` is TorchElastic's interface: the agent requests a round, and polls whether it must
 request another. A handler written for TorchElastic works here. Holdfast's backends also implement
@@ -97,7 +97,7 @@ class RendezvousInfo:
 
 
 class RendezvousHandler(ABC):
-    """How a node meets the other nodes of its job; TorchElastic's interface."""
+    """TorchElastic's interface, through which a node joins the rounds of its job."""
 
     @abstractmethod
     def get_backend(self) -> str:
@@ -110,7 +110,7 @@ class RendezvousHandler(ABC):
 
     @property
     def polls_membership(self) -> bool:
-        """Whether the agent must ask `num_nodes_waiting` every `monitor_interval`.
+        """Whether the agent must call `num_nodes_waiting` every `monitor_interval`.
 
         A handler that pushes changes, or whose nodes never change, returns False; then the agent
         does not wake up for it.
@@ -126,7 +126,7 @@ class RendezvousHandler(ABC):
         return -1
 
     def take_store_failure(self) -> str:
-        """Return once why the workers' store of this generation failed here, or nothing."""
+        """Return why the workers' store of this generation failed here, once; empty if it did not fail."""
         return ""
 
     def serve_now(self) -> None:
@@ -139,7 +139,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def is_closed(self) -> bool:
-        """Return whether the job is over for all nodes."""
+        """Return whether the job has ended for all nodes."""
 
     @abstractmethod
     def set_closed(self) -> None:
@@ -147,7 +147,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
-        """Return how many nodes outside the round want to join."""
+        """Return how many nodes outside the round are waiting to join."""
 
     @abstractmethod
     def get_run_id(self) -> str:
@@ -159,11 +159,11 @@ class RendezvousHandler(ABC):
 
 
 class CoordinatedRendezvousHandler(RendezvousHandler):
-    """A rendezvous whose decisions are made for all nodes, by a coordinator, a leader or common rules.
+    """A rendezvous in which a coordinator, a leader or common rules decide for all nodes.
 
-    These form rounds, count restarts and end the job. The agent calls `enter` once and follows the views
+    They form rounds, count restarts and end the job. The agent calls `enter` once and follows the views
     that the membership delivers. It must not call the methods of `RendezvousHandler` then: these are
-    for agents that do not know this interface.
+    for agents that do not support this interface.
     """
 
     node_id: str
@@ -171,7 +171,7 @@ class CoordinatedRendezvousHandler(RendezvousHandler):
 
     @property
     def polls_membership(self) -> bool:
-        """Changes are pushed."""
+        """Return False: the membership pushes changes."""
         return False
 
     @property
@@ -187,7 +187,7 @@ class CoordinatedRendezvousHandler(RendezvousHandler):
     @property
     @abstractmethod
     def serves_workers(self) -> bool:
-        """Whether workers of the job depend on this process, which serves their store."""
+        """Whether this process serves the store that workers of the job depend on."""
 
     @abstractmethod
     def enter(
@@ -197,7 +197,7 @@ class CoordinatedRendezvousHandler(RendezvousHandler):
 
     @abstractmethod
     def serve_workers(self, view: View) -> None:
-        """Serve the store of the workers of a member's view, if this node is the first."""
+        """Serve the workers' store of a member's view, if this node is the first."""
 
     @abstractmethod
     def info_of(self, view: View) -> RendezvousInfo:
@@ -205,12 +205,12 @@ class CoordinatedRendezvousHandler(RendezvousHandler):
 
     @abstractmethod
     def describe_timeout(self, connection: Membership) -> str:
-        """Return in one line what was missing when the join timed out."""
+        """Return one line that says what was missing when the join timed out."""
 
     @abstractmethod
     def describe_loss(self, lost: CoordinatorLost) -> str:
-        """Return in one line what is unreachable, since when and why."""
+        """Return one line that says what is unreachable, since when and why."""
 
     @abstractmethod
     def describe_refusal(self, why: str, reason: RefusalReason | None = None) -> str:
-        """Return in one line why this node cannot join the job."""
+        """Return one line that says why this node cannot join the job."""
