@@ -1,4 +1,4 @@
-"""Puts an agent together: the machine, workers, membership and services of one `AgentLoop`."""
+"""Assembles an agent: the machine, workers, membership and services of one `AgentLoop`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from holdfast.agent.loop import AgentLoop
 from holdfast.agent.polled_job import PolledJob
 from holdfast.agent.side_services import SideServices
 from holdfast.agent.spec import WorkerGroup
-from holdfast.agent.worker_env import timeout_from_environment
 from holdfast.agent.worker_processes import WorkerProcesses
 from holdfast.core.supervision import Supervision
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
@@ -80,7 +79,7 @@ def machine_and_membership(
     exit_barrier_s: float,
     stuck_limit_s: float | None,
 ) -> tuple[Supervision, CoordinatedJob | PolledJob]:
-    """Return what decides for this node, and how it takes part in the job; for one run."""
+    """Return the machine and the membership of this node, for one run."""
     spec = group.spec
     handler: object = spec.rdzv_handler
     if isinstance(handler, CoordinatedRendezvousHandler):
@@ -107,7 +106,16 @@ def machine_and_membership(
 
 
 def stuck_limit(given_s: float | None) -> float | None:
-    """Return for how long a worker may be in uninterruptible sleep; None for any time."""
+    """Return how long a worker may stay in uninterruptible sleep; None without a limit."""
     if given_s is None:
         given_s = timeout_from_environment(UNINTERRUPTIBLE_ENV)
     return given_s if given_s and given_s > 0 else None
+
+
+def timeout_from_environment(name: str) -> float | None:
+    """Return the seconds in a variable; None if it is unset, not a number, or not positive."""
+    try:
+        seconds = float(os.environ.get(name, ""))
+    except ValueError:
+        return None
+    return seconds if seconds > 0 else None

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.agent.spec import place_workers
+from holdfast.agent.worker_processes import place_workers
 from holdfast.core import coordinated_supervision, supervision
 from holdfast.core.limits import RIVALS_MAX
 from holdfast.core.protocol import (
@@ -104,7 +104,7 @@ class CoordinatedJob:
         )
         self.workers_deadline = WorkersDeadline(connection.presence_fd)
         connection.guard(self.workers_deadline.renew)
-        self._first_view = connection.view  # Of an agent that is run again.
+        self._first_view = connection.view  # None, unless this agent runs again.
 
     # Events.
 
@@ -132,7 +132,7 @@ class CoordinatedJob:
             match message:
                 case View():
                     if message.role is NodeRole.MEMBER:
-                        # At once: workers of other nodes may start before this node's do.
+                        # Now, because workers of other nodes may start before this node's do.
                         self._handler.serve_workers(message)
                     if message.answered is not None and self.on_answer is not None:
                         self.on_answer(message.answered)
@@ -169,7 +169,7 @@ class CoordinatedJob:
                 if problem:
                     console.error(
                         f"{failure.summary}; cannot report it: {problem} "
-                        "(the job may or may not restart)"
+                        "(the job may restart or end)"
                     )
                 connection.report(
                     NodePhase.FAILED, generation, failure, report, clear=clear, cause=cause
@@ -294,7 +294,7 @@ class CoordinatedJob:
         if outcome is supervision.Outcome.SUCCEEDED and self._loss and not over:
             console.warning(
                 f"{self._loss}; this node's workers succeeded, but the result of the job on other "
-                "nodes is not known here"
+                "nodes is unknown"
             )
         refused = outcome is supervision.Outcome.REFUSED
         if view is not None and view.role is NodeRole.CLOSED:
@@ -315,7 +315,7 @@ class CoordinatedJob:
         """Report why the keeper kills the workers."""
         why = self._connected.problem() or "this agent was not running"
         console.error(
-            f"{why}: the workers were killed, before others may take their place (on_lost)"
+            f"{why}: the keeper killed the workers, before other nodes may replace them (on_lost)"
         )
 
     @property
@@ -367,7 +367,7 @@ class CoordinatedJob:
             case NodeRole.STANDBY if last is None or last.role is not NodeRole.STANDBY:
                 console.notice("the round is full: standing by to replace a node")
             case NodeRole.FENCED if not leaves:
-                console.warning(f"fenced: {view.why}; stopping the workers and joining again")
+                console.warning(f"fenced: {view.why}; stopping the workers and rejoining")
             case NodeRole.WAITING if was_member:
                 console.notice(
                     f"the round is broken ({view.why}): waiting for nodes, {view.present} of "
@@ -381,10 +381,10 @@ class CoordinatedJob:
     def _notice_wait(self, limit_s: float | None, *, has_ended: bool) -> None:
         """Print what this node waits for."""
         if has_ended:
-            console.error(f"stopped waiting for the other nodes to be done (limit {limit_s:g} s)")
+            console.error(f"stopped waiting for the other nodes to finish (limit {limit_s:g} s)")
         elif self._machine.state is State.LEAVING:
             self._notice_once(
-                "this node's workers are done; waiting for those of the other nodes "
+                "this node's workers have finished; waiting for the workers of the other nodes "
                 + ("(which need this node)" if limit_s is None else f"(limit {limit_s:g} s)")
             )
         else:
@@ -399,7 +399,7 @@ class CoordinatedJob:
         view = connection.view
         if view is None or connection.problem():
             problem = connection.problem() or f"no response from {self._handler.endpoint} yet"
-            if not self._wait_notice:  # It contains the time, so it is new every time.
+            if not self._wait_notice:  # `problem` contains the time, so it changes on every call.
                 self._notice_once(f"waiting: {problem}")
             return
         if view.wait_reason:

@@ -97,7 +97,7 @@ if TYPE_CHECKING:
             """Return when `events` is due at the latest."""
 
         def failures_so_far(self) -> dict[int, ProcessFailure]:
-            """Return what is known of failed workers by global rank, also while others still run."""
+            """Return the known failures by global rank, even while other workers still run."""
 
         def settle(self) -> None:
             """Start what a short run does not need."""
@@ -106,7 +106,7 @@ if TYPE_CHECKING:
             """Release everything at the end of a run."""
 
         def await_keeper(self) -> None:
-            """Wait until the helper processes of the last run have ended."""
+            """Wait until the helper processes of the last run have exited."""
 
 
 STORY_STEPS_SHOWN = 20
@@ -151,9 +151,9 @@ class AgentLoop:
     def run(self, body: Callable[[], RunResult] | None = None) -> RunResult:
         """Run the workers until they succeeded, or failed for good.
 
-        Raises `SignalException` if a signal ended the run. Whatever happens, the workers are gone
-        when this returns or raises. `body` replaces `supervise` for a subclass of TorchElastic's
-        agents that has a loop of its own.
+        Raises `SignalException` if a signal ended the run. When this returns or raises, all workers
+        have exited. `body` replaces `supervise` for a subclass of TorchElastic's agents that has its
+        own loop.
         """
         with self.reporter:
             self.services.begin(self._settle)
@@ -174,7 +174,7 @@ class AgentLoop:
         return self.signals
 
     def close(self) -> None:
-        """Wait until the helper processes of the run have ended.
+        """Wait until the helper processes of the run have exited.
 
         They have no more work to do, so the caller need not call this directly after `run`.
         """
@@ -198,7 +198,7 @@ class AgentLoop:
 
     def supervise(self) -> RunResult:
         """Follow the machine from its first event to its end; raise if the run has no result."""
-        self.workers.prepare()  # Signals are watched now: nothing it starts outlives one.
+        self.workers.prepare()  # A signal now ends everything that this starts.
         membership = self.membership
         membership.join()
         connection = membership.connection
@@ -235,7 +235,7 @@ class AgentLoop:
         result = self.workers.result
         if finish.outcome is Outcome.SIGNALLED:
             one = finish.signum
-            raise SignalException(f"agent {os.getpid()} was ended by {in_words(one)}", one)
+            raise SignalException(f"agent {os.getpid()} received {in_words(one)}", one)
         if finish.outcome is Outcome.STOPPED:
             raise JobStopped(f"the job was stopped: {self.machine.request_text}")
         problem = self.membership.error(finish.outcome)
@@ -277,7 +277,7 @@ class AgentLoop:
             stack.enter_context(self.signals.raising())
             stack.enter_context(self.services.away(what))
             if self.connection is not None:
-                stack.enter_context(self.connection.heartbeat)  # Which does not expect turns then.
+                stack.enter_context(self.connection.heartbeat)  # It expects no turns meanwhile.
             yield
 
     # Events.
@@ -345,7 +345,7 @@ class AgentLoop:
         except (InvalidEvent, AssertionError) as problem:
             for step in [*self.machine.story][-STORY_STEPS_SHOWN:]:
                 console.error(f"while {step.state.value}: {step.event} -> {list(step.effects)}")
-            raise InternalError(f"the supervision of the workers went wrong: {problem}") from None
+            raise InternalError(f"the supervision of the workers failed: {problem}") from None
         return effects
 
     def _perform(self, effect: Effect, step: str) -> Event | None:
@@ -396,7 +396,7 @@ class AgentLoop:
         log_start(group, machine.generation)
 
     def start_order(self) -> StartOrder:
-        """Return what the workers of the machine's generation are started with."""
+        """Return how to start the workers of the machine's generation."""
         world_size, why = self.previous or (0, "")
         return StartOrder(
             generation=self.machine.generation,
@@ -422,10 +422,10 @@ class AgentLoop:
         return outcome
 
     def await_stop(self, workers: Workers, grace_s: float) -> None:
-        """Wait until nothing is left of workers that are being stopped.
+        """Wait until a stop of the workers has ended and no process of theirs is left.
 
-        For hooks of subclasses, and for the end of a run that failed. Then the machine no longer
-        decides, and any signal kills. Events that arrive meanwhile stay in the queue.
+        Hooks of subclasses call this, and so does the end of a run that failed. Here the machine does
+        not decide, and any signal kills. Events that arrive meanwhile stay in the queue.
         """
         interrupted = self.machine.interrupted
         is_followed = not self._abandoned and self.machine.state is not State.IDLE
@@ -472,7 +472,7 @@ class AgentLoop:
     def is_attended(self) -> bool:
         """Whether threads may wait until something needs them: only in the first second of a run.
 
-        A longer job starts them then, while it has threads, descriptors and the installed files.
+        A longer job starts them then, before threads, descriptors or the installed files may run out.
         """
         return not self.workers.blocks and not self.services.is_settled
 
@@ -483,7 +483,7 @@ class AgentLoop:
 
     @property
     def log_files(self) -> list[tuple[int, str, str]]:
-        """Rank, stream and path of what the workers of this generation write to files."""
+        """Rank, stream and path of each file that the workers of this generation write."""
         context = self._context
         if context is None:
             return []
@@ -496,7 +496,7 @@ class AgentLoop:
 
     @property
     def live_workers(self) -> dict[int, int]:
-        """Processes by local rank, of workers that have not exited."""
+        """The process ids of workers that have not exited, by local rank."""
         running, context = self.machine.running, self._context
         pids = context.pids() if context is not None else {}
         return {rank: pid for rank, pid in pids.items() if rank in running}

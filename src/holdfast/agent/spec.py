@@ -104,7 +104,7 @@ class WorkerSpec:
 
 
 class Worker:
-    """One worker and its ranks; `id` is what started it returned, usually a pid."""
+    """One worker and its ranks. `id` comes from the code that started it, and is usually a pid."""
 
     __slots__ = ("global_rank", "id", "local_rank", "role_rank", "role_world_size", "world_size")
 
@@ -131,16 +131,6 @@ class Worker:
         )
 
     __repr__ = __str__
-
-
-def place_workers(
-    count: int, first_rank: int, first_role_rank: int, world_size: int, role_world_size: int
-) -> list[Worker]:
-    """Return the workers of a node with consecutive ranks."""
-    return [
-        Worker(one, first_rank + one, first_role_rank + one, world_size, role_world_size)
-        for one in range(count)
-    ]
 
 
 class WorkerGroup:

@@ -2,7 +2,7 @@
 
 Only this module chooses exit codes: a subcommand raises, and this module prints one line and maps the
 error to a code. To keep the start fast, this module imports everything else when it needs it
-(docs/internals/decisions/0042-one-argument-parser.md).
+(docs/internals/decisions/0029-start-up-time.md).
 
 ===========================================  ==============================================
 how it ended                                 exit code
@@ -34,7 +34,7 @@ from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError, short
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import Any, NoReturn, TextIO
 
     from holdfast.cli.commands import Command
@@ -202,7 +202,7 @@ def _execute(command: Command, words: list[str]) -> None:
         raise EnvironmentProblem(f"{package} is not installed", hint=hint) from None
 
 
-def run_command(argv: list[str], parse: Callable[[Sequence[str]], Namespace] | None = None) -> int:
+def run_command(argv: list[str], parse: Callable[[list[str]], Namespace] | None = None) -> int:
     """Run `holdfast run` with these arguments and return its exit code; never raises.
 
     `parse` may accept more flags than `holdfast run` has.
@@ -217,10 +217,9 @@ def run_command(argv: list[str], parse: Callable[[Sequence[str]], Namespace] | N
             keeper_client.Keeper.prestart()  # It starts while this process imports and checks the rest.
         gc.disable()  # Modules are not garbage. Scanning them slows the start by 3 %,
         try:
-            _import_argparse()
-            from holdfast.cli.run_command import execute, parse_args
+            from holdfast.cli.run_command import execute, read_args
 
-            args = (parse or parse_args)(argv)
+            args = (parse or read_args)(argv)
             is_compat = args.exit_code_compat
         finally:
             gc.freeze()  # and the collector would repeat it as long as the agent runs.
@@ -231,20 +230,6 @@ def run_command(argv: list[str], parse: Callable[[Sequence[str]], Namespace] | N
         return _exit_code("run", run, lambda: is_compat)
     finally:
         keeper_client.Keeper.discard_prestarted()
-
-
-def _import_argparse() -> None:
-    """Import argparse without `gettext`, whose import takes longer; Python has no translations of it."""
-    if "argparse" in sys.modules or "gettext" in sys.modules:
-        return
-    stand_in: Any = type(sys)("gettext")
-    stand_in.gettext = str
-    stand_in.ngettext = lambda one, many, count: one if count == 1 else many
-    sys.modules["gettext"] = stand_in
-    try:
-        import argparse  # noqa: F401
-    finally:
-        del sys.modules["gettext"]
 
 
 def _exit_code(

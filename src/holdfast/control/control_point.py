@@ -215,7 +215,7 @@ class ControlPoint:
         self._pending.clear()
         self._requests.clear()
         for one in pending:
-            self._answer(one, "", "over", "the agent has ended")
+            self._answer(one, "", "over", "the agent has exited")
         while self._calls:
             self._calls.popleft()()
 

@@ -132,7 +132,7 @@ class RunEnd(StrEnum):
     STANDBY = "standby"
     RUNNING = "running"
     LOST = "lost"
-    """Its record has no end."""
+    """Its timeline has no end."""
 
 
 ENDS = (RunEnd.FAILED, RunEnd.SUCCEEDED, RunEnd.STOPPED, RunEnd.ERROR, RunEnd.STANDBY)
@@ -277,7 +277,7 @@ def restart_stages(ended: Generation | None, started: Generation) -> dict[Stage,
 
 
 def outage_s(ended: Generation, started: Generation) -> float:
-    """Return the time from the problem that ended a generation until all workers were started again."""
+    """Return the time from the problem that ended a generation until all workers had restarted."""
     began = ended.stopping_at if ended.trouble_at is None else ended.trouble_at
     return (started.started_at or 0.0) - (began or 0.0)
 

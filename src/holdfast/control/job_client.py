@@ -146,14 +146,14 @@ class JobClient:
         body, limit_s = control.pack(query), ANSWER_S + query.wait_s
         connection = await self.agents.any_connection()
         try:
-            reply = await connection.ask(control.STATUS, body=body, limit_s=limit_s)
+            reply = await connection.query(control.STATUS, body=body, limit_s=limit_s)
         except ControlProblem:
             if not self.agents.is_lost:
                 raise
             connection = (
                 await self.agents.any_connection()
             )  # The agent has exited: use another one.
-            reply = await connection.ask(control.STATUS, body=body, limit_s=limit_s)
+            reply = await connection.query(control.STATUS, body=body, limit_s=limit_s)
         return unpacked(control.JobSummaries, reply.body).jobs
 
     async def request(
@@ -179,7 +179,7 @@ class JobClient:
             why=one_line(why, REQUEST_WHY_CHARS_MAX),
         )
         connection = await self.agents.any_connection()
-        reply = await connection.ask(control.ACT, body=control.pack(request))
+        reply = await connection.query(control.ACT, body=control.pack(request))
         return one_line(reply.why)
 
     async def events(self, *, follow: bool = False, node: str = "") -> AsyncIterator[EventRecord]:

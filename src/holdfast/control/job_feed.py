@@ -118,18 +118,18 @@ class Feed:
     async def _follow_history(self, client: JobClient) -> None:
         now = asyncio.get_running_loop().time
 
-        async def ask(node: str) -> None:
+        async def query(node: str) -> None:
             try:
                 async with asyncio.timeout(HISTORY_S):
                     found = await client.history(node)
             except (ControlProblem, TimeoutError):
-                return  # The node may be gone; the status shows that.
+                return  # The node may have left; the status shows that.
             self.job.add_history(now(), node, found)
 
         while True:
             await self._history_wanted.wait()
             self._history_wanted.clear()
-            await asyncio.gather(*(ask(one.node) for one in self.job.history_sources))
+            await asyncio.gather(*(query(one.node) for one in self.job.history_sources))
             self._changed()
 
 

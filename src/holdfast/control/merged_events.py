@@ -62,7 +62,7 @@ class MergedEvents:
         self._again_at: dict[str, float] = {}  # When to try a silent agent again.
         self._followed: set[str] = set()
         self._watching: asyncio.Task[None] | None = None
-        self._end: ControlProblem = JobUnreachable("the agents have ended")
+        self._end: ControlProblem = JobUnreachable("all agents have exited")
 
     def close(self) -> None:
         for task in (*self._listening.values(), *([self._watching] if self._watching else ())):
@@ -103,7 +103,7 @@ class MergedEvents:
             try:
                 await self._agents.any_connection()
             except ControlProblem as problem:
-                # The job is over; or the etcd of --ha has exited too, which explains less.
+                # Report that the job is over. If the etcd of --ha has exited too, `_end` explains more.
                 raise (problem if isinstance(problem, JobNotFound) else self._end) from None
             self._watching = None
             await asyncio.sleep(LOOK_S)
@@ -121,7 +121,7 @@ class MergedEvents:
             try:
                 nodes = await self._agents.nodes()
             except ControlProblem:
-                nodes = []  # The agents that are followed already go on.
+                nodes = []  # Continue with the agents that are followed already.
             for node in nodes:
                 if node not in self._listening and now() >= self._again_at.get(node, 0.0):
                     self._listening[node] = asyncio.ensure_future(self._listen(node))

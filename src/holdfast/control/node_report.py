@@ -1,4 +1,4 @@
-"""What an agent reports of its node: workers, state and events, as the messages that clients get."""
+"""The messages that clients get from an agent about its node: workers, state and events."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Client:
     """One control client: at the socket, at the agent port, or the coordinator."""
 
     read_only = False
-    """Whether the client may not change anything."""
+    """Whether the client may only watch."""
 
     def __init__(self, server: NodeServer) -> None:
         self.server = server
@@ -171,7 +171,7 @@ class SocketClient(Client, asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode_frame(message, STATUS_FRAME_BYTES_MAX))
             if self.unread_bytes > UNREAD_BYTES_MAX:
-                self.drop("it does not read its replies")
+                self.drop("the client does not read its replies")
 
     @property
     def unread_bytes(self) -> int:
@@ -277,7 +277,7 @@ class NodeServer:
         if self._port is not None:
             self._port.close()
         for client in [*self.clients]:
-            client.drop("the agent has ended")
+            client.drop("the agent has exited")
             client.forget()
         if self._reporting is not None:
             self._reporting.cancel()
@@ -413,7 +413,7 @@ class NodeServer:
         )
 
     async def _in_agent(self, function: Callable[[], T]) -> T:
-        """Return what a function returns in the agent's loop; raise `NoResponse` if that is stuck."""
+        """Call a function in the agent's loop; raise `NoResponse` if the loop is stuck."""
         try:
             async with asyncio.timeout(LOOP_S):
                 return await asyncio.wrap_future(self._point.call(function))
@@ -677,7 +677,7 @@ class NodeServer:
 
 
 async def _stored(read: Callable[[], T]) -> T:
-    """Return what the nodes have stored; raise `NoResponse` if that is not readable."""
+    """Return what the nodes have stored; raise `NoResponse` if it is not readable."""
     try:
         return await asyncio.to_thread(read)
     except Exception as problem:  # noqa: BLE001 (a backend of the user's own may raise anything)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 INTERVALS = 160
 """Points of a plot, from the beginning of the job to its end."""
 COVERED_MIN = 0.2
-"""The share of an interval that must be covered for a rate."""
+"""The share of an interval that samples must cover to give a rate."""
 RANKS_SHOWN = 64
-"""Ranks in a plot; of more, the slowest few and the range of all."""
+"""Ranks in a plot. With more ranks, the plot has the slowest few and the range of all."""
 SLOWEST_SHOWN = 8
 RANKS_MAX = 100_000
 
@@ -97,7 +97,7 @@ def progress_of(generations: Sequence[Samples], end_s: float) -> Progress:
     usual = [*median]
     for at, column in enumerate(known):
         if at and 0 < 2 * len(column) < len(ranks):
-            # If few ranks run, they are compared with the previous median.
+            # If few ranks run, compare them with the previous median.
             usual[at] = usual[at - 1] or usual[at]
     heat, heat_ranks = _heat(ranks, series, usual)
     return Progress(

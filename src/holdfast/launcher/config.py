@@ -153,6 +153,11 @@ class Flag(Value):
     from_environment: bool = True
 
     @property
+    def nargs(self) -> int | None:
+        """The number of values, as argparse counts: 0 for a switch, None for one value."""
+        return None if self.metavar else 0
+
+    @property
     def dest(self) -> str:
         """The attribute of the namespace that holds the value."""
         return self.name.lstrip("-").replace("-", "_")
@@ -181,7 +186,10 @@ class Flag(Value):
 
 
 def _switch(group: str, name: str, meaning: str, field: str = "", short: str = "") -> Flag:
-    return Flag(group, name, default=False, metavar="", meaning=meaning, field=field, short=short)
+    return Flag(
+        group, name, default=False, metavar="", meaning=meaning,
+        convert=values.on_or_off, field=field, short=short,
+    )  # fmt: skip
 
 
 FLAGS = (

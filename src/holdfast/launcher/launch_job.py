@@ -27,8 +27,7 @@ from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.signals import SIGNALS_ENV, parse_signal
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
-from holdfast.rendezvous.single_node_handler import SingleNodeHandler
-from holdfast.rendezvous.worker_store import workers_serve_by_environment
+from holdfast.rendezvous.worker_store import SingleNodeHandler, workers_serve_by_environment
 from holdfast.side_thread import SideThread
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from holdfast.agent.worker_processes import ProcessSettings, WorkerProcesses
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
 from holdfast.processes.signals import SignalException
-from holdfast.rendezvous.single_node_handler import SingleNodeHandler
+from holdfast.rendezvous.worker_store import SingleNodeHandler
 from holdfast.store.memory_store import MemoryStore
 from holdfast.store.tcp.store_server import ServingLoop
 from rendezvous_fakes import ScriptedRendezvous

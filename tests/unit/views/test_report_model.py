@@ -174,10 +174,10 @@ def test_job_ended_by_a_signal_is_stopped() -> None:
     node.run()
     node.generation(0, 2.0, 3.0)
     node.stops(0, 20.0, 21.0, StopReason.SIGNAL)
-    node.end(22.0, "stopped", "Traceback:\nholdfast.SignalException: agent 7 was ended by SIGTERM")
+    node.end(22.0, "stopped", "Traceback:\nholdfast.SignalException: agent 7 received SIGTERM")
     report = report_of(node)
     assert (report.outcome.state, report.generations[0].end) == ("stopped", "stopped")
-    assert report.outcome.reason == "agent 7 was ended by SIGTERM"
+    assert report.outcome.reason == "agent 7 received SIGTERM"
 
 
 def test_job_without_a_round_has_a_report() -> None:
