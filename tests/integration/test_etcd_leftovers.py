@@ -10,7 +10,7 @@ import pytest
 
 from etcd_teams import LEASE_S, SOON_LOST, EtcdTeam, leaves
 from holdfast.core.etcd.leader import JOB_KEEP_S
-from holdfast.rendezvous.etcd_handler import EtcdHandler
+from holdfast.rendezvous.etcd_handler import create_etcd_handler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from real_teams import OBEY, QUICK
 
@@ -75,7 +75,7 @@ def test_the_store_of_a_round_goes_with_the_last_node(tmp_path: Path, etcd: Etcd
     prefix = f"/tests/{tmp_path.name}"
     conf = {"etcd_prefix": prefix, "last_call_timeout": "0.2"}
     handlers = [
-        EtcdHandler(RendezvousParameters("etcd", etcd.endpoint, "job", 2, 2, **conf))
+        create_etcd_handler(RendezvousParameters("etcd", etcd.endpoint, "job", 2, 2, **conf))
         for _ in range(2)
     ]
     with ThreadPoolExecutor(2) as pool:

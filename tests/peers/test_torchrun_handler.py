@@ -14,13 +14,15 @@ import pytest
 
 from holdfast.core.limits import TERMS_PER_PLACE
 from holdfast.etcd.runner import hold_port
-from holdfast.rendezvous.coordinator_handler import CoordinatorHandler
+from holdfast.rendezvous.coordinator_handler import create_coordinator_handler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from real_coordinators import Coordinator
 from real_teams import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from holdfast.rendezvous.membership_handler import MembershipHandler
 
 pytestmark = pytest.mark.torch
 
@@ -52,9 +54,9 @@ class Job:
         self.handlers.append(get_rendezvous_handler(params))
         return self.handlers[-1]
 
-    def of_ours(self) -> CoordinatorHandler:
+    def of_ours(self) -> MembershipHandler:
         params = RendezvousParameters("holdfast", self.endpoint, "job", *self.size, is_host=False)
-        self.handlers.append(CoordinatorHandler(params))
+        self.handlers.append(create_coordinator_handler(params))
         return self.handlers[-1]  # type: ignore[no-any-return]
 
 
