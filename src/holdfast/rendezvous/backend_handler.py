@@ -173,7 +173,7 @@ class BackendAccess(JobAccess):
         return self._endpoint
 
     def scope_of(self, view: View) -> str:
-        """Return a scope that no round of another job with this id uses, in a store that outlives it."""
+        """Return a scope that is unique even if the store outlives the job and another job has this id."""
         return f"{view.generation}.{view.round}.{view.round_key:x}"
 
     def connect(self, node: JoinRequest) -> BackendMembership:
@@ -232,7 +232,7 @@ class BackendAccess(JobAccess):
             ) from None
 
     def check(self, membership: Membership) -> None:
-        """Raise if the backend never responded: it does not exist, or is not of this kind."""
+        """Raise if the backend never responded: it probably does not exist."""
         assert isinstance(membership, BackendMembership)
         if membership.is_unreached:
             assert membership.failure is not None
@@ -246,7 +246,7 @@ class BackendAccess(JobAccess):
         return RendezvousConnectionError(why)
 
     def error_of_failure(self, failure: BackendFailed) -> RendezvousError:
-        """Return what a caller of TorchElastic's interface expects."""
+        """Return the exception that a caller of TorchElastic's interface expects."""
         if isinstance(failure.__cause__, RendezvousError):
             return failure.__cause__
         if not failure.invalid:
@@ -281,7 +281,7 @@ class DynamicRendezvousHandler(MembershipHandler):
         state_holder: RendezvousBackend,
         **more: Any,
     ) -> None:
-        """`more` are keyword arguments of `BackendAccess`."""
+        """Create a handler; `more` are keyword arguments of `BackendAccess`."""
         super().__init__(
             BackendAccess(node, settings, store, state_holder, backend_name=backend_name, **more)
         )
@@ -339,7 +339,7 @@ class DynamicRendezvousHandler(MembershipHandler):
         access = self.access
         if isinstance(self._connection, BackendMembership):
             return access.refresh(self._connection)
-        # Reading does not join: only `enter` knows what kind of node this is.
+        # Read without joining: only `enter` knows the node's role and size.
         membership = access.open(access.node, access.job_settings)
         try:
             return access.refresh(membership)

@@ -43,7 +43,7 @@ def create_coordinator_handler(params: RendezvousParameters) -> MembershipHandle
 
 
 def create_static_handler(params: RendezvousParameters) -> MembershipHandler:
-    """Return the handler of `--rdzv-backend static`: ranks are given, the number of nodes fixed."""
+    """Return the handler of `--rdzv-backend static`: the ranks and the number of nodes are fixed."""
     if not params.endpoint:
         raise UsageError("--rdzv-endpoint: static needs HOST:PORT of node 0, or --master-addr")
     rank = rdzv_conf.parse(params).rank
@@ -145,7 +145,7 @@ class CoordinatorAccess(JobAccess):
         return self._membership
 
     def advice(self, host: str) -> str:
-        """Return what helps if the coordinator is lost."""
+        """Return advice for the case that the coordinator is lost."""
         survives = "a job with --ha HOST,HOST,HOST survives this"
         if len(self._endpoints) > 1:
             words = ("--endpoint", self._params.endpoint, "--rdzv-id", self.run_id)

@@ -161,7 +161,7 @@ class EtcdAccess(JobAccess):
             self.given_id = f"node_id={conf.node_id}"
         if cluster is not None:
             self.authority = "the cluster"
-        # There may be no leader now, and the next one reads only a node's last status.
+        # If there is no leader now, the next one reads only a node's last status.
         self.close_timeout_s = conf.close_timeout
 
     @property

@@ -59,7 +59,7 @@ class OwnCluster:
         self.certificates = Certificates(of)
 
     def credentials(self) -> ControlCredentials:
-        """Return what a client needs to control the job's agents."""
+        """Return the credentials that a client needs to control the job's agents."""
         return control_access(self.of, self.certificates)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What an agent needs of a rendezvous: TorchElastic's interface, and the description of a round.
+"""TorchElastic's interface of a rendezvous, and the description of a round.
 
 The agent requests a round from a `RendezvousHandler`, and polls whether it must request another. A handler
 written for TorchElastic works here. Of Holdfast's backends there is `MembershipHandler`: a coordinator, an

@@ -76,12 +76,12 @@ class MembershipHandler(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """The agent of the first node serves the workers' store, unless rank 0 serves it."""
+        """Whether the agent of the first node serves the workers' store, instead of the worker of rank 0."""
         return not self.access.workers_serve
 
     @property
     def serves_workers(self) -> bool:
-        """Whether workers of the job depend on this process."""
+        """Whether this process serves the store that workers of the job depend on."""
         return self._worker_store is not None and self._worker_store.is_serving
 
     @property

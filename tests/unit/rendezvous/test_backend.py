@@ -28,6 +28,7 @@ from holdfast.rendezvous.backend_handler import (
     RendezvousBackend,
     create_handler,
 )
+from holdfast.rendezvous.membership_handler import ALL_ARRIVED
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters, RendezvousTimeout
 from holdfast.rendezvous.rendezvous_errors import (
     RendezvousClosedError,
