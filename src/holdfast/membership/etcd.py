@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from holdfast.etcd.etcd_settings import EtcdSettings
     from holdfast.etcd.etcd_store import EtcdStore
     from holdfast.membership.cluster_check import ClusterCheck
-    from holdfast.membership.session_driver import SessionDriver
+    from holdfast.membership.threaded import SessionDriver
     from holdfast.wire.control import Contacts
     from holdfast.wire.messages import JobSummary
 

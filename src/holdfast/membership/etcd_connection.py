@@ -63,7 +63,7 @@ _SIGHTS: dict[Sight, type[PresenceSeen | PresenceClosed | PresenceRefused | Pres
 
 
 class EtcdConnection:
-    """One session on etcd, as a `session_driver.Connection`."""
+    """One session on etcd, as a `threaded.Connection`."""
 
     def __init__(self, connector: EtcdConnector) -> None:
         loop = asyncio.get_running_loop()

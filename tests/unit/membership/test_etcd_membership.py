@@ -22,7 +22,7 @@ from holdfast.etcd.job_records import read_job, read_run_ids
 from holdfast.etcd.sync_client import EtcdClient
 from holdfast.membership.etcd_connection import EtcdConnector
 from holdfast.membership.interface import JoinRefused
-from holdfast.membership.session_driver import SessionDriver
+from holdfast.membership.threaded import SessionDriver
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.store import DistStoreError
