@@ -1,13 +1,13 @@
-"""Three nodes compute pi. A worker is killed, then a whole node, then another one joins.
+"""Three nodes compute pi. The demo kills a worker, then a whole node, then adds a node.
 
 Run it:
 
     make demo                   # or: python examples/demo.py
 
-Each node is a `holdfast run` of its own on this machine, with two workers of `elastic_plain.py`.
-The demo reads what they print, kills and adds processes, and measures the time until the last worker
-of the next generation runs user code. It then runs `holdfast report` on the log directories and
-prints the address of that page. It exits with 1 if anything differs from what is expected.
+Each node is its own `holdfast run` on this machine, with two workers of `elastic_plain.py`.
+The demo reads their output, kills and adds processes, and measures the time until the last worker
+of the next generation runs user code. Then it runs `holdfast report` on the log directories and
+prints the address of that page. It exits with 1 if anything is not as expected.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ here all of them run on this one. Each node is started with:
 
 
 class Line(NamedTuple):
-    """What an agent or one of its workers printed; without text, its output ended."""
+    """A line that an agent or one of its workers printed. `text` is None at the end of the output."""
 
     agent: str
     text: str | None
@@ -271,7 +271,7 @@ class Demo:
             for change, took in self.took.items():
                 print(paint("32", f"  {took:5.2f} s after {change}"))
             return self.write_report()
-        print(paint("31", "This differs from what is expected; please report it."))
+        print(paint("31", "The demo did not end as expected; please report this."))
         return 1
 
     def write_report(self) -> int:
@@ -315,7 +315,7 @@ def free_port() -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return all processes below one."""
+    """Return all processes below a process."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [one for child in children for one in (int(child), *descendants(int(child)))]
 
@@ -341,7 +341,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("--report", type=Path, default=REPORT, help="where the page goes")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Leave nothing behind, either.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Clean up after SIGTERM too.
     try:
         with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as name:
             code = Demo(Path(name), args.report).run()

@@ -1,19 +1,18 @@
 r"""Elastic data-parallel training with PyTorch on CPUs: it continues while workers and nodes fail, join and leave.
 
-Run it on two terminals; another may join at any time, and any of them may be stopped or killed
-(needs PyTorch):
+Run it in two terminals (needs PyTorch). You can start it in a third at any time, and stop or kill any
+of them:
 
     holdfast run --nnodes 1:3 --rdzv-backend c10d --rdzv-endpoint localhost:29400 --rdzv-id ddp \
         --max-restarts 3 examples/elastic_ddp.py --folder /tmp/ddp
 
 It does not use Holdfast, and runs under `torchrun` as well. It is elastic because:
 
-- A step depends on its number only, which determines its samples for any number of workers. So no
-  sample is left out or repeated after a change within an epoch, and the parameters are those of a
-  single process, except for rounding.
-- A checkpoint has all that the next step depends on, and is complete or absent.
+- The number of a step determines its samples, for any number of workers. So a change within an epoch
+  omits or repeats no sample, and the parameters equal those of a single process, except for rounding.
+- A checkpoint contains everything that the next step depends on. It is complete or absent.
 - All workers continue from the checkpoint that rank 0 found.
-- A worker that is asked to stop (SIGTERM) finishes its step, saves, and exits.
+- A worker that receives SIGTERM finishes its step, saves, and exits.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 SAMPLES, FEATURES, NOISE = 3840, 8, 0.05
-KEPT = 2  # Checkpoints. One is enough, unless the disk loses it.
+KEPT = 2  # Checkpoints to keep. The second is for a disk that loses the newest.
 STOP_PATIENCE_S = 60.0
 
-# Counts starts of the workers; without Holdfast only those after a failure.
+# The number of this start. torchrun counts only starts after a failure.
 GENERATION = int(os.environ.get("HOLDFAST_GENERATION", os.environ["TORCHELASTIC_RESTART_COUNT"]))
 
 
 def main() -> None:
-    """Train from the newest checkpoint to the last step, or until asked to stop."""
+    """Train from the newest checkpoint to the last step, or until a stop signal arrives."""
     args = parse_args()
     stop = Stop()
-    signal.signal(signal.SIGTERM, stop.ask)
+    signal.signal(signal.SIGTERM, stop.handle)
     torch.set_default_dtype(torch.float64)  # Sums over workers then round to the same value.
     dist.init_process_group("gloo")
-    torch.manual_seed(args.seed)  # The same for all, like everything drawn from it.
+    torch.manual_seed(args.seed)  # All workers draw the same random numbers.
     model = nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), nn.Linear(32, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=args.rate)
     step = resume(args.folder, model, optimizer)
@@ -65,7 +64,7 @@ def main() -> None:
             log.write(json.dumps(note | {"world_size": dist.get_world_size()}) + "\n")
             log.flush()
             if stopping or step % args.checkpoint_every == 0 or step == args.steps:
-                os.fsync(log.fileno())  # First: a checkpoint confirms these steps.
+                os.fsync(log.fileno())  # Before the checkpoint, which confirms these steps.
                 save(args.folder, model, optimizer, step)
         time.sleep(args.step_seconds)  # A real model takes longer.
     if stopping and step < args.steps:
@@ -83,20 +82,20 @@ def train(
     """Do one step; return the loss over the whole batch, and whether any worker must stop."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     samples, targets = batch_of(step, args.batch, args.seed)
-    # Every worker draws it for the whole batch, so it does not depend on their number.
+    # Every worker draws the noise of the whole batch, so the noise does not depend on their number.
     samples = samples + NOISE * torch.randn(samples.shape)
     mine = slice(rank, None, world_size)
     errors = (model(samples[mine]) - targets[mine]) ** 2
-    # The mean over the batch is a sum over workers with shares of different sizes. DDP takes the
-    # mean over workers instead, hence the factor.
+    # The shares of the workers differ in size, so the mean over the batch is a sum over the workers.
+    # DDP computes the mean over the workers, hence the factor.
     loss = errors.sum() / args.batch
     optimizer.zero_grad()
     (loss * world_size).backward()
     optimizer.step()
-    # All must stop after the same step, or the others would wait forever.
-    told = torch.stack([loss.detach(), torch.tensor(float(stop.asked))])
-    dist.all_reduce(told)
-    return told[0].item(), bool(told[1] > 0)
+    # All workers must stop after the same step; otherwise some would wait forever.
+    sums = torch.stack([loss.detach(), torch.tensor(float(stop.requested))])
+    dist.all_reduce(sums)
+    return sums[0].item(), bool(sums[1] > 0)
 
 
 def batch_of(step: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -109,7 +108,7 @@ def batch_of(step: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def seeded(seed: int) -> torch.Generator:
-    """Return a separate source of random numbers."""
+    """Return a random number generator of its own for this seed."""
     return torch.Generator().manual_seed(seed)
 
 
@@ -117,14 +116,14 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Write a checkpoint under another name, then rename it: a kill must not leave half of one."""
+    """Write a checkpoint under another name, then rename it, so that a kill leaves no partial file."""
     state = {
         "step": step,
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "random": torch.get_rng_state(),
     }
-    # A worker of a node that was replaced, but does not know it yet, may write here too.
+    # The name has this process's id, because a worker on a replaced node may still write here too.
     beside = folder / f"{os.uname().nodename}_{os.getpid()}.new"
     with beside.open("wb") as file:
         torch.save(state, file)
@@ -137,7 +136,7 @@ def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step:
 
 
 def sync(folder: Path) -> None:
-    """Sync the names in a folder to the disk."""
+    """Sync a folder's entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -148,7 +147,7 @@ def sync(folder: Path) -> None:
 def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Load the newest checkpoint; return the next step.
 
-    Rank 0 reads it for all. Otherwise one worker could see a file that another did not see.
+    Rank 0 reads it for all workers. Otherwise two workers could load different files.
     """
     content = bytearray(newest(folder) if dist.get_rank() == 0 else b"")
     size = torch.tensor(len(content))
@@ -167,7 +166,7 @@ def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 
 def newest(folder: Path) -> bytes:
-    """Return the content of the newest readable checkpoint, if there is one."""
+    """Return the content of the newest readable checkpoint; empty if there is none."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(folder.glob("checkpoint_*.pt"), reverse=True):
         try:
@@ -181,9 +180,9 @@ def newest(folder: Path) -> bytes:
 
 
 def continue_log(folder: Path, step: int) -> Any:
-    """Return the log of losses, without the steps that will be repeated; only for rank 0.
+    """Open the log of losses for rank 0, without the steps that this start repeats.
 
-    It is a new file under the old name. A worker that was replaced writes to the old file.
+    The log is a new file that takes the old name. A replaced worker still writes to the old file.
     """
     if dist.get_rank() != 0:
         return None
@@ -202,26 +201,26 @@ def continue_log(folder: Path, step: int) -> Any:
 
 
 class Stop:
-    """Whether this worker was asked to stop; it finishes the current step first."""
+    """Whether this worker received a stop signal. It finishes the current step first."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
 
-    def ask(self, *_: object) -> None:
+    def handle(self, *_: object) -> None:
         """Handle the signal."""
-        self.asked = True
+        self.requested = True
 
     def wait(self, step: int) -> None:
-        """Wait until this worker itself was asked to stop.
+        """Wait until this worker itself has received the signal.
 
         If a node joins or leaves, the launcher stops the workers of all nodes, but not at the same
-        instant. A worker that exits with 0 before counts as finished.
+        instant. A worker that exits with 0 before its signal counts as finished.
         """
         deadline = time.monotonic() + STOP_PATIENCE_S
-        while not self.asked:
+        while not self.requested:
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"others stopped after step {step}, and this one was not asked to"
+                    f"other workers stopped after step {step}, but this one got no signal"
                 )
             time.sleep(0.01)
 

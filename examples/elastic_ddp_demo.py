@@ -1,11 +1,11 @@
-"""Trains on two nodes; a worker is killed, then an agent, then a node joins. The loss curve continues.
+"""Train on two nodes, kill a worker, kill an agent, add a node; the loss curve continues.
 
 Run it (needs PyTorch; takes about half a minute):
 
     python examples/elastic_ddp_demo.py --picture losses.svg
 
-Each node is a `holdfast run` of its own on this machine, with workers of `elastic_ddp.py`. The demo
-reads their log of losses, kills processes, and finally compares the log with that of a single
+Each node is its own `holdfast run` on this machine, with workers of `elastic_ddp.py`. The demo reads
+their log of losses and kills processes. At the end it compares the log with that of a single
 undisturbed process. It exits with an error if a step is missing or repeated, or if a loss differs.
 """
 
@@ -28,13 +28,13 @@ from plot_losses import Note, draw, read
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STEPS, STEPS_BETWEEN = 190, 25  # In all, and from one disturbance to the next.
+STEPS, STEPS_BETWEEN = 190, 25  # In total, and between two disturbances.
 STEP_SECONDS = 0.03
 PATIENCE_S = 60.0  # The longest wait for anything.
 LOOK_AGAIN_S = 0.02
 SAME = 1e-9  # Sums over another number of workers round differently in the last digits.
-# Imported once per node, not by each worker. An optimizer imports the second, which takes as long as
-# the first.
+# Each node imports these once, instead of each worker. The first optimizer imports torch._dynamo,
+# which takes as long as torch itself.
 PRELOAD = "torch,torch._dynamo"
 SCRIPT = str(Path(__file__).with_name("elastic_ddp.py"))
 
@@ -53,14 +53,14 @@ class Demo:
         self.log = folder / "job" / "losses.jsonl"
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self.disturbed: list[tuple[int, str]] = []  # The generation and the disturbance.
-        self.told = 0  # Characters of node A's output that were printed.
+        self.printed = 0  # Characters of node A's output that were printed.
         self.began = time.monotonic()
 
     def run(self, picture: Path | None) -> int:
         """Run the job to its end; return 0 if everything went as expected."""
         both = 2 * self.workers
         try:
-            self.tell(f"start nodes A and B, with {self.workers} worker(s) each")
+            self.show(f"start nodes A and B, with {self.workers} worker(s) each")
             self.start("A")
             self.await_coordinator()  # A coordinates, so the demo can kill the other.
             self.start("B")
@@ -77,13 +77,13 @@ class Demo:
             for agent in self.agents.values():
                 agent.kill()  # If it still runs. Its keeper kills its workers.
                 agent.wait()
-        self.tell(f"exit codes: {', '.join(f'{name} {code}' for name, code in codes.items())}")
+        self.show(f"exit codes: {', '.join(f'{name} {code}' for name, code in codes.items())}")
         notes = read(self.log)
         if picture is not None:
             picture.write_text(draw(notes, self.labels(notes)))
-            self.tell(f"drew {picture}")
+            self.show(f"drew {picture}")
         well = codes == {"A": 0, "B": -signal.SIGKILL, "C": 0} and self.check(notes)
-        self.tell("all is well" if well else "this differs from what is expected; please report it")
+        self.show("all is well" if well else "this did not end as expected; please report it")
         return 0 if well else 1
 
     # What the demo does.
@@ -106,7 +106,7 @@ class Demo:
         """Kill a worker of one node without warning."""
         rank, pid, _, _ = STARTED.findall(self.output_of(name).read_text())[-1]
         self.note("worker killed")
-        self.tell(f"kill -9 {pid}: rank {rank}, a worker on {name}")
+        self.show(f"kill -9 {pid}: rank {rank}, a worker on {name}")
         os.kill(int(pid), signal.SIGKILL)
 
     def kill_agent(self, name: str) -> None:
@@ -114,13 +114,13 @@ class Demo:
         agent = self.agents[name]
         below = len(descendants(agent.pid))
         self.note("agent killed")
-        self.tell(f"kill -9 {agent.pid}: the agent of {name}, with {below} processes below it")
+        self.show(f"kill -9 {agent.pid}: the agent of {name}, with {below} processes below it")
         agent.kill()
 
     def join(self, name: str) -> None:
         """Start a node that was not in the job before."""
         self.note("node joined")
-        self.tell(f"start a new node, {name}")
+        self.show(f"start a new node, {name}")
         self.start(name)
 
     def note(self, label: str) -> None:
@@ -147,7 +147,7 @@ class Demo:
         self.wait(lambda: len(steps()) > 0, f"no step of {world_size} workers")
         first = steps()[0]
         text = f"{world_size} worker(s) continue with step {first.step}, loss {first.loss:.4f}"
-        self.tell(f"generation {first.generation}: {text}")
+        self.show(f"generation {first.generation}: {text}")
         self.wait(lambda: len(steps()) >= STEPS_BETWEEN, f"no more steps of {world_size} workers")
 
     def wait(self, done: Callable[[], bool], otherwise: str) -> None:
@@ -156,28 +156,30 @@ class Demo:
         while not done():
             self.listen()
             if time.monotonic() > deadline or self.agents["A"].poll() is not None:
-                raise SystemExit(f"{otherwise}; node A said:\n{self.output_of('A').read_text()}")
+                raise SystemExit(
+                    f"{otherwise}; output of node A:\n{self.output_of('A').read_text()}"
+                )
             time.sleep(LOOK_AGAIN_S)
 
     def listen(self) -> None:
         """Print Holdfast's messages on node A; the other nodes print nearly the same."""
         text = self.output_of("A").read_text()
         whole = text.rfind("\n") + 1
-        for line in text[self.told : whole].splitlines():
+        for line in text[self.printed : whole].splitlines():
             if line.startswith("[holdfast] "):
-                self.tell(line.removeprefix("[holdfast] "), "holdfast")
-        self.told = whole
+                self.show(line.removeprefix("[holdfast] "), "holdfast")
+        self.printed = whole
 
     def check(self, notes: list[Note]) -> bool:
         """Check that every step occurs once, with the loss of a single process."""
         whole = [note.step for note in notes] == list(range(1, STEPS + 1))
-        self.tell(f"the log has {'every step once' if whole else 'STEPS MISSING OR REPEATED'}")
+        self.show(f"the log has {'every step once' if whole else 'STEPS MISSING OR REPEATED'}")
         self.train_alone()
         alone = read(self.folder / "alone" / "losses.jsonl")
         pairs = zip(notes, alone, strict=False)
         difference = max(abs(ours.loss - theirs.loss) for ours, theirs in pairs)
         same = len(notes) == len(alone) and difference < SAME
-        self.tell(f"the losses of a single process differ by at most {difference:.1e}")
+        self.show(f"the losses of a single process differ by at most {difference:.1e}")
         return whole and same
 
     def train_alone(self) -> None:
@@ -209,7 +211,7 @@ class Demo:
         """Return the file with a node's output."""
         return self.folder / f"{name}.txt"
 
-    def tell(self, text: str, who: str = "demo") -> None:
+    def show(self, text: str, who: str = "demo") -> None:
         """Print one line with its time."""
         print(f"{time.monotonic() - self.began:6.2f} s  {who:8}  {text}", flush=True)
 
@@ -229,5 +231,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Leave nothing behind, either.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Clean up after SIGTERM too.
     sys.exit(main())

@@ -1,13 +1,13 @@
 r"""A worker without PyTorch for a job whose number of workers changes while it runs.
 
-Run it on two terminals; a third may join at any time, and any of them may be stopped or killed:
+Run it in two terminals. You can start it in a third at any time, and stop or kill any of them:
 
     holdfast run --nnodes 2:3 --rdzv-backend c10d --rdzv-endpoint localhost:29400 --rdzv-id pi \
         --max-restarts 3 examples/elastic_plain.py --folder /tmp/pi
 
 The workers compute pi in numbered blocks. `RANK` and `WORLD_SIZE` assign the blocks to workers, and
-finished blocks are files in a folder that all nodes share. After any change each worker determines what
-remains for it. No block depends on the worker that computed it.
+finished blocks are files in a folder that all nodes share. After any change, each worker computes those
+of its blocks that are missing. The result does not depend on which worker computed a block.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ TERMS_PER_BLOCK = 2_000
 def main() -> None:
     """Compute the blocks of this worker that do not exist yet."""
     args = parse_args()
-    # The environment of every worker. All of it may differ at the next start.
+    # Every worker has these variables. Their values may differ at the next start.
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     me = f"rank {rank} of {world_size} (pid {os.getpid()})"
     args.folder.mkdir(parents=True, exist_ok=True)
-    there = len(done(args.folder))
-    print(f"{me}: generation {os.environ['HOLDFAST_GENERATION']}, {there} blocks exist")
+    count = len(done(args.folder))
+    print(f"{me}: generation {os.environ['HOLDFAST_GENERATION']}, {count} blocks exist")
     for block in range(rank, args.blocks, world_size):
         if not (args.folder / f"block_{block}").exists():
             value = compute(block)
@@ -51,10 +51,10 @@ def compute(block: int) -> float:
 
 
 def save(file: Path, value: float) -> None:
-    """Write a result under another name, then rename it: a kill must not leave half of one.
+    """Write a result under another name, then rename it, so that a kill leaves no partial file.
 
-    That name has this process's id: a worker on a node that was replaced, but does not know it yet,
-    may compute the same block.
+    The other name contains this process's id, because two workers may compute the same block: one
+    of them may run on a node that was replaced and does not know it yet.
     """
     beside = file.with_name(f"{os.uname().nodename}_{os.getpid()}.new")
     beside.write_text(repr(value))

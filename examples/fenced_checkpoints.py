@@ -1,13 +1,13 @@
-r"""A worker whose checkpoints no worker of an earlier generation can overwrite.
+r"""A worker that workers of earlier generations cannot harm: they cannot overwrite its checkpoints.
 
 Run it, and kill agents and coordinators:
 
     holdfast run --nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint localhost:29400 --rdzv-id count \
         --max-restarts 3 examples/fenced_checkpoints.py --folder /tmp/count
 
-A node that is cut off does not know that it was replaced, and its worker may still write when its
-successors have started. So the folder stores the highest fence. A writer compares before it publishes a
-checkpoint, and exits if its fence is lower.
+A disconnected node does not know that another node replaced it. Its worker may still write after its
+successors have started. So the folder stores the highest fence. Before a worker publishes a checkpoint,
+it compares fences; if its own is lower, it exits.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Fenced(Exception):
-    """A later generation writes here: this worker was replaced."""
+    """A later generation writes here; it has replaced this worker."""
 
 
 class CheckpointFolder:
-    """A folder of one job, for writers that have a fence."""
+    """The folder with the checkpoints of one job. A writer opens it with its fence."""
 
     def __init__(self, folder: Path, fence: int) -> None:
         self._folder = folder
@@ -60,10 +60,10 @@ class CheckpointFolder:
         highest = self._folder / "fence"
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            there = int(highest.read_text()) if highest.exists() else 0
-            if there > self._fence:
-                raise Fenced(f"fence {there} was here, and this worker has {self._fence}")
-            if there < self._fence:
+            stored = int(highest.read_text()) if highest.exists() else 0
+            if stored > self._fence:
+                raise Fenced(f"the folder has fence {stored}, this worker only {self._fence}")
+            if stored < self._fence:
                 beside = highest.with_name(f"fence.{self._fence}.new")
                 beside.write_text(str(self._fence))
                 beside.replace(highest)

@@ -1,10 +1,10 @@
-"""Draws the log of `elastic_ddp.py` as a picture: the loss, how many workers, and every restart.
+"""Draw the log of `elastic_ddp.py` as a picture: the loss, the number of workers, and every restart.
 
-Run it on the log of a job, optionally with a label for a start of the workers:
+Run it on the log of a job, optionally with a label for a generation:
 
     python examples/plot_losses.py /tmp/ddp/losses.jsonl losses.svg --label 1="worker killed"
 
-It needs nothing but Python. The picture is SVG, which every browser shows.
+It needs only Python. The picture is an SVG file, which every browser shows.
 """
 
 from __future__ import annotations

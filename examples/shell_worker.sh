@@ -1,10 +1,10 @@
 #!/bin/sh
-# A worker need not be Python: any program can be one.
+# A worker can be any program; it need not be Python.
 #
 # Run it:
 #
 #     holdfast run --nproc-per-node 2 --no-python examples/shell_worker.sh hello
 #
-# It is told who it is by its environment. Its exit code is the job's, should it fail.
+# Its environment has its rank. If it fails, its exit code becomes the job's.
 set -eu
 echo "worker $RANK of $WORLD_SIZE says: $*"

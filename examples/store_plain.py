@@ -4,13 +4,13 @@ Run it:
 
     holdfast run --nproc-per-node 3 examples/store_plain.py
 
-An agent serves the workers of each generation a small key-value store, at `MASTER_ADDR` and
-`MASTER_PORT`, the one through which PyTorch's workers connect. A worker that needs that port for its
-own server runs with `--worker-store`.
+In each generation an agent serves a small key-value store for the workers, at `MASTER_ADDR` and
+`MASTER_PORT`. PyTorch's workers connect through the same store. If a worker needs that port for its
+own server, use `--worker-store`.
 
-The workers count primes in blocks: each takes the next number from a counter in the store, so a slow
-one takes fewer. Every generation starts with an empty store. Data that must survive a restart belongs
-in a file, as in `elastic_plain.py`.
+The workers count primes in blocks. Each takes the next number from a counter in the store, so a slow
+worker takes fewer blocks. Every generation starts with an empty store. Data that must survive a
+restart belongs in a file, as in `elastic_plain.py`.
 """
 
 from __future__ import annotations

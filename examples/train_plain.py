@@ -1,12 +1,12 @@
-"""A worker without PyTorch that survives being killed: it saves its progress and continues from there.
+"""A worker without PyTorch that survives a kill: it saves its progress and continues from there.
 
 Run it:
 
     holdfast run --nproc-per-node 3 --max-restarts 3 examples/train_plain.py --folder /tmp/pi
 
-All workers together compute pi: each adds up its share of a series, in steps, and writes a
-checkpoint after each. Kill one (`kill -9 <pid>`): Holdfast stops the others and restarts all of them,
-and each continues from its checkpoint. The sum is the same in the end.
+The workers compute pi together. Each adds up its share of a series in steps, and writes a checkpoint
+after each step. If you kill a worker (`kill -9 <pid>`), Holdfast stops the others and restarts all of
+them, and each continues from its checkpoint. The sum at the end is the same.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def load(checkpoint: Path) -> tuple[int, float]:
 
 
 def save(checkpoint: Path, step: int, total: float) -> None:
-    """Write a checkpoint under another name, then rename it: a kill must not leave half of one."""
+    """Write a checkpoint under another name, then rename it, so that a kill leaves no partial file."""
     beside = checkpoint.with_suffix(".new")
     beside.write_text(json.dumps({"step": step, "total": total}))
     beside.replace(checkpoint)
 
 
 def fail_once(marker: Path) -> None:
-    """Raise, but only the first time: the next start gets past this step."""
+    """Raise, but only the first time, so that the next start passes this step."""
     if not marker.exists():
         marker.touch()
         raise ValueError("a bad batch: this example fails here once, as requested")

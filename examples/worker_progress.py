@@ -4,8 +4,8 @@ Run it:
 
     holdfast run --nproc-per-node 2 --max-restarts 1 examples/worker_progress.py --hang-at-step 3
 
-Rank 1 hangs in its fourth step, once. Its section has two seconds: then the agent appends the worker's
-stacks to its log, kills it and restarts all workers. Without Holdfast the calls do nothing.
+Rank 1 hangs in its fourth step, once. After two seconds its section times out: the agent appends the
+worker's stacks to its log, kills it and restarts all workers. Without Holdfast the calls do nothing.
 """
 
 from __future__ import annotations

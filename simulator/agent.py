@@ -8,6 +8,7 @@ is for `sim.faults`.
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -199,6 +200,8 @@ class Agent(Process):
         self.address = f"10.0.0.{host}"
         self.link: Link | None = None
         self.cut_in = self.cut_out = False
+        self.reached_since = -inf
+        """When it was last cut off, if it is not any more."""
         self.apart: frozenset[Decider] = frozenset()
         """The coordinators to which there is no way, while there is one to others."""
         self.lag_s = 0.0

@@ -287,6 +287,7 @@ class RanksStable(Checker):
 
 
 STOPPED_AFTER_CLOSE_S = 12.0  # The slowest stop, after the slowest start.
+CUT_OFF_LATELY_S = 6.0  # The silence after which a node is lost, and the difference of clocks.
 
 
 class OneGenerationPerNode(Checker):
@@ -308,17 +309,18 @@ class OneGenerationPerNode(Checker):
 
 
 class NoOlderWorkers(Checker):
-    """No worker starts while one of an earlier generation is there, on whatever node.
+    """No worker starts while one of an earlier generation runs, on whatever node.
 
-    But for nodes that a coordinator never heard of, and those that were lost while cut off if
-    such nodes let their workers run. A coordinator that was replaced, and does not know it, has workers
-    of its own: no more is promised to who starts another one while it lives.
+    Excepted are nodes that a coordinator never knew, and those that it lost because they were cut off,
+    if such nodes let their workers run (`on_lost=run`). Whether a node was cut off counts at the time of
+    its loss: a stopped node that is reached again still cannot know that it is lost. A coordinator that
+    was replaced, and does not know it, has workers of its own.
     """
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._known: dict[int, set[int]] = {}  # Incarnations, by the coordinator that knows them.
-        self._lost: dict[int, set[int]] = {}
+        self._excused: dict[int, set[int]] = {}  # Those that may have workers though they are lost.
         self._begun_aside: set[tuple[str, int]] = set()  # Generations of replaced coordinators.
 
     def decided(self, decision: Decision) -> None:
@@ -328,8 +330,12 @@ class NoOlderWorkers(Checker):
         known = self._known.setdefault(decision.coordinator.number, set())
         known |= after.incarnations
         if before is not None and decision.status is None:
-            lost = self._lost.setdefault(decision.coordinator.number, set())
-            lost |= before.incarnations - after.incarnations
+            excused = self._excused.setdefault(decision.coordinator.number, set())
+            for incarnation in before.incarnations - after.incarnations:
+                agent = self.world.ledger.agent_of[incarnation]
+                lately = self.world.now - agent.reached_since < CUT_OFF_LATELY_S
+                if not agent.job.self_fencing and (not agent.paused or agent.cut_off or lately):
+                    excused.add(incarnation)
 
     def workers_starting(self, agent: Agent, generation: int) -> None:
         assert agent.view is not None
@@ -337,15 +343,13 @@ class NoOlderWorkers(Checker):
         if decider in self.world.replaced or (agent.job.run_id, generation) in self._begun_aside:
             return  # The second case: a successor continues a generation of a replaced coordinator.
         by = decider.number
-        known, lost = self._known.get(by, set()), self._lost.get(by, set())
+        known, excused = self._known.get(by, set()), self._excused.get(by, set())
         for other in agent.job.agents:
             other.see_deadline()
             workers, incarnation = other.workers, other.info.incarnation
             if other is agent or not workers.there or workers.generation >= generation:
                 continue
-            only_stopped = other.paused and not other.cut_off
-            excused = incarnation in lost and not (only_stopped or agent.job.self_fencing)
-            if incarnation in known and not excused:
+            if incarnation in known and incarnation not in excused:
                 self.violated(
                     f"{agent.node} starts generation {generation} while workers of generation "
                     f"{workers.generation} still run on {other.node}"

@@ -542,6 +542,7 @@ class FaultInjector:
     def _heal(self, agent: Agent) -> None:
         if agent.cut_in or agent.cut_out:
             agent.cut_in = agent.cut_out = False
+            agent.reached_since = self._world.now
             self._world.note(agent, "is reached again")
             self._world.network.healed(agent)
             self._world.disturb()

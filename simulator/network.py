@@ -203,7 +203,7 @@ class Network:
     def _part_taken(self, what: tuple[Link, bool]) -> None:
         link, up = what
         line = link.up if up else link.down
-        self._write_part(link, line.outgoing.taken(), up=up)
+        self._write_part(link, line.outgoing.next_part(), up=up)
 
     def _hold(self, link: Link, message: Status | Heartbeat | Ack | View, *, up: bool) -> None:
         if len(link.held) < HELD_MESSAGES_MAX and self._random() < 0.5:

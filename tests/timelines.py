@@ -69,13 +69,14 @@ class Timeline:
         why: str = "",
         nodes: int = 1,
         restarts: int | None = None,
+        members: tuple[str, ...] = (),
     ) -> None:
         rank, fence = self._node_rank, 500 + number
         self.note(lifecycle.RendezvousEnded(self.at(ready), 0.0, 1.0, rank, nodes))
         self.note(
             lifecycle.GenerationStarted(
                 self.at(started), 0.0, 0.1, number, number if restarts is None else restarts, rank,
-                nodes, self.workers(), 2 * nodes, fence, why, f"/logs/attempt_{number}",
+                nodes, self.workers(), 2 * nodes, fence, why, f"/logs/attempt_{number}", members,
             )
         )  # fmt: skip
 

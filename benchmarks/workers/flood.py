@@ -25,6 +25,7 @@ import time
 from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
 from holdfast.coordinator.server import CoordinatorServer
 from holdfast.net import listening
+from holdfast.net.addresses import Address
 from holdfast.wire.handshake import ClientHandshake
 
 TOKEN = b"known to the honest alone"
@@ -112,7 +113,7 @@ def main() -> None:
     backlog = int(sys.argv[5]) if len(sys.argv) > 5 else listening.BACKLOG
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    listener = listening.listen([(socket.AF_INET, ("127.0.0.1", 0))], backlog)
+    listener = listening.listen([Address(socket.AF_INET, ("127.0.0.1", 0))], backlog)
     port = listener.getsockname()[1]
     told = os.memfd_create("opened")
     children = [fork(serve, listener, descriptors)]

@@ -1,4 +1,4 @@
-"""An event handler of your own: events become rows of a database, which is then asked.
+"""A custom event handler: it stores events in a database, and the program queries them.
 
 Run it:
 
@@ -15,15 +15,15 @@ from holdfast import ChildFailedError
 from holdfast.elastic import events
 from holdfast.launcher import LaunchConfig, elastic_launch
 
-# Of three workers, one fails and the others wait for it until they are stopped.
+# Worker 2 of three fails; the others sleep until Holdfast stops them.
 WORKER = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '2' else time.sleep(3600)"
 
 
 class Rows(events.EventHandler):
-    """Keeps what a query may want to know of an event."""
+    """Stores the fields of an event that a query may need."""
 
     def __init__(self, path: str) -> None:
-        # It is made in one thread and called in another, and each row counts by itself.
+        # Another thread calls `record`, and each row is its own transaction.
         self.database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self.database.execute(
             "CREATE TABLE IF NOT EXISTS event (at, source, state, rank, exit_code)"
@@ -31,14 +31,14 @@ class Rows(events.EventHandler):
 
     def record(self, event: events.Event) -> None:
         """Insert a row."""
-        about = event.metadata
-        code = json.loads(str(about["metadata"])).get("exit_code")
-        row = (event.timestamp, event.source.name, about["state"], about["global_rank"], code)
+        data = event.metadata
+        code = json.loads(str(data["metadata"])).get("exit_code")
+        row = (event.timestamp, event.source.name, data["state"], data["global_rank"], code)
         self.database.execute("INSERT INTO event VALUES (?, ?, ?, ?, ?)", row)
 
 
 def main() -> None:
-    """Run a job that fails, and ask the database about it."""
+    """Run a job that fails, and query the database."""
     rows = Rows(":memory:")
     events.configure(rows)
     config = LaunchConfig(

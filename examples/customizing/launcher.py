@@ -1,4 +1,4 @@
-"""A launcher of your own: what `holdfast run` puts together, put together by hand.
+"""A custom launcher: it composes an agent as `holdfast run` does.
 
 Run it:
 
@@ -19,12 +19,12 @@ from holdfast.elastic.rendezvous.registry import get_rendezvous_handler
 
 
 def train(factor: int) -> int:
-    """Do the work of one worker, and return something for each rank."""
+    """Do the work of one worker, and return a value."""
     return factor * int(os.environ["RANK"])
 
 
-class States(events.EventHandler):
-    """Says what happened."""
+class PrintEvents(events.EventHandler):
+    """Prints events."""
 
     def record(self, event: events.Event) -> None:
         """Print the event's state."""
@@ -32,7 +32,7 @@ class States(events.EventHandler):
 
 
 def launch(log_dir: str) -> None:
-    """Meet the other nodes, run this one's workers, and use what they returned."""
+    """Join the rendezvous, run this node's workers, and use their return values."""
     parameters = RendezvousParameters("c10d", "localhost:0", "by-hand", min_nodes=1, max_nodes=1)
     handler = get_rendezvous_handler(parameters)
     spec = WorkerSpec(
@@ -49,7 +49,7 @@ def launch(log_dir: str) -> None:
 
 
 if __name__ == "__main__":
-    events.configure(States())
+    events.configure(PrintEvents())
     metrics.configure(metrics.ConsoleMetricHandler(), group="mine")
     with tempfile.TemporaryDirectory() as folder:
         launch(folder)

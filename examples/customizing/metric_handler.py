@@ -1,4 +1,4 @@
-"""A metric handler of your own: it adds up how long the agent took for what.
+"""A custom metric handler: it adds up the durations of the agent's steps.
 
 Run it:
 
@@ -13,7 +13,7 @@ from collections import Counter
 from holdfast.elastic import metrics
 from holdfast.launcher import LaunchConfig, elastic_launch
 
-# The first time, worker 1 fails.
+# Worker 1 fails in generation 0.
 WORKER = """
 import os, sys
 sys.exit(os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
@@ -21,14 +21,14 @@ sys.exit(os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] 
 
 
 class Times(metrics.MetricHandler):
-    """Adds up durations, and keeps the last value of everything else."""
+    """Adds up durations, and keeps the last value of every other metric."""
 
     def __init__(self) -> None:
         self.spent_ms: Counter[str] = Counter()
         self.last: dict[str, int] = {}
 
     def emit(self, metric_data: metrics.MetricData) -> None:
-        """Take a metric; this is called in a thread of its own, so it may take its time."""
+        """Receive a metric. The agent does not wait: Holdfast calls this in its own thread."""
         name, is_duration, _ = metric_data.name.partition(".duration.ms")
         if is_duration:
             self.spent_ms[name] += metric_data.value
@@ -37,7 +37,7 @@ class Times(metrics.MetricHandler):
 
 
 def main() -> None:
-    """Run a job that restarts once, and tell what the handler knows of it."""
+    """Run a job that restarts once, and print what the handler collected."""
     times = Times()
     metrics.configure(times)
     config = LaunchConfig(

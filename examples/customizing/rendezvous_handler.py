@@ -1,6 +1,6 @@
-"""A rendezvous of your own, for nodes that somebody has numbered and that share a folder.
+"""A custom rendezvous, for nodes that have numbers and share a folder.
 
-Run it, which starts two nodes here, each as a process:
+Run it. It starts two nodes on this machine, each in its own process:
 
     python examples/customizing/rendezvous_handler.py
 """
@@ -16,7 +16,7 @@ from holdfast.store import FileStore, PrefixStore
 
 
 class Numbered(rendezvous.RendezvousHandler):
-    """Number 0 says where the workers meet; the others find it in the folder."""
+    """Node 0 stores the workers' address in the folder; the other nodes read it."""
 
     def __init__(self, params: rendezvous.RendezvousParameters) -> None:
         self._params = params
@@ -34,11 +34,11 @@ class Numbered(rendezvous.RendezvousHandler):
         files = FileStore(f"{self._params.endpoint}/{self.get_run_id()}", nodes)
         store = PrefixStore(f"round-{self._rounds}", files)
         self._rounds += 1
-        place = rendezvous.RendezvousStoreInfo.build(number, store, self._params.local_addr)
-        return rendezvous.RendezvousInfo(store, number, nodes, place)
+        address = rendezvous.RendezvousStoreInfo.build(number, store, self._params.local_addr)
+        return rendezvous.RendezvousInfo(store, number, nodes, address)
 
     def num_nodes_waiting(self) -> int:
-        return 0  # Nobody comes late.
+        return 0  # No node joins a running job.
 
     def is_closed(self) -> bool:
         return self._closed

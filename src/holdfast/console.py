@@ -1,7 +1,7 @@
 """The lines that Holdfast itself prints for the user, on standard error.
 
-This does not import `logging`, which would cost a tenth of the start-up. A program that has set up logging receives
-these lines on the logger `holdfast`; otherwise each is one plain line. The variable `LOGLEVEL` selects the
+This module does not import `logging`, which would cost a tenth of the start-up. If the program has set up logging,
+the logger `holdfast` receives these lines; otherwise each is one plain line. The variable `LOGLEVEL` selects the
 lines, as for `torchrun`.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 DEBUG, INFO, NOTICE, WARNING, ERROR, NOTHING = 10, 20, 25, 30, 40, 50
-# How long to wait for a console that is full; then the line is dropped.
+# How long to wait for a full console before dropping the line.
 CONSOLE_MS_MAX = 200
 # How much a writable console accepts in one piece: at least as much as a pipe. A character may become
 # ten bytes if the console cannot encode it.
@@ -50,7 +50,7 @@ def check_level() -> None:
 
 
 def log(level: int, text: str) -> None:
-    """Print `text` in one line, if the level is enabled. Never raises: a closed console is no failure."""
+    """Print `text` in one line, if the level is enabled. Never raises, even if the console is closed."""
     text = one_line(text)
     logging = sys.modules.get("logging")
     if logging is not None and logging.getLogger("holdfast").hasHandlers():

@@ -1,4 +1,4 @@
-"""The errors of Holdfast, by whose fault they are, with their exit codes.
+"""The errors of Holdfast, grouped by whose fault they are, with their exit codes.
 
 ::
 

@@ -1,7 +1,7 @@
-"""`torch.distributed.launch` by its own name, for what is not yet written for `holdfast run`.
+"""The replacement for `torch.distributed.launch`, for scripts that are not yet adapted to `holdfast run`.
 
-It differs from `holdfast run` in one thing: workers get their local rank as `--local-rank=N`, too,
-unless `--use-env` is given. `python -m holdfast.launch` ends with the exit codes of the command.
+There is one difference from `holdfast run`: workers also get their local rank as `--local-rank=N`,
+unless `--use-env` is given. `python -m holdfast.launch` has the exit codes of the command.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def _checked(args: Namespace) -> Namespace:
     if args.no_python and not args.use_env:
-        raise UsageError("--no-python: requires --use-env, for a program may not know --local-rank")
+        raise UsageError("--no-python: requires --use-env: a program may not accept --local-rank")
     return args
 
 

@@ -1,13 +1,13 @@
-"""Public data classes that cost nothing to import until someone treats them as such.
+"""Public data classes that do not import `dataclasses` until a caller needs it.
 
-`@lazy_dataclass` makes what `@dataclass` makes of a class: constructor, comparison, text. For
-everything in `dataclasses` (`fields`, `replace`, `asdict`, deriving from it) the class *is* a data
-class, but that module is imported only when it asks. Importing it would take a tenth of an agent's
-start (docs/internals/decisions/0029-start-up-time.md has the figures).
+`@lazy_dataclass` gives a class the constructor, comparison and text of a `@dataclass`. The functions of
+`dataclasses` (`fields`, `replace`, `asdict`) and data classes that derive from it treat the class as a
+data class; its description is built when they first read it. Importing `dataclasses` would take a
+tenth of an agent's start (docs/internals/decisions/0029-start-up-time.md has the figures).
 
-Supported is what the public classes need: defaults, default factories, keyword-only fields, fields that
-the constructor does not take or the text leaves out, class variables, `__post_init__` and
-`copy.replace`. To add fields in a subclass, use `@dataclass` on it.
+It supports what the public classes need: defaults, default factories, keyword-only fields, fields that
+the constructor does not take or the text omits, class variables, `__post_init__` and `copy.replace`. To
+add fields in a subclass, use `@dataclass` on it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Missing:
 
 
 class _Field:
-    """What there is to say of a field besides its type, in the words of `dataclasses.field`."""
+    """The options of a field, named as in `dataclasses.field`."""
 
     def __init__(self, **how: Any) -> None:
         self.how = how
@@ -54,17 +54,17 @@ def factory_field(*, default_factory: Callable[[], Any]) -> Any:
 
 
 def keyword_field(*, default: Any, repr: bool = True, kw_only: bool = True) -> Any:  # noqa: A002 (as in `dataclasses`)
-    """Give a field a default, and have it given by keyword only."""
+    """Declare a keyword-only field with a default."""
     return _Field(default=default, repr=repr, kw_only=kw_only)
 
 
 def later_field(*, repr: bool = True, init: bool = False) -> Any:  # noqa: A002 (as in `dataclasses`)
-    """Have a field set by `__post_init__`, and not given at all."""
+    """Declare a field that `__post_init__` sets and the constructor does not take."""
     return _Field(init=init, repr=repr)
 
 
 class _AsDataclass:
-    """Answers what `dataclasses` and `inspect` ask of a class, when they ask."""
+    """An attribute that `dataclasses` or `inspect` reads from a class; computed when it is read."""
 
     def __init__(self, name: str, home: type, fields: dict[str, _Field]) -> None:
         self._name = name
@@ -75,14 +75,14 @@ class _AsDataclass:
         if self._name != "__signature__":
             return getattr(_twin(self._home, self._fields), self._name)
         if owner.__init__ is not self._home.__init__:  # type: ignore[misc]
-            raise AttributeError(self._name)  # A class below it has a constructor of its own.
+            raise AttributeError(self._name)  # A subclass has its own constructor.
         import inspect
 
         return inspect.signature(_twin(self._home, self._fields))
 
 
 def _twin(home: Any, fields: dict[str, _Field]) -> Any:
-    """Return the data class that is made of the same fields, the same one each time."""
+    """Return the real data class with the same fields; always the same one."""
     if "__dataclass_twin__" not in home.__dict__:
         import dataclasses
 

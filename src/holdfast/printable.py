@@ -1,8 +1,8 @@
-"""Makes untrusted text safe to print: of workers, other nodes, etcd, other users' processes.
+"""Makes untrusted text safe to print: text from workers, other nodes, etcd, other users' processes.
 
 A terminal obeys escape sequences: they set its title, fill the clipboard, clear the screen; and a line break in
-the wrong place forges a line. So everything that Holdfast itself prints goes through here: unprintable
-characters are shown as Python escapes them in a string (`\\x1b`). That includes invisible characters
+the wrong place forges a line. So all text that Holdfast itself prints passes through this module. It
+escapes unprintable characters as Python does in a string (`\\x1b`). That includes invisible characters
 (U+202E reverses the following text, U+200B makes different texts look equal) and lone surrogates, which UTF-8
 cannot encode.
 

@@ -1,9 +1,8 @@
 """`holdfast run` as a module: `python -m holdfast.run`, or `main([...])` from a program.
 
-It has the functions of `torch.distributed.run` under the same names. `main` raises what went
-wrong (`ChildFailedError`, `SignalException`, `HoldfastError`) for the program that called it; run
-as a module, it ends with the exit codes of `holdfast.cli.main`. The work is done in
-`holdfast.cli.run_command`.
+It has the functions of `torch.distributed.run` under the same names. `main` raises the error
+(`ChildFailedError`, `SignalException`, `HoldfastError`) in the calling program. Run as a module, it
+exits with the codes of `holdfast.cli.main`. `holdfast.cli.run_command` does the work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes calls that may hang in a thread with a limit, for a loop that must not hang.
+"""Runs calls that may hang in a thread with a time limit, for a loop that must not hang.
 
 A write to a regular file, a read of one and a `mkdir` can block forever (a network file system without its server,
 a frozen one), without warning. While one call hangs, later calls of the same `SideThread` fail at once:

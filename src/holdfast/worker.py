@@ -71,7 +71,7 @@ def heartbeat() -> None:
 
 
 def progress(step: int) -> None:
-    """Report a finished step; the number may be any, and need not grow."""
+    """Report a finished step. The number is arbitrary and need not increase."""
     _words[STEP] = step
     _words[STEP_AT] = monotonic_ns()
 
@@ -82,11 +82,11 @@ def info() -> Info:
 
 
 class Section:
-    """A block of code; with a timeout (seconds), the worker is ended if it stays in it longer.
+    """A block of code. With a timeout (seconds), the agent kills a worker that stays in it longer.
 
-    Blocks may be nested, and entered by several threads at once: each has its own time. Up to 32 are
-    watched at the same time. 64 bytes of a name are kept. One object may be entered any number of
-    times, also recursively; creating it once and entering it often saves most of its cost.
+    Blocks may be nested, and several threads may enter them at once; each has its own time. The agent
+    watches up to 32 at the same time, and keeps 64 bytes of a name. You may enter one object any number
+    of times, also recursively; creating it once and entering it often saves most of its cost.
     """
 
     __slots__ = ("_entries", "_name", "_timeout_ns")
@@ -99,7 +99,7 @@ class Section:
             self._timeout_ns = int(TIMEOUT_S_MAX * 1e9)
         else:
             self._timeout_ns = int(timeout * 1e9)
-        # By thread, its last entry; each refers to the one before it.
+        # The last entry of each thread; each entry refers to the previous one.
         self._entries: dict[int, _Entry] = {}
 
     def __enter__(self) -> None:
@@ -145,7 +145,7 @@ section = Section
 
 
 class Info:
-    """Which worker this is. Outside Holdfast it is alone: rank 0 of 1, generation 0."""
+    """Which worker this is. Outside Holdfast it is rank 0 of 1, in generation 0."""
 
     __slots__ = (
         "fence", "generation", "group_rank", "last_end", "local_rank", "local_world_size",
@@ -228,11 +228,11 @@ class _Page:
         except OSError:
             fd = self._kept()
         if fd < 0:
-            return  # The agent is gone, and soon the worker.
+            return  # The agent has exited, and the worker soon will.
         try:
             os.write(fd, b"\0")
         except OSError:
-            pass  # It is full: the agent will read it anyway.
+            pass  # The pipe is full, so the agent will read the page anyway.
         if self.notice is None:
             self.notice = _identified(fd)
         elif fd != self.notice[0]:
@@ -245,7 +245,7 @@ class _Page:
             os.close(fd)
 
     def _kept(self) -> int:
-        """Return the kept descriptor, unless it is another file by now."""
+        """Return the kept descriptor, unless it now refers to another file."""
         try:
             if self.notice is not None and _identified(self.notice[0]) == self.notice:
                 return self.notice[0]
@@ -303,7 +303,7 @@ def _claim() -> _Page | None:
         os.close(fd)  # The mapping keeps its own, and the lock with it.
     if page.words[0] != MAGIC:
         return None
-    for slot in range(SLOTS):  # Of a process that had the page before and died.
+    for slot in range(SLOTS):  # A process that had the page before and died may have filled them.
         page.words[DEADLINES + slot] = 0
     page.words[PID] = os.getpid()
     page.wake_agent()  # So that the agent notices the first call.

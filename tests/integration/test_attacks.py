@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 import threading
 from contextlib import ExitStack
@@ -15,7 +14,6 @@ from holdfast.core.job_settings import JobSettings
 from holdfast.core.protocol import (
     Ack,
     Failure,
-    Heartbeat,
     JobOutcome,
     NodeInfo,
     NodePhase,
@@ -24,21 +22,18 @@ from holdfast.core.protocol import (
     Status,
     View,
 )
-from holdfast.core.quotas import ADDRESS_SHARE_MAX, JOBS_MAX, NEARLY_FULL, UNREAD_ANSWERS_BYTES_MAX
+from holdfast.core.quotas import ADDRESS_SHARE_MAX, JOBS_MAX, NEARLY_FULL
 from holdfast.core.session import SessionTimeouts
 from holdfast.membership.interface import JoinRefused
-from holdfast.wire import control
 from holdfast.wire.frames import HEADER_BYTES, FrameReader, encode_frame
-from holdfast.wire.handshake import job_token
-from holdfast.wire.messages import Message, Query, Reply, StoreCall, decode, encode
+from holdfast.wire.messages import Message, decode, encode
 from holdfast.wire.sealing import TAG_BYTES
-from holdfast.wire.wire_errors import HandshakeRefused, WireError
+from holdfast.wire.wire_errors import WireError
 from holdfast.wire.wire_limits import STATUS_FRAME_BYTES_MAX
 from other_users import STRANGER, listening_as
 from real_coordinators import Coordinator, RawClient, fault, member, node, started, until
 from real_jobs import PATIENCE_S
 from real_teams import OBEY, Cluster
-from serving import jobs_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -255,57 +250,7 @@ def test_the_report_of_a_failure_is_for_those_that_were_there() -> None:
             assert b"hunter2" not in encode(view)
 
 
-SPOKEN_FOR_ANOTHER: list[Message] = [
-    status("x", "B", phase=NodePhase.CLOSING),
-    Heartbeat(run_id="B", node="b", incarnation=1, seq=1, term=1, revision=1),
-    StoreCall(id=1, run_id="B", op="set", keys=("plan",), value=b"poison"),
-    StoreCall(id=1, run_id="B", op="get", keys=("plan",), timeout_s=0.0),
-    Query(id=1, what=control.STATUS, run_id="B"),
-]
-
-
-@pytest.mark.parametrize("said", SPOKEN_FOR_ANOTHER, ids=lambda one: type(one).__name__)
-def test_a_node_of_one_job_cannot_touch_another(said: Message) -> None:
-    with coordinating() as coordinator:
-        victim = node(coordinator.port, "b", nodes=1, run_id="B", token=TOKEN)
-        with started(victim):
-            before = until(victim, member)
-            victim.store("plan").set("plan", "honest")
-            token = job_token(TOKEN, "A")
-            with RawClient(coordinator.port, token=token, run_id="A").shake_hands() as attacker:
-                attacker.say(status("x", "A"))
-                assert isinstance(attacker.hear(), Ack | View)
-                attacker.say(said)
-                while (heard := attacker.hear()) is not None:
-                    assert isinstance(heard, Ack | View)
-                    assert heard.run_id == "A"
-            for run_id in ("B", ""):
-                attacker = RawClient(coordinator.port, token=token, run_id=run_id)
-                with attacker, pytest.raises(HandshakeRefused):
-                    attacker.shake_hands()
-            assert victim.store("plan").get("plan") == b"honest"
-            assert victim.view == before
-
-
 # Somebody who takes all there is.
-
-
-def test_one_connection_is_one_node() -> None:
-    with Coordinator("--endpoint=127.0.0.1:0") as coordinator:
-        with RawClient(coordinator.port).shake_hands() as attacker:
-            settings = JobSettings(min_nodes=9, max_nodes=9000)
-            try:
-                for number in range(6000):
-                    attacker.say(status(f"n{number}", settings=settings))
-            except OSError:
-                pass  # It was closed.
-            while attacker.hear() is not None:
-                pass
-        with RawClient(coordinator.port, run_id="").shake_hands() as asking:
-            asking.say(Query(id=1, what=control.STATUS))
-            reply = asking.hear()
-        assert isinstance(reply, Reply)
-        assert [job.present for job in jobs_in(reply)] in ([0], [1])  # Its connection is gone.
 
 
 def test_one_address_does_not_get_all_jobs() -> None:
@@ -323,66 +268,3 @@ def test_one_address_does_not_get_all_jobs() -> None:
         assert {begin(f"job{number}") for number in range(free)} == {None}
         assert begin("one more") is RefusalReason.TOO_MANY_JOBS
         assert begin("honest", "127.0.0.2") is None
-
-
-class Poor(Coordinator):
-    """One that may have few descriptors."""
-
-    before = ("prlimit", "--nofile=300")
-
-
-def test_one_address_does_not_get_all_connections() -> None:
-    with Poor("--endpoint=127.0.0.1:0") as coordinator, ExitStack() as opened:
-
-        def take_all() -> None:
-            for _ in range(300):
-                opened.enter_context(RawClient(coordinator.port)).shake_hands()
-
-        with pytest.raises(HandshakeRefused) as refused:
-            take_all()
-        assert not refused.value.permanent
-        with RawClient(coordinator.port, source="127.0.0.2").shake_hands() as honest:
-            honest.say(status("a"))
-            assert isinstance(honest.hear(), Ack | View)
-
-
-def test_questions_do_not_fill_the_memory_with_answers() -> None:
-    with coordinating() as coordinator, ExitStack() as opened:
-        for number in range(12):  # Jobs with long histories.
-            tell_tales(opened, coordinator.port, f"job{number}")
-        with RawClient(coordinator.port, token=TOKEN, run_id="").shake_hands() as honest:
-            honest.say(Query(id=1, what=control.STATUS))
-            reply = honest.hear()
-            assert isinstance(reply, Reply)
-            reply_bytes = len(encode(reply))
-            assert reply_bytes > STATUS_FRAME_BYTES_MAX // 3
-        before = resident_bytes(coordinator.process.pid)
-        for _ in range(30):
-            client = RawClient(coordinator.port, token=TOKEN, run_id="")
-            opened.enter_context(client.shake_hands()).say(Query(id=1, what=control.STATUS))
-        with RawClient(coordinator.port, token=TOKEN, run_id="").shake_hands() as honest:
-            honest.say(Query(id=1, what=control.STATUS))
-            assert isinstance(honest.hear(), Reply)  # All others were answered before.
-            grown = resident_bytes(coordinator.process.pid) - before
-        # Besides what is held: one being made, as objects, as a frame and as a sealed one.
-        assert grown < UNREAD_ANSWERS_BYTES_MAX + 6 * reply_bytes < 30 * reply_bytes / 2
-
-
-def tell_tales(opened: ExitStack, port: int, run_id: str) -> None:
-    client = opened.enter_context(RawClient(port, token=TOKEN, run_id=run_id).shake_hands())
-    failure = Failure(node="a", summary="\N{EURO SIGN}" * 1200)  # As long as a view needs no parts.
-    client.say(status("a", run_id))
-    for seq in range(2, 202):
-        view = client.hear()
-        while not isinstance(view, View):
-            view = client.hear()
-        failed = status(
-            "a", run_id, seq=seq, phase=NodePhase.FAILED, generation=view.generation,
-            clear=view.generation + 1, term=view.term, failure=failure,
-        )  # fmt: skip
-        client.say(failed)
-
-
-def resident_bytes(pid: int) -> int:
-    with open(f"/proc/{pid}/statm") as numbers:
-        return int(numbers.read().split()[1]) * resource.getpagesize()

@@ -68,7 +68,7 @@ def test_workers_are_stopped_while_etcd_is_away_and_start_again_at_no_cost(tmp_p
         after = cluster.generation(2)
         assert {start.restarts for start in after.values()} == {0}
         for agent in cluster.agents.values():
-            assert "others may take their place" in agent.said()
+            assert "before other nodes may replace them" in agent.said()
         assert cluster.finish(after) == {"a": 0, "b": 0}
 
 

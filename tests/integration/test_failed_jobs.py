@@ -189,5 +189,5 @@ sys.exit(5)
     words = ("run", "--nproc-per-node=2", "--shutdown-timeout=0.1", "train.py")
     code, err = holdfast(tmp_path, *words, script=script)
     assert code == 5
-    assert "killed by SIGKILL (it was asked to stop and did not end in time)" in err
+    assert "killed by SIGKILL (did not exit in time after the stop signal)" in err
     assert "out-of-memory" not in err

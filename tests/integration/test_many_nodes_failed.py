@@ -167,7 +167,7 @@ def test_a_node_waits_for_the_others_for_so_long_and_no_longer(tmp_path: Path) -
         starts["b"].finish()
         code, said = cluster.agents["b"].end()
         assert code == 0
-        assert "stopped waiting for the other nodes to be done (limit 0.3 s)" in said
+        assert "stopped waiting for the other nodes to finish (limit 0.3 s)" in said
         starts["a"].finish()
         assert cluster.codes() == {"a": 0, "b": 0}
         assert cluster.is_quiet()

@@ -93,7 +93,7 @@ def test_a_console_that_takes_nothing_does_not_hold_a_signal_up(tmp_path: Path) 
         assert job.news.take(1) == {"got15-0": pid}
         os.close(write)
         with open(read, "rb") as console:
-            assert console.read().endswith(b"stopped by SIGTERM (asked to stop)\n")
+            assert console.read().endswith(b"stopped by SIGTERM (termination request)\n")
         assert job.end()[0] == 143
 
 

@@ -61,8 +61,8 @@ def test_a_worker_that_is_stuck_is_shown_and_killed_and_the_job_goes_on(
     assert code == 0
     scope = "section stuck" if block == SECTION else "stuck"
     pid = watchdog_events(tmp_path)[0][1]["worker_pid"]
-    assert f"timer expired: {scope!r} (pid {pid}); it is killed with signal 9" in said
-    assert f"rank 1 (pid {pid}) failed: was killed because timer {scope!r} expired" in said
+    assert f"timer expired: {scope!r} (pid {pid}); killing it with signal 9" in said
+    assert f"rank 1 (pid {pid}) failed: timer {scope!r} expired: killed the worker" in said
     [log] = tmp_path.glob("logs/*/attempt_0/1/stderr.log")
     assert "be_stuck_here (" in log.read_text()
     [other] = tmp_path.glob("logs/*/attempt_0/0/stderr.log")
@@ -85,7 +85,7 @@ def test_the_report_says_what_a_worker_was_killed_for(tmp_path: Path, block: str
         code, said = job.ends()
     assert code == 128 + signal.SIGKILL
     scope = "section stuck" if block == SECTION else "stuck"
-    why = f"was killed because timer {scope!r} expired"
+    why = f"timer {scope!r} expired: killed the worker"
     assert f"reason    : {why}" in said
     assert "rank      : 1 (local_rank: 1)" in said
     assert "out-of-memory" not in said
@@ -107,7 +107,7 @@ with {block}:
         code, said = job.ends()
     assert code == 128 + signal.SIGKILL
     pid = watchdog_events(tmp_path)[0][1]["worker_pid"]
-    assert f"reason    : its process {pid} was killed because timer " in said
+    assert f" expired: killed its process {pid}" in said
     [log] = tmp_path.glob("logs/*/attempt_0/0/stderr.log")
     assert "be_stuck_here (" in log.read_text()
 
@@ -148,7 +148,7 @@ with worker.section("outer", timeout=1000), timer.expires(after=1, scope="late")
         code, said = job.ends()
     assert code == 0
     assert said.count("timer expired:") == 1
-    assert "it is left alone" in said
+    assert "not killing it" in said
 
 
 def worker_pids(job: ObservedJob) -> list[int]:

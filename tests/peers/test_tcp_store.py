@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -121,42 +120,6 @@ def test_queues_too(server: Any, store: TCPStore) -> None:
             store.queue_len("k")  # The old server has no queues.
         return
     assert all_queue_calls(store, "ours") == all_queue_calls(theirs(server), "their")
-
-
-def test_what_is_as_large_as_may_be(server: Any, store: TCPStore) -> None:
-    key, value = "k" * 8191, os.urandom(8 * 1024 * 1024)
-    store.set(key, value)
-    assert store.get(key) == value == theirs(server).get(key)
-    assert store.delete_key(key)
-    many = [f"many {number}" for number in range(2000)]
-    store.multi_set(many, many)
-    assert store.multi_get(many) == [name.encode() for name in many]
-    assert all(map(store.delete_key, many))
-
-
-def test_clients_of_both_kinds_wait_for_each_other(server: Any, store: TCPStore) -> None:
-    their_store = theirs(server)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(store.get, "for ours")
-        their_store.set("for ours", "1")
-        assert waiting.result() == b"1"
-        waiting = pool.submit(their_store.get, "for theirs")
-        store.set("for theirs", "2")
-        assert waiting.result() == b"2"
-        met = pool.submit(their_store.barrier, "both", 2, LONG)
-        store.barrier("both", 2)
-        met.result()
-
-
-def test_compared_key_has_no_value(server: Any, store: TCPStore) -> None:
-    """torch's client gets `b""` here from the libuv server."""
-    their_store = theirs(server)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(store.get, "compared")
-        for _ in range(200):
-            assert their_store.compare_set("compared", "some", "other") == b"some"
-        their_store.set("compared", "value")
-        assert waiting.result() == b"value"
 
 
 def test_a_server_of_torchs_waits_for_our_clients(port: int) -> None:
@@ -309,69 +272,10 @@ def connect(our_server: Server) -> Callable[..., Any]:
     return connected
 
 
-class Aside:
-    """A call in a thread of its own, because it blocks."""
-
-    def __init__(self, call: Callable[..., object], *args: object) -> None:
-        self.outcome: object = None
-        self._call, self._args = call, args
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def result(self) -> object:
-        self._thread.join()
-        if isinstance(self.outcome, BaseException):
-            raise self.outcome
-        return self.outcome
-
-    def _run(self) -> None:
-        try:
-            self.outcome = self._call(*self._args)
-        except BaseException as error:
-            self.outcome = error
-
-
-def test_many_keys_at_once(connect: Callable[..., Any]) -> None:
-    ours, other = connect(), connect()
-    keys = [f"key {number}" for number in range(10_000)]
-    ours.multi_set(keys, [f"value of {key}" for key in keys])
-    assert other.multi_get(keys) == [f"value of {key}".encode() for key in keys]
-    assert other.check(keys)
-    other.wait(keys)
-    assert sorted(other.list_keys()) == sorted(keys)
-
-
 def test_the_clients_of_a_world_are_counted(connect: Callable[..., Any]) -> None:
     stores = [connect(world_size=3, is_master=False) for _ in range(3)]
     assert stores[0].num_keys() == 1
     assert stores[0].list_keys() == []  # The counter has no `/` before it.
-
-
-def test_only_an_invalid_client_loses_its_connection(
-    connect: Callable[..., Any], our_server: Server
-) -> None:
-    from torch.distributed import DistNetworkError
-
-    bad, good = connect(), connect()
-    good.set("word", "no number")
-    with pytest.raises(DistNetworkError):
-        bad.add("word", 1)
-    assert good.get("word") == b"no number"
-    with pytest.raises(DistNetworkError):
-        connect().get("k" * 9000)
-    assert good.get("word") == b"no number"
-    told = our_server.close()
-    assert told.count("disconnected") == 2
-    assert "9001" in told
-
-
-def test_closing_ends_those_who_wait(connect: Callable[..., Any], our_server: Server) -> None:
-    from torch.distributed import DistNetworkError
-
-    waiting = Aside(connect().get, "never")
-    assert our_server.close() == ""
-    with pytest.raises(DistNetworkError):
-        waiting.result()
 
 
 WORKER = """\

@@ -37,7 +37,7 @@ def test_torch_worker_with_an_expired_timer_is_killed_and_restarted(
     done = launchers.holdfast(line, {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})
     assert done.code == 0, done.err
     assert "timer expired: 'stuck' (pid " in done.err
-    assert "failed: was killed because timer 'stuck' expired; restarting" in done.err
+    assert "failed: timer 'stuck' expired: killed the worker; restarting" in done.err
     [log] = done.folder.glob("logs/*/attempt_0/0/stderr.log")
     assert "be_stuck_here (" in log.read_text()
     [path] = done.folder.glob("logs/*/events-*.jsonl")

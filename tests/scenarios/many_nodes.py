@@ -15,7 +15,7 @@ Rounds: the player keeps nodes that apply each view, so that an input is short::
     time up a                            it has contended for the place of another long enough
     settled                              the settle times of all that came have lasted long enough
     let in / quiet                       one was held back for long enough; a quiet time has passed
-    asks r1 drain a / asks r1 stop via=a     somebody asks for something, by itself or in a status
+    asks r1 drain a / asks r1 stop via=a     an operator requests something, directly or in a status
 
 Below are the views, each with the node it is for (`a/1` is the first incarnation of `a`, when there
 is a newer one), and the job. The others: `now Event words`, or as the classes say.
@@ -220,7 +220,8 @@ class RoundsPlayer:
         request = Request(id=one, action=action, node="".join(rest), who="ann@login", **about)
         if not via:
             return request
-        return msgspec.structs.replace(self._node(via).status(), request=request)
+        node = self._node(via) if via in self.nodes else self._join(via, {})
+        return msgspec.structs.replace(node.status(), request=request)
 
     def _incarnation(self) -> int:
         return 1 + sum(map(len, self.nodes.values()))

@@ -138,7 +138,7 @@ class StopsUnasked(Rounds):
 
 
 class NeverExpires(Session):
-    """A node that is cut off lets its workers run, where it must not."""
+    """A node that is cut off, or stopped, lets its workers run, where it must not."""
 
     stop_at = None
 

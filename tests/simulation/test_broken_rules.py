@@ -85,6 +85,7 @@ CASES: list[tuple[Machines, type[Checker], str]] = [
     (Machines(coordinator=broken.HoldsNoFailure), LossIsNotCharged, "crashes"),
     (Machines(session=broken.AllPlacesAreAlike), EarlierCoordinatorIgnored, "take_over"),
     (Machines(rounds=broken.StartsAtOnce), NoOlderWorkers, "calm"),
+    (Machines(session=broken.NeverExpires), NoOlderWorkers, "pauses"),
     (Machines(rounds=broken.FreeRestarts), BudgetKept, "calm"),
     (Machines(rounds=broken.LossesCost), BudgetKept, "crashes"),
     (Machines(rounds=broken.LostKeepsItsRank), RoundForms, "crashes"),

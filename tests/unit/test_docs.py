@@ -198,18 +198,18 @@ def test_every_key_of_a_failure_report_is_documented(tmp_path: Path) -> None:
     (written,) = tmp_path.glob("*/failure.json")
     report = json.loads(written.read_text())
     page = DOCS / "reference" / "failure-report-json.md"
-    assert set(report["first"]) == table_keys(page, after="Of each failure:")
-    assert set(report) == table_keys(page, until="Of each failure:")
+    assert set(report["first"]) == table_keys(page, after="Keys of a failure")
+    assert set(report) == table_keys(page, until="Keys of a failure")
 
 
 def test_every_key_of_a_report_is_documented() -> None:
     page = DOCS / "reference" / "report-json.md"
     parts = {
-        "": (model.Report, "Of each generation"),
-        "Of each generation": (model.Generation, "Of each node"),
-        "Of each node": (model.Node, "Of each failure"),
-        "Of each failure": (model.Failure, "Of the progress"),
-        "Of the progress": (model.Progress, "\0"),
+        "": (model.Report, "Keys of a generation"),
+        "Keys of a generation": (model.Generation, "Keys of a node"),
+        "Keys of a node": (model.Node, "Keys of a failure"),
+        "Keys of a failure": (model.Failure, "Keys of `progress`"),
+        "Keys of `progress`": (model.Progress, "\0"),
     }
     for after, (kind, until) in parts.items():
         assert table_keys(page, after, until) == set(kind.__struct_fields__)

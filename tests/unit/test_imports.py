@@ -75,3 +75,24 @@ def test_recording_errors_costs_a_worker_next_to_nothing() -> None:
     modules = loaded_by("from holdfast import record; record(print)")
     assert not heavy_among(modules)
     assert len(modules) <= VERSION_MODULES_MAX + 12, sorted(modules)
+
+
+def test_plain_job_executes_no_postponed_module() -> None:
+    run = command("run", "--no-python", "/bin/true").partition("; ")[2]
+    names = loaded_by(
+        "from holdfast.cli.main import POSTPONED, PostponedModule, dispatch, postpone\n"
+        f"postpone(*POSTPONED); {run}\n"
+        "assert {type(sys.modules[name]) for name in POSTPONED} == {PostponedModule}"
+    )
+    assert "typing" in names
+
+
+def test_postponed_module_is_executed_in_place_at_its_first_use() -> None:
+    loaded_by(
+        "from holdfast.cli.main import postpone; postpone('typing', 'sys')\n"
+        "import typing; from typing import TYPE_CHECKING; early = typing\n"
+        "assert not TYPE_CHECKING and 'Any' not in vars(early)\n"
+        "from typing import Any, NamedTuple\n"
+        "assert sys.modules['typing'] is early and early.Any is Any and type(early) is type(sys)\n"
+        "assert not hasattr(early, 'nothing') and typing.get_type_hints(NamedTuple('N', [('a', Any)]))"
+    )

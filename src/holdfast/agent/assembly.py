@@ -1,4 +1,4 @@
-"""Puts an agent together: the machine, workers, membership and services of one `AgentLoop`."""
+"""Assembles an agent: the machine, workers, membership and services of one `AgentLoop`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def machine_and_membership(
     exit_barrier_s: float,
     stuck_limit_s: float | None,
 ) -> tuple[Supervision, CoordinatedJob | PolledJob]:
-    """Return what decides for this node, and how it takes part in the job; for one run."""
+    """Return the machine and the membership of this node, for one run."""
     spec = group.spec
     handler: object = spec.rdzv_handler
     if isinstance(handler, CoordinatedRendezvousHandler):
@@ -106,7 +106,7 @@ def machine_and_membership(
 
 
 def stuck_limit(given_s: float | None) -> float | None:
-    """Return for how long a worker may be in uninterruptible sleep; None for any time."""
+    """Return how long a worker may stay in uninterruptible sleep; None without a limit."""
     if given_s is None:
         given_s = timeout_from_environment(UNINTERRUPTIBLE_ENV)
     return given_s if given_s and given_s > 0 else None

@@ -24,6 +24,7 @@ from holdfast.core.supervision import State
 from holdfast.errors import JobStopped
 from holdfast.membership.interface import JoinRefused
 from holdfast.net.listening import require_descriptors
+from holdfast.numa.affinity import format_ranges
 from holdfast.processes.failures import failure_report
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 from holdfast.processes.keeper.deadline import WorkersDeadline
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 
 SUMMARY_CHARS_MAX = 500
+MEMBERS_PRINTED = 8
 # The file descriptors that an agent needs at most: for its connections, the coordinator and the
 # workers' store; and for each worker.
 JOB_DESCRIPTORS = 20
@@ -102,7 +104,7 @@ class CoordinatedJob:
         )
         self.workers_deadline = WorkersDeadline(connection.presence_fd)
         connection.guard(self.workers_deadline.renew)
-        self._first_view = connection.view  # Of an agent that is run again.
+        self._first_view = connection.view  # None, unless this agent runs again.
 
     # Events.
 
@@ -130,7 +132,7 @@ class CoordinatedJob:
             match message:
                 case View():
                     if message.role is NodeRole.MEMBER:
-                        # At once: workers of other nodes may start before this node's do.
+                        # Now, because workers of other nodes may start before this node's do.
                         self._handler.serve_workers(message)
                     if message.answered is not None and self.on_answer is not None:
                         self.on_answer(message.answered)
@@ -167,7 +169,7 @@ class CoordinatedJob:
                 if problem:
                     console.error(
                         f"{failure.summary}; cannot report it: {problem} "
-                        "(the job may or may not restart)"
+                        "(the job may restart or end)"
                     )
                 connection.report(
                     NodePhase.FAILED, generation, failure, report, clear=clear, cause=cause
@@ -292,7 +294,7 @@ class CoordinatedJob:
         if outcome is supervision.Outcome.SUCCEEDED and self._loss and not over:
             console.warning(
                 f"{self._loss}; this node's workers succeeded, but the result of the job on other "
-                "nodes is not known here"
+                "nodes is unknown"
             )
         refused = outcome is supervision.Outcome.REFUSED
         if view is not None and view.role is NodeRole.CLOSED:
@@ -313,7 +315,7 @@ class CoordinatedJob:
         """Report why the keeper kills the workers."""
         why = self._connected.problem() or "this agent was not running"
         console.error(
-            f"{why}: the workers were killed, before others may take their place (on_lost)"
+            f"{why}: the keeper killed the workers, before other nodes may replace them (on_lost)"
         )
 
     @property
@@ -321,6 +323,12 @@ class CoordinatedJob:
         """Why the coordinator last changed the round or the generation."""
         view = self._machine.view
         return view.why if view is not None else ""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The nodes of the round by rank; empty if there are too many for a view."""
+        view = self._machine.view
+        return tuple(one.node for one in view.members) if view is not None else ()
 
     # Lines on the console.
 
@@ -351,12 +359,15 @@ class CoordinatedJob:
                     f"generation {view.generation}: node {view.rank} of {view.size}, "
                     f"round {view.round} ({view.why}{restart})"
                 )
+                is_new = last is None or last.round_key != view.round_key
+                if is_new and view.rank == 0 and view.size > 1 and view.members:
+                    console.notice(_members_text(view))
             case NodeRole.STANDBY if view.drained:
                 console.notice(f"this node is drained: {view.why}")
             case NodeRole.STANDBY if last is None or last.role is not NodeRole.STANDBY:
                 console.notice("the round is full: standing by to replace a node")
             case NodeRole.FENCED if not leaves:
-                console.warning(f"fenced: {view.why}; stopping the workers and joining again")
+                console.warning(f"fenced: {view.why}; stopping the workers and rejoining")
             case NodeRole.WAITING if was_member:
                 console.notice(
                     f"the round is broken ({view.why}): waiting for nodes, {view.present} of "
@@ -370,10 +381,10 @@ class CoordinatedJob:
     def _notice_wait(self, limit_s: float | None, *, has_ended: bool) -> None:
         """Print what this node waits for."""
         if has_ended:
-            console.error(f"stopped waiting for the other nodes to be done (limit {limit_s:g} s)")
+            console.error(f"stopped waiting for the other nodes to finish (limit {limit_s:g} s)")
         elif self._machine.state is State.LEAVING:
             self._notice_once(
-                "this node's workers are done; waiting for those of the other nodes "
+                "this node's workers have finished; waiting for the workers of the other nodes "
                 + ("(which need this node)" if limit_s is None else f"(limit {limit_s:g} s)")
             )
         else:
@@ -388,7 +399,7 @@ class CoordinatedJob:
         view = connection.view
         if view is None or connection.problem():
             problem = connection.problem() or f"no response from {self._handler.endpoint} yet"
-            if not self._wait_notice:  # It contains the time, so it is new every time.
+            if not self._wait_notice:  # `problem` contains the time, so it changes on every call.
                 self._notice_once(f"waiting: {problem}")
             return
         if view.wait_reason:
@@ -402,3 +413,15 @@ class CoordinatedJob:
         if text != self._wait_notice:
             self._wait_notice = text
             console.notice(text)
+
+
+def _members_text(view: View) -> str:
+    """Return which node has which ranks."""
+    ends = [*(one.first_rank for one in view.members[1:]), view.world_size]
+    ranks = [range(one.first_rank, end) for one, end in zip(view.members, ends, strict=True)]
+    each = [
+        f"{format_ranges(mine)} on {one.node}"
+        for one, mine in zip(view.members[:MEMBERS_PRINTED], ranks, strict=False)
+    ]
+    more = len(view.members) - len(each)
+    return f"round {view.round}: ranks {', '.join(each)}{f' and {more} more nodes' if more else ''}"

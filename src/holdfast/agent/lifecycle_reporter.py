@@ -135,13 +135,15 @@ class LifecycleReporter:
             restarts = self.machine.restart_count
             self.report(lifecycle.RanksAssigned(*now(), took_s, *self._node_rank(), restarts))
 
-    def generation_started(self, since: float, fence: int, why: str) -> None:
+    def generation_started(
+        self, since: float, fence: int, why: str, members: tuple[str, ...]
+    ) -> None:
         if not self.observers:
             return
         self._ended.clear()
         at, wall = now()
-        machine, members = self.machine, self.group.workers
-        workers = tuple(_worker_info(one) for one in members)
+        machine, started = self.machine, self.group.workers
+        workers = tuple(_worker_info(one) for one in started)
         self.report(
             lifecycle.GenerationStarted(
                 at,
@@ -151,10 +153,11 @@ class LifecycleReporter:
                 machine.restart_count,
                 *self._node_rank(),
                 workers,
-                members[0].world_size if members else 0,
+                started[0].world_size if started else 0,
                 fence,
                 why,
                 getattr(self._logs_specs, "attempt_dir", None) or "",
+                members,
             )
         )
         self.workers_observed("healthy")

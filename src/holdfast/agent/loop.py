@@ -21,7 +21,7 @@ import os
 import signal
 import time
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent.spec import RunResult, WorkerState
@@ -45,6 +45,7 @@ from holdfast.processes.signals import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
+    from typing import Protocol
 
     from holdfast.agent.coordinated_job import CoordinatedJob
     from holdfast.agent.lifecycle_reporter import LifecycleReporter
@@ -60,57 +61,57 @@ if TYPE_CHECKING:
 
     Busy = Callable[[str], AbstractContextManager[None]]
 
+    class Workers(Protocol):
+        """The workers of one node: `agent.worker_processes`, or hooks of a TorchElastic subclass."""
+
+        blocks: bool
+        """Whether starting, stopping or monitoring may run a user's code, which takes any time."""
+
+        @property
+        def result(self) -> RunResult:
+            """How the workers of the last generation ended."""
+
+        @property
+        def is_active(self) -> bool:
+            """Whether there are workers, or some are being stopped."""
+
+        def prepare(self) -> None:
+            """Begin work that speeds up the first start, such as importing modules to fork from."""
+
+        def start(self, order: StartOrder, busy: Busy) -> Mapping[int, object]:
+            """Start a generation; return the workers' ids by local rank. `busy` wraps long waits."""
+
+        def begin_stop(self, order: StopOrder) -> Event | None:
+            """Begin to stop the workers; return the outcome if it is known at once."""
+
+        def kill(self) -> None:
+            """Shorten a stop: kill at once."""
+
+        def events(self, now: float) -> list[Event]:
+            """Return what happened to the workers."""
+
+        def descriptors(self) -> list[int]:
+            """Return what becomes readable when `events` has something."""
+
+        def next_deadline(self, now: float) -> float | None:
+            """Return when `events` is due at the latest."""
+
+        def failures_so_far(self) -> dict[int, ProcessFailure]:
+            """Return the known failures by global rank, even while other workers still run."""
+
+        def settle(self) -> None:
+            """Start what a short run does not need."""
+
+        def close(self) -> None:
+            """Release everything at the end of a run."""
+
+        def await_keeper(self) -> None:
+            """Wait until the helper processes of the last run have exited."""
+
+
 STORY_STEPS_SHOWN = 20
 NOTICE_CHARS_MAX = 500
 """The limit for an exception in a console line. The report contains more of it."""
-
-
-class Workers(Protocol):
-    """The workers of one node: `agent.worker_processes`, or hooks of a TorchElastic subclass."""
-
-    blocks: bool
-    """Whether starting, stopping or monitoring may run a user's code, which takes any time."""
-
-    @property
-    def result(self) -> RunResult:
-        """How the workers of the last generation ended."""
-
-    @property
-    def is_active(self) -> bool:
-        """Whether there are workers, or some are being stopped."""
-
-    def prepare(self) -> None:
-        """Begin work that speeds up the first start, such as importing modules to fork from."""
-
-    def start(self, order: StartOrder, busy: Busy) -> Mapping[int, object]:
-        """Start a generation; return the workers' ids by local rank. `busy` wraps long waits."""
-
-    def begin_stop(self, order: StopOrder) -> Event | None:
-        """Begin to stop the workers; return the outcome if it is known at once."""
-
-    def kill(self) -> None:
-        """Shorten a stop: kill at once."""
-
-    def events(self, now: float) -> list[Event]:
-        """Return what happened to the workers."""
-
-    def descriptors(self) -> list[int]:
-        """Return what becomes readable when `events` has something."""
-
-    def next_deadline(self, now: float) -> float | None:
-        """Return when `events` is due at the latest."""
-
-    def failures_so_far(self) -> dict[int, ProcessFailure]:
-        """Return what is known of failed workers by global rank, also while others still run."""
-
-    def settle(self) -> None:
-        """Start what a short run does not need."""
-
-    def close(self) -> None:
-        """Release everything at the end of a run."""
-
-    def await_keeper(self) -> None:
-        """Wait until the helper processes of the last run have ended."""
 
 
 class AgentLoop:
@@ -150,9 +151,9 @@ class AgentLoop:
     def run(self, body: Callable[[], RunResult] | None = None) -> RunResult:
         """Run the workers until they succeeded, or failed for good.
 
-        Raises `SignalException` if a signal ended the run. Whatever happens, the workers are gone
-        when this returns or raises. `body` replaces `supervise` for a subclass of TorchElastic's
-        agents that has a loop of its own.
+        Raises `SignalException` if a signal ended the run. When this returns or raises, all workers
+        have exited. `body` replaces `supervise` for a subclass of TorchElastic's agents that has its
+        own loop.
         """
         with self.reporter:
             self.services.begin(self._settle)
@@ -173,7 +174,7 @@ class AgentLoop:
         return self.signals
 
     def close(self) -> None:
-        """Wait until the helper processes of the run have ended.
+        """Wait until the helper processes of the run have exited.
 
         They have no more work to do, so the caller need not call this directly after `run`.
         """
@@ -197,7 +198,7 @@ class AgentLoop:
 
     def supervise(self) -> RunResult:
         """Follow the machine from its first event to its end; raise if the run has no result."""
-        self.workers.prepare()  # Signals are watched now: nothing it starts outlives one.
+        self.workers.prepare()  # A signal now ends everything that this starts.
         membership = self.membership
         membership.join()
         connection = membership.connection
@@ -234,7 +235,7 @@ class AgentLoop:
         result = self.workers.result
         if finish.outcome is Outcome.SIGNALLED:
             one = finish.signum
-            raise SignalException(f"agent {os.getpid()} was ended by {in_words(one)}", one)
+            raise SignalException(f"agent {os.getpid()} received {in_words(one)}", one)
         if finish.outcome is Outcome.STOPPED:
             raise JobStopped(f"the job was stopped: {self.machine.request_text}")
         problem = self.membership.error(finish.outcome)
@@ -276,7 +277,7 @@ class AgentLoop:
             stack.enter_context(self.signals.raising())
             stack.enter_context(self.services.away(what))
             if self.connection is not None:
-                stack.enter_context(self.connection.heartbeat)  # Which does not expect turns then.
+                stack.enter_context(self.connection.heartbeat)  # It expects no turns meanwhile.
             yield
 
     # Events.
@@ -344,7 +345,7 @@ class AgentLoop:
         except (InvalidEvent, AssertionError) as problem:
             for step in [*self.machine.story][-STORY_STEPS_SHOWN:]:
                 console.error(f"while {step.state.value}: {step.event} -> {list(step.effects)}")
-            raise InternalError(f"the supervision of the workers went wrong: {problem}") from None
+            raise InternalError(f"the supervision of the workers failed: {problem}") from None
         return effects
 
     def _perform(self, effect: Effect, step: str) -> Event | None:
@@ -390,11 +391,12 @@ class AgentLoop:
         for local_rank, worker_id in start(self.start_order(), self.busy).items():
             group.workers[local_rank].id = worker_id
         group.state = WorkerState.HEALTHY
-        self.reporter.generation_started(begun, self.membership.fence, self.membership.last_reason)
+        job = self.membership
+        self.reporter.generation_started(begun, job.fence, job.last_reason, job.members)
         log_start(group, machine.generation)
 
     def start_order(self) -> StartOrder:
-        """Return what the workers of the machine's generation are started with."""
+        """Return how to start the workers of the machine's generation."""
         world_size, why = self.previous or (0, "")
         return StartOrder(
             generation=self.machine.generation,
@@ -420,10 +422,10 @@ class AgentLoop:
         return outcome
 
     def await_stop(self, workers: Workers, grace_s: float) -> None:
-        """Wait until nothing is left of workers that are being stopped.
+        """Wait until a stop of the workers has ended and no process of theirs is left.
 
-        For hooks of subclasses, and for the end of a run that failed. Then the machine no longer
-        decides, and any signal kills. Events that arrive meanwhile stay in the queue.
+        Hooks of subclasses call this, and so does the end of a run that failed. Here the machine does
+        not decide, and any signal kills. Events that arrive meanwhile stay in the queue.
         """
         interrupted = self.machine.interrupted
         is_followed = not self._abandoned and self.machine.state is not State.IDLE
@@ -470,7 +472,7 @@ class AgentLoop:
     def is_attended(self) -> bool:
         """Whether threads may wait until something needs them: only in the first second of a run.
 
-        A longer job starts them then, while it has threads, descriptors and the installed files.
+        A longer job starts them then, before threads, descriptors or the installed files may run out.
         """
         return not self.workers.blocks and not self.services.is_settled
 
@@ -481,7 +483,7 @@ class AgentLoop:
 
     @property
     def log_files(self) -> list[tuple[int, str, str]]:
-        """Rank, stream and path of what the workers of this generation write to files."""
+        """Rank, stream and path of each file that the workers of this generation write."""
         context = self._context
         if context is None:
             return []
@@ -494,7 +496,7 @@ class AgentLoop:
 
     @property
     def live_workers(self) -> dict[int, int]:
-        """Processes by local rank, of workers that have not exited."""
+        """The process ids of workers that have not exited, by local rank."""
         running, context = self.machine.running, self._context
         pids = context.pids() if context is not None else {}
         return {rank: pid for rank, pid in pids.items() if rank in running}

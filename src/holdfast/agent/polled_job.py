@@ -50,6 +50,8 @@ class PolledJob:
 
     connection = None
     last_reason = ""
+    members = ()
+    """The nodes of the round are not known by name."""
     workers_deadline = None
     """No other node starts workers with the same ranks, so there is no deadline."""
 
@@ -89,7 +91,7 @@ class PolledJob:
         return []
 
     def waiting_nodes(self) -> list[Event]:
-        """Return whether nodes wait to join."""
+        """Return an event if nodes are waiting to join."""
         if self._machine.state is not State.RUNNING or not self.is_polled:
             return []
         waiting = self.nodes_waiting()
@@ -115,13 +117,13 @@ class PolledJob:
         return joined
 
     def find_round(self, join: Callable[[], None]) -> None:
-        """Join until a round holds for as long as its nodes need to exchange their ranks."""
+        """Join rounds until one lasts long enough for its nodes to exchange their ranks."""
         while True:
             try:
                 join()
                 return
             except RoundBroken:
-                console.info("a node left before the round began: joining again")
+                console.info("a node left before the round began: rejoining")
             except Exception as problem:
                 self._reporter.rendezvous_ended(problem)
                 raise
@@ -135,7 +137,7 @@ class PolledJob:
         group.store = info.store
         group.group_rank = info.rank
         group.group_world_size = info.world_size
-        if not self.is_polled:  # There is no other node, so this one counts.
+        if not self.is_polled:  # There is no other node, so this node chooses the fence.
             self.fence = max(self.fence + 1, int(time.time() * 1000))
         self._reporter.rendezvous_ended()
         meeting_point = info.bootstrap_store_info
@@ -168,7 +170,7 @@ class PolledJob:
         pass
 
     def exit_barrier(self) -> None:
-        """Wait until the workers of the other nodes have ended."""
+        """Wait until the workers of the other nodes have exited."""
         exit_barrier(self.group, self._exit_barrier_s)
 
     def settle(self) -> None:

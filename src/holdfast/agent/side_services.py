@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 HEALTH_PORT_ENV = "TORCHELASTIC_HEALTH_CHECK_PORT"
 
-# A start imports little, to be fast. After this time the agent loads what a failure or a restart
-# needs: later, the installation may have been upgraded under the job, or its file system may be
-# unavailable. Functions in new interpreters (`spawn`, `forkserver`) need the files in any case.
+# To start fast, the agent imports little. After this time it imports what a failure or a restart
+# needs, because the installation may be upgraded or its file system may become unavailable while the
+# job runs. Functions in new interpreters (`spawn`, `forkserver`) need the files in any case.
 PREIMPORT_AFTER_S = 1.0
-# If workers report progress, it is sampled for the record in the log directory. The interval grows:
-# it is a twentieth of the time since the first sample.
+# If workers report progress, the agent samples it for the timeline in the log directory. The interval
+# grows: it is a twentieth of the time since the first sample.
 SAMPLE_PART = 0.05
 SAMPLE_S_MIN, SAMPLE_S_MAX = 0.1, 30.0
 PREIMPORTED = (
@@ -67,7 +67,7 @@ PREIMPORTED = (
     "holdfast.store.tcp.store_server",
     "holdfast.timers.reaper",
 )
-# The modules of a line, if its first is loaded.
+# If the module on the left is loaded, the agent also imports those on the right.
 PREIMPORTED_WITH = {
     "holdfast.rendezvous.coordinator_handler": ("holdfast.coordinator.server",),
     "holdfast.rendezvous.etcd_handler": ("holdfast.wire.job_summary", "holdfast.etcd.sync_client"),
@@ -113,7 +113,7 @@ class SideServices:
             from holdfast.observe.health.health_server import Readiness, server_from_environment
             from holdfast.observe.health.loop_probe import LoopProbe
 
-            if self._readiness is None:  # Otherwise it observes since an earlier run.
+            if self._readiness is None:  # Otherwise an earlier run has added it.
                 self._readiness = Readiness()
                 self._observers.add(self._readiness)
             self._probe = LoopProbe()

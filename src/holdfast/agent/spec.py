@@ -104,7 +104,7 @@ class WorkerSpec:
 
 
 class Worker:
-    """One worker and its ranks; `id` is what started it returned, usually a pid."""
+    """One worker and its ranks. `id` comes from the code that started it, and is usually a pid."""
 
     __slots__ = ("global_rank", "id", "local_rank", "role_rank", "role_world_size", "world_size")
 

@@ -3,7 +3,8 @@
 Workers set timers through a named pipe (`holdfast.timers`), if the agent's environment enables
 it, and report sections through a page of memory each (`holdfast.worker`). Both expire in the
 same way, as `TimersExpired`. The supervision then has the worker's stacks dumped into its log, and
-sends it the timer's signal. The exit is an ordinary event, and the failure report names the timer. `blocked_workers` detects uninterruptible sleep.
+sends it the timer's signal. The exit is an ordinary event, and the failure report names the timer.
+`blocked_workers` detects uninterruptible sleep.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class TimeoutKill:
         self._signum = signum
         self._direct = direct
         self._scope = scope
-        self._who = "" if direct else f"its process {pid} "
+        self._target = "the worker" if direct else f"its process {pid}"
 
     def is_of(self, failure: ProcessFailure) -> bool:
         """Whether this signal ended the worker, or the program of a worker that is a shell."""
@@ -62,8 +63,8 @@ class TimeoutKill:
     def why(self, failure: ProcessFailure) -> str:
         """Return what the signal did; a worker may survive it."""
         survived = self._direct and not self.is_of(failure)
-        what = f"got signal {self._signum:d}" if survived else "was killed"
-        return f"{self._who}{what} because timer {self._scope!r} expired"
+        what = f"sent signal {self._signum:d} to" if survived else "killed"
+        return f"timer {self._scope!r} expired: {what} {self._target}"
 
 
 class Watchdogs:
@@ -87,9 +88,9 @@ class Watchdogs:
         self._timers_path = ""
         self._pages: WorkerPages | None = None
         self._reaper: Reaper | None = None
-        self._workers: dict[int, int] = {}  # Local ranks by process.
+        self._workers: dict[int, int] = {}  # Local ranks by process id.
         self._logs: Mapping[int, str] = {}
-        self._roots: dict[int, int] = {}  # By process that is late, the worker it belongs to.
+        self._roots: dict[int, int] = {}  # The worker of each late process.
         self._kills: dict[int, TimeoutKill] = {}  # By worker.
         self._stacks: dict[int, str] = {}  # By worker, if it has no log.
         self._dump_until = 0.0
@@ -115,7 +116,7 @@ class Watchdogs:
         if self._timers is not None:
             self._timers.forget_all()
             if not self._timers.is_reachable():
-                console.warning(f"{self._timers_path} was removed; making another pipe for timers")
+                console.warning(f"{self._timers_path} was removed; creating a new pipe for timers")
                 self._stop_timers()
         wanted = environ.get(ENABLE_ENV, "").strip().lower() in TRUE_WORDS
         if self._timers is None and wanted and not self._timers_failed:
@@ -203,7 +204,7 @@ class Watchdogs:
         return events
 
     def _expired(self) -> tuple[ExpiredTimer, ...]:
-        """Return the late timers: of each process the one whose signal it gets."""
+        """Return the late timers: for each process, the one whose signal it gets."""
         from holdfast.timers.reaper import fatal_of
 
         expired = []
@@ -287,7 +288,7 @@ class Watchdogs:
         return [(rank, pages.progress(rank)) for rank in sorted(self._workers.values())]
 
     def steps(self) -> list[tuple[int, int, float]]:
-        """Return each worker's last step, and when it was reported, also of those that have ended."""
+        """Return each worker's last step and when it was reported; also for workers that have exited."""
         return self._pages.steps() if self._pages is not None else []
 
     # Timers and dumps.

@@ -49,7 +49,7 @@ class ProcessSettings(Value):
 
     logs_specs: LogsSpecs
     start_method: str = "spawn"
-    """Of functions, by `multiprocessing`'s names."""
+    """How functions start, by `multiprocessing`'s names."""
     log_line_prefix_template: str | None = None
     stop_signal: int = signal.SIGTERM
     capture_stderr: bool = True
@@ -66,7 +66,7 @@ class StartOrder(Value):
     restart_count: int
     fence: int = 0
     previous_world_size: int = 0
-    """Of the previous generation; 0 for the first."""
+    """The world size of the previous generation; 0 for the first."""
     last_end: str = ""
     """Why the previous generation ended."""
     deadline: WorkersDeadline | None = None
@@ -130,7 +130,7 @@ class WorkerProcesses:
         )
         keeper = self._obtain_keeper()
         if self._warm is not None and keeper is not None:
-            # The zygote may hang in the user's modules as it forks, and then lose its keeper.
+            # While the zygote forks, it may hang in the user's modules and then lose its keeper.
             keeper_client.become_subreaper_if_wanted()
             self._warm.prepare(keeper)
             # While it imports, load what the first start and restart need here.
@@ -296,7 +296,7 @@ class WorkerProcesses:
         return self.by_global_rank(self.context.failures_so_far())
 
     def by_global_rank(self, of_workers: dict[int, T]) -> dict[int, T]:
-        """Return a mapping by local rank as one by global rank."""
+        """Convert a mapping from local to global ranks."""
         workers = self.group.workers
         return {workers[rank].global_rank: one for rank, one in of_workers.items()}
 

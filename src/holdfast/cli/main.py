@@ -2,7 +2,7 @@
 
 Only this module chooses exit codes: a subcommand raises, and this module prints one line and maps the
 error to a code. To keep the start fast, this module imports everything else when it needs it
-(docs/internals/decisions/0042-one-argument-parser.md).
+(docs/internals/decisions/0029-start-up-time.md).
 
 ===========================================  ==============================================
 how it ended                                 exit code
@@ -27,13 +27,14 @@ import _signal  # type: ignore[import-not-found]
 import gc
 import os
 import sys
+from _thread import RLock
 
 from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError, shortage_behind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import Any, NoReturn, TextIO
 
     from holdfast.cli.commands import Command
@@ -44,6 +45,8 @@ BUG = 70
 INTERRUPTED = 130
 # The garbage collector runs after this many new objects. A start creates some thousand, which stay alive.
 GARBAGE_MIN = 10_000
+# Modules that many others import, and that a plain job does not use before its workers run.
+POSTPONED = ("selectors", "threading", "typing")
 
 
 class Stopped(KeyboardInterrupt):
@@ -52,6 +55,37 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, signum: int) -> None:
         super().__init__()
         self.signum = signum
+
+
+class PostponedModule(type(sys)):  # type: ignore[misc]
+    """A module that is executed when one of its names is used for the first time."""
+
+    TYPE_CHECKING = False  # That of `typing` is known without executing it.
+    _lock = RLock()
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        found = (finder.find_spec(name, None) for finder in sys.meta_path)
+        self.__spec__ = next(spec for spec in found if spec is not None)
+        self._loader = self.__loader__ = self.__spec__.loader
+        self.__file__ = self.__spec__.origin
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__path__":  # The import statement looks for it; only a package has one.
+            raise AttributeError(name)
+        with PostponedModule._lock:  # Another thread waits until the module is complete.
+            loader, self._loader = self._loader, None
+            if loader is not None:
+                loader.exec_module(self)
+                self.__class__ = type(sys)  # type: ignore[assignment]
+        return type(sys).__getattribute__(self, name)
+
+
+def postpone(*names: str) -> None:
+    """Execute these modules at their first use, not at their first import."""
+    for name in names:
+        if name not in sys.modules:
+            sys.modules[name] = PostponedModule(name)
 
 
 class EarlyAndLateSignals:
@@ -98,6 +132,7 @@ def entry() -> NoReturn:
 def be_command(command: Callable[[], int]) -> NoReturn:
     """Run a command as this process's only task, and exit with its exit code."""
     gc.set_threshold(GARBAGE_MIN)
+    postpone(*POSTPONED)
     import faulthandler
 
     try:
@@ -167,7 +202,7 @@ def _execute(command: Command, words: list[str]) -> None:
         raise EnvironmentProblem(f"{package} is not installed", hint=hint) from None
 
 
-def run_command(argv: list[str], parse: Callable[[Sequence[str]], Namespace] | None = None) -> int:
+def run_command(argv: list[str], parse: Callable[[list[str]], Namespace] | None = None) -> int:
     """Run `holdfast run` with these arguments and return its exit code; never raises.
 
     `parse` may accept more flags than `holdfast run` has.
@@ -182,10 +217,9 @@ def run_command(argv: list[str], parse: Callable[[Sequence[str]], Namespace] | N
             keeper_client.Keeper.prestart()  # It starts while this process imports and checks the rest.
         gc.disable()  # Modules are not garbage. Scanning them slows the start by 3 %,
         try:
-            _import_argparse()
-            from holdfast.cli.run_command import execute, parse_args
+            from holdfast.cli.run_command import execute, read_args
 
-            args = (parse or parse_args)(argv)
+            args = (parse or read_args)(argv)
             is_compat = args.exit_code_compat
         finally:
             gc.freeze()  # and the collector would repeat it as long as the agent runs.
@@ -196,20 +230,6 @@ def run_command(argv: list[str], parse: Callable[[Sequence[str]], Namespace] | N
         return _exit_code("run", run, lambda: is_compat)
     finally:
         keeper_client.Keeper.discard_prestarted()
-
-
-def _import_argparse() -> None:
-    """Import argparse without `gettext`, whose import takes longer; Python has no translations of it."""
-    if "argparse" in sys.modules or "gettext" in sys.modules:
-        return
-    stand_in: Any = type(sys)("gettext")
-    stand_in.gettext = str
-    stand_in.ngettext = lambda one, many, count: one if count == 1 else many
-    sys.modules["gettext"] = stand_in
-    try:
-        import argparse  # noqa: F401
-    finally:
-        del sys.modules["gettext"]
 
 
 def _exit_code(

@@ -1,9 +1,7 @@
 """argparse parsers whose errors are one line, and one for flags that are followed by a script.
 
-`ScriptParser` splits the command line at the script before argparse parses it. What follows the script
-belongs to the script alone, even if it looks like an abbreviation of one of our flags. A prefix that fits
-only the two spellings of one flag is that flag. The exit code of an error is 2, and no usage is printed.
-The flags of `holdfast run` are in `launcher.config`.
+`ScriptParser` splits the command line (`cli.command_line`) before argparse parses the flags. The exit code of an
+error is 2, and no usage is printed. The flags of `holdfast run` are in `launcher.config`.
 """
 
 from __future__ import annotations
@@ -12,6 +10,9 @@ import argparse
 import os
 import sys
 from typing import TYPE_CHECKING
+
+from holdfast.cli.command_line import split
+from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,6 +130,8 @@ def _describe_ambiguous(message: str) -> str:
 class ScriptParser(CommandParser):
     """Parses `[flags] SCRIPT [arguments of the script]`."""
 
+    _last: tuple[str, list[str]]  # The last flag, with its values.
+
     def parse_args(  # type: ignore[override]
         self,
         args: Sequence[str] | None = None,
@@ -148,101 +151,28 @@ class ScriptParser(CommandParser):
         """Like `parse_args`, but return unknown flags."""
         words = list(sys.argv[1:] if args is None else args)
         try:
-            flags, script = self._split(words)
+            flags, script = split(words, self._option_string_actions)
+            self._last = flags[-1] if flags else ("", [])
+            given = [word for flag, values in flags for word in (flag, *values)]
             if script:
-                flags = [*flags, "--", *script]
-            return super().parse_known_args(flags, namespace)
-        except InvalidFlag as refused:
+                given += ["--", *script]
+            return super().parse_known_args(given, namespace)
+        except (InvalidFlag, UsageError) as refused:
             self.fail(str(refused))
 
     def _in_our_words(self, message: str) -> str:
         if "training_script" in message:
-            return f"no script given{self._swallowed}; usage: {self.usage}"
+            name, values = self._last
+            taken = values[-1] if values and values[-1].endswith(".py") else ""
+            hint = f": {taken} was parsed as the value of {name.replace('_', '-')}" if taken else ""
+            return f"no script given{hint}; usage: {self.usage}"
         return super()._in_our_words(message)
-
-    _swallowed = ""  # The hint that the script was parsed as the value of a flag.
-
-    def _split(self, words: list[str]) -> tuple[list[str], list[str]]:
-        """Return the flags, with abbreviations expanded, and the script with its arguments."""
-        flags: list[str] = []
-        at = 0
-        while at < len(words):
-            word = words[at]
-            if word == "--":
-                return flags, words[at + 1 :]
-            if not self._is_flag(word):
-                return flags, [word, *_without_separator(words[at + 1 :])]
-            written, values = self._read_flag(word)
-            flags.append(written)
-            at += 1
-            while values and at < len(words) and not self._is_flag(words[at]):
-                flags.append(words[at])
-                values -= 1
-                at += 1
-        if len(flags) > 1 and words[-1] == flags[-1] and words[-1].endswith(".py"):
-            name = flags[-2].replace("_", "-")
-            self._swallowed = f": {words[-1]} was parsed as the value of {name}"
-        return flags, []
-
-    def _is_flag(self, word: str) -> bool:
-        if not word.startswith("-") or word == "-":
-            return False
-        if word == "--" or self._fitting(word.partition("=")[0]):
-            return True
-        negative_number = word[1:].replace(".", "", 1).isdecimal()
-        return not negative_number and " " not in word
-
-    def _read_flag(self, word: str) -> tuple[str, int]:
-        """Return the flag in full, and how many of the next words are its values."""
-        if not word.startswith("--"):
-            return word, self._values_of_short(word)
-        name, equals, value = word.partition("=")
-        fitting = self._fitting(name)
-        if not fitting:
-            return word, 0
-        actions = list(dict.fromkeys(fitting.values()))
-        if len(actions) > 1:
-            meant = ", ".join(action.option_strings[-1].replace("_", "-") for action in actions)
-            raise InvalidFlag(f"{name}: ambiguous; could be {meant}")
-        full = next(iter(fitting))
-        return full + equals + value, 0 if equals else _values_of(actions[0])
-
-    def _values_of_short(self, word: str) -> int:
-        """Return how many values follow `-r`, `-mr` (1 each) or `-m`, `-r3` (none)."""
-        for at, letter in enumerate(word[1:], start=1):
-            action = self._option_string_actions.get(f"-{letter}")
-            if action is None:
-                return 0
-            values = _values_of(action)
-            if values:
-                return values if at == len(word) - 1 else 0
-        return 0
-
-    def _fitting(self, name: str) -> dict[str, argparse.Action]:
-        """Return the flags that `name` is, or is a prefix of, by their spelling."""
-        known = self._option_string_actions
-        if name in known:
-            return {name: known[name]}
-        if not name.startswith("--"):
-            return {}
-        return {full: action for full, action in known.items() if full.startswith(name)}
 
     def _suggestion(self, word: str) -> str:
         found = super()._suggestion(word)
         if word.replace("_", "-").startswith(RDZV) and not found.startswith("did you mean"):
             return "set rendezvous settings with --rdzv-conf KEY=VALUE"
         return found
-
-
-def _values_of(action: argparse.Action) -> int:
-    if action.nargs is None:
-        return 1
-    return action.nargs if isinstance(action.nargs, int) else 1
-
-
-def _without_separator(words: list[str]) -> list[str]:
-    """Drop a `--` right after the script: torchrun does, and scripts rely on not seeing it."""
-    return words[1:] if words[:1] == ["--"] else words
 
 
 def _help_columns() -> int:

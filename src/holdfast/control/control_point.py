@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections import deque
-from threading import Lock
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from holdfast import console
@@ -25,6 +26,7 @@ from holdfast.observe import lifecycle
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
+    from contextlib import AbstractContextManager
     from typing import Any, Protocol, TypeVar
 
     from holdfast.control.history import History
@@ -92,7 +94,7 @@ class ControlPoint:
         self._history: History | None = None
         self._listener: socket.socket | None = None
         self._server: NodeServer | None = None
-        self._lock = Lock()  # Several threads may try to start the server.
+        self._lock: AbstractContextManager[object] = nullcontext()
         self._wakeup = -1
         self._calls: deque[Callable[[], None]] = deque()
         self._requests: deque[tuple[Request, Future[RequestAnswer]]] = deque()
@@ -106,6 +108,7 @@ class ControlPoint:
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         port = connection.control.port if connection is not None else None
         if port is not None:
+            self._lock = threading.Lock()  # Several threads may try to start the server.
             port.serve(self._adopt_client)
         try:
             self.path = socket_of(os.getpid())
@@ -212,7 +215,7 @@ class ControlPoint:
         self._pending.clear()
         self._requests.clear()
         for one in pending:
-            self._answer(one, "", "over", "the agent has ended")
+            self._answer(one, "", "over", "the agent has exited")
         while self._calls:
             self._calls.popleft()()
 

@@ -59,7 +59,7 @@ R = TypeVar("R")
 ACCEPTED = ("c10d", "static", "etcd", "etcd-v2", "file")
 """The backends that the commands for running jobs accept."""
 LATE_S = 2.0
-"""Agents that take longer to respond are named."""
+"""If an agent takes longer to respond, the command names it."""
 NAMES_SHOWN = 10
 GIVE_UP_S = 10.0
 """If no agent has responded after this time, give up. A firewall may drop all packets."""
@@ -72,18 +72,18 @@ ELSEWHERE = "for a job on other machines, give --rdzv-endpoint and its --rdzv-ba
 
 
 class JobChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Which job the user means, as the flags tell; everything may be empty."""
+    """The job that the flags select. Any field may be empty."""
 
     run_id: str = ""
     backend: str = ""
     endpoint: str = ""
     ha: str = ""
     settings: dict[str, str] = {}
-    """Of `--rdzv-conf`."""
+    """The settings of `--rdzv-conf`."""
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the flags tell where the job is; otherwise it has an agent on this machine."""
+        """Whether the flags name an endpoint. Otherwise the job has an agent on this machine."""
         return bool(self.endpoint or self.backend or self.ha)
 
 
@@ -92,7 +92,7 @@ async def find_job(
 ) -> tuple[Place, list[LocalJob]]:
     """Return where the chosen job is, and all its agents on this machine.
 
-    At a coordinator that has several jobs, the place is that of all of them.
+    If a coordinator has several jobs, the place refers to all of them.
     """
     if choice.is_elsewhere:
         place = place_of(choice)
@@ -125,7 +125,7 @@ def only_one(names: list[str], where: str) -> str:
 
 
 def place_of(choice: JobChoice) -> Place:
-    """Return where the flags tell that the job is."""
+    """Return the place of the job, from the flags."""
     backend, endpoint = choice.backend or "c10d", choice.endpoint
     if choice.ha:
         for other, name in ((endpoint, "--rdzv-endpoint"), (choice.backend, "--rdzv-backend")):
@@ -159,7 +159,7 @@ def _coordinator_of(choice: JobChoice) -> Endpoint:
     )
     tls = conf.tls_with(token, run_id)
     if tls is not None and tls.is_psk and token is not None and token.startswith(READ_ONLY_PREFIX):
-        raise UsageError("--rdzv-conf: tls=psk needs the token itself, and this one is read-only")
+        raise UsageError("--rdzv-conf: tls=psk requires the full token; this one is read-only")
     return Endpoint(
         host=host,
         port=port,
@@ -208,7 +208,7 @@ async def _local_job(path: str) -> LocalJob | None:
         _remove_if_dead(path)
         return None
     try:
-        reply = await connection.ask(control.HERE, limit_s=CONNECT_S)
+        reply = await connection.query(control.HERE, limit_s=CONNECT_S)
         return LocalJob(path=path, here=unpacked(control.Here, reply.body))
     except ControlProblem:
         return None
@@ -234,7 +234,7 @@ def _remove_if_dead(path: str) -> None:
 
 
 class Directory:
-    """Where the agents of one job are listed, or of every job; with an empty run id, none is chosen yet."""
+    """Lists the agents of one job. With an empty run id, it covers all jobs, and none is chosen yet."""
 
     where: str
     """As the user writes it, with the flag."""
@@ -247,7 +247,7 @@ class Directory:
         raise NotImplementedError
 
     def contacts(self) -> Contacts:
-        """Return how to reach the agents of the job; raise `HoldfastError` if that is not readable."""
+        """Return how to reach the agents of the job; raise `HoldfastError` if it is not readable."""
         raise NotImplementedError
 
     def summary(self, run_id: str) -> JobSummary | None:
@@ -255,14 +255,14 @@ class Directory:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Release what is held."""
+        """Release files and connections."""
 
 
 class EtcdDirectory(Directory):
     """The jobs below a prefix of an etcd."""
 
     advice = ""
-    """The hint of a message that it is not readable."""
+    """The hint of the message that the directory is not readable."""
 
     def __init__(self, run_id: str, where: str, etcd: EtcdSettings, prefix: str) -> None:
         super().__init__(run_id)
@@ -339,7 +339,7 @@ class FolderDirectory(Directory):
         self._folder = endpoint + BESIDE if os.path.isfile(endpoint) else endpoint
         if not os.path.isdir(self._folder):
             raise UsageError(
-                f"--rdzv-endpoint: {endpoint!r} is not a folder; accepted: that of the job"
+                f"--rdzv-endpoint: {endpoint!r} is not a folder; accepted: the job's folder"
             )
 
     def run_ids(self, *, running: bool = False) -> list[str]:
@@ -406,8 +406,8 @@ def directory_of(params: RendezvousParameters) -> Directory | None:
     if backend is not None and backend.has_coordinator:
         return None
     raise UsageError(
-        f"--rdzv-backend: {params.backend!r} has no directory of its agents; accepted: "
-        f"{', '.join(ACCEPTED)}, or no flag on the host of one of the agents"
+        f"--rdzv-backend: {params.backend!r} does not list its agents; accepted: "
+        f"{', '.join(ACCEPTED)}, or no flag on a host of the job"
     )
 
 

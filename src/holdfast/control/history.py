@@ -79,6 +79,11 @@ class Stage(StrEnum):
     """After the last worker exited."""
 
 
+def stall_limit_s(step_s: float) -> float:
+    """Return after how long without a step a worker stalled, by the usual duration of a step."""
+    return max(STALL_STEPS * step_s, STALL_S)
+
+
 RESTART_STAGES = (Stage.DETECT, Stage.STOP, Stage.REGROUP, Stage.START, Stage.WARMUP)
 
 
@@ -93,6 +98,8 @@ class NodeState(StrEnum):
     DONE = "done"
     STANDBY = "standby"
     DRAINED = "drained"
+    STUCK = "stuck"
+    """Its agent's loop does not respond."""
 
 
 class JobState(StrEnum):
@@ -112,6 +119,46 @@ class WorkerState(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     TERMINATED = "terminated"
+
+
+class RunEnd(StrEnum):
+    """How the run of one node ended, or how the job ended."""
+
+    FAILED = "failed"
+    SUCCEEDED = "succeeded"
+    STOPPED = "stopped"
+    """By a signal or a request."""
+    ERROR = "error"
+    STANDBY = "standby"
+    RUNNING = "running"
+    LOST = "lost"
+    """Its timeline has no end."""
+
+
+ENDS = (RunEnd.FAILED, RunEnd.SUCCEEDED, RunEnd.STOPPED, RunEnd.ERROR, RunEnd.STANDBY)
+"""The ends that a node records."""
+
+
+class RestartReason(StrEnum):
+    """Why workers were restarted."""
+
+    WORKER_FAILED = "worker_failed"
+    UNHEALTHY = "unhealthy"
+    NODES_WAITING = "nodes_waiting"
+    COORDINATOR = "coordinator"
+    REQUESTED = "asked"
+    NODES_LOST = "nodes_lost"
+    OTHER = "other"
+
+
+REASONS = {
+    StopReason.WORKER_FAILED: RestartReason.WORKER_FAILED,
+    StopReason.UNHEALTHY: RestartReason.UNHEALTHY,
+    StopReason.REGROUP: RestartReason.NODES_WAITING,
+    StopReason.COORDINATOR: RestartReason.COORDINATOR,
+    StopReason.REQUESTED: RestartReason.REQUESTED,
+}
+NO_RESTART = (StopReason.SUCCEEDED.value, StopReason.SIGNAL.value)
 
 
 class Generation(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -175,7 +222,7 @@ class Generation(msgspec.Struct, kw_only=True, omit_defaults=True):
             return good
         # Prefer the last step of a worker that failed: the others may have been waiting for it.
         last = self.last_step_at if self.cause_step_at is None else self.cause_step_at
-        return last if good - last > max(STALL_STEPS * self.step_s, STALL_S) else good
+        return last if good - last > stall_limit_s(self.step_s) else good
 
     @property
     def trouble_at(self) -> float | None:
@@ -229,6 +276,64 @@ def restart_stages(ended: Generation | None, started: Generation) -> dict[Stage,
     return {stage: found[stage] for stage, found in of.items() if stage in found}
 
 
+def outage_s(ended: Generation, started: Generation) -> float:
+    """Return the time from the problem that ended a generation until all workers had restarted."""
+    began = ended.stopping_at if ended.trouble_at is None else ended.trouble_at
+    return (started.started_at or 0.0) - (began or 0.0)
+
+
+def restart_reason(ended: Generation, started: Generation) -> RestartReason | None:
+    """Return why a generation was replaced; None if its end was not a restart.
+
+    A decision of the coordinator shows in the next generation.
+    """
+    if ended.reason in NO_RESTART:
+        return None
+    reason = StopReason(ended.reason)
+    if reason is not StopReason.COORDINATOR:
+        return REASONS.get(reason, RestartReason.OTHER)
+    if is_charged(ended, started):
+        return RestartReason.WORKER_FAILED
+    if started.nodes != ended.nodes:
+        is_larger = started.nodes > ended.nodes
+        return RestartReason.NODES_WAITING if is_larger else RestartReason.NODES_LOST
+    return RestartReason.COORDINATOR
+
+
+def is_charged(one: Generation, following: Generation | None) -> bool:
+    """Whether the restart after a generation counts against the budget."""
+    return following is not None and following.restarts > one.restarts
+
+
+def is_smaller(one: Generation, following: Generation | None) -> bool:
+    """Whether the job continued with fewer nodes, and no worker had failed."""
+    return (
+        following is not None and following.restarts == one.restarts and following.nodes < one.nodes
+    )
+
+
+def ran_until(
+    part: Generation, following: Generation | None, merged: Generation | None, end: float
+) -> float:
+    """Return when the workers of one node's generation had exited.
+
+    `following` is the node's next generation, `end` the end of its record. If the node was lost, its
+    workers may have run until the others, in `merged`, noticed.
+    """
+    if part.stopped_at is not None:
+        return part.stopped_at
+    if following is not None:
+        return following.started_at or 0.0
+    noticed = merged.stopping_at if merged is not None else None
+    return end if noticed is None else max(end, noticed)
+
+
+def job_end(ends: Iterable[RunEnd]) -> RunEnd:
+    """Return how a job ended, from the ends of its nodes' runs."""
+    found = {*ends}
+    return next((one for one in RunEnd if one in found), RunEnd.LOST)
+
+
 def end_of(one: Generation, following: Generation | None) -> tuple[str, str]:
     """Return how a generation ended, and why.
 
@@ -238,8 +343,7 @@ def end_of(one: Generation, following: Generation | None) -> tuple[str, str]:
     if one.reason == StopReason.SIGNAL.value:
         return "stopped", one.reason
     if one.cause:
-        is_charged = following is not None and following.restarts > one.restarts
-        return "failed", why if why and is_charged else one.cause
+        return "failed", why if why and is_charged(one, following) else one.cause
     if one.reason == StopReason.REQUESTED.value and one.detail:
         return "regrouped" if following is not None else "stopped", one.detail
     if one.detail:
@@ -248,7 +352,7 @@ def end_of(one: Generation, following: Generation | None) -> tuple[str, str]:
         text = why or one.reason or "another generation was started"
         if one.is_lost:
             return "lost", text
-        return "failed" if following.restarts > one.restarts else "regrouped", text
+        return "failed" if is_charged(one, following) else "regrouped", text
     if one.reason == StopReason.SUCCEEDED.value:
         return "succeeded", one.reason
     return ("failed", one.reason) if one.reason else ("unknown", "no end is recorded")
@@ -373,6 +477,7 @@ class History:
     def _begin(self, began_at: float) -> None:
         self.began_at = began_at
         self.ended_at: float | None = None
+        self.run_end = RunEnd.LOST
         self.generations: dict[int, Generation] = {}
         """The newest generations by number, in the order of their starts."""
         self.node_state = NodeState.JOINING
@@ -431,6 +536,12 @@ class History:
                     newest.detail = self._requested
             case lifecycle.RunEnded():
                 self._ended(event)
+
+    def end_record(self) -> None:
+        """Note that no event follows: a run that has no end was lost in its newest generation."""
+        newest = self.newest
+        if self.ended_at is None and newest is not None and newest.stopped_at is None:
+            newest.is_lost = True
 
     def _of(self, number: int) -> tuple[Generation, _Progress]:
         """Return a generation. If its start is missing, it starts with the run."""
@@ -551,7 +662,9 @@ class History:
     def _ended(self, event: lifecycle.RunEnded) -> None:
         self.ended_at = event.at
         self._standby_s, self._standby_since = self.standby_s(event.at), None
-        is_good = not event.error and event.state == "succeeded"
+        how = event.state or event.cut_short
+        self.run_end = RunEnd(how) if how in ENDS else RunEnd.ERROR
+        is_good = not event.error and self.run_end is RunEnd.SUCCEEDED
         self.job_state = JobState.SUCCEEDED if is_good else JobState.FAILED
         self.node_state = NodeState.DONE
         for end in event.outcomes:
@@ -636,9 +749,22 @@ def spans_of(
     return spans
 
 
+def seconds_of(spans: Iterable[Span]) -> dict[Stage, float]:
+    """Return the total time of each stage."""
+    found = dict.fromkeys(Stage, 0.0)
+    for one in spans:
+        found[one.stage] += one.end - one.begin
+    return found
+
+
 def useful_s(spans: Iterable[Span]) -> float:
     """Return the total length of the useful spans."""
-    return sum(one.end - one.begin for one in spans if one.stage is Stage.USEFUL)
+    return seconds_of(spans)[Stage.USEFUL]
+
+
+def goodput(useful_s: float, wanted_s: float) -> float:
+    """Return the share of the time that was useful; `wanted_s` excludes the time as a standby."""
+    return useful_s / wanted_s if wanted_s > 0 else 0.0
 
 
 class Goodput(NamedTuple):
@@ -660,7 +786,7 @@ def goodput_of(reports: Iterable[NodeReport]) -> Goodput | None:
     if not wanted_s:
         return None
     by_steps = any(one.counts_steps for one in found)
-    return Goodput(sum(one.useful_s for one in found) / wanted_s, not by_steps)
+    return Goodput(goodput(sum(one.useful_s for one in found), wanted_s), not by_steps)
 
 
 def state_of(node: NodeSummary) -> str:

@@ -11,7 +11,7 @@ printable, except the output of workers.
 
 A coordinator passes queries on to nodes. In a job without one, the client connects to each agent: at
 its socket if the agent is on this machine, otherwise at its port. Connections open when they are first
-needed. An agent that is not reachable is named, with the reason, and does not delay the others.
+needed. If an agent is unreachable, the client names it with the reason, and the others do not wait.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ AGAIN_S = 5.0
 LOOK_S = 1.0
 """The pause between two lookups of where the agents are, at least."""
 REPORTS_S = 0.5
-"""How long a status waits for agents, at least. Older reports of a few seconds count too."""
+"""The minimum time that a status waits for agents. It also accepts reports that are seconds old."""
 REPORT_S_PER_NODE = 0.005
 """Several times the work of opening one connection."""
 AGENT = "the agent"
@@ -86,7 +86,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class ControlProblem(HoldfastError):
-    """A job did not do what a client asked. The subclass tells why."""
+    """A query or a request to a job failed. The subclass gives the kind of problem."""
 
 
 class JobUnreachable(ControlProblem):
@@ -209,14 +209,14 @@ class JobClient:
         body, limit_s = control.pack(query), ANSWER_S + query.wait_s
         connection = await self.agents.any_connection()
         try:
-            reply = await connection.ask(control.STATUS, body=body, limit_s=limit_s)
+            reply = await connection.query(control.STATUS, body=body, limit_s=limit_s)
         except ControlProblem:
             if not self.agents.is_lost:
                 raise
             connection = (
                 await self.agents.any_connection()
             )  # The agent has exited: use another one.
-            reply = await connection.ask(control.STATUS, body=body, limit_s=limit_s)
+            reply = await connection.query(control.STATUS, body=body, limit_s=limit_s)
         return unpacked(control.JobSummaries, reply.body).jobs
 
     async def request(
@@ -242,7 +242,7 @@ class JobClient:
             why=one_line(why, REQUEST_WHY_CHARS_MAX),
         )
         connection = await self.agents.any_connection()
-        reply = await connection.ask(control.ACT, body=control.pack(request))
+        reply = await connection.query(control.ACT, body=control.pack(request))
         return one_line(reply.why)
 
     async def events(self, *, follow: bool = False, node: str = "") -> AsyncIterator[EventRecord]:
@@ -355,7 +355,7 @@ class ControlConnection:
         connection.on_closed = self.ended
         self.send, self.close = connection.send_whole, connection.abort
 
-    async def ask(self, what: str, *, body: bytes = b"", limit_s: float = ANSWER_S) -> Reply:
+    async def query(self, what: str, *, body: bytes = b"", limit_s: float = ANSWER_S) -> Reply:
         """Send a query and return its only reply."""
         number, replies = self._begin()
         try:
@@ -370,7 +370,7 @@ class ControlConnection:
             del self._replies[number]
 
     async def stream(self, what: str, *, node: str = "", body: bytes = b"") -> AsyncIterator[Reply]:
-        """Send a query and yield its replies; the last may be empty, and is left out then."""
+        """Send a query and yield its replies; an empty last reply is omitted."""
         number, replies = self._begin()
         is_over = False
         try:
@@ -420,7 +420,7 @@ class ControlConnection:
 
 
 def _checked(reply: Reply) -> Reply:
-    """Return a reply that is no refusal; raise what a refusal means."""
+    """Return a reply; if it is a refusal, raise the matching error."""
     if not reply.refusal:
         return reply
     why = one_line(reply.why) or reply.refusal
@@ -452,7 +452,7 @@ class _AtSocket(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closed(str(exc) if exc else "the agent has ended")
+        self._closed(str(exc) if exc else "the agent has exited")
 
     def send(self, message: Query) -> None:
         if self._transport is not None:
@@ -523,7 +523,7 @@ async def open_contact(
 
 
 def tls_of(found: control.Contacts) -> ssl.SSLContext | None:
-    """Return how connections to agents are encrypted, if they are."""
+    """Return the TLS context for connections to agents; None if they are not encrypted."""
     if not found.pem:
         return None
     try:
@@ -534,7 +534,7 @@ def tls_of(found: control.Contacts) -> ssl.SSLContext | None:
 
 
 def named(contact: control.Contact) -> str:
-    """Return how a message names the agent."""
+    """Return the agent's name for a message."""
     return f"{AGENT} at {format_endpoint(quoted(contact.address), contact.port)}"
 
 
@@ -571,7 +571,7 @@ class Agents:
         self._reopen = reopen
         self._reopening = asyncio.Lock()
         self._beside = dict(beside or {})
-        self._look = look or self._ask_own
+        self._look = look or self._query_own
         self._looked_at = -LOOK_S
         self._looking = asyncio.Lock()
         self._found = control.Contacts()
@@ -688,7 +688,7 @@ class Agents:
         self._found = found
         self._contacts = {one.node: one for one in found.contacts}
 
-    async def _ask_own(self) -> control.Contacts:
+    async def _query_own(self) -> control.Contacts:
         found = control.Contacts()
         async for reply in self.own.stream(control.CONTACTS):
             part = unpacked(control.Contacts, reply.body)
@@ -723,7 +723,7 @@ class Agents:
     async def _report_of(self, node: str) -> None:
         try:
             connection = await self.at(node)
-            reply = await connection.ask(control.REPORT)
+            reply = await connection.query(control.REPORT)
             report = unpacked(NodeReport, reply.body)
         except ControlProblem as problem:
             again_at = asyncio.get_running_loop().time() + AGAIN_S
@@ -770,7 +770,7 @@ class MergedEvents:
         self._again_at: dict[str, float] = {}  # When to try a silent agent again.
         self._followed: set[str] = set()
         self._watching: asyncio.Task[None] | None = None
-        self._end: ControlProblem = JobUnreachable("the agents have ended")
+        self._end: ControlProblem = JobUnreachable("all agents have exited")
 
     def close(self) -> None:
         for task in (*self._listening.values(), *([self._watching] if self._watching else ())):
@@ -811,7 +811,7 @@ class MergedEvents:
             try:
                 await self._agents.any_connection()
             except ControlProblem as problem:
-                # The job is over; or the etcd of --ha has exited too, which explains less.
+                # Report that the job is over. If the etcd of --ha has exited too, `_end` explains more.
                 raise (problem if isinstance(problem, JobNotFound) else self._end) from None
             self._watching = None
             await asyncio.sleep(LOOK_S)
@@ -829,7 +829,7 @@ class MergedEvents:
             try:
                 nodes = await self._agents.nodes()
             except ControlProblem:
-                nodes = []  # The agents that are followed already go on.
+                nodes = []  # Continue with the agents that are followed already.
             for node in nodes:
                 if node not in self._listening and now() >= self._again_at.get(node, 0.0):
                     self._listening[node] = asyncio.ensure_future(self._listen(node))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from holdfast.control.job_client import JobClient
-    from holdfast.control.live_job import LiveJob, NodeRow
+    from holdfast.control.live_job import LiveJob
 
 EVERY_S = 1.0
 EVERY_S_PER_NODE = 0.002
@@ -28,8 +28,6 @@ EVERY_S_PER_NODE = 0.002
 SOON_S = 0.2
 """The delay of a poll after an event, so that it covers the events that follow at once."""
 RETRY_S, RETRY_S_MAX = 0.5, 5.0
-HISTORY_ASKED_OF = 4
-"""Members whose history is requested; the others saw about the same."""
 HISTORY_S = 5.0
 """Timeout of such a request."""
 HISTORY_EVERY_S = 10.0
@@ -111,31 +109,27 @@ class Feed:
     def _look_for_history(self, now: float) -> None:
         """Request histories if they may have changed."""
         job = self.job
-        states = [(one.state, one.step_min >= 0) for one in self._members]
+        states = [(one.node, one.state, one.step_min >= 0) for one in job.history_sources]
         mark = (job.header.state, job.header.generation, states)
         if mark != self._history_mark or now - self._history_at >= HISTORY_EVERY_S:
             self._history_mark, self._history_at = mark, now
             self._history_wanted.set()
 
-    @property
-    def _members(self) -> list[NodeRow]:
-        return [one for one in self.job.nodes if one.node_rank >= 0][:HISTORY_ASKED_OF]
-
     async def _follow_history(self, client: JobClient) -> None:
         now = asyncio.get_running_loop().time
 
-        async def ask(node: str) -> None:
+        async def query(node: str) -> None:
             try:
                 async with asyncio.timeout(HISTORY_S):
                     found = await client.history(node)
             except (ControlProblem, TimeoutError):
-                return  # The node may be gone; the status shows that.
+                return  # The node may have left; the status shows that.
             self.job.add_history(now(), node, found)
 
         while True:
             await self._history_wanted.wait()
             self._history_wanted.clear()
-            await asyncio.gather(*(ask(one.node) for one in self._members))
+            await asyncio.gather(*(query(one.node) for one in self.job.history_sources))
             self._changed()
 
 

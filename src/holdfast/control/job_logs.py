@@ -126,7 +126,7 @@ class _Following:
             async for lines in self._client.logs(name, self._wanted, streams=streams):
                 self._known.add(name)
                 waits = self._show(lines)
-                if waits is not None:  # Nothing more is read until these are taken.
+                if waits is not None:  # Read no more until the caller has taken these lines.
                     await waits
         except ControlProblem as problem:
             if name in self._known:
@@ -147,7 +147,8 @@ class _Following:
             is_elsewhere = client.agents.passes_on or node not in ("", client.node)
             if self._readers or is_elsewhere or client.is_over:
                 raise
-            self._complain(problem.message)  # For example, etcd is away: show this node's logs.
+            # For example, etcd is unreachable: show this node's logs.
+            self._complain(problem.message)
             return [client.node]
         names = [one.node for one in job.nodes if is_chosen(one, node, ranks)]
         if not names and not self._readers:

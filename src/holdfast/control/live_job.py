@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.control.history import (
-    STALL_S,
-    STALL_STEPS,
     Generation,
     end_of,
     goodput_of,
+    is_charged,
     merge,
     restart_stages,
     spans_of,
+    stall_limit_s,
     state_of,
 )
 from holdfast.numa.affinity import format_ranges
@@ -54,6 +54,12 @@ CLOCK_JUMP_S = 1.0
 """If a node's clock offset changes by more than this, its agent has moved to another host."""
 GENERATIONS_MAX = 512
 EVENTS_MAX = 1_024
+HISTORY_NODES_MAX = 8
+"""Members whose histories are requested, from rank 0 on. All members see about the same, and each
+history may have `GENERATIONS_MAX` generations."""
+FAILED_NODES_MAX = 8
+"""Nodes that reported failures last, whose histories are requested too: only they know when the
+problem began."""
 CAUSES_SHOWN = 64
 
 
@@ -87,6 +93,8 @@ class Header(msgspec.Struct, kw_only=True):
     step_max: int = -1
     rate: float | None = None
     """The median of all ranks, in steps per second."""
+    measured: int = 0
+    """Members whose histories the generations are made from; see `HISTORY_NODES_MAX`."""
     marked: int = 0
     """Ranks that are slow, behind or stalled."""
     cpu: float | None = None
@@ -158,8 +166,11 @@ class GenerationRow(msgspec.Struct, kw_only=True):
     number: int
     started_at: float | None = None
     """On the viewer's clock."""
+    ended_at: float | None = None
     ran_s: float | None = None
     is_over: bool = False
+    is_charged: bool = False
+    """Whether the restart after it counts against the budget."""
     world_size: int = 0
     why: str = ""
     """Why it was started."""
@@ -200,7 +211,7 @@ class _Samples:
             return None
         (from_s, low), (to_s, high) = self.steps[0], self.steps[-1]
         rate = (high - low) / max(1e-6, to_s - from_s)
-        return 0.0 if now_s - to_s > max(STALL_S, STALL_STEPS / rate) else rate
+        return 0.0 if now_s - to_s > stall_limit_s(1 / rate) else rate
 
 
 class LiveJob:
@@ -227,6 +238,7 @@ class LiveJob:
         self._parts: dict[int, dict[str, Generation]] = {}
         """The records of generations by number and node, on the viewer's clock."""
         self._shifts: dict[str, float] = {}
+        self._failed: deque[str] = deque(maxlen=FAILED_NODES_MAX)
         self._first_seen: dict[int, float] = {}
         self._generations: list[GenerationRow] | None = None
         self._generation_mark: object = None
@@ -272,6 +284,8 @@ class LiveJob:
         """Add an event."""
         self.version += 1
         self.events.append(event)
+        if event.kind is EventKind.WORKERS_FAILED and event.source not in self._failed:
+            self._failed.append(event.source)
         is_last = event.kind is EventKind.JOB_ENDED
         if is_last or (event.kind is EventKind.RUN_ENDED and not self.ended):
             self.ended = event.text
@@ -300,6 +314,13 @@ class LiveJob:
                 self._generation_row(at, merged) for at in reversed(range(len(merged)))
             ]
         return self._generations
+
+    @property
+    def history_sources(self) -> list[NodeRow]:
+        """The nodes whose histories a viewer requests."""
+        members = [one for one in self.nodes if one.node_rank >= 0]
+        rest = members[HISTORY_NODES_MAX:]
+        return members[:HISTORY_NODES_MAX] + [one for one in rest if one.node in self._failed]
 
     @property
     def is_over(self) -> bool:
@@ -427,6 +448,7 @@ class LiveJob:
             step_min=min(steps, default=-1),
             step_max=max(steps, default=-1),
             rate=statistics.median(rates) if rates else None,
+            measured=len(self.history_sources),
             marked=sum(bool(row.mark) for row in self.ranks),
             cpu=sum(cpus) if cpus else None,
             rss_bytes=sum(row.rss_bytes for row in self.ranks),
@@ -471,8 +493,10 @@ class LiveJob:
         return GenerationRow(
             number=one.number,
             started_at=one.started_at,
+            ended_at=one.stopping_at,
             ran_s=ran_s,
             is_over=is_over,
+            is_charged=is_charged(one, following),
             world_size=one.world_size,
             why=one.why,
             ended_by=ended_by if is_over else "",

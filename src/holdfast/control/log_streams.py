@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.wire.control import LogsQuery
 
 TURN_BYTES = 1024 * 1024
-"""What a stream reads in one turn, before others get theirs."""
+"""The bytes that a stream reads in one turn, before other streams get theirs."""
 FILES_MAX = 1_024
 TAIL_BLOCK_BYTES = 64 * 1024
 LOOK_AGAIN_S = 1.0  # Where inotify is not available.
@@ -46,7 +46,7 @@ class LogFile:
     def skip_to_tail(self, lines: int) -> None:
         """Start this many lines before the end."""
         end = at = os.fstat(self.fd).st_size
-        missing = lines + 1  # The last line has its own end.
+        missing = lines + 1  # The last line ends with a line break too.
         while at > 0:
             size = min(TAIL_BLOCK_BYTES, at)
             block = os.pread(self.fd, size, at - size)
@@ -92,7 +92,7 @@ class LogStream:
         self._is_closed = False
 
     def add(self, generation: int, files: list[tuple[int, str, str]]) -> int:
-        """Read these files too; return how many files of the wanted ranks there are now."""
+        """Add these files; return how many files the wanted ranks have now."""
         if self._is_closed:
             return 0  # The client disconnected meanwhile.
         if generation != self._generation:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from holdfast import console
+from holdfast.control.history import NodeState, WorkerState
 from holdfast.control.log_streams import LogStream
 from holdfast.coordinator.connect import ConnectFailed
 from holdfast.core.limits import WHY_CHARS_MAX
@@ -103,7 +104,7 @@ class Client:
     """One control client: at the socket, at the agent port, or the coordinator."""
 
     read_only = False
-    """Whether the client may not change anything."""
+    """Whether the client may only watch."""
 
     def __init__(self, server: NodeServer) -> None:
         self.server = server
@@ -170,7 +171,7 @@ class SocketClient(Client, asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode_frame(message, STATUS_FRAME_BYTES_MAX))
             if self.unread_bytes > UNREAD_BYTES_MAX:
-                self.drop("it does not read its replies")
+                self.drop("the client does not read its replies")
 
     @property
     def unread_bytes(self) -> int:
@@ -267,7 +268,7 @@ class NodeServer:
     def close(self) -> None:
         """End the thread and the connections."""
         try:
-            self._thread.ask(self._end(), CLOSE_S)
+            self._thread.run(self._end(), CLOSE_S)
         except (TimeoutError, RuntimeError):
             pass  # For example, a file system hangs. The thread ends with the process.
         self._thread.stop()
@@ -276,7 +277,7 @@ class NodeServer:
         if self._port is not None:
             self._port.close()
         for client in [*self.clients]:
-            client.drop("the agent has ended")
+            client.drop("the agent has exited")
             client.forget()
         if self._reporting is not None:
             self._reporting.cancel()
@@ -412,7 +413,7 @@ class NodeServer:
         )
 
     async def _in_agent(self, function: Callable[[], T]) -> T:
-        """Return what a function returns in the agent's loop; raise `NoResponse` if that is stuck."""
+        """Call a function in the agent's loop; raise `NoResponse` if the loop is stuck."""
         try:
             async with asyncio.timeout(LOOP_S):
                 return await asyncio.wrap_future(self._point.call(function))
@@ -532,7 +533,9 @@ class NodeServer:
         try:
             report = await self._own_report()
         except NoResponse:
-            report = NodeReport(run_id=self._run_id, node=node_name(self._agent), state="stuck")
+            report = NodeReport(
+                run_id=self._run_id, node=node_name(self._agent), state=NodeState.STUCK
+            )
         spec = self._agent.group.spec
         here = control.Here(
             run_id=self._run_id,
@@ -674,14 +677,14 @@ class NodeServer:
 
 
 async def _stored(read: Callable[[], T]) -> T:
-    """Return what the nodes have stored; raise `NoResponse` if that is not readable."""
+    """Return what the nodes have stored; raise `NoResponse` if it is not readable."""
     try:
         return await asyncio.to_thread(read)
     except Exception as problem:  # noqa: BLE001 (a backend of the user's own may raise anything)
         raise NoResponse(quoted(str(problem))) from None
 
 
-# The report: workers, state and events of the node, as the messages that clients get.
+# The messages that clients get from an agent about its node: workers, state and events.
 
 
 def live_workers(agent: ControlledAgent) -> list[tuple[int, int]]:
@@ -709,7 +712,7 @@ def report_of(agent: ControlledAgent, history: History, *, workers: bool = True)
                     rank=worker.global_rank,
                     local_rank=worker.local_rank,
                     pid=pid,
-                    state="running" if pid else "ended",
+                    state=_worker_state(history, worker.local_rank, pid),
                     step=-1 if step is None else step,
                     step_age_s=_age(now, page.step_ns if page is not None else 0),
                     heartbeat_age_s=_age(now, page.heartbeat_ns if page is not None else 0),
@@ -721,7 +724,7 @@ def report_of(agent: ControlledAgent, history: History, *, workers: bool = True)
     return NodeReport(
         run_id=handler.get_run_id(),
         node=node_name(agent),
-        state=machine.state.value,
+        state=history.node_state,
         generation=machine.generation,
         elapsed_s=history.elapsed_s(now),
         standby_s=history.standby_s(now),
@@ -729,6 +732,13 @@ def report_of(agent: ControlledAgent, history: History, *, workers: bool = True)
         counts_steps=history.counts_steps,
         workers=reports,
     )
+
+
+def _worker_state(history: History, local_rank: int, pid: int) -> WorkerState:
+    if pid:
+        return WorkerState.RUNNING
+    _, state = history.workers.get(local_rank, (None, WorkerState.TERMINATED))
+    return state if state is not WorkerState.RUNNING else WorkerState.TERMINATED
 
 
 def node_name(agent: ControlledAgent) -> str:
@@ -816,8 +826,20 @@ def record_of(node: str, kept: Kept) -> EventRecord:
         kind=KINDS.get(type(event), EventKind.CUSTOM),
         generation=generation if isinstance(generation, int) else -1,
         rank=rank,
+        is_problem=_is_problem(event),
         text=one_line(text_of(event), WHY_CHARS_MAX),
     )
+
+
+def _is_problem(event: lifecycle.LifecycleEvent) -> bool:
+    match event:
+        case lifecycle.WorkerEnded():
+            return event.failed and not event.stopped
+        case lifecycle.RunEnded() | lifecycle.RendezvousEnded() if event.error:
+            return True
+        case lifecycle.RunEnded():
+            return event.state == WorkerState.FAILED
+    return isinstance(event, lifecycle.WorkersFailed)
 
 
 def text_of(event: lifecycle.LifecycleEvent) -> str:

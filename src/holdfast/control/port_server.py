@@ -53,7 +53,7 @@ class PortClient(Client):
 
     @property
     def unread_bytes(self) -> int:
-        return self.peer.unread_answers_bytes
+        return self.peer.unread_replies_bytes
 
     def drop(self, why: str) -> None:
         self.peer.close(encode_frame(Goodbye(why=one_line(why, WHY_CHARS_MAX))))
@@ -102,7 +102,7 @@ class PortServer:
             peer.use()
         self._sweep_later()
 
-    def judge(self, peer: ServerConnection, hello: Hello) -> None:
+    def check_hello(self, peer: ServerConnection, hello: Hello) -> None:
         """Accept a client that has proven the key, or refuse it."""
         self._acceptor.finished(peer)
         run_id = self._own.credentials.run_id

@@ -1,1 +1,1 @@
-"""The coordinator as a server, and an agent's connection to it; `core` decides."""
+"""The coordinator's server, and an agent's connection to it. `core` makes all decisions."""

@@ -1,11 +1,10 @@
 """Admission: connections that never finish their handshake do not block the others.
 
 At most `HALF_OPEN_MAX` connections may be in their handshake. When another one arrives, `net.half_open`
-decides which one to close. If none has had its minimum time yet, the server accepts nothing until one
-has, or finishes; new connections wait in the kernel's queue.
+selects the one to close. If none has had its minimum time yet, the server accepts nothing until one has had it
+or completes; new connections wait in the kernel's queue.
 
-asyncio's own accept loop is not used, because it empties the whole queue before it reads from any
-connection.
+The server does not use asyncio's accept loop, which empties the whole queue before it reads from any connection.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
 
 HALF_OPEN_MAX = 1024
 HALF_OPEN_MIN_S = 1.0
-CROWD_MIN_S = 0.05
-"""The same for a connection that sent its first message, from an address with most of the places. It
-grows with the number of places, so that a whole queue of such connections takes `HALF_OPEN_MIN_S`."""
+OVERSIZED_MIN_S = 0.05
+"""The minimum time of a connection that sent its first message, if its address exceeds its share of the places.
+It grows with the number of places, so that a full queue of such connections takes `HALF_OPEN_MIN_S`."""
 HANDSHAKE_S = 10.0
 FIRST_BYTES = 8  # Every first message is longer, also that of TLS.
 ACCEPTED_AT_ONCE_MAX = 64  # Then the loop serves established connections.
@@ -41,9 +40,9 @@ _GONE = (errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.EAGAIN, errno.EINT
 
 
 class Acceptor:
-    """Accepts connections at a listening socket, under one limit of unfinished handshakes.
+    """Accepts connections on a listening socket and limits unfinished handshakes.
 
-    Without a `listener` it takes the connections that `adopt` brings.
+    Without a `listener`, the owner passes connections to `adopt`.
     """
 
     def __init__(
@@ -54,14 +53,14 @@ class Acceptor:
         *,
         half_open_max: int = HALF_OPEN_MAX,
         handshake_s: float = HANDSHAKE_S,
-        asks_user: bool = True,
+        checks_user: bool = True,
     ) -> None:
         self._listener = listener
         self._make_peer = make_peer
         self._on_error = on_error
         self._handshake_s = handshake_s
-        self._asks_user = asks_user
-        self._half_open = HalfOpen(half_open_max, HALF_OPEN_MIN_S, _crowd_min_s(half_open_max))
+        self._checks_user = checks_user
+        self._half_open = HalfOpen(half_open_max, HALF_OPEN_MIN_S, _oversized_min_s(half_open_max))
         self._tasks: set[asyncio.Task[object]] = set()
         self._loop = asyncio.get_running_loop()
         self._resume: asyncio.TimerHandle | None = None
@@ -76,7 +75,7 @@ class Acceptor:
         return len(self._half_open.since)
 
     def finished(self, peer: ServerConnection) -> None:
-        """Note that a handshake has finished, or its connection has closed: there is room for another."""
+        """Release the place of a connection that completed its handshake or closed."""
         if self._half_open.remove(peer) and self._full:
             self._resume_now()
 
@@ -108,7 +107,7 @@ class Acceptor:
             task.cancel()
 
     def spawn(self, work: asyncio._CoroutineLike[object]) -> asyncio.Task[object]:
-        """Run a task for as long as connections are accepted."""
+        """Run a task until the acceptor closes."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -152,8 +151,8 @@ class Acceptor:
         connection.setblocking(False)  # noqa: FBT003 (the name says it)
         half_open = self._half_open
         silent = _is_silent(connection)
-        if silent and half_open.turns_away(address):
-            connection.close()  # The cheapest way; a flood may open thousands per second.
+        if silent and half_open.rejects(address):
+            connection.close()  # Cheap, since a flood may open thousands per second.
             return
         try:
             here = addresses.unmapped(str(connection.getsockname()[0]))
@@ -161,11 +160,11 @@ class Acceptor:
             connection.close()
             return
         if half_open.is_full:
-            other, _ = half_open.next_to_go()
+            other, _ = half_open.next_to_close()
             half_open.remove(other)
             other.reject("unfinished handshake while other clients wait")
         peer = self._make_peer(address, here)
-        if self._asks_user:
+        if self._checks_user:
             peer.user = user_of(connection)
         half_open.add(peer, address, now, silent=silent)
         task = self.spawn(self._connect(peer, connection))
@@ -183,10 +182,10 @@ class Acceptor:
                 raise
 
     def _may_accept(self, now: float) -> bool:
-        """Whether one more may be half open; if all places are taken, `_add` frees one."""
+        """Whether another connection may be accepted; if all places are taken, `_add` frees one."""
         if not self._half_open.is_full:
             return True
-        _, at = self._half_open.next_to_go()
+        _, at = self._half_open.next_to_close()
         if now < at:
             self._full = True
             self._pause(at - now)
@@ -209,8 +208,8 @@ class Acceptor:
             self._accept()
 
 
-def _crowd_min_s(places: int) -> float:
-    return max(CROWD_MIN_S, HALF_OPEN_MIN_S * places / listening.BACKLOG)
+def _oversized_min_s(places: int) -> float:
+    return max(OVERSIZED_MIN_S, HALF_OPEN_MIN_S * places / listening.BACKLOG)
 
 
 def _close_if_cancelled(connection: socket.socket, task: asyncio.Task[object]) -> None:
@@ -220,7 +219,7 @@ def _close_if_cancelled(connection: socket.socket, task: asyncio.Task[object]) -
 
 
 def _is_silent(connection: socket.socket) -> bool:
-    """Whether a connection has sent no first message yet; `defer_accept` waited for it."""
+    """Whether a connection has not sent a first message yet, although `defer_accept` waited for it."""
     try:
         return len(connection.recv(FIRST_BYTES, socket.MSG_PEEK)) < FIRST_BYTES
     except OSError:

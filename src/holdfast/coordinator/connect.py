@@ -1,8 +1,8 @@
-"""The client of a coordinator: from an endpoint to a connection with both sides authenticated.
+"""The client of a coordinator: connects to an endpoint and authenticates both sides.
 
 A `CoordinatorConnector` holds what all clients of one loop share: endpoint, job, token and certificates.
 A `ClientConnection` is one connection. Every failure is one line for the user and says whether retrying
-can help: a wrong token stays wrong, but a coordinator that does not run yet may start.
+can help: it cannot for a wrong token, but a coordinator that does not run yet may start.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 CONNECT_S = 3.0
 HANDSHAKE_S = 10.0
 MUTE_S = 1.0
-"""A connection that was accepted and stays silent for this long is mentioned as a possible problem, since
+"""A connection that was accepted and stays silent for this long is reported as a possible problem, since
 coordinators respond in milliseconds. The handshake may still take `HANDSHAKE_S`."""
 READ_BYTES = 256 * 1024
 CONNECTING_MAX = 512
-"""Connections that all clients of one loop open at a time. More would only slow each of them down, until
+"""Connections that the clients of one loop open concurrently. More would only slow each of them down, until
 the coordinator closes those with unfinished handshakes."""
 
 MUTE = "it accepts the connection but does not respond: it is not a coordinator, or it is stopped"
@@ -52,7 +52,7 @@ NO_CERTIFICATE = (
 
 
 class ConnectFailed(Exception):
-    """A connection could not be made or kept; `why` is one line."""
+    """A connection failed or broke; `why` is one line."""
 
     reached = False
     """Whether a process accepted the connection."""
@@ -66,7 +66,7 @@ class ConnectFailed(Exception):
 
 
 class ClientConnection(asyncio.BufferedProtocol):
-    """One connection to the coordinator; `ready` is done when the handshake is.
+    """One connection to the coordinator; `ready` completes with the handshake.
 
     `on_message` receives every message after that. `on_closed` receives the reason when the connection
     closes, unless `abort` closed it.
@@ -75,8 +75,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     __slots__ = (
         "_buffer",
         "_handshake",
+        "_has_received",
         "_has_tls",
-        "_heard",
         "_in_seal",
         "_incoming",
         "_open",
@@ -120,18 +120,18 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._incoming = IncomingParts()
         self._outgoing = OutgoingParts()
-        self._heard = False
+        self._has_received = False
         self._open = True
 
     @property
     def is_open(self) -> bool:
-        """Whether the handshake is done and the connection open."""
+        """Whether the handshake is complete and the connection open."""
         return self._open and self._handshake is None
 
     @property
     def is_mute(self) -> bool:
         """Whether the other side has sent nothing yet."""
-        return not self._heard
+        return not self._has_received
 
     # For the owner.
 
@@ -141,16 +141,16 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._send_frame(self._outgoing.send(encode_frame(message), kind))
 
     def send_whole(self, message: Message) -> None:
-        """Send a message in one piece, whatever its size: this connection has no heartbeats."""
+        """Send a message of any size in one piece: this connection has no heartbeats to delay."""
         self._send_frame(encode_frame(message))
 
     @property
     def unsent_bytes(self) -> int:
-        """How much the kernel has not accepted yet."""
+        """The bytes that the kernel has not accepted yet."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def expect_large(self, frame_bytes_max: int) -> None:
-        """Accept frames up to this size: replies about many nodes."""
+        """Accept frames up to this size, for replies about many nodes."""
         self._reader.frame_bytes_max = frame_bytes_max
 
     def abort(self) -> bool:
@@ -162,7 +162,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return True
 
     def close(self, why: str = "") -> None:
-        """Close the connection once everything is sent; then `ended` is done."""
+        """Close the connection once everything is sent; then `ended` completes."""
         if self._transport is None:
             return
         if self.is_open:
@@ -193,10 +193,10 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         data = self._buffer[:nbytes]
         try:
-            if not self._heard:
-                self._heard = True
+            if not self._has_received:
+                self._has_received = True
                 check_server_bytes(bytes(data[:8]))
-            self._take(self._reader.feed(data))
+            self._process(self._reader.feed(data))
         except HandshakeRefused as error:
             if error.reply and self._transport is not None:
                 self._transport.write(error.reply)
@@ -215,8 +215,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         if not self.ended.done():
             self.ended.set_result(None)
 
-    def _take(self, bodies: list[bytes]) -> None:
-        came = bool(bodies)
+    def _process(self, bodies: list[bytes]) -> None:
+        has_frames = bool(bodies)
         if self._handshake is not None:
             bodies = self._shake_hands(self._handshake, bodies)
         seal = self._in_seal
@@ -224,9 +224,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._received(decode(body if seal is None else seal.open(body)))
             if not self._open:
                 return
-        if came and self._reader.buffered_bytes:
+        if has_frames and self._reader.buffered_bytes:
             # The limits changed with the last frame: check the rest of the buffer again.
-            self._take(self._reader.feed(b""))
+            self._process(self._reader.feed(b""))
 
     def _received(self, message: Message) -> None:
         if type(message) is Part:
@@ -236,7 +236,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 return
             message = decode(body)
         if type(message) is PartTaken:
-            self._send_frame(self._outgoing.taken())
+            self._send_frame(self._outgoing.next_part())
         elif type(message) is Goodbye:
             why = quoted(message.why) or f"{self._server} closed the connection"
             self._end(ConnectFailed(why))
@@ -266,7 +266,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             return ConnectFailed(why)
         if exc is not None and self._has_tls and _is_tls_fault(exc):
             return ConnectFailed(tls.explain_failure(exc), permanent=True)
-        if not self._heard:
+        if not self._has_received:
             # With TLS there is a transport only after this side has accepted the other's certificate.
             why = NO_CERTIFICATE if self._has_tls else explain_silent_close(tls=False)
             return ConnectFailed(why)
@@ -287,10 +287,9 @@ class CoordinatorConnector:
     """Connects to the coordinator at one endpoint; belongs to one loop.
 
     `has_psk` says whether TLS uses the token. With `own_users_only` a listener on this host must belong
-    to this user or root. `place` is that of `Hello`. `when_refused` is called with the endpoint's
-    addresses if all of them refuse the connection; if it returns true, a process listens there now and
-    the connector tries again. With a `secret` it connects to an agent's port, and `server` names the
-    agent in messages.
+    to this user or root. `place` is `Hello.place`. If all addresses of the endpoint refuse the connection, the
+    connector calls `when_refused` with them; if that returns true, a process listens there now and the connector
+    retries. With a `secret` it connects to an agent's port, and `server` names the agent in messages.
     """
 
     def __init__(
@@ -320,7 +319,7 @@ class CoordinatorConnector:
         self.has_tls, self.has_psk = tls is not None, has_psk
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.suspicion = ""
-        """What seems wrong with the attempt in progress; any thread may read it."""
+        """The likely problem with the attempt in progress; any thread may read it."""
         self._tls = tls
         self._server_name = server_name or host
         self._own_users_only = own_users_only
@@ -328,7 +327,7 @@ class CoordinatorConnector:
         self._turns = asyncio.Semaphore(CONNECTING_MAX)
 
     async def connect(self) -> ClientConnection:
-        """Return a connection whose handshake is done, or raise `ConnectFailed`."""
+        """Return a connection after its handshake, or raise `ConnectFailed`."""
         async with self._turns:
             try:
                 found = await addresses.resolve_async(self.host, self.port)
@@ -369,7 +368,7 @@ class CoordinatorConnector:
                     server_hostname=self._server_name if self._tls is not None else None,
                 )
                 await connection.ready
-            if connection.problem is not None:  # It closed before the caller got it.
+            if connection.problem is not None:  # It closed before the caller received it.
                 raise connection.problem
             is_ready = True
         except ConnectFailed:
@@ -385,7 +384,7 @@ class CoordinatorConnector:
         finally:
             suspecting.cancel()
             self.suspicion = ""
-            # This includes one that became ready just as the attempt was cancelled.
+            # This includes a connection that became ready just as the attempt was cancelled.
             if not is_ready and not connection.abort():
                 connected.close()
         return connection
@@ -413,7 +412,7 @@ def _is_tls_fault(error: Exception) -> bool:
 
 
 def _describe(error: Exception | None) -> str:
-    """Return an error of the system in words."""
+    """Return the text of a system error."""
     number = (error.errno or 0) if isinstance(error, OSError) else 0
     # With a number asyncio words it differently; numbers below 0 come from the resolver.
     if number > 0:

@@ -1,12 +1,12 @@
-"""A list of endpoints, in order: the coordinator runs at the first, or where an operator moved it.
+"""An ordered list of endpoints: the coordinator runs at the first, or where an operator moved it.
 
-A machine that is cut off looks like one that failed, so no agent decides by itself that another machine
-takes over. An agent dials all endpoints, starting with the last one at which it was connected: a
-coordinator takes over at a later *place* in the list, never at an earlier one (`core.coordinator_machine`). At a
+A machine that is cut off looks like one that failed, so only an operator decides that another machine takes
+over. A coordinator takes over at a later *place* in the list, never at an earlier one
+(`core.coordinator_machine`). So an agent dials the endpoints from the last one at which it was connected. At a
 later place only a coordinator that took over there responds.
 
-A coordinator probes the later places before it starts and every `PROBE_S` after that. If another has
-taken over, because this one was cut off and an operator considered it dead, it stops.
+A coordinator probes the later places before it starts and every `PROBE_S` after that. If another coordinator has
+taken over, because this one was cut off and an operator considered it dead, this one stops.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 STAGGER_S = 0.05  # A later place is not dialled if an earlier one responds at once.
 PROBE_S = 5.0
-"""How often a coordinator checks whether it was replaced. A higher value lets a replaced one that is
-reachable again continue for longer with the nodes that it still has."""
+"""How often a coordinator checks whether it was replaced. With a higher value, a replaced coordinator that is
+reachable again continues for longer with the nodes that it still has."""
 FIRST_PROBE_S = 1.0
-"""How long the first check may take. Machines that are up respond at once; one that is down may stay
+"""How long the first check may take. A running machine responds immediately; a machine that is down may stay
 down."""
 
 
 class EndpointList:
     """A `Connector` to the coordinator at one of several endpoints.
 
-    `floor` returns the first place that may be dialled. `host` connects to the first place when it
-    refuses connections, if this process may run the coordinator there and no other has taken over.
+    `floor` returns the first place that may be dialled. If this process may run the coordinator, `host` connects
+    to the first place when that refuses connections and no other coordinator has taken over.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class EndpointList:
     async def others(self, place: int) -> str:
         """Return another endpoint where a coordinator already runs; empty if there is none.
 
-        At the first place any listener counts: one that does not respond, or wants another token, may
-        still be the coordinator that is about to be replaced.
+        At the first place any listener counts: even if it does not respond or has another token, it may be the
+        coordinator that is about to be replaced.
         """
         others = [one for one in self._connectors if one.place != place]
         found = await asyncio.gather(*(one.connect() for one in others), return_exceptions=True)
@@ -108,7 +108,7 @@ class EndpointList:
 
 
 async def first_of(connectors: Sequence[CoordinatorConnector]) -> tuple[ClientConnection, int]:
-    """Return the first connection that opens, and its place; raise as the first connector does."""
+    """Return the first connection that opens, and its place; if none does, raise the first place's problem."""
     loop = asyncio.get_running_loop()
 
     async def dial(turn: int, one: CoordinatorConnector) -> ClientConnection:

@@ -1,7 +1,7 @@
 """The stores that a coordinator keeps for its jobs: `JobStores`, without a clock or a socket.
 
-Each job has scopes (a round, a generation), and each scope has its own keys. They are for ranks, addresses
-and the like, not for data. Everything has a limit, and a call beyond a limit gets the reason as its result.
+Each job has scopes (a round, a generation), and each scope has its own keys. The stores are for ranks, addresses
+and similar values, not for data. Everything has a limit; the result of a call beyond a limit is the reason.
 The stores are lost with the coordinator; `membership.coordinator_store` repeats calls that still wait.
 
 ::
@@ -27,7 +27,7 @@ from holdfast.wire.wire_limits import STORE_VALUE_BYTES_MAX
 BYTES_MAX = 64 * 1024 * 1024
 """Keys and values of one job, and the keys that its calls wait for."""
 TOTAL_BYTES_MAX = 4 * BYTES_MAX
-"""The same for all jobs: the memory that the coordinator may use for stores."""
+"""The limit for all jobs together: the memory that the coordinator may use for stores."""
 WAITED_KEY_BYTES = 256
 """The cost of waiting for a key, besides its name."""
 SCOPES_MAX = 10_000
@@ -45,7 +45,7 @@ Answers = list[tuple[Caller, StoreResult]]
 class JobStores:
     """The stores of all jobs of a coordinator.
 
-    The server passes in the calls and the time, and sends the answers. Each answer names its caller,
+    The server passes in the calls and the time, and sends the results. Each result is paired with its caller,
     which is any hashable value.
     """
 
@@ -59,7 +59,9 @@ class JobStores:
         self._jobs: dict[str, _Job] = {}
         self._waits: dict[int, _Wait] = {}
         self._waits_of: dict[Caller, set[int]] = {}
-        self._deadlines: list[tuple[float, int]] = []  # A heap; some are answered already.
+        self._deadlines: list[
+            tuple[float, int]
+        ] = []  # A heap; some of the calls have ended already.
         self._count = 0
         self._bytes = 0
         self._bytes_max = bytes_max
@@ -67,7 +69,7 @@ class JobStores:
         self._waiting_max = waiting_max
 
     def call(self, now: float, caller: Caller, call: StoreCall) -> Answers:
-        """Perform a call; return its answer if there is one yet, and those that it causes for others."""
+        """Perform a call; return its result, if it has one yet, and the results of waits that it ends."""
         job = self._jobs.setdefault(call.run_id, _Job())
         answers: Answers = []
         scope = job.scopes.get(call.scope)
@@ -87,7 +89,7 @@ class JobStores:
             result = _rejected(call, self._full(job))
         except RequestRejected as problem:
             result = _rejected(call, f"{call.keys[0]}: {problem}")
-        self._take(job, scope.bytes_held - held)
+        self._count_bytes(job, scope.bytes_held - held)
         if result is not None:
             answers.append((caller, result))
         woken, scope.woken = scope.woken, []
@@ -105,7 +107,7 @@ class JobStores:
         return deadlines[0][0] if deadlines else None
 
     def tick(self, now: float) -> Answers:
-        """Answer the calls that have timed out."""
+        """Return the results of the calls that have timed out."""
         answers: Answers = []
         while (deadline := self.next_deadline()) is not None and deadline <= now:
             wait = self._waits[self._deadlines[0][1]]
@@ -118,11 +120,11 @@ class JobStores:
             self._cancel(self._waits[number])
 
     def keep_only(self, run_ids: Container[str]) -> Answers:
-        """Drop the stores of all other jobs; return the answers to calls that still wait there."""
+        """Drop the stores of all other jobs; return the results of calls that still wait there."""
         answers: Answers = []
         for run_id in [run_id for run_id in self._jobs if run_id not in run_ids]:
             while self._jobs[run_id].scopes:
-                answers += self._drop_oldest(self._jobs[run_id], "the job is over")
+                answers += self._drop_oldest(self._jobs[run_id], "the job has ended")
             del self._jobs[run_id]
         return answers
 
@@ -152,7 +154,7 @@ class JobStores:
                 value = bytes(scope.compare_set(key, call.expected, call.value))
             case "append":
                 if len(scope.get(key)) + len(call.value) > STORE_VALUE_BYTES_MAX:
-                    raise RequestRejected(f"the value would be over {STORE_VALUE_BYTES_MAX} bytes")
+                    raise RequestRejected(f"the value would exceed {STORE_VALUE_BYTES_MAX} bytes")
                 scope.append(key, call.value)
             case "delete":
                 amount = int(scope.delete(key))
@@ -172,7 +174,7 @@ class JobStores:
         if call.timeout_s <= 0:
             return _timed_out(scope, call)
         if job.waiting >= self._waiting_max:
-            return _rejected(call, f"{self._waiting_max} calls wait already")
+            return _rejected(call, f"{self._waiting_max} calls are waiting already")
         if _cost_of(call) > self._room(job):
             return _rejected(call, self._full(job))
         self._count += 1
@@ -182,16 +184,16 @@ class JobStores:
         self._waits_of.setdefault(caller, set()).add(wait.number)
         heapq.heappush(self._deadlines, (now + call.timeout_s, wait.number))
         job.waiting += 1
-        self._take(job, _cost_of(call))
+        self._count_bytes(job, _cost_of(call))
         return None
 
     def _cancel(self, wait: _Wait) -> _Scope:
-        """End a wait without an answer; return its scope."""
+        """End a wait without a result; return its scope."""
         job = self._jobs[wait.call.run_id]
         scope = job.scopes[wait.call.scope]
         held = scope.bytes_held
         scope.cancel(wait.number)
-        self._take(job, scope.bytes_held - held)
+        self._count_bytes(job, scope.bytes_held - held)
         self._forget(wait)
         return scope
 
@@ -199,7 +201,7 @@ class JobStores:
         job = self._jobs[wait.call.run_id]
         job.scopes[wait.call.scope].waits.discard(wait.number)
         job.waiting -= 1
-        self._take(job, -_cost_of(wait.call))
+        self._count_bytes(job, -_cost_of(wait.call))
         del self._waits[wait.number]
         numbers = self._waits_of[wait.caller]
         numbers.discard(wait.number)
@@ -210,20 +212,20 @@ class JobStores:
             heapq.heapify(self._deadlines)
 
     def _drop_oldest(self, job: _Job, why: str) -> Answers:
-        """Drop the least recently used scope; return the answers to calls that wait there."""
+        """Drop the least recently used scope; return the results of calls that wait there."""
         name, scope = next(iter(job.scopes.items()))
         answers: Answers = []
         for wait in [self._waits[number] for number in scope.waits]:
             self._cancel(wait)
             answers.append((wait.caller, _rejected(wait.call, why)))
-        self._take(job, -scope.bytes_held)
+        self._count_bytes(job, -scope.bytes_held)
         del job.scopes[name]
         return answers
 
     def _room(self, job: _Job) -> int:
         return max(0, min(self._bytes_max - job.bytes, self._total_bytes_max - self._bytes))
 
-    def _take(self, job: _Job, more: int) -> None:
+    def _count_bytes(self, job: _Job, more: int) -> None:
         job.bytes += more
         self._bytes += more
 
@@ -241,7 +243,7 @@ class _Scope(KeySpace):
 
 class _Job:
     def __init__(self) -> None:
-        self.scopes: OrderedDict[str, _Scope] = OrderedDict()  # The last used is the last.
+        self.scopes: OrderedDict[str, _Scope] = OrderedDict()  # The most recently used is the last.
         self.bytes = 0
         self.waiting = 0
 

@@ -1,13 +1,13 @@
-"""What a coordinator does for control clients ("operators"): requests, status, events, and relayed queries.
+"""A coordinator's service for control clients ("operators"): requests, status, events, and relayed queries.
 
 ::
 
-    operator ── Query ──► coordinator ── Query ──► node        over a connection of its own, which
-    operator ◄── Reply ── coordinator ◄── Reply ── node        the node opens for the first query
+    operator ── Query ──► coordinator ── Query ──► node        over a separate connection that the
+    operator ◄── Reply ── coordinator ◄── Reply ── node        node opens for the first query
 
-Nothing here delays a job. A log stream sends no more than its reader has room for
-(`wire.control.MORE`), so nothing accumulates here; a subscriber that does not read its events is
-dropped. Nodes report only while a client watches, and no more often than the coordinator can process.
+Nothing here delays a job. A log stream sends only as much as its reader has granted (`wire.control.MORE`), so
+nothing accumulates here. A subscriber that does not read its events is dropped. Nodes report only while a client
+watches, and no more often than the coordinator can process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from holdfast.core.coordinator_machine import RequestReceived
 from holdfast.core.limits import WHY_CHARS_MAX
-from holdfast.core.protocol import Request
+from holdfast.core.protocol import JobOutcome, Request
 from holdfast.core.requests import RequestRefusal
 from holdfast.printable import one_line, quoted
 from holdfast.wire import control
@@ -51,24 +51,24 @@ EVENTS_KEPT_MAX = 256  # Of each job.
 GATHER_S = 0.1  # Events within this time go to subscribers together.
 SUBSCRIPTIONS_MAX = 4_096
 SUBSCRIPTIONS_EACH_MAX = 16
-"""Of one connection."""
+"""The limit of one connection."""
 UNREAD_EVENTS_BYTES_MAX = 1024 * 1024
 """A subscriber that leaves more of its events unread is dropped."""
 WATCH_S = 10.0
 """How long nodes report after a status query; a client that watches repeats the query sooner."""
 REPORT_EVERY_S = 1.0
 REPORT_S_PER_NODE = 0.002
-"""Some twenty times the coordinator's work for one report."""
+"""About twenty times the coordinator's work for one report."""
 ATTACH_S = 5.0
 """How long a node may take to open its connection for queries."""
 STATUS_WAITS_EACH_MAX = 16
-"""Status queries of one connection that wait for reports; others are answered at once."""
+"""Status queries of one connection that may wait for reports; further ones get a reply immediately."""
 RELAYS_MAX = 1_024
 """Pending queries to nodes of one operator."""
 
 
 class Host(Protocol):
-    """What this module needs of the server."""
+    """The server, as this module uses it."""
 
     machine: CoordinatorMachine
 
@@ -78,10 +78,10 @@ class Host(Protocol):
         """Return the connection of a node."""
 
     def answer(self, peer: ServerConnection, frame: bytes, *, is_large: bool = False) -> None:
-        """Send a reply; a large one may exceed what a peer may leave unread."""
+        """Send a reply; a large one may exceed the limit for unread data."""
 
-    def may_know(self, peer: ServerConnection) -> bool:
-        """Whether a peer may learn more about a job than that it exists."""
+    def may_query(self, peer: ServerConnection) -> bool:
+        """Whether a peer may learn the details of a job."""
 
 
 class Relay:
@@ -116,7 +116,7 @@ class Operators:
 
     def __init__(self, host: Host, loop: asyncio.AbstractEventLoop) -> None:
         self._host, self._loop = host, loop
-        self._relays: dict[int, Relay] = {}  # By the id that the node gets.
+        self._relays: dict[int, Relay] = {}  # By the id of the query to the node.
         self._by_operator: dict[tuple[ServerConnection, int], int] = {}
         self._relays_made = 0
         self._attached: dict[Place, ServerConnection] = {}
@@ -125,8 +125,12 @@ class Operators:
         self._kept: dict[str, deque[EventRecord]] = {}
         self._fresh: dict[str, list[EventRecord]] = {}
         self._gathering: asyncio.TimerHandle | None = None
-        self._seen: dict[str, int] = {}  # How many changes of each job are among the events.
-        self._watched: dict[str, tuple[float, float, bool]] = {}  # Until when, since when, workers.
+        self._seen: dict[str, int] = {}  # How many changes of each job have become events.
+        self._condition: dict[
+            str, tuple[int, int]
+        ] = {}  # Each job's restarts and nodes at that time.
+        # Until when and since when a job is watched, and whether its nodes report their workers.
+        self._watched: dict[str, tuple[float, float, bool]] = {}
         self._reports: dict[Place, NodeReport] = {}
         self._status_waits: dict[tuple[ServerConnection, int], StatusWait] = {}
 
@@ -136,7 +140,9 @@ class Operators:
         """Answer, relay or refuse a query."""
         run_id = query.run_id or peer.run_id
         if peer.run_id and run_id != peer.run_id:
-            raise BadMessage(f"a query about {quoted(repr(run_id))}, another's job")
+            raise BadMessage(
+                f"a query about {quoted(repr(run_id))} on the connection of another job"
+            )
         if query.what in (control.MORE, control.CANCEL):
             self._follow_up(peer, query)
             return
@@ -145,7 +151,7 @@ class Operators:
         elif peer.read_only and query.what not in control.READS:
             why = "the token is read-only"
             self._refuse(peer, query.id, RequestRefusal.READ_ONLY, why)
-        elif not self._host.may_know(peer):
+        elif not self._host.may_query(peer):
             why = "without a token, only this coordinator's user may query jobs"
             self._refuse(peer, query.id, RequestRefusal.READ_ONLY, why)
         elif run_id not in self._host.machine.jobs:
@@ -167,14 +173,14 @@ class Operators:
         if relay is None:
             return  # The operator has disconnected or cancelled.
         if self._attached.get(relay.place) is not peer:
-            raise BadMessage("an answer to a query to another node")
+            raise BadMessage("a reply to a query for another node")
         self._answer(relay, reply)
 
     def attach(self, peer: ServerConnection, attach: Attach) -> None:
         """Use this connection for queries to a node from now on."""
         place = (attach.run_id, attach.node)
         if attach.run_id != peer.run_id or peer.read_only:
-            raise BadMessage(f"{quoted(attach.node)} on a connection that is not for its job")
+            raise BadMessage(f"an attach of {quoted(attach.node)} on the connection of another job")
         rounds = self._host.machine.jobs.get(attach.run_id)
         if rounds is None or not rounds.is_in(attach.node, attach.incarnation):
             peer.close(encode_frame(Goodbye(why="the node is not in the job")))
@@ -194,7 +200,7 @@ class Operators:
         """Keep the report of a node, while a client watches."""
         key = peer.key
         if key is None or key != (report.run_id, report.node, report.incarnation):
-            raise BadMessage(f"a report of {quoted(report.node)} on another's connection")
+            raise BadMessage(f"a report of {quoted(report.node)} on the connection of another node")
         if report.run_id not in self._watched:
             return
         self._reports[report.run_id, report.node] = report
@@ -218,10 +224,10 @@ class Operators:
     # Status.
 
     def _status(self, peer: ServerConnection, query: Query, run_id: str) -> None:
-        if peer.owes_reply:  # A short query can bring a long reply.
+        if peer.owes_reply:  # A short query can cause a long reply.
             raise BadMessage("it sent another query before it read the reply")
         wanted = control.unpack(control.StatusQuery, query.body)
-        if wanted.watch and run_id and self._host.may_know(peer):
+        if wanted.watch and run_id and self._host.may_query(peer):
             self.watch(run_id)
             missing = self._unreported(run_id) if wanted.wait_s else set()
             own = sum(one is peer for one, _ in self._status_waits)
@@ -235,7 +241,7 @@ class Operators:
     ) -> None:
         key = (peer, query_id)
         if key in self._status_waits:
-            raise BadMessage("a query with the id of one that has no reply yet")
+            raise BadMessage("a query with the id of a pending query")
 
         def end() -> None:
             self._end_status_wait(self._status_waits[key])
@@ -249,7 +255,7 @@ class Operators:
         self._answer_status(wait.peer, wait.id, wait.run_id)
 
     def _unreported(self, run_id: str) -> set[str]:
-        """Return the connected nodes of a job that have not reported since it is watched."""
+        """Return the connected nodes of a job that have not reported since a client started to watch it."""
         rounds = self._host.machine.jobs.get(run_id)
         nodes = rounds.job.nodes if rounds is not None else {}
         return {
@@ -265,7 +271,7 @@ class Operators:
             query_id,
             run_id,
             lambda run_id, node: self._reports.get((run_id, node)),
-            brief=not self._host.may_know(peer),
+            brief=not self._host.may_query(peer),
         )
         self._host.answer(peer, frame, is_large=True)
 
@@ -304,12 +310,13 @@ class Operators:
         }
         for run_id in [one for one in self._seen if one not in jobs]:
             del self._seen[run_id]
+            self._condition.pop(run_id, None)
             self._kept.pop(run_id, None)
             self._fresh.pop(run_id, None)
 
     @property
     def is_busy(self) -> bool:
-        """Whether `sweep` is wanted more often than that of the connections."""
+        """Whether `sweep` is due more often than the sweep of connections."""
         return bool(self._watched or self._subscribers)
 
     # Requests.
@@ -325,7 +332,7 @@ class Operators:
     # Events.
 
     def changed(self, run_ids: Iterable[str]) -> None:
-        """Take note that something changed in these jobs."""
+        """Record the changes of these jobs as events."""
         for run_id in run_ids:
             rounds = self._host.machine.jobs.get(run_id)
             if rounds is None:
@@ -334,23 +341,26 @@ class Operators:
             self._seen[run_id] = rounds.changes
             if new <= 0:
                 continue
-            wall, generation = time.time(), rounds.job.generation
+            job = rounds.job
+            wall, outcome = time.time(), job.outcome
+            restarts, present = self._condition.get(run_id, (job.restarts, 0))
+            self._condition[run_id] = job.restarts, len(job.nodes)
+            is_broken = outcome is None and (job.restarts > restarts or len(job.nodes) < present)
             self._note(
                 run_id,
                 [
                     EventRecord(
                         wall=wall,
-                        kind=EventKind.JOB_CHANGED
-                        if rounds.job.outcome is None
-                        else EventKind.JOB_ENDED,
-                        generation=generation,
+                        kind=EventKind.JOB_CHANGED if outcome is None else EventKind.JOB_ENDED,
+                        generation=job.generation,
+                        is_problem=is_broken or outcome is JobOutcome.FAILED,
                         text=one_line(line, WHY_CHARS_MAX),
                     )
                     for line in [*rounds.history][-new:]
                 ],
             )
-            if rounds.job.outcome is not None:
-                self.publish()  # The agents that relay it may exit at any moment.
+            if outcome is not None:
+                self.publish()  # Immediately: the agents that relay it may exit at any moment.
 
     def _note(self, run_id: str, events: Sequence[EventRecord]) -> None:
         if not events:
@@ -389,7 +399,7 @@ class Operators:
             for (peer, number), job in [*self._subscribers.items()]:
                 if job != run_id:
                     continue
-                if peer.unread_answers_bytes > UNREAD_EVENTS_BYTES_MAX:
+                if peer.unread_replies_bytes > UNREAD_EVENTS_BYTES_MAX:
                     why = "it does not read the events that it subscribed to"
                     peer.reject(why, encode_frame(Goodbye(why=why)))
                     continue
@@ -463,7 +473,7 @@ class Operators:
         )
 
     def _follow_up(self, peer: ServerConnection, query: Query) -> None:
-        """Relay what belongs to a pending query."""
+        """Relay a message about a pending query."""
         if query.what == control.CANCEL:
             self._subscribers.pop((peer, query.id), None)
             if (peer, query.id) in self._by_operator:
@@ -482,8 +492,8 @@ class Operators:
             self._send_query(attached, number, Query(id=query_id, what=control.CANCEL))
 
     def _send_query(self, node: ServerConnection, number: int, query: Query) -> None:
-        passed_on = Query(id=number, what=query.what, body=query.body)
-        self._host.answer(node, encode_frame(passed_on))
+        relayed = Query(id=number, what=query.what, body=query.body)
+        self._host.answer(node, encode_frame(relayed))
 
     # Replies.
 

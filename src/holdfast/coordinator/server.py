@@ -1,12 +1,12 @@
 """The coordinator's server: it passes messages between the nodes and the machine in `core.coordinator_machine`.
 
-The machine decides everything about jobs. The server finds out which node sent a message, passes the
-message on, and sends each answer over the newest connection of its node. All data for one node in one
+The machine decides everything about jobs. The server determines which node sent a message, passes the message to
+the machine, and sends each answer over the newest connection of its node. All data for one node in one
 iteration of the loop is one write.
 
-Use: in a running loop, `CoordinatorServer(listener, ...)` serves immediately; `drain` lets nodes receive
-how their job ended; `stop` closes everything. Nothing here blocks or raises because of a peer: a faulty
-peer loses its own connection.
+Use: in a running loop, `CoordinatorServer(listener, ...)` serves immediately. `drain` waits until nodes have
+received their job's outcome. `stop` closes everything. Nothing here blocks or raises because of a peer: a faulty
+peer loses only its own connection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.coordinator.server_connection import (
     READ_BYTES,
     NodeKey,
     ServerConnection,
-    UnreadAnswers,
+    UnreadReplies,
 )
 from holdfast.core.coordinator_machine import ConnectionClosed, CoordinatorMachine, StatusReceived
 from holdfast.core.limits import WHY_CHARS_MAX
@@ -37,7 +37,7 @@ from holdfast.core.protocol import (
     Status,
     View,
 )
-from holdfast.core.quotas import CONNECTIONS_MAX, UNREAD_ANSWERS_BYTES_MAX, Shares
+from holdfast.core.quotas import CONNECTIONS_MAX, UNREAD_REPLIES_BYTES_MAX, Shares
 from holdfast.core.rounds import JobPhase
 from holdfast.net import addresses
 from holdfast.net.deadline_timer import DeadlineTimer
@@ -68,11 +68,11 @@ if TYPE_CHECKING:
     from holdfast.net.tls import TlsFiles, TlsToken
     from holdfast.wire.messages import Hello
 
-SPARE_DESCRIPTORS = 128  # What this process needs besides connections.
+SPARE_DESCRIPTORS = 128  # The descriptors that this process needs besides connections.
 IDLE_S = 300.0  # Nodes send a heartbeat every second, so a connection that is silent for this long is dead.
 SWEEP_S = 30.0
 WATCHED_SWEEP_S = 4.0
-STOP_S = 1.0  # To send what is queued when the server stops.
+STOP_S = 1.0  # The time to send queued data when the server stops.
 WARNINGS_S = 10.0  # At most one line about faulty peers in this time.
 STOPPING = "the coordinator is shutting down"
 READ_ONLY_MESSAGES = (Query, Goodbye)
@@ -81,7 +81,7 @@ READ_ONLY_MESSAGES = (Query, Goodbye)
 class CoordinatorServer:
     """A coordinator behind one listening socket.
 
-    With the token of one job it serves only that job: `run_id`, or else the first that proves it.
+    With the token of one job it serves only that job: `run_id`, or else the first job that proves the token.
     Agents may also dial `advertised_port`, which is forwarded here. `on_node` receives job, node and
     address of each node that connects.
     """
@@ -113,7 +113,7 @@ class CoordinatorServer:
         descriptors = _descriptors_max()
         half_open_max = max(1, min(half_open_max, descriptors // 4))
         self._connections_max = min(connections_max, descriptors - half_open_max)
-        self._no_more = f"the coordinator has {self._connections_max} connections already"
+        self._no_more = f"the coordinator already has {self._connections_max} connections"
         if self._connections_max < connections_max:
             self._no_more += ", the limit of `ulimit -n` on its host: raise it there"
         self.machine = CoordinatorMachine(
@@ -125,7 +125,7 @@ class CoordinatorServer:
             place=place,
             memories=state.memories if state is not None else None,
             recover_s=recover_s,
-            fence_floor=int(time.time() * 1000),  # Above those of all previous coordinators.
+            fence_floor=int(time.time() * 1000),  # Above the fences of all previous coordinators.
             host=host,
             name=f"{os.uname().nodename}-{os.getpid()}",
         )
@@ -148,7 +148,7 @@ class CoordinatorServer:
         self._on_change, self._on_node = on_change, on_node
         self._warn = warn
         self._shares = Shares(self._connections_max)
-        self._unread = UnreadAnswers(UNREAD_ANSWERS_BYTES_MAX)
+        self._unread = UnreadReplies(UNREAD_REPLIES_BYTES_MAX)
         self._handshake_s = handshake_s
         self._peers: set[ServerConnection] = set()
         self._by_key: dict[NodeKey, ServerConnection] = {}
@@ -163,7 +163,7 @@ class CoordinatorServer:
         self._swept_at = self._loop.time()
         self._warned_at = -WARNINGS_S
         self._not_shown = 0
-        self._gone = asyncio.Event()
+        self._peers_changed = asyncio.Event()
         addresses.use_small_segments(listener)
         self._acceptor = Acceptor(
             listener,
@@ -171,7 +171,7 @@ class CoordinatorServer:
             lambda why: self._warn_rarely(f"cannot accept a connection: {why}"),
             half_open_max=half_open_max,
             handshake_s=handshake_s,
-            asks_user=token is None,  # Otherwise the token authenticates clients.
+            checks_user=token is None,  # Otherwise the token authenticates clients.
         )
 
     @property
@@ -190,18 +190,18 @@ class CoordinatorServer:
             peer.use()
         self._batch_soon()
 
-    def judge(self, peer: ServerConnection, hello: Hello) -> None:
-        """Count a connection whose handshake is almost done, or refuse it."""
+    def check_hello(self, peer: ServerConnection, hello: Hello) -> None:
+        """Count an authenticated connection, or refuse it."""
         self._acceptor.finished(peer)
         if hello.run_id and hello.place != self._place:
-            if self._place:  # Probes reach the first place, too.
+            if self._place:  # The first place also receives probes, which are harmless.
                 self._warn_rarely(
                     f"an agent of the job {quoted(repr(hello.run_id))} at {peer.address} lists this "
                     f"machine as entry {hello.place + 1} of --rdzv-endpoint, but here it is entry "
                     f"{self._place + 1}: set the same list in the same order"
                 )
             why = f"it runs at entry {self._place + 1} of the list of endpoints, not at {hello.place + 1}"
-            # A coordinator that may have been replaced probes the later entries regularly.
+            # This may be a regular probe by a coordinator at an earlier place.
             raise HandshakeRefused(why, permanent=False, is_probe=True)
         if self._chosen_job and hello.run_id not in ("", self._chosen_job):
             raise HandshakeRefused(
@@ -217,7 +217,7 @@ class CoordinatorServer:
                     "to the same for both"
                 )
         else:
-            self._judge_proven(self._token, hello)
+            self._check_endpoint_and_job(self._token, hello)
         if len(self._peers) - len(self._acceptor) > self._connections_max:
             raise HandshakeRefused(self._no_more, permanent=False)
         if self._shares.is_over(peer.network):
@@ -229,10 +229,10 @@ class CoordinatorServer:
         self._shares.take(peer.network)
         peer.has_share = True
 
-    def _judge_proven(self, token: bytes, hello: Hello) -> None:
-        """Refuse a client that has the token but dialled another coordinator."""
+    def _check_endpoint_and_job(self, token: bytes, hello: Hello) -> None:
+        """Refuse an authenticated client that dialled another port, or whose job this coordinator does not serve."""
         if hello.port not in (self._port, self._advertised_port):
-            # Another program may have relayed it. Host names legitimately differ; ports do not.
+            # Another program may relay the connection. Host names may legitimately differ; ports may not.
             raise HandshakeRefused(
                 f"the client dialled port {hello.port}, the coordinator listens at {self._port}: "
                 f"if that port is forwarded, start the coordinator with --rdzv-conf "
@@ -250,7 +250,7 @@ class CoordinatorServer:
         now = peer.received_at = self._loop.time()
         kind = type(message)
         if peer.read_only and kind not in READ_ONLY_MESSAGES:
-            raise BadMessage(f"a {kind.__name__}, and its token is read-only")
+            raise BadMessage(f"a {kind.__name__} from a client with a read-only token")
         if kind is Heartbeat or kind is Status:
             self._received_from_node(now, peer, message)  # type: ignore[arg-type]
         elif kind is StoreCall:
@@ -267,7 +267,7 @@ class CoordinatorServer:
         elif kind is Goodbye:
             peer.close()
         else:
-            raise BadMessage(f"a coordinator takes no {kind.__name__}")
+            raise BadMessage(f"a {kind.__name__}, which a coordinator does not accept")
 
     def wants_flush(self, peer: ServerConnection) -> None:
         self._to_flush.append(peer)
@@ -284,7 +284,7 @@ class CoordinatorServer:
         self._acceptor.finished(peer)
         if peer.has_share:
             peer.has_share = False
-            self._shares.give_back(peer.network)
+            self._shares.release(peer.network)
         self._unread.forget(peer)
         self._stores.forget_caller(peer)
         self._operators.disconnected(peer)
@@ -294,7 +294,7 @@ class CoordinatorServer:
             if peer.knows_end:
                 self._knows_end.add(key)
             self._send(self.machine.handle(self._loop.time(), ConnectionClosed(*key)))
-        self._gone.set()
+        self._peers_changed.set()
         self._batch_soon()
 
     # Nodes.
@@ -318,9 +318,11 @@ class CoordinatorServer:
         self._batch_soon()
 
     def _bind_node(self, now: float, peer: ServerConnection, key: NodeKey) -> None:
-        """Answer a node over this connection from now on, and close an older one."""
+        """Use this connection for a node from now on, and close an older one."""
         if key[0] != peer.run_id:
-            raise BadMessage(f"a message of the job {quoted(repr(key[0]))} on another's connection")
+            raise BadMessage(
+                f"a message of the job {quoted(repr(key[0]))} on the connection of another job"
+            )
         if peer.node not in ("", key[1]):
             raise BadMessage(f"a message of {quoted(key[1])} on the connection of {peer.node}")
         peer.node = key[1]
@@ -371,7 +373,9 @@ class CoordinatorServer:
 
     def _store_call(self, now: float, peer: ServerConnection, call: StoreCall) -> None:
         if call.run_id != peer.run_id:
-            raise BadMessage(f"a call to the store of {quoted(repr(call.run_id))}, another's job")
+            raise BadMessage(
+                f"a call to the store of {quoted(repr(call.run_id))} on the connection of another job"
+            )
         if not self._is_member(peer):
             why = f"only nodes of the job {quoted(repr(call.run_id))} may use its store"
             self._answer(peer, encode_frame(StoreResult(id=call.id, ok=False, why=why)))
@@ -386,7 +390,7 @@ class CoordinatorServer:
 
     # For operators.
 
-    def may_know(self, peer: ServerConnection) -> bool:
+    def may_query(self, peer: ServerConnection) -> bool:
         """Whether a peer has proven a token, belongs to this user, or is a node of the job."""
         return self._token is not None or is_local_user(peer.user) or self._is_member(peer)
 
@@ -409,14 +413,14 @@ class CoordinatorServer:
         self._drop_slow_readers(peer)
 
     def _drop_slow_readers(self, peer: ServerConnection) -> None:
-        """Close connections that do not read, once all together leave too much unread."""
+        """Close the slowest readers if all connections together leave too much unread."""
         for one in self._unread.note(peer):
-            one.reject("it does not read the answers to its requests")
+            one.reject("it does not read the replies to its requests")
 
     # Batches and timers.
 
     def _batch_soon(self) -> None:
-        """End this batch after reading everything that is ready now."""
+        """Schedule the end of this batch, after everything that is ready now has been read."""
         if self._batch is None:
             self._batch = self._loop.call_soon(self._end_batch)
 
@@ -458,7 +462,7 @@ class CoordinatorServer:
             jobs = self.machine.jobs
             self._knows_end = {key for key in self._knows_end if key[0] in jobs}
             self._last_line = {one: line for one, line in self._last_line.items() if one in jobs}
-        self._gone.set()
+        self._peers_changed.set()
         self._batch_soon()
 
     def _close_idle(self, now: float) -> None:
@@ -491,27 +495,27 @@ class CoordinatorServer:
     # The end.
 
     def nodes_besides(self, run_id: str) -> int:
-        """Return how many nodes of other, unfinished jobs are connected."""
-        going = {
+        """Return how many nodes of other unfinished jobs are connected."""
+        unfinished = {
             one
             for one, rounds in self.machine.jobs.items()
             if one != run_id and rounds.job.phase is not JobPhase.CLOSED
         }
-        return sum(key[0] in going for key in self._by_key)
+        return sum(key[0] in unfinished for key in self._by_key)
 
     async def drain(self, limit_s: float) -> bool:
-        """Wait until all nodes of finished jobs know it and have disconnected; return whether they have.
+        """Wait until all nodes of finished jobs know the outcome and have disconnected; return whether they have.
 
-        A job with a failure that is not judged yet may be about to finish.
+        While the machine holds a failure, its job may be about to finish, so this waits for that too.
         """
         deadline = self._loop.time() + limit_s
         while not self._drained():
-            self._gone.clear()
+            self._peers_changed.clear()
             rest = deadline - self._loop.time()
             if rest <= 0:
                 return False
             try:
-                await asyncio.wait_for(self._gone.wait(), rest)
+                await asyncio.wait_for(self._peers_changed.wait(), rest)
             except TimeoutError:
                 return False
         return True
@@ -539,9 +543,9 @@ class CoordinatorServer:
             peer.close(goodbye)
         deadline = self._loop.time() + STOP_S
         while self._peers and self._loop.time() < deadline:
-            self._gone.clear()
+            self._peers_changed.clear()
             try:
-                await asyncio.wait_for(self._gone.wait(), deadline - self._loop.time())
+                await asyncio.wait_for(self._peers_changed.wait(), deadline - self._loop.time())
             except TimeoutError:
                 break
         for peer in tuple(self._peers):
@@ -558,7 +562,7 @@ class CoordinatorServer:
 
 
 def _descriptors_max() -> int:
-    """Return how many connections this process may have, including unfinished ones."""
+    """Return how many connections this process may have, including unfinished handshakes."""
     return max(16, descriptor_limit() - SPARE_DESCRIPTORS)
 
 
@@ -568,7 +572,7 @@ _warned = threading.Event()
 def warn_if_open(
     listener: socket.socket, token: bytes | None, tls: TlsFiles | TlsToken | None, host: str
 ) -> None:
-    """Warn, once, that a coordinator without a token accepts everybody who can reach it."""
+    """Warn once that a coordinator without a token accepts every client that can reach it."""
     address, port = listener.getsockname()[:2]
     if token is not None or addresses.is_loopback(str(address)) or _warned.is_set():
         return
@@ -576,6 +580,6 @@ def warn_if_open(
         return  # It requires a certificate.
     _warned.set()
     console.warning(
-        f"the coordinator at {format_endpoint(host, port)} requires no token (auth=none): anybody "
+        f"the coordinator at {format_endpoint(host, port)} requires no token (auth=none): anyone "
         "who can reach the port can join or disrupt the job"
     )

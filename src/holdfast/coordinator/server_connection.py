@@ -1,13 +1,13 @@
-"""One connection to the coordinator, as the server sees it: bytes in, messages out, and limits.
+"""The server's side of one connection to the coordinator: decoding, sending, and limits.
 
 ::
 
     accepted ── TLS, if enabled ───► HANDSHAKE ── token proven ──► OPEN ──► closed
-                                        └── too slow, garbage, no room ──────┘
+                                        └── too slow, invalid, too many ─────┘
 
-No peer can delay another. All connections read into one shared buffer, so an idle connection costs almost
-no memory. Data that a peer does not read is kept up to a limit; then the peer is dropped. A connection
-knows nothing about jobs.
+No peer can delay another. All connections read into one shared buffer, so an idle connection needs almost no
+memory. Data that a peer does not read is kept up to a limit; then the peer is dropped. This module does not
+handle jobs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 READ_BYTES = 256 * 1024
 RELIEF = 0.75
-"""Once too much is unread, connections are closed until this share of the limit remains."""
+"""Above the limit of unread data, connections are closed until this share of the limit remains."""
 
 NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
 """OpenSSL's reasons for a client that does not speak TLS."""
@@ -50,13 +50,13 @@ NodeKey = tuple[str, str, int]
 
 
 class ConnectionOwner(Protocol):
-    """What a connection needs of the server it belongs to."""
+    """The server that a connection belongs to, as the connection uses it."""
 
     read_buffer: memoryview
 
     def connected(self, peer: ServerConnection) -> None: ...
 
-    def judge(self, peer: ServerConnection, hello: Hello) -> None:
+    def check_hello(self, peer: ServerConnection, hello: Hello) -> None:
         """Raise `HandshakeRefused` if an authenticated client cannot be served."""
 
     def received(self, peer: ServerConnection, message: Message) -> None: ...
@@ -65,7 +65,7 @@ class ConnectionOwner(Protocol):
         """Call `flush` soon."""
 
     def faulty(self, peer: ServerConnection, why: str) -> None:
-        """Note that a connection was closed because of what it sent, or did not read."""
+        """Report a connection that was closed because of the data it sent, or did not read."""
 
     def disconnected(self, peer: ServerConnection) -> None: ...
 
@@ -114,15 +114,15 @@ class ServerConnection(asyncio.BufferedProtocol):
         key_for: Callable[[Hello], bytes] | None = None,
         server: str = COORDINATOR,
     ) -> None:
-        """`key_for` and `server` are those of `ServerHandshake`."""
+        """Create a connection; `ServerHandshake` explains `key_for` and `server`."""
         self.address = address
         self.network = network_of(address)
         self.has_share = False
-        """Whether it counts towards the share of its network."""
+        """Whether it counts against the share of its network."""
         self.is_remote = not addresses.is_loopback(address)
         self.local_address = local_address
         self.user: int | None = None
-        """The user of the other process, if that is on this host."""
+        """The user of the other process, if it is on this host."""
         self.run_id = ""
         """The job in its hello; empty for an operator."""
         self.read_only = False
@@ -134,12 +134,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.key: NodeKey | None = None
         self.received_at = 0.0
         self.knows_end = False
-        """Whether it was sent the last view of its job."""
+        """Whether the server has sent it the final view of its job."""
         self.closed = False
         self._owner = owner
         self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX, tag_bytes=None)
         self._handshake: ServerHandshake | None = ServerHandshake(
-            token, judge=self._judge, key_for=key_for, server=server
+            token, check_hello=self._check_hello, key_for=key_for, server=server
         )
         self._out_seal: Seal | None = None
         self._in_seal: Seal | None = None
@@ -155,7 +155,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the handshake is done and the connection open."""
+        """Whether the handshake is complete and the connection open."""
         return self._handshake is None and not self.closed
 
     # For asyncio, and TLS.
@@ -191,7 +191,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.abort()
             self._owner.disconnected(self)
             raise
-        except Exception as error:  # noqa: BLE001 (asyncio has more to raise than it says)
+        except Exception as error:  # noqa: BLE001 (asyncio raises more types than it documents)
             self.reject(explain_failure(error))
             self._owner.disconnected(self)  # asyncio does not report a reset connection.
             if twin is not None and getattr(error, "reason", None) in NOT_TLS:
@@ -218,15 +218,15 @@ class ServerConnection(asyncio.BufferedProtocol):
             if not self._started:
                 self._started = True
                 check_client_bytes(bytes(data[:8]))
-            self._take(self._reader.feed(data))
+            self._process(self._reader.feed(data))
         except HandshakeRefused as error:
             self.reject(str(error), error.reply, is_fault=not error.is_probe)
         except NotOurProtocol as error:
-            # A TLS client cannot read it, but recognizes that this is not TLS.
+            # A TLS client cannot read the reply, but recognizes that this is not TLS.
             self.reject(str(error), refusal(SPEAK_PLAIN) if data[0] == TLS_RECORD else b"")
         except WireError as error:
             self.reject(str(error))
-        except Exception as error:  # noqa: BLE001 (a bug of ours costs one connection, not all)
+        except Exception as error:  # noqa: BLE001 (a bug must cost one connection, not all)
             self.reject(f"this is a bug in Holdfast: {error!r}")
 
     def pause_writing(self) -> None:
@@ -246,8 +246,8 @@ class ServerConnection(asyncio.BufferedProtocol):
     def post(self, frame: bytes, kind: str = "") -> None:
         """Send a frame, together with all others of this iteration of the loop.
 
-        A large frame is sent in parts; of each `kind` only the newest waits. Data beyond the limit for
-        unread data is written at once, and the peer is dropped if the kernel does not accept it.
+        A large frame is sent in parts; of each `kind`, only the newest frame is kept waiting. Data beyond the
+        limit for unread data is written immediately; if the kernel does not accept it, the peer is dropped.
         """
         if len(frame) > PART_BYTES:
             frame = self._outgoing.send(frame, kind)
@@ -276,9 +276,9 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     @property
-    def unread_answers_bytes(self) -> int:
-        """What the kernel does not accept because the peer does not read; views do not count."""
-        return self._unsent_bytes + self._outgoing.unsent_answers_bytes
+    def unread_replies_bytes(self) -> int:
+        """The bytes that the kernel does not accept because the peer does not read; views do not count."""
+        return self._unsent_bytes + self._outgoing.unsent_replies_bytes
 
     @property
     def owes_reply(self) -> bool:
@@ -327,7 +327,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                 transport.abort()
 
     def reject(self, why: str, reply: bytes = b"", *, is_fault: bool = True) -> None:
-        """Close with a reply if there is one; the owner learns of a fault of the other side."""
+        """Close with a reply, if there is one, and report a fault of the other side to the owner."""
         if self.closed:
             return
         if is_fault:
@@ -337,12 +337,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         else:
             self.abort()
 
-    def _judge(self, hello: Hello) -> None:
+    def _check_hello(self, hello: Hello) -> None:
         self.run_id, self.read_only = hello.run_id, hello.read_only
-        self._owner.judge(self, hello)
+        self._owner.check_hello(self, hello)
 
-    def _take(self, bodies: list[bytes]) -> None:
-        came = bool(bodies)
+    def _process(self, bodies: list[bytes]) -> None:
+        has_frames = bool(bodies)
         if self._handshake is not None:
             bodies = self._shake_hands(self._handshake, bodies)
         received = self._owner.received
@@ -355,9 +355,9 @@ class ServerConnection(asyncio.BufferedProtocol):
                 received(self, message)
             if self.closed:
                 return
-        if came and self._reader.buffered_bytes:
+        if has_frames and self._reader.buffered_bytes:
             # The limits changed with the last frame: check the rest of the buffer again.
-            self._take(self._reader.feed(b""))
+            self._process(self._reader.feed(b""))
 
     def _shake_hands(self, handshake: ServerHandshake, bodies: list[bytes]) -> list[bytes]:
         """Continue the handshake; return the messages after it."""
@@ -374,7 +374,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _take_part(self, message: Part | PartTaken) -> None:
         if type(message) is PartTaken:
-            self._post(self._outgoing.taken())
+            self._post(self._outgoing.next_part())
             return
         assert type(message) is Part
         self._incoming = incoming = self._incoming or IncomingParts()
@@ -384,8 +384,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._owner.received(self, decode(body))
 
 
-class UnreadAnswers:
-    """The requested data that all connections leave unread."""
+class UnreadReplies:
+    """Counts the replies that all connections leave unread."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -393,30 +393,30 @@ class UnreadAnswers:
         self._total = 0
 
     def note(self, peer: ServerConnection) -> list[ServerConnection]:
-        """Check a connection that got an answer; return which others to close."""
-        self._look(peer)
+        """Check a connection that was sent a reply; return the other connections to close."""
+        self._measure(peer)
         if self._total <= self._bytes_max:
             return []
-        for one in [*self._unread]:  # Much of it may have been read since, or not sent yet.
+        for one in [*self._unread]:  # Peers may have read much of it since, or it is not sent yet.
             one.flush()
-            self._look(one)
+            self._measure(one)
         if self._total <= self._bytes_max:
             return []
-        going: list[ServerConnection] = []
+        to_close: list[ServerConnection] = []
         for one in sorted(self._unread, key=self._unread.__getitem__, reverse=True):
             if one is not peer:
-                going.append(one)
+                to_close.append(one)
                 self.forget(one)
             if self._total <= RELIEF * self._bytes_max:
                 break
-        return going
+        return to_close
 
     def forget(self, peer: ServerConnection) -> None:
         self._total -= self._unread.pop(peer, 0)
 
-    def _look(self, peer: ServerConnection) -> None:
+    def _measure(self, peer: ServerConnection) -> None:
         self.forget(peer)
-        unread = 0 if peer.closed else peer.unread_answers_bytes
+        unread = 0 if peer.closed else peer.unread_replies_bytes
         if unread:
             self._unread[peer] = unread
             self._total += unread
@@ -432,7 +432,7 @@ def _duplicate(transport: asyncio.Transport) -> socket.socket | None:
 
 
 def _send_last(connection: socket.socket, frame: bytes) -> None:
-    """Send what the kernel accepts at once: all of it, since nothing was sent before."""
+    """Send a frame; the kernel accepts all of it immediately, since nothing was sent before."""
     try:
         connection.send(frame)
     except OSError:

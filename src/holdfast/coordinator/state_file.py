@@ -1,7 +1,8 @@
 """A coordinator's memory of its jobs in a file, for its successor.
 
-The file is JSON and replaced as a whole: written beside the old one, synced, renamed. Only its owner can
-read it. A coordinator holds a lock on `FILE.lock`, because two would overwrite each other's jobs.
+The file is JSON. Each write replaces it atomically: the coordinator writes a new file, syncs it, and renames it.
+Only its owner can read it. A coordinator holds a lock on `FILE.lock`, because two coordinators would overwrite
+each other's jobs.
 
 A separate thread writes, so a file system that hangs does not stop the coordinator.
 """
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 UNFINISHED_KEEP_S = 24 * 3600.0
-"""A job that is started again later than this is a new job with the same name."""
+"""A job that starts again later than this is a new job with the same name."""
 STORE_S = 2.0
 """How long nodes wait for a decision to be stored. A slower file system must not stop a job; then the
 coordinator continues and warns that the file is behind."""
@@ -53,7 +54,7 @@ class StateFile:
         self._lock = self._locked()
         try:
             self.memories = self._load()
-            """What an earlier coordinator stored; None if there was none."""
+            """The memories that an earlier coordinator stored; None if there was none."""
             self._store(self.memories or [])  # Report an unwritable file now.
         except BaseException:
             os.close(self._lock)
@@ -65,10 +66,9 @@ class StateFile:
         self._thread.start()
 
     def save(self, memories: list[JobMemory], done: Callable[[str], None]) -> None:
-        """Store these; then call `done`, in another thread, with the problem or nothing.
+        """Store these; then call `done`, in another thread, with the problem or an empty text.
 
-        One write runs at a time. Of several that wait only the last is performed, and only its `done`
-        is called.
+        Writes run one at a time. If several wait, only the last one is performed, and only its `done` is called.
         """
         with self._changed:
             self._next = (memories, done)
@@ -152,7 +152,7 @@ class StateFile:
             if os.path.lexists(beside):
                 os.unlink(
                     beside
-                )  # From a killed process, or planted by another user to get a copy.
+                )  # A killed process left it, or another user created it to get a copy.
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
             with open(os.open(beside, flags, 0o600), "wb") as file:
                 file.write(msgspec.json.encode(contents))
@@ -188,9 +188,9 @@ class WriteAhead:
         self._loop = asyncio.get_running_loop()
         self._stored: dict[
             str, object
-        ] = {}  # The last state that was passed on to be stored, by run id.
+        ] = {}  # The last state that was submitted for storing, by run id.
         self._withheld: list[Sequence[Answer]] = []
-        self._under_way: list[Sequence[Answer]] | None = None
+        self._in_progress: list[Sequence[Answer]] | None = None
         self._is_behind = False  # Whether another write is needed after the current one.
         self._hangs = False
         self._timer: asyncio.TimerHandle | None = None
@@ -198,12 +198,12 @@ class WriteAhead:
     def send(self, answers: Sequence[Answer]) -> None:
         """Send these answers after all earlier ones."""
         is_new = any(self._is_new(one.run_id) for one in answers if type(one) is View)
-        if not is_new and self._under_way is None:
+        if not is_new and self._in_progress is None:
             self._send(answers)
             return
         self._withheld.append(answers)
         self._is_behind = self._is_behind or is_new
-        if self._under_way is None:
+        if self._in_progress is None:
             self._store()
 
     def close(self) -> None:
@@ -228,7 +228,7 @@ class WriteAhead:
         self._stored = {
             one: mark for one, mark in self._stored.items() if one in self._machine.jobs
         }
-        self._under_way = batch
+        self._in_progress = batch
 
         def done(problem: str) -> None:
             try:
@@ -240,26 +240,26 @@ class WriteAhead:
         if self._hangs:
             self._release(batch)
         else:
-            self._timer = self._loop.call_later(STORE_S, self._is_late, batch)
+            self._timer = self._loop.call_later(STORE_S, self._report_late, batch)
 
     def _stored_all(self, batch: list[Sequence[Answer]], problem: str) -> None:
         self._hangs = False
         if problem:
             self._warn(f"{problem}; the next coordinator will not know the state of its jobs")
-        if self._under_way is batch:
+        if self._in_progress is batch:
             self._release(batch)
 
-    def _is_late(self, batch: list[Sequence[Answer]]) -> None:
+    def _report_late(self, batch: list[Sequence[Answer]]) -> None:
         self._hangs = True
         self._warn(
             f"state file {self._file.path}: nothing was stored for {STORE_S:g} s; jobs continue, "
             "but the next coordinator may not know their state"
         )
-        if self._under_way is batch:
+        if self._in_progress is batch:
             self._release(batch)
 
     def _release(self, batch: list[Sequence[Answer]]) -> None:
-        self._under_way = None
+        self._in_progress = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -551,7 +551,7 @@ class CoordinatorMachine:
         job = self.jobs.pop(run_id).job
         del self._empty_since[run_id]
         if run_id in self._created_from:
-            self._shares.give_back(self._created_from.pop(run_id))
+            self._shares.release(self._created_from.pop(run_id))
         self._fence_floor = max(self._fence_floor, job.fence)
         if job.outcome is None:
             self._memories[run_id] = remember(job)

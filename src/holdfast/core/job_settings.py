@@ -1,12 +1,12 @@
 """`JobSettings`: what all nodes of a job must agree on.
 
-Each setting is declared here, once. Its declaration has its limits, its key in `--rdzv-conf`, its flag, if
-it has one, and its documentation. From it come the flag in `holdfast run --help`, the key in
-`rendezvous.rdzv_conf`, the tables of the documentation, the check of every value that arrives, and the check
-that all nodes were started alike. The value travels from the command line to `core.rounds` as it is.
+Each setting is declared here, once. Its declaration has its limits, its key in `--rdzv-conf`, and its
+documentation. From it come the key in `rendezvous.rdzv_conf`, the tables of the documentation, the check of
+every value that arrives, and the check that all nodes were started alike. The value travels from the command
+line to `core.rounds` as it is.
 
-A new setting needs its declaration, its use and its documentation. This module must stay cheap to import:
-the command line reads it before anything else.
+A new setting needs its declaration, its use and its documentation. A setting with a flag also needs a row in
+the table of flags, `launcher.config`.
 """
 
 from enum import Enum
@@ -48,10 +48,6 @@ class Setting(Value):
     most: float = COUNTER_MAX
     flag: str = ""
     """Its flag in `holdfast run`; empty if it has none."""
-    metavar: str = ""
-    """The value in the help of the flag. Without it the flag has a row in `launcher.config`."""
-    group: str = "Nodes and rendezvous"
-    """The group of the flag in the help."""
     depends: bool = False
     """Whether the default depends on the job."""
     agreed: bool = True
@@ -77,7 +73,6 @@ class JobSettings(NamedTuple):
             "number of nodes to keep as standbys, while at least MIN remain to run",
             most=NODES_MAX,
             flag="--spares",
-            metavar="K",
         ),
     ] = 0
     settle_s: Annotated[

@@ -27,7 +27,9 @@ LOCAL_WORLD_SIZE_MAX = 100_000
 WORLD_SIZE_MAX = NODES_MAX * LOCAL_WORLD_SIZE_MAX
 VIEW_MEMBERS_MAX = 128
 """A view lists the members of a round of up to this many nodes. All views of a round together grow with
-the square of its size: at this limit they take half a megabyte, for 10,000 nodes they would take gigabytes."""
+the square of its size: at this limit they take half a megabyte, for 10,000 nodes they would take gigabytes.
+To list them only in the first view of a round would keep the square, and a node that receives only a later
+view would miss them."""
 RIVALS_MAX = 64
 """How many ranks are named besides the one that failed first, if that is not certain."""
 PORT_MAX = 65_535

@@ -18,7 +18,7 @@ MEMORIES_MAX = 10_000
 """Jobs that nobody was in for long, of which only the numbers are kept."""
 UNREAD_BYTES_MAX = 4 * MIB
 """What one connection may leave unread. Raising it lets each slow reader hold that much memory."""
-UNREAD_ANSWERS_BYTES_MAX = 32 * MIB
+UNREAD_REPLIES_BYTES_MAX = 32 * MIB
 """What all connections together may leave unread of the answers that they asked for."""
 
 NEARLY_FULL = 0.75
@@ -47,7 +47,7 @@ class Shares:
         self._taken[address] = self.taken_by(address) + 1
         self._total += 1
 
-    def give_back(self, address: str) -> None:
+    def release(self, address: str) -> None:
         self._taken[address] -= 1
         if not self._taken[address]:
             del self._taken[address]

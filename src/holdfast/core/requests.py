@@ -11,18 +11,18 @@ job of one. Both follow these rules:
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import TypeVar
 
+    Answer = TypeVar("Answer")
     Refused = tuple["RequestRefusal | None", str]
     """Why a request is refused, as a value and in words; None if it is granted."""
 
 ANSWERS_MAX = 64
 """A request is recognized by its id until this many others have been answered after it."""
-
-Answer = TypeVar("Answer")
 
 
 class Action(Enum):

@@ -503,6 +503,9 @@ class Rounds:
         # Nodes with the id of a connected node, by incarnation. They are not part of the state:
         # they report to the next coordinator, too.
         self._contenders: dict[int, Status] = {}
+        # The ranks of the round before the current event. If an event forms two rounds, no node gets
+        # the first one.
+        self._ranks_before: tuple[dict[str, int], int] | None = None
         self.history: deque[str] = deque(maxlen=HISTORY_LINES_MAX)
         self.changes = 0
         """The number of lines the history ever had."""
@@ -513,6 +516,7 @@ class Rounds:
     def handle(self, now: float, event: JobEvent, cause: str = "") -> list[View]:
         """Take in one fact; return the views to send, each to its own node."""
         phase = self.job.phase
+        self._ranks_before = None
         match event:
             case Status():
                 views = self._status(event)
@@ -1001,7 +1005,8 @@ class Rounds:
     def _form(self, why: str) -> list[View]:
         job = self.job
         here = [node for name, node in job.nodes.items() if is_eligible(job, name)]
-        previous, previous_size = previous_ranks(job, self.rank_table)
+        self._ranks_before = self._ranks_before or previous_ranks(job, self.rank_table)
+        previous, previous_size = self._ranks_before
         # A lost node is replaced by a spare before the round is made smaller.
         size = max(self._size(len(here)), min(previous_size, len(here), self._settings.max_nodes))
         first = sorted(here, key=lambda node: node.info.node not in previous)

@@ -179,7 +179,7 @@ class EtcdMember:
         """Start the thread; every wait happens there."""
         try:
             self._thread.start()
-            self._thread.ask(self._start(), START_S)
+            self._thread.run(self._start(), START_S)
         except BaseException:
             self.stop(linger_s=0)
             raise
@@ -188,7 +188,7 @@ class EtcdMember:
         """Stop the member once nodes no longer need it or the limit has passed; leave nothing behind."""
         try:
             if self._thread.runs:
-                self._thread.ask(self._stop(linger_s), linger_s + STOP_S + START_S)
+                self._thread.run(self._stop(linger_s), linger_s + STOP_S + START_S)
         except (TimeoutError, RuntimeError) as problem:
             console.debug(f"could not stop the member of the cluster: {problem!r}")
         finally:

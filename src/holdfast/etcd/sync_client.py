@@ -175,7 +175,7 @@ class EtcdClient:
         if thread is None or client is None:
             return
         try:
-            thread.ask(client.close(), CLOSE_S + SLACK_S)
+            thread.run(client.close(), CLOSE_S + SLACK_S)
         except (TimeoutError, RuntimeError):
             pass  # The loop is stuck or has ended: nothing can be closed there.
         thread.stop()
@@ -203,7 +203,7 @@ class EtcdClient:
                     return AsyncEtcdClient(self.settings)
 
                 try:
-                    self._client = thread.ask(begin(), SLACK_S)
+                    self._client = thread.run(begin(), SLACK_S)
                 except BaseException:
                     thread.stop()
                     raise
@@ -216,7 +216,7 @@ class EtcdClient:
             if thread is None:
                 work.close()
                 raise EtcdError(CLOSED, self.settings.where)
-            return thread.ask(work, limit_s)
+            return thread.run(work, limit_s)
         except TimeoutError:
             why = f"the client's thread was stuck for {limit_s:.3g} s"
             raise self.error(Problem(ProblemKind.UNREACHABLE, why)) from None

@@ -1,8 +1,8 @@
 """`LaunchConfig`, everything one agent needs to run a job, and `FLAGS`, what sets it on the command line.
 
 A flag with a field has its row in `FLAGS` and its field in `LaunchConfig`, here, and nothing in between:
-`cli.run_command` copies the value. A flag of a setting that all nodes must agree on is declared in
-`core.job_settings`, and its row is made from that.
+`cli.run_command` copies the value. A setting that all nodes must agree on is declared in `core.job_settings`;
+the row of its flag has the `key` of that setting.
 
 Making a config has no effects: it creates no directory, sets no variable, and copies the mappings of the
 caller. It does not check what only the launch can know, such as whether the coordinator can be reached.
@@ -11,10 +11,8 @@ caller. It does not check what only the launch can know, such as whether the coo
 from __future__ import annotations
 
 import os
-from enum import Enum
 from typing import TYPE_CHECKING
 
-from holdfast.core.job_settings import DEFAULTS, SETTINGS, TYPES, Setting
 from holdfast.core.values import Value
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S, START_METHODS
 from holdfast.launcher import flag_values as values
@@ -132,7 +130,7 @@ WORKERS = "Workers"
 PROGRAM = "What workers run"
 FAILURES = "Failures and stopping"
 OUTPUT = "Output and logs"
-RENDEZVOUS = Setting().group
+RENDEZVOUS = "Nodes and rendezvous"
 
 
 class Flag(Value):
@@ -153,6 +151,11 @@ class Flag(Value):
     short: str = ""
     choices: tuple[str, ...] | None = None
     from_environment: bool = True
+
+    @property
+    def nargs(self) -> int | None:
+        """The number of values, as argparse counts: 0 for a switch, None for one value."""
+        return None if self.metavar else 0
 
     @property
     def dest(self) -> str:
@@ -183,29 +186,10 @@ class Flag(Value):
 
 
 def _switch(group: str, name: str, meaning: str, field: str = "", short: str = "") -> Flag:
-    return Flag(group, name, default=False, metavar="", meaning=meaning, field=field, short=short)
-
-
-def _job_wide(name: str, setting: Setting) -> Flag:
-    """Return the flag of a setting of `JobSettings`."""
-    kind, default = TYPES[name], DEFAULTS[name]
-    choices = None
-    convert: Callable[[str, str], object] = values.seconds if kind is float else values.count
-    if issubclass(kind, Enum):
-        choices, default = tuple(one.value for one in kind), default.value
-        convert = values.word_of(choices)
-    shown = f"{default:g}" if isinstance(default, float) else default
-    meaning = f"{setting.meaning} ({shown})"
     return Flag(
-        setting.group,
-        setting.flag,
-        default,
-        setting.metavar,
-        meaning,
-        convert,
-        key=setting.key,
-        choices=choices,
-    )
+        group, name, default=False, metavar="", meaning=meaning,
+        convert=values.on_or_off, field=field, short=short,
+    )  # fmt: skip
 
 
 FLAGS = (
@@ -346,7 +330,11 @@ FLAGS = (
         RENDEZVOUS, "--nnodes", "1:1", "N|MIN:MAX",
         "number of nodes; additional ones are standbys, ready to replace a lost one (1)",
     ),
-    *(_job_wide(name, setting) for name, setting in SETTINGS.items() if setting.metavar),
+    Flag(
+        RENDEZVOUS, "--spares", 0, "K",
+        "number of nodes to keep as standbys, while at least MIN remain to run (0)",
+        values.count, key="spares",
+    ),
     _switch(
         RENDEZVOUS, "--standalone", "run on one node, independent of other jobs",
         field="standalone",

@@ -1,11 +1,11 @@
-"""The membership in a job over a compare-and-set backend: `--rdzv-backend file`, and any `RendezvousBackend`.
+"""The membership in a job on a compare-and-set backend: `--rdzv-backend file`, and any `RendezvousBackend`.
 
-Each write names the state that it replaces. The backend rejects it if another node has written since,
-so nodes that never communicate agree on one history. No other node depends on this process.
+Each write names the state that it replaces. If another node has written since, the backend rejects the write, so
+nodes that never communicate agree on one history. No other node depends on this process.
 
-`BackendDriver` performs `core.shared_state`. A backend may be anybody's and may block for ever, in code
-that no signal interrupts. So a thread of its own calls it, and the loop handles deadlines while a call
-hangs. Nothing that a backend returns is ever executed.
+`BackendDriver` performs `core.shared_state`. A user may supply the backend, and its calls may block forever, in
+code that no signal interrupts. So a separate thread calls it, and the loop handles deadlines while a call hangs.
+Nothing that a backend returns is ever executed.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ if TYPE_CHECKING:
 END_S = 0.5
 """How long `join` waits for the thread that calls the backend, which may hang."""
 OTHER_STATE = "another program or version uses the same place; choose another --rdzv-id"
-LOST_STATE = "get_state must return what set_state was given, from all nodes"
+LOST_STATE = "get_state must return the state that set_state stored, on all nodes"
 
 Token = Any
-"""Names one stored state; only the backend that returned it can read it."""
+"""Identifies one stored state; only the backend that returned it can interpret it."""
 
 
 class BackendControl(ControlAccess):
@@ -180,7 +180,9 @@ class BackendMembership(ThreadedMembership):
             settings=self._settings,
             timeouts=self._timeouts,
             draw=random.random,
-            fence_floor=int(time.time() * 1000),  # If the state is lost and no node remembers it.
+            fence_floor=int(
+                time.time() * 1000
+            ),  # For the case that the state is lost on all nodes.
             control=port.control if port is not None else None,
         )
         monitor = LoopMonitor(now, self._mailbox, self._timeouts.lost_after_s)
@@ -201,7 +203,7 @@ def ports_of(job: Job) -> list[tuple[str, str, ControlPort | None]]:
 
 
 class BackendFailed(Exception):
-    """A call of the backend failed; the cause is what the backend raised, if anything."""
+    """A call of the backend failed; the cause is the exception that the backend raised, if any."""
 
     def __init__(self, message: str, *, invalid: bool = False, hint: str = "") -> None:
         super().__init__(message)
@@ -211,9 +213,9 @@ class BackendFailed(Exception):
 
 
 class StateStore(Protocol):
-    """Stores the state of one job for all of its nodes; a call may block for ever.
+    """Stores the state of one job for all of its nodes; a call may block forever.
 
-    Each call raises `BackendFailed`, and nothing else.
+    A call raises only `BackendFailed`.
     """
 
     name: str
@@ -272,7 +274,7 @@ class BackendDriver:
         return bool(self.session.problem) and not self.session.ever_read
 
     def problem(self, peer: str) -> str:
-        """Return what is wrong with the backend and since when, or nothing; any thread may call."""
+        """Return the problem with the backend and its duration, or an empty text; any thread may call."""
         session = self.session
         if session.ever_read and not session.problem:
             return ""
@@ -287,7 +289,7 @@ class BackendDriver:
     async def leave(self, limit_s: float) -> bool:
         """Report that the node leaves; return whether that is stored or no longer needed.
 
-        Returns immediately if the backend was never reached, or is given up.
+        Returns immediately if the backend was never reached, or the session has given up.
         """
         session = self.session
         if self._closed or self.is_unreached or session.given_up:
@@ -318,7 +320,7 @@ class BackendDriver:
         self._changed.set()
 
     def join(self) -> None:
-        """Wait a moment for the thread that calls the backend; in any other thread, after `close`."""
+        """Wait up to `END_S` for the thread that calls the backend. Call this after `close`."""
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(END_S)
 
@@ -341,7 +343,7 @@ class BackendDriver:
             hint = LOST_STATE if event.state is None else OTHER_STATE
             self.failure = BackendFailed(problem, invalid=True, hint=hint)
         if problem and not had_problem and not any(type(one) is RefuseJoin for one in effects):
-            console.warning(f"{problem}; trying again")
+            console.warning(f"{problem}; retrying")
         for effect in effects:
             self._perform(effect)
         if self._renew is not None:

@@ -1,8 +1,8 @@
-"""Whether an etcd cluster is the one that a job with `--ha` started with.
+"""Checks that an etcd cluster is the one that a job with `--ha` started with.
 
-The job's own machines run the cluster (`etcd.cluster_member`). It serves one job and records which.
-It lives no longer than the job: if an agent finds another cluster in its place, it does not continue
-there, because the new cluster does not know the job's earlier decisions.
+The job's own machines run the cluster (`etcd.cluster_member`). It serves one job and stores that job's run id.
+It lives no longer than the job. If an agent finds another cluster in its place, it does not continue there,
+because the new cluster does not know the job's earlier decisions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ClusterCheck:
         assert isinstance(answer, TxnDone)
         found = answer.results[0]
         if not found:
-            raise ConnectFailed("the cluster has only just started")
+            raise ConnectFailed("the cluster has just started and has no record yet")
         try:
             record = msgspec.json.decode(found[0].value, type=ClusterRecord)
         except msgspec.MsgspecError:
@@ -51,15 +51,15 @@ class ClusterCheck:
             raise ConnectFailed(why, permanent=True)
         if self._record is None:
             self._record = record
-            # Each new cluster starts its revisions at 1; fences must not.
+            # Each new cluster starts its revisions at 1, but fences must keep growing.
             session.leadership.fence_base = record.at_ms
         elif self._record != record:
-            why = "it lost most of its machines at once, and its data with them, and started again"
+            why = "it lost most of its machines and therefore its data, and was started anew"
             raise ConnectFailed(why, permanent=True)
 
 
 async def _read(etcd: AsyncEtcdClient, limit_s: float) -> Answer:
-    """Read the record of the cluster, which is written as soon as the cluster has started."""
+    """Read the record of the cluster, which a member writes as soon as the cluster has started."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + limit_s
     while True:

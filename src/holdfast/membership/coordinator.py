@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from holdfast.wire.messages import NodeReport, StoreCall, StoreResult, Watch
 
 PREIMPORT_S = 1.0
-"""When a node that may take over imports what it needs for that: after the start, which should be
-fast, and before the coordinator is lost, when the installation may have been upgraded."""
+"""How long after its start a node imports the server, to be able to take over: later than the start, which should
+be fast, and before the coordinator is lost, when the installation may have been upgraded."""
 
 
 class CoordinatorControl(ControlAccess):
@@ -64,10 +64,10 @@ class CoordinatorControl(ControlAccess):
 class CoordinatorMembership(ThreadedMembership):
     """One node's membership in a job with a coordinator.
 
-    This process runs the coordinator if it can bind the endpoint. If the coordinator exits and the endpoint is on this machine, the membership's thread binds it and
-    runs the coordinator from then on. The other nodes connect to it and report the job's state. With
-    `later` endpoints, the membership follows a coordinator that took over at one of them; such a
-    coordinator replaces the one here (`coordinator.endpoint_list`).
+    This process runs the coordinator if it can bind the endpoint. If the coordinator exits and the endpoint
+    belongs to this machine, the membership's thread binds it and runs the coordinator from then on. The other
+    nodes connect to it and report the job's state. With `later` endpoints, the membership follows a coordinator
+    that took over at one of them; such a coordinator replaces the one here (`coordinator.endpoint_list`).
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class CoordinatorMembership(ThreadedMembership):
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """Host and port of the coordinator; if it runs here, the port that was bound."""
+        """Host and port of the coordinator; if it runs here, the bound port."""
         return self._host, self._port
 
     @property
@@ -260,7 +260,7 @@ class CoordinatorMembership(ThreadedMembership):
             )
 
     async def _until_replaced(self, endpoints: EndpointList) -> None:
-        """Stop the coordinator here when another took over because this one was cut off."""
+        """Stop this node's coordinator once another took over at a later place."""
         by = await endpoints.replaced(0)
         why = f"a coordinator took over at {by}"
         console.warning(f"{why}: stopping the one at {self.where} and joining there")
@@ -309,7 +309,7 @@ class CoordinatorMembership(ThreadedMembership):
 
 
 def preimport_server() -> None:
-    """Import what a node needs to run the coordinator."""
+    """Import the modules that a node needs to run the coordinator."""
     try:
         __import__("holdfast.coordinator.server")
         __import__("holdfast.coordinator.state_file")

@@ -1,6 +1,6 @@
 """The store that the nodes of a job share through their coordinator: the client's side.
 
-`CoordinatorStore` is for code that blocks; `StoreCalls` is its part in the membership's loop. The server's
+`CoordinatorStore` is for blocking code; `StoreCalls` sends its calls from the membership's loop. The server's
 side is `coordinator.job_stores`.
 """
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 PENDING_MAX = 10_000
 REPEATABLE = frozenset({"set", "get", "wait", "check", "num_keys"})
 DEFAULT_TIMEOUT_S = 300.0
-SLACK_S = 1.0  # The coordinator ends a wait itself; this is time for its answer to arrive.
+SLACK_S = 1.0  # The coordinator ends a wait itself; its reply needs some time to arrive.
 
 
 class StoreCalls:
-    """The calls of one node that wait for answers; belongs to the membership's loop.
+    """The calls of one node that wait for results; belongs to the membership's loop.
 
     After a reconnect it repeats the calls that are safe to repeat, so a node that waits for a key
-    survives a short outage of the coordinator. Other calls (`add` and the like) may have been
-    performed or not when the connection broke, so they fail. `send` returns whether there is a
+    survives a short outage of the coordinator. For other calls, such as `add`, it is unknown whether the
+    coordinator performed them before the connection broke, so they fail. `send` returns whether there is a
     connection.
     """
 
@@ -53,7 +53,7 @@ class StoreCalls:
             _fail(answer, ConnectionError(self._over))
             return
         if len(self._pending) >= PENDING_MAX:
-            _fail(answer, RuntimeError(f"{PENDING_MAX} calls to the store wait already"))
+            _fail(answer, RuntimeError(f"{PENDING_MAX} calls to the store are already pending"))
             return
         self._count += 1
         one = _Pending(msgspec.structs.replace(call, id=self._count), answer)
@@ -71,14 +71,14 @@ class StoreCalls:
             one.answer.set_result(result)
 
     def forget(self, answer: Future[StoreResult]) -> None:
-        """Stop waiting: the caller has timed out."""
+        """Drop a call whose caller has timed out."""
         for number, one in self._pending.items():
             if one.answer is answer:
                 del self._pending[number]
                 return
 
     def connected(self) -> None:
-        """Send the calls that were not sent or not answered."""
+        """Send the calls that are unsent, or whose connection broke before the result arrived."""
         for one in self._pending.values():
             if not one.sent:
                 one.sent = self._send(one.call)
@@ -88,12 +88,12 @@ class StoreCalls:
         for number, one in tuple(self._pending.items()):
             if one.sent and one.call.op not in REPEATABLE:
                 del self._pending[number]
-                why = "the connection broke before the answer arrived"
+                why = "the connection broke before the result arrived"
                 _fail(one.answer, ConnectionError(why))
             one.sent = False
 
     def fail(self, why: str) -> None:
-        """Fail all calls, now and from now on."""
+        """Fail all pending and all later calls."""
         self._over = why
         pending, self._pending = self._pending, {}
         for one in pending.values():
@@ -112,7 +112,7 @@ def _fail(answer: Future[StoreResult], error: Exception) -> None:
 
 
 class CallsStore(Protocol):
-    """What sends the calls of a `CoordinatorStore`: a `CoordinatorMembership`."""
+    """Sends the calls of a `CoordinatorStore`; a `CoordinatorMembership` implements it."""
 
     run_id: str
 
@@ -229,7 +229,7 @@ class CoordinatorStore:
             problem = self._connection.problem()
             if problem:
                 raise ConnectionError(problem) from None
-            raise TimeoutError(f"no answer within {limit_s:g} s about: {', '.join(keys)}") from None
+            raise TimeoutError(f"no response within {limit_s:g} s for {', '.join(keys)}") from None
         except ConnectionError as error:
             raise ConnectionError(f"coordinator at {self._connection.where}: {error}") from None
         if result.ok:
@@ -240,13 +240,16 @@ class CoordinatorStore:
 
 
 def _check(keys: Sequence[str], value: bytes, expected: bytes) -> None:
-    """Raise `ValueError` for what no coordinator accepts."""
+    """Raise `ValueError` if the call exceeds a limit of the coordinator."""
     if len(keys) > STORE_KEYS_MAX:
-        raise ValueError(f"{len(keys)} keys are over {STORE_KEYS_MAX}")
+        raise ValueError(f"{len(keys)} keys exceed the limit of {STORE_KEYS_MAX}")
     for key in keys:
         if len(key) > STORE_KEY_CHARS_MAX:
-            raise ValueError(f"the key {key[:40]!r}... is over {STORE_KEY_CHARS_MAX} characters")
+            raise ValueError(
+                f"the key {key[:40]!r}... is longer than {STORE_KEY_CHARS_MAX} characters"
+            )
     if max(len(value), len(expected)) > STORE_VALUE_BYTES_MAX:
         raise ValueError(
-            f"{keys[0]}: {max(len(value), len(expected))} bytes are over {STORE_VALUE_BYTES_MAX}"
+            f"{keys[0]}: a value of {max(len(value), len(expected))} bytes exceeds the limit of "
+            f"{STORE_VALUE_BYTES_MAX}"
         )

@@ -3,8 +3,7 @@
 The leases of the nodes show which nodes are alive. One of the nodes leads; if it is lost, another one
 leads after its lease expires. No other node depends on this process, so it may exit at any time.
 
-`EtcdConnector` performs `core.etcd.etcd_session` on a real etcd: it makes the connections of the
-`SessionDriver`.
+`EtcdConnector` and `EtcdConnection` perform `core.etcd.etcd_session` on a real etcd, for a `SessionDriver`.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ WATCHED_SHARE = 4
 """Connections to other agents use at most one in this many of the available descriptors."""
 
 CALLS_PER_LEASE = 2.5
-"""A call that takes longer than this part of a lease is cancelled: another endpoint may be faster."""
+"""A call that takes longer than the lease divided by this is cancelled: another endpoint may be faster."""
 
 _SIGHTS: dict[Sight, type[PresenceSeen | PresenceClosed | PresenceRefused | PresenceUnknown]] = {
     Sight.SEEN: PresenceSeen,
@@ -101,7 +100,7 @@ class EtcdControl(ControlAccess):
         self._membership.request(request)
 
     def summary(self) -> JobSummary | None:
-        """Return the job as the leader stored it, with the newer status of each node."""
+        """Return the job that the leader stored, updated with the newer status of each node."""
         one = self._membership
         with EtcdClient(one.etcd) as client:
             return read_job(client, one.run_id, one.prefix)[0]
@@ -114,7 +113,7 @@ class EtcdControl(ControlAccess):
 
 
 class EtcdMembership(ThreadedMembership):
-    """One node's membership in a job on etcd; with `cluster` only on the cluster that it accepts."""
+    """One node's membership in a job on etcd. With `cluster`, it uses only the cluster which that accepts."""
 
     def __init__(
         self,
@@ -207,7 +206,8 @@ class EtcdMembership(ThreadedMembership):
         if self._client is not None:
             await self._client.close()
         if self._port is not None:
-            self._port.close()  # Last: a node that sees it close finds no keys of this one.
+            # Last, so that a node which sees it close finds this node's keys removed.
+            self._port.close()
 
 
 class EtcdConnection:
@@ -230,7 +230,7 @@ class EtcdConnection:
         self._connector.send(self, message)
 
     def close(self, why: str = "") -> None:
-        """End the session; what was sent is already stored."""
+        """End the session; everything sent is already stored."""
         del why
         self.abort()
 
@@ -245,8 +245,8 @@ class EtcdConnection:
 class EtcdConnector:
     """Opens sessions of one node and performs their effects; belongs to one loop.
 
-    The lease and the leadership outlive a session, so a node has one connector while it is in the
-    job, and one connection at a time. `cluster` is checked before each session.
+    The lease and the leadership outlive a session, so a node has one connector for the whole job, and one
+    connection at a time. `cluster` is checked before each session.
     """
 
     place = 0
@@ -405,7 +405,7 @@ class EtcdConnector:
         if connection.on_message is not None:
             connection.on_message(message)
         else:
-            self._early.append(message)  # The session found it when it opened.
+            self._early.append(message)  # It arrived while the session was opening.
 
     def _deliver_early(self, connection: EtcdConnection) -> None:
         early, self._early = self._early, []

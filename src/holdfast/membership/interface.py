@@ -1,4 +1,4 @@
-"""What an agent knows of its membership in a job: `Membership`, and `ControlAccess` for `control/`.
+"""The interface of an agent's membership in a job: `Membership`, and `ControlAccess` for `control/`.
 
 ::
 
@@ -67,7 +67,7 @@ class Membership(Protocol):
 
     @property
     def control(self) -> ControlAccess:
-        """What `control/` needs to watch and steer the job through this node."""
+        """Gives `control/` access to the job through this node."""
 
     @property
     def presence_fd(self) -> int:
@@ -76,7 +76,7 @@ class Membership(Protocol):
     def fileno(self) -> int: ...
 
     def take(self) -> list[News]:
-        """Return what arrived since the last call."""
+        """Return the news that arrived since the last call."""
 
     def report(
         self,
@@ -88,9 +88,9 @@ class Membership(Protocol):
         clear: int = -1,
         cause: str = "",
     ) -> None:
-        """Report what this node does now, and which step of the agent's story caused it.
+        """Report this node's phase; `cause` is the step of the agent's story that led to the report.
 
-        `clear` is that of `Status`.
+        `clear` has the meaning of `Status.clear`.
         """
 
     def hold_ports(self, ports: tuple[int, ...]) -> None:
@@ -109,7 +109,7 @@ class Membership(Protocol):
         """Return the store of this job's nodes; each scope has its own keys."""
 
     def problem(self) -> str:
-        """Return why there is no connection and since when, or nothing."""
+        """Return why there is no connection and for how long, or an empty text."""
 
     def leave(self, limit_s: float) -> bool:
         """Report that this node leaves; return whether the report is known to have arrived.
@@ -125,13 +125,13 @@ class Membership(Protocol):
 
 
 class ControlAccess:
-    """How `control/` reaches the job through this node; these defaults are for a job without any way.
+    """Gives `control/` access to the job through this node; the defaults here offer no access.
 
     Any thread may call.
     """
 
     has_coordinator = False
-    """Whether `connector` returns the coordinator's; otherwise `summary` and `contacts` apply."""
+    """Whether the job has a coordinator, which `connector` reaches; otherwise use `summary` and `contacts`."""
     port: AgentPort | None = None
     """The port for control clients in a job without a coordinator; the membership opens and closes it."""
 

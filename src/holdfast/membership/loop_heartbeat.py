@@ -1,9 +1,9 @@
-"""Whether the loop that supervises a node's workers still runs, as the membership thread sees it.
+"""Checks from the membership thread that the loop which supervises a node's workers still runs.
 
 The membership thread sends the node's heartbeats, and it continues while the agent's own thread
-hangs, for example in a file system that does not respond. A heartbeat must not claim more than is
-true. So the thread wakes the loop through the descriptor that the loop polls anyway, and the loop
-responds in its next iteration. It is woken no more often than a heartbeat is sent.
+hangs, for example in a file system that does not respond. But a heartbeat must mean that the agent supervises
+its workers. So the thread wakes the loop through the descriptor that the loop polls anyway, and the loop
+responds in its next iteration. The thread wakes it no more often than it sends heartbeats.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from holdfast.core.session import LoopResumed, LoopStuck
 class LoopHeartbeat:
     """The heartbeat of one loop, from `start` on.
 
-    Before that the loop is not monitored: a polling agent takes its news whenever it likes. The loop
-    enters it as a context to pause it during work that has its own limit, such as imports of a
-    user's modules.
+    Before `start` the loop is not monitored: a polling agent takes its news at any time. To pause the heartbeat
+    during work that has its own limit, such as imports of a user's modules, the loop enters it as a context.
     """
 
     def __init__(self) -> None:
@@ -52,7 +51,7 @@ class LoopHeartbeat:
         self._pauses -= 1
 
     def location(self) -> str:
-        """Return what the loop's thread is doing, as far as Python knows."""
+        """Return the function and line that the loop's thread is executing."""
         frame = sys._current_frames().get(self._thread)
         if frame is None:
             return "its thread has ended"
@@ -79,7 +78,7 @@ class LoopMonitor:
 
     @property
     def step_s(self) -> float:
-        """How often to call `check` at least, so that the loop gets all of its limit."""
+        """The longest interval between calls of `check` that gives the loop its whole limit."""
         return self._watch.step_s
 
     def check(self, now: float) -> LoopStuck | LoopResumed | None:

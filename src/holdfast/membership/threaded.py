@@ -70,18 +70,18 @@ if TYPE_CHECKING:
 
 START_S = 10.0
 DRAIN_S = 5.0
-"""How long a coordinator whose job has ended waits for nodes to receive that."""
+"""How long a coordinator whose job has ended waits until its nodes have received that."""
 SLACK_S = 5.0
 REMIND_S = 60.0
-"""How often an agent that never received anything repeats the reason, so that it is near the end of
-the output of a job that does not start."""
+"""How often an agent repeats why it has received nothing so far. In the output of a job that does not start, the
+reason is then near the end."""
 
 LOSSES_MAX = 16  # Besides the newest view.
-CLOSE_S = 1.0  # To send what is still queued at the end.
+CLOSE_S = 1.0  # The time to send queued messages before closing.
 OUTAGE_NOTICE_S = 1.0  # Shorter outages are not reported.
 OUTAGE_REMIND_S = 15.0
-"""An outage is reported again after half of the remaining time, as long as that half is longer than
-this: a few lines in all."""
+"""An outage is reported again after half of the remaining time, unless that half is shorter than this. So an
+outage causes only a few lines."""
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ class Driver(Protocol):
         """Call `renew` with the deadline for the workers' exit, now and when it changes."""
 
     def problem(self, peer: str) -> str:
-        """Return what is wrong with the connection to `peer`, or nothing; any thread may call."""
+        """Return the problem with the connection to `peer`, or an empty text; any thread may call."""
 
     async def leave(self, limit_s: float) -> bool:
         """Report that the node leaves; return whether the report is known to have arrived."""
@@ -121,13 +121,13 @@ class Driver(Protocol):
 
 
 class ThreadedMembership:
-    """A `Membership` with a thread; a subclass opens what its driver needs, and closes it.
+    """A `Membership` with a thread. A subclass opens and closes the resources of its driver.
 
-    `take` returns an unexpected error of the thread as a loss.
+    If the thread fails unexpectedly, `take` returns a `CoordinatorLost`.
     """
 
     authority = "the coordinator"
-    """What runs the job's rounds, in messages."""
+    """The name in messages for the side that runs the job's rounds."""
     hosting = False
     control: ControlAccess
 
@@ -155,29 +155,29 @@ class ThreadedMembership:
         raise NotImplementedError
 
     async def _open(self) -> Driver:
-        """Open what the driver needs, in the thread; return the driver."""
+        """Open the driver's resources, in the thread; return the driver."""
         raise NotImplementedError
 
     async def _shut(self, drain_s: float) -> None:
-        """Close the driver and what `_open` opened, in the thread."""
+        """Close the driver and its resources, in the thread."""
         raise NotImplementedError
 
     # From start to end.
 
     def start(self) -> None:
-        """Connect; raise `UsageError` or `EnvironmentProblem` for what cannot work.
+        """Connect; raise `UsageError` or `EnvironmentProblem` for invalid settings.
 
-        A coordinator that does not run yet is not an error.
+        It is no error if the coordinator does not run yet.
         """
         try:
             check(Status(seq=0, run_id=self.run_id, info=self._info, settings=self._settings))
         except BadMessage as error:
             raise UsageError(f"this node cannot join {self.run_id!r}: {error}") from None
         self._mailbox.open()
-        self._thread = LoopThread("holdfast-membership", self._broke)
+        self._thread = LoopThread("holdfast-membership", self._report_fault)
         try:
             self._thread.start()
-            self._thread.ask(self._start(), START_S)
+            self._thread.run(self._start(), START_S)
         except BaseException:
             self.close()
             raise
@@ -209,7 +209,7 @@ class ThreadedMembership:
 
     @property
     def peer(self) -> str:
-        """What this node connects to, in words."""
+        """The name of the other side, for messages."""
         return f"{self.authority} at {self.where}"
 
     @property
@@ -247,7 +247,7 @@ class ThreadedMembership:
             return
 
         def renew_unless_hosting(at: float | None) -> None:
-            # No node can be replaced while the coordinator in this process is stopped, too.
+            # If this process hosts the coordinator and is stopped, no node can be replaced meanwhile.
             is_safe = self.hosting and not driver.is_stuck
             renew(None if is_safe else at)
 
@@ -269,13 +269,13 @@ class ThreadedMembership:
             self._post(self._driver.handle, event, cause)
 
     def _post(self, call: Callable[..., object], *args: Any) -> bool:
-        """Call something in the thread; return False if that has ended."""
+        """Schedule a call in the thread; return False if the thread has ended."""
         return self._thread is not None and self._thread.post(call, *args)
 
     def _ask(self, work: Coroutine[Any, Any, T], limit_s: float) -> T:
-        """Return the result of a coroutine in the thread, which keeps to the limit itself."""
+        """Return the result of a coroutine in the thread; the coroutine ends by the limit itself."""
         assert self._thread is not None
-        return self._thread.ask(work, limit_s + SLACK_S)
+        return self._thread.run(work, limit_s + SLACK_S)
 
     # In the thread.
 
@@ -287,7 +287,7 @@ class ThreadedMembership:
     def _drive(
         self, connector: Connector, timeouts: SessionTimeouts, advice: str = ""
     ) -> SessionDriver:
-        """Return the driver of a session over a connector; `advice` says what helps in an outage."""
+        """Return the driver of a session over a connector; `advice` is for messages about an outage."""
         now = asyncio.get_running_loop().time()
         session = Session(
             now,
@@ -308,7 +308,7 @@ class ThreadedMembership:
         monitor = LoopMonitor(now, self._mailbox, timeouts.silence_s)
         return SessionDriver(session, connector, self._mailbox.put, note_outage, monitor)
 
-    def _broke(self, what: str) -> None:
+    def _report_fault(self, what: str) -> None:
         self._mailbox.put(CoordinatorLost(f"this side of the connection failed: {what}"))
 
     def _remind(self) -> None:
@@ -324,7 +324,7 @@ class ThreadedMembership:
 class Mailbox:
     """Holds the newest view of an incarnation and the first few losses until the agent takes them.
 
-    Its descriptor is readable while there are any, from `open` to `close`.
+    Its descriptor is readable while it has news, from `open` to `close`.
     """
 
     def __init__(self, incarnation: int) -> None:
@@ -351,7 +351,7 @@ class Mailbox:
         return self._eventfd
 
     def put(self, news: News) -> None:
-        """Replace the previous view unless this one is another incarnation's; or add a loss."""
+        """Store a view, unless it is for another incarnation; or add a loss."""
         with self._lock:
             if isinstance(news, View):
                 if news.incarnation != self._incarnation:
@@ -418,11 +418,11 @@ class Connector(Protocol):
 
     @property
     def suspicion(self) -> str:
-        """What seems wrong with the attempt in progress; any thread may read it."""
+        """The likely problem with the attempt in progress; any thread may read it."""
 
     @property
     def place(self) -> int:
-        """Which of several endpoints the last connection was made to, or tried first."""
+        """The index of the endpoint that the last connection reached, or that is tried first."""
 
     async def connect(self) -> Connection:
         """Return a connection that is ready, or raise `ConnectFailed`."""
@@ -431,12 +431,12 @@ class Connector(Protocol):
 class SessionDriver:
     """Performs `core.session` for one node, from `start` until `close`; belongs to one loop.
 
-    `deliver` receives each newer view. It receives `CoordinatorLost` when the coordinator is away
-    past the limit; the driver keeps retrying. It receives `JoinRefused` when retrying cannot help,
-    as with a wrong token; the driver then stops. A node that had contact before gets no
-    `JoinRefused`: another program may hold the port for a moment, so the limit for an absent
-    coordinator applies. `on_outage` receives the reason once an outage lasts, again now and then,
-    and an empty text when it ends. Neither may block.
+    `deliver` receives each newer view. It receives `CoordinatorLost` when the coordinator is unreachable
+    beyond the limit; the driver keeps retrying. It receives `JoinRefused` when retrying cannot help,
+    as with a wrong token; the driver then stops. A node that was connected before gets no
+    `JoinRefused`: another program may hold the port for a moment, so the limit for an unreachable
+    coordinator applies. `on_outage` receives the reason when an outage lasts for a second, a few reminders, and
+    an empty text when the outage ends. Neither callback may block.
     """
 
     def __init__(
@@ -450,7 +450,7 @@ class SessionDriver:
         self.session = session
         self.store = StoreCalls(self._send)
         self.down_since: float | None = None
-        """When the connection was lost, or first tried; None while it is up."""
+        """When the connection was lost or first attempted; None while it is up."""
         self.refused = ""
         self.watched: Callable[[Watch], None] | None = None
         """Receives requests to report to clients that watch this node."""
@@ -468,7 +468,7 @@ class SessionDriver:
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._timer = DeadlineTimer(self._loop, self._tick)
-        self._received_some = asyncio.Event()
+        self._progress = asyncio.Event()
         self._closed = False
 
     @property
@@ -498,7 +498,7 @@ class SessionDriver:
         return self._connector.suspicion or self.session.last_problem
 
     def problem(self, peer: str) -> str:
-        """Return what is wrong with the connection to `peer`, or nothing; any thread may call."""
+        """Return the problem with the connection to `peer`, or an empty text; any thread may call."""
         if self.refused:
             return f"{peer}: {self.refused}"
         now, since = time.monotonic(), self.down_since
@@ -525,14 +525,14 @@ class SessionDriver:
                     view = session.view
                     if session.acked_seq >= seq or (view is not None and view.role in out):
                         return True
-                    self._received_some.clear()
-                    await self._received_some.wait()
+                    self._progress.clear()
+                    await self._progress.wait()
         except TimeoutError:
             pass
         return False
 
     async def close(self) -> None:
-        """Send what was reported before, then close the connection and stop."""
+        """Send the pending reports, then close the connection and stop."""
         self._closed = True
         self._timer.cancel()
         if self._outage is not None:
@@ -546,7 +546,7 @@ class SessionDriver:
             await asyncio.wait([connection.ended], timeout=CLOSE_S)
             connection.abort()
         self.store.fail("the node's connection was closed")
-        self._received_some.set()
+        self._progress.set()
 
     def _send(self, call: StoreCall) -> bool:
         if self._connection is None:
@@ -636,7 +636,7 @@ class SessionDriver:
         problem = self._connection.problem if self._connection is not None else None
         permanent = problem is not None and problem.permanent
         self._drop_connection()
-        # On etcd a connection alone proves little: this node itself may have to lead.
+        # On etcd a connection does not mean that the node has joined: it has only with its first view.
         if permanent and not self.session.had_view:
             self._refuse(why)
         else:
@@ -656,7 +656,7 @@ class SessionDriver:
         if connection is not None:
             connection.abort()
         self.store.disconnected()
-        self._received_some.set()
+        self._progress.set()
 
     def _outage_lasts(self) -> None:
         left_s = self.session.silence(self._loop.time())[1]
@@ -683,7 +683,7 @@ class SessionDriver:
             self._renew()
             if self._outage is not None and not self.session.is_refused:
                 self._outage_over()
-            self._received_some.set()
+            self._progress.set()
         elif isinstance(message, StoreResult):
             self.store.answered(message)
         elif isinstance(message, Watch) and self.watched is not None:
@@ -698,7 +698,7 @@ class SessionDriver:
 def status_change(
     phase: NodePhase, generation: int, failure: Failure | None, report: bytes, clear: int = -1
 ) -> StatusChanged:
-    """Return a change that fits the protocol, however long or odd a worker's message is."""
+    """Return the event for a new status, with texts shortened to the limits of the protocol."""
     if failure is not None:
         failure = msgspec.structs.replace(
             failure,
@@ -709,15 +709,15 @@ def status_change(
 
 
 class OutageNotices:
-    """Reports the outages of one membership; `peer` returns what it connects to, in words."""
+    """Reports the outages of one membership; `peer` returns the name of the other side for messages."""
 
     def __init__(self, peer: Callable[[], str], timeouts: SessionTimeouts, advice: str) -> None:
         self._peer, self._timeouts, self._advice = peer, timeouts, advice
         self._lost = ""
-        """What the current outage has lost."""
+        """The name of the side that the current outage cut off; empty without an outage."""
 
     def lost(self, session: Session, why: str) -> None:
-        """Report an outage; called again while it lasts."""
+        """Report an outage; the caller repeats this while the outage lasts."""
         silent_s, left_s = session.silence(time.monotonic())
         if self._lost:
             console.notice(

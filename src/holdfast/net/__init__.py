@@ -1,1 +1,1 @@
-"""Network helpers that all packages share: addresses, listening, TLS, token, HTTP server."""
+"""The network code that all packages share: addresses, listening, TLS, token, HTTP server."""

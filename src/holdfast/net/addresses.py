@@ -1,7 +1,7 @@
 """Addresses: resolving a host and a port, classifying addresses, connecting to them.
 
-Only names are resolved, never addresses. A host's own name is used as its address only for other machines
-(`own_address`).
+Only names need a name server; an address never causes a lookup. A host's own name is its address only for
+other machines (`own_address`).
 """
 
 from __future__ import annotations
@@ -11,22 +11,25 @@ import os
 import socket
 import threading
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
+
+from holdfast.core.values import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 LOCALHOST = "localhost"
 LOOPBACK = "127.0.0.1"
 OWN_NAME_S = 2.0
 """How long a machine may take to resolve its own name."""
-_SOMEWHERE = ("192.0.2.1", 9)  # An address reserved for documentation.
+_PUBLIC_ADDRESS = ("192.0.2.1", 9)  # An address reserved for documentation.
 
 # This machine has no route to such an address, for example IPv6 on a host with only IPv4.
 _NO_ROUTE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
 
 
-class Address(NamedTuple):
+class Address(Value):
     """One address of an endpoint, in the form of the `socket` module."""
 
     family: int
@@ -44,7 +47,7 @@ class Address(NamedTuple):
 def resolve(host: str, port: int) -> list[Address]:
     """Return the addresses of an endpoint, or raise `OSError`. This may wait for a name server.
 
-    IPv4 comes first for a loopback name: that is what most programs on this host will use.
+    For a loopback name the IPv4 addresses are first, since most programs on this host use them.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -105,7 +108,7 @@ def _resolve_in_thread(
     def work() -> None:
         try:
             found: list[Address] | Exception = resolve(host, port)
-        except Exception as error:  # noqa: BLE001 (whatever it is belongs to the caller)
+        except Exception as error:  # noqa: BLE001 (the caller handles it)
             found = error
         deliver(found)
 
@@ -124,15 +127,15 @@ def own_address() -> str:
     try:
         found = resolve_within(name, 0, OWN_NAME_S)
     except OSError:
-        return _address_on_the_way_out() or LOOPBACK
+        return _outgoing_address() or LOOPBACK
     return LOOPBACK if all(one.ip in (LOOPBACK, "::1") for one in found) else name
 
 
-def _address_on_the_way_out() -> str:
+def _outgoing_address() -> str:
     """Return the address from which this machine would connect to the internet."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(_SOMEWHERE)  # Only chooses a route: nothing is sent.
+            probe.connect(_PUBLIC_ADDRESS)  # Only chooses a route: nothing is sent.
         except OSError:
             return ""
         return str(probe.getsockname()[0])
@@ -142,7 +145,7 @@ def _address_on_the_way_out() -> str:
 
 
 def names_loopback(host: str) -> bool:
-    """Whether an endpoint is, by its text alone, for this host only.
+    """Return whether this text always means the same host: a loopback address or `localhost`.
 
     A host's own name does not, although `/etc/hosts` often maps it to 127.0.1.1.
     """
@@ -152,12 +155,12 @@ def names_loopback(host: str) -> bool:
 
 
 def is_ip(host: str) -> bool:
-    """Whether a host is given as an address, not as a name."""
+    """Whether the text is an address, not a name."""
     return _packed(host) is not None
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address means another machine to every other machine."""
+    """Whether an address is a loopback address, which means a different machine on each machine."""
     packed = _packed(address)
     return packed is not None and (packed == _LOOPBACK_6 or (len(packed) == 4 and packed[0] == 127))
 
@@ -181,9 +184,9 @@ _MAPPED = bytes(10) + b"\xff\xff"
 
 @lru_cache(maxsize=1024)
 def _packed(host: str) -> bytes | None:
-    """Return an address as bytes, a mapped one as the IPv4 address it stands for; None for a name.
+    """Return an address as bytes, an IPv4-mapped IPv6 address as IPv4; None for a name.
 
-    Remembered, because thousands of connections come from the same few addresses.
+    Cached, because thousands of connections come from the same few addresses.
     """
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
@@ -208,7 +211,7 @@ def use_small_segments(one: socket.socket) -> None:
     try:
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES_MAX)
     except OSError:
-        pass  # Without it only such a path is worse off.
+        pass  # Only paths that drop large packets need it.
 
 
 async def connect_first(
@@ -245,11 +248,11 @@ async def connect_first(
 def check_not_itself(connection: socket.socket) -> None:
     """Raise if the kernel connected a socket to itself, because nothing listens at its port."""
     if connection.getsockname() == connection.getpeername():
-        raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there")
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "nothing listens there")
 
 
 def _worst(problems: list[OSError]) -> OSError:
-    """Return the most useful error: that nothing listens only if that holds for every reachable address."""
+    """Return the most useful error: "connection refused" only if every reachable address refused."""
     tried = [one for one in problems if one.errno not in _NO_ROUTE]
     refused = [one for one in tried if isinstance(one, ConnectionRefusedError)]
     others = [one for one in tried if one not in refused]

@@ -1,7 +1,7 @@
-"""An agent's port in a job without a coordinator: other nodes watch its presence, clients control it.
+"""An agent's port in a job without a coordinator. Other nodes watch its presence there; clients control it.
 
 An agent of a job on etcd, or over a shared state, listens at a port from its start. The port's number
-and a key that the agent draws are stored where the nodes of the job find each other. A control client
+and a random key of the agent are stored where the nodes of the job find each other. A control client
 must prove the key (`wire.handshake.control_key`), and the job's token if it has one; if the nodes have
 certificates, it connects over TLS. Presence needs no key: it reveals nothing but an id.
 """
@@ -38,7 +38,7 @@ PRESENCE_ID_BYTES = 16
 WATCHERS_MAX = 64
 """Connections that watch one agent's presence. The other nodes learn of a leader's exit from these."""
 UNDECIDED_MAX = 64
-"""Connections whose first bytes are missing, and control connections before `serve`."""
+"""The limit of connections that have not sent their first bytes, and of control connections before `serve`."""
 FIRST_BYTES_S = 10.0
 ACCEPTED_AT_ONCE_MAX = 64
 AGAIN_S = 1.0  # The pause when this process has no descriptor left.
@@ -76,11 +76,11 @@ class ControlCredentials(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentPort:
-    """The one port of an agent, from now until `close`: it shows the agent's presence and accepts clients.
+    """The one port of an agent: other nodes watch its presence there, and control clients connect.
 
-    It listens where other nodes reach this one, at `address` alone if that is a loopback address; raises
-    `OSError`. A connection that starts with `PRESENCE_REQUEST` gets `presence_id` and stays open. All
-    others go to the callback of `serve`. The port belongs to one loop, from `open` on.
+    It listens from its creation until `close`, on all addresses, or only at `address` if that is a loopback
+    address. Raises `OSError`. A connection that starts with `PRESENCE_REQUEST` receives `presence_id` and stays
+    open. The callback of `serve` gets all others. The port belongs to the loop that called `open`.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class AgentPort:
         self.number = int(self._listener.getsockname()[1])
         self.presence_id = secrets.token_hex(PRESENCE_ID_BYTES) if shows_presence else ""
         self.control: ControlPort | None = None
-        """What a control client must know of this port; None if it accepts no control clients."""
+        """The port number and key that a control client needs; None if the port accepts no control clients."""
         if control != OFF:
             self.control = ControlPort(self.number, os.urandom(CONTROL_KEY_BYTES))
         self.credentials = credentials
@@ -117,7 +117,7 @@ class AgentPort:
         return self._listener.fileno()
 
     def key_for(self, hello: Hello) -> bytes:
-        """Return the key that a control client has to prove."""
+        """Return the key that a control client must prove to have."""
         assert self.control is not None
         token = self.credentials.token
         return control_key(self.control.key, token, hello.run_id, read_only=hello.read_only)
@@ -168,7 +168,7 @@ class AgentPort:
             self.open()
 
     def _decide(self, connection: socket.socket, address: str, *, waited: bool = False) -> None:
-        """Decide by its first bytes what a connection is for, and wait for them once."""
+        """Read the first bytes of a connection to find out its purpose; wait for them once."""
         assert self._loop is not None
         try:
             first = connection.recv(len(PRESENCE_REQUEST), socket.MSG_PEEK)
@@ -187,14 +187,14 @@ class AgentPort:
             self._undecided.remove(connection)
             self._loop.remove_reader(connection)
         if first == PRESENCE_REQUEST:
-            self._show_presence(connection)
+            self._send_presence(connection)
         else:
-            self._pass_on(connection, address)
+            self._pass_to_server(connection, address)
 
     def _wait(self, connection: socket.socket, address: str) -> None:
         assert self._loop is not None
         if self._undecided.is_full:
-            self._drop(self._undecided.next_to_go()[0])
+            self._drop(self._undecided.next_to_close()[0])
         self._undecided.add(connection, address, self._loop.time())
         self._loop.add_reader(connection, partial(self._decide, connection, address, waited=True))
         self._loop.call_later(FIRST_BYTES_S, self._expire, connection)
@@ -203,7 +203,7 @@ class AgentPort:
         if connection in self._undecided.since:
             self._drop(connection)
 
-    def _show_presence(self, connection: socket.socket) -> None:
+    def _send_presence(self, connection: socket.socket) -> None:
         if not self.presence_id or len(self._watching) >= WATCHERS_MAX:
             connection.close()
             return
@@ -212,13 +212,13 @@ class AgentPort:
         try:
             connection.recv(len(PRESENCE_REQUEST))
             keep_alive(connection)
-            # The buffer of a new connection has room for it.
+            # A new connection's buffer has room for the id.
             connection.send(self.presence_id.encode() + b"\n")
             self._loop.add_reader(connection, self._drop, connection)
         except OSError:
             self._drop(connection)
 
-    def _pass_on(self, connection: socket.socket, address: str) -> None:
+    def _pass_to_server(self, connection: socket.socket, address: str) -> None:
         with self._lock:
             serve = self._serve
             if serve is None and self.control is not None and len(self._early) < UNDECIDED_MAX:
@@ -230,7 +230,7 @@ class AgentPort:
             connection.close()
 
     def _drop(self, connection: socket.socket) -> None:
-        """Close a connection that has ended, or that sends what it should not."""
+        """Close a connection that has ended, or that sent unexpected data."""
         self._watching.discard(connection)
         self._undecided.remove(connection)
         if self._loop is not None and connection.fileno() >= 0:
@@ -254,5 +254,5 @@ def open_agent_port(
 
 
 def explicit_token(environ: Mapping[str, str], *, read_only: bool = False) -> bytes | None:
-    """Return the token that is set; none is generated, because the store guards the job already."""
+    """Return the configured token. None is generated, because access to the store already protects the job."""
     return choose_token(listening.LOOPBACK, environ, read_only=read_only)

@@ -1,4 +1,4 @@
-"""A timer in an asyncio loop for a machine whose next deadline changes often."""
+"""An asyncio timer for a machine whose next deadline changes often."""
 
 from __future__ import annotations
 

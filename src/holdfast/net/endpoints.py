@@ -18,7 +18,7 @@ PORT_MAX = 65_535
 def parse_rendezvous_endpoint(
     endpoint: str | None, default_port: int, *, flag: str = "--rdzv-endpoint"
 ) -> tuple[str, int]:
-    """Return host and port; a blank endpoint is this host, a missing port the default."""
+    """Return host and port. A blank endpoint means this host; a missing port means the default."""
     text = (endpoint or "").strip()
     if not text:
         return LOCALHOST, default_port
@@ -59,8 +59,8 @@ def parse_rendezvous_endpoints(
     own = [host for host, _ in places if names_loopback(host)]
     if own and len(own) < len(places):
         raise UsageError(
-            f"{flag}: {own[0]!r} is another machine to each node of {endpoints!r}; accepted: names or "
-            "addresses that all of them know, or loopback alone"
+            f"{flag}: {own[0]!r} in {endpoints!r} means a different machine on each node; accepted: names or "
+            "addresses that all nodes can resolve, or loopback alone"
         )
     return tuple(places)
 
@@ -68,9 +68,9 @@ def parse_rendezvous_endpoints(
 def split_endpoint(text: str, default_port: int, *, port_min: int = 0) -> tuple[str, int]:
     """Return host and port, or raise `ValueError` with a phrase such as "is empty".
 
-    `[::1]:29400`, `[::1]` and `::1` are all understood. `fe80::1:29400` can only be an address and
-    a port, since a group of an address has four digits at most; with a shorter port it would be
-    another address, so write the brackets.
+    `[::1]:29400`, `[::1]` and `::1` are valid. `fe80::1:29400` is an address and a port, since a group of an
+    address has at most four digits. With a port of four digits it would be another address, so brackets are
+    needed.
     """
     if not text:
         raise ValueError("is empty")

@@ -1,14 +1,14 @@
-"""Which connection to close when too many are unauthenticated; pure.
+"""Selects the connection to close when too many are unauthenticated; pure.
 
-A connection has one of a few places until its handshake or request is complete. When all are taken, the oldest
-makes room for the next, but not before a minimum time; until then others wait in the kernel's queue. So
-a thousand honest clients that connect at once are all served.
+A connection occupies one of a few places until its handshake or request is complete. When all places are taken,
+the oldest connection is closed for the next, but not before a minimum time; until then new connections wait in
+the kernel's queue. So a thousand honest clients that connect at once are all served.
 
-One address could take all places and everybody's time this way. So if an address has more than its share of the
-places, its oldest connection makes room: at once if it has sent nothing, otherwise after a much shorter
-time. A flood only displaces itself. Hundreds of agents behind one address still get in: they send their
-first message immediately and finish. Without the short time each of them would be closed for the next
-before it finishes, and none would get in.
+With this rule alone, one address could take all places. So if an address has more than its share of the places,
+its oldest connection is closed first: immediately if it has sent nothing, otherwise after a much shorter
+time. A flood only displaces itself. Hundreds of agents behind one address can still connect: they send their
+first message immediately and complete the handshake within the short time. Without that time, each would be
+closed for the next before it completes.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ SHARE = 4  # An address may have one of this many places.
 class HalfOpen:
     """The half-open connections of one server, as opaque objects.
 
-    Each has at least `min_s`; a connection of a crowd that has sent something has `crowd_min_s`.
+    Each has at least `min_s`. If its address exceeds its share and it has sent something, it has
+    `oversized_min_s`.
     """
 
-    def __init__(self, places: int, min_s: float = 0.0, crowd_min_s: float = 0.0) -> None:
+    def __init__(self, places: int, min_s: float = 0.0, oversized_min_s: float = 0.0) -> None:
         self.since: dict[Any, float] = {}
         """When each was added, the oldest first."""
         self._places = places
         self._min_s = min_s
-        self._crowd_min_s = crowd_min_s
+        self._oversized_min_s = oversized_min_s
         self._groups: dict[str, _Group] = {}  # By address.
         self._group_of: dict[Any, _Group] = {}
-        self._crowds: dict[str, _Group] = {}  # Those with more than a share.
+        self._oversized: dict[str, _Group] = {}  # The groups that exceed their share.
 
     @property
     def is_full(self) -> bool:
         return len(self.since) >= self._places
 
-    def turns_away(self, address: str) -> bool:
-        """Whether a new silent connection must close itself: its address has a crowd."""
-        return self.is_full and network_of(address) in self._crowds
+    def rejects(self, address: str) -> bool:
+        """Whether to close a new silent connection: no place is free and its address exceeds its share."""
+        return self.is_full and network_of(address) in self._oversized
 
     def add(self, connection: Any, address: str, now: float, *, silent: bool = True) -> None:
         network = network_of(address)
@@ -57,7 +58,7 @@ class HalfOpen:
         self._group_of[connection] = group
         self.since[connection] = now
         if len(group) * SHARE > self._places:
-            self._crowds[network] = group
+            self._oversized[network] = group
 
     def remove(self, connection: Any) -> bool:
         """Forget a connection that finished or closed; return whether it was half open."""
@@ -67,21 +68,21 @@ class HalfOpen:
         group.silent.pop(connection, None)
         group.others.pop(connection, None)
         if len(group) * SHARE <= self._places:
-            self._crowds.pop(group.network, None)
+            self._oversized.pop(group.network, None)
         if not len(group):
             del self._groups[group.network]
         return True
 
-    def next_to_go(self) -> tuple[Any, float]:
-        """Return which connection makes room for one more, and from when on."""
+    def next_to_close(self) -> tuple[Any, float]:
+        """Return the connection to close for a new one, and the time from which it may be closed."""
         oldest, since = next(iter(self.since.items()))
-        if not self._crowds:
+        if not self._oversized:
             return oldest, since + self._min_s
-        crowd = max(self._crowds.values(), key=len)
-        if crowd.silent:
-            return next(iter(crowd.silent)), 0.0
-        first = next(iter(crowd.others))
-        return first, self.since[first] + self._crowd_min_s
+        group = max(self._oversized.values(), key=len)
+        if group.silent:
+            return next(iter(group.silent)), 0.0
+        first = next(iter(group.others))
+        return first, self.since[first] + self._oversized_min_s
 
 
 class _Group:
@@ -99,7 +100,7 @@ class _Group:
 
 
 def network_of(address: str) -> str:
-    """Return what counts as one address: an IPv4 address, or the /64 of an IPv6 address."""
+    """Return the network that counts as one address: an IPv4 address, or the /64 of an IPv6 address."""
     if ":" not in address:
         return address
     packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])

@@ -1,16 +1,16 @@
 """An HTTP server for health checks, metrics and control: one request and one response per connection.
 
-Any client may connect, and the limits here bound what it can use. A request has `HEAD_BYTES_MAX`, the server's
-limit for its body, and `EXCHANGE_S` to arrive; the client has the same time to read the response. Above
-the limit of clients, one that is not being answered makes room, the oldest of the address with the most
-connections (`half_open`). One thread does all reading and writing and never waits for a single client,
-so a slow client does not delay the others.
+Any client may connect, so these limits apply: the head of a request has at most `HEAD_BYTES_MAX`, and the server
+limits the body. A request must arrive within `EXCHANGE_S`, and the client must read the response within the same
+time. Above the limit of clients, the server closes the oldest connection of the address with the most
+connections (`half_open`), unless it is computing the response. One thread does all reading and writing and
+never waits for a single client, so a slow client does not delay the others.
 
-A server on loopback is for programs of its own host, not for web pages: the author of a page can let a name
-resolve to 127.0.0.1, and then read what a browser there receives. So such a server refuses requests for
-a name that is not its own.
+A server on loopback is for programs on its own host, not for web pages. The author of a page can make a name
+resolve to 127.0.0.1 and then read what a browser receives from this server. So a server on loopback refuses
+requests for a name that is not its own.
 
-`respond` is called in that thread and must not block; with `in_threads` each call has its own thread.
+The server calls `respond` in its thread, so it must not block. With `in_threads` each call has its own thread.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _serving: weakref.WeakSet[HttpServer] = weakref.WeakSet()
 
 
 class HttpRequest(NamedTuple):
-    """One request, checked."""
+    """One valid request."""
 
     method: str
     path: str
@@ -84,7 +84,7 @@ class HttpResponse(NamedTuple):
 def listen_tcp(host: str, port: int, *, name: str, host_name: str = "") -> socket.socket:
     """Return a listening socket, on every address if `host` is empty; port 0 is any free one.
 
-    Raises `EnvironmentProblem`; `name` and `host_name` are what the user calls port and host.
+    Raises `EnvironmentProblem`; `name` and `host_name` are the user's settings for port and host.
     """
     try:
         found = addresses.resolve(host, port) if host else listening.everywhere(port)
@@ -105,12 +105,12 @@ def listen_tcp(host: str, port: int, *, name: str, host_name: str = "") -> socke
 
 
 class HttpServer:
-    """Serves at a listening socket, which it owns, from now until `close`.
+    """Serves on a listening socket, which it owns, from its creation until `close`.
 
-    A `respond` that raises is reported once, and the client gets a 500. A connection that `admit` rejects is closed
-    without a response. Requests with a method other than `methods` get a 405, and those with a larger body
-    than `body_bytes_max` a 413. `host_name` is a name for a server on loopback, besides `localhost` and
-    addresses; requests for other names get a 421.
+    If `respond` raises, the client receives a 500, and the first such error is reported. A connection that `admit`
+    rejects is closed without a response. A method that is not in `methods` receives a 405, and a body larger than
+    `body_bytes_max` a 413. A server on loopback accepts requests for `host_name`, `localhost` and addresses;
+    other names receive a 421.
     """
 
     def __init__(
@@ -135,12 +135,16 @@ class HttpServer:
         self._connections_max = connections_max
         self._in_threads = in_threads
         self._admit = admit
-        self._blamed = False
+        self._fault_reported = False
         self._exchanges: dict[int, _Exchange] = {}  # By descriptor.
-        self._unanswered = HalfOpen(connections_max)  # All but those a thread works on.
+        self._unanswered = HalfOpen(
+            connections_max
+        )  # All except those with a running `respond` thread.
         self._accept_at: float | None = None
-        self._answered: deque[tuple[_Exchange, bytes]] = deque()  # By threads of `in_threads`.
-        self._finish_by: float | None = None  # Set when the server is to end.
+        self._answered: deque[tuple[_Exchange, bytes]] = (
+            deque()
+        )  # Filled by threads of `in_threads`.
+        self._finish_by: float | None = None  # Set when the server closes.
         self._wakes, self._wake = socket.socketpair()
         self._poll = select.poll()
         listener.setblocking(False)  # noqa: FBT003 (the name says it)
@@ -152,13 +156,13 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that it listens on."""
         return int(self._listener.getsockname()[1])
 
     def close(self, finish_s: float = 0.0) -> None:
         """Stop accepting, end all exchanges, and release the port; may be called twice.
 
-        Responses under way have `finish_s` to finish.
+        Exchanges in progress have `finish_s` to finish.
         """
         if self not in _serving:
             return
@@ -167,11 +171,11 @@ class HttpServer:
         self._wake_up()
         if self._thread is not threading.current_thread():
             self._thread.join(finish_s + STOP_S)
-        if self._thread.is_alive():  # `respond` hangs: at least there are no new clients.
+        if self._thread.is_alive():  # `respond` hangs; at least refuse new clients.
             _shut(self._listener, socket.SHUT_RDWR)
 
     def abandon(self) -> None:
-        """Close a forked child's copies: they would keep the sockets open after the parent."""
+        """Close a forked child's copies: they would keep the sockets open after the parent closes them."""
         self._listener.close()
         self._wakes.close()
         self._wake.close()
@@ -195,14 +199,14 @@ class HttpServer:
 
     def _turn(self) -> bool:
         """Serve every client that is ready, or wait for one; return False at the end."""
-        has_newcomers = False
+        can_accept = False
         for descriptor, _ in self._poll.poll(self._timeout_ms()):
             if descriptor == self._wakes.fileno():
                 self._wakes.recv(READ_BYTES)
             elif descriptor in self._exchanges:
                 self._serve(self._exchanges[descriptor])
             else:
-                has_newcomers = True
+                can_accept = True
         while self._answered:
             exchange, response = self._answered.popleft()
             if exchange.socket.fileno() in self._exchanges:
@@ -219,7 +223,7 @@ class HttpServer:
         if self._accept_at is not None and now >= self._accept_at:
             self._accept_at = None
             self._poll.modify(self._listener, select.POLLIN)
-        if has_newcomers:
+        if can_accept:
             self._accept(now)
         return True
 
@@ -244,9 +248,9 @@ class HttpServer:
         address = where[0] if isinstance(where, tuple) else ""  # A socket file's clients have none.
         exchange = _Exchange(client, address, now + EXCHANGE_S)
         if len(self._exchanges) >= self._connections_max and self._unanswered.since:
-            oldest, _ = self._unanswered.next_to_go()
+            oldest, _ = self._unanswered.next_to_close()
             self._end(oldest)
-        # That one may have been above the limit itself, so there may be no room.
+        # The closed connection may itself have been above the limit, so there may still be no room.
         full = len(self._exchanges) >= self._connections_max
         self._exchanges[client.fileno()] = exchange
         self._unanswered.add(exchange, exchange.address, now)
@@ -263,14 +267,14 @@ class HttpServer:
             else:
                 self._read(exchange)
         except BlockingIOError:
-            pass  # There will be more.
+            pass  # The rest follows later.
         except OSError:
             self._end(exchange)
 
     def _read(self, exchange: _Exchange) -> None:
         data = exchange.socket.recv(READ_BYTES)
         if exchange.unsent is not None or exchange.deadline is None:
-            if not data:  # What a client sends after its request is dropped.
+            if not data:  # Any other data after the request is ignored.
                 self._end(exchange)
             return
         received = exchange.received
@@ -284,10 +288,10 @@ class HttpServer:
             return
         request, length, status = parse_head(bytes(received[:head_bytes]), self._methods)
         if not status and length > self._body_bytes_max:
-            # A request without use for a body: its body is ignored.
+            # The server uses no bodies: it ignores this one.
             status, length = (413, 0) if self._body_bytes_max else (0, 0)
         if not status and self._host_names is not None:
-            status = 0 if is_asked_for(request.host, self._host_names) else 421
+            status = 0 if is_requested_host(request.host, self._host_names) else 421
         if status:
             self._start_sending(exchange, _failure(status, self._methods))
         elif len(received) - body_at >= length:
@@ -319,8 +323,8 @@ class HttpServer:
         try:
             response = self._respond(request)
         except Exception as problem:  # noqa: BLE001 (a fault there must not end the server)
-            if not self._blamed:
-                self._blamed = True
+            if not self._fault_reported:
+                self._fault_reported = True
                 console.warning(
                     f"{self._name}: {request.path}: {type(problem).__name__}: {problem}"
                 )
@@ -348,8 +352,8 @@ class HttpServer:
         if exchange.unsent:
             self._poll.modify(exchange.socket, select.POLLOUT)
         else:
-            # The connection closes once the client has finished too: further data from it would make the
-            # kernel discard a response in transit.
+            # Close only after the client has closed its side: if it sent more data after a close, the
+            # kernel would discard a response in transit.
             exchange.socket.shutdown(socket.SHUT_WR)
             self._poll.modify(exchange.socket, select.POLLIN)
 
@@ -368,7 +372,7 @@ class HttpServer:
 
 
 class _Exchange:
-    """One connection: its request is read, then the response is sent, then it is closed."""
+    """One connection: the server reads the request, sends the response, and closes it."""
 
     __slots__ = ("address", "deadline", "received", "socket", "unsent")
 
@@ -379,7 +383,7 @@ class _Exchange:
         """None while a thread works on the response."""
         self.received = bytearray()
         self.unsent: memoryview | None = None
-        """The unsent part of the response; None without one, empty once all is sent."""
+        """The unsent part of the response; None before there is a response, empty once all is sent."""
 
 
 def parse_head(head: bytes, methods: tuple[str, ...]) -> tuple[HttpRequest, int, int]:
@@ -416,8 +420,8 @@ def parse_head(head: bytes, methods: tuple[str, ...]) -> tuple[HttpRequest, int,
     return request, int(length[:20]), 0
 
 
-def is_asked_for(host: str, names: tuple[str, ...]) -> bool:
-    """Return whether a request is for one of these names, for an address, or names no host."""
+def is_requested_host(host: str, names: tuple[str, ...]) -> bool:
+    """Return whether a request's host is one of these names, an address, or empty."""
     name, port_sign, port = host.rpartition(":")
     if not port_sign or not port.isdigit():
         name = host
@@ -457,7 +461,7 @@ def _encode(
 
 
 def _close(one: socket.socket) -> None:
-    """Close a socket, even if a child forked just now has a copy."""
+    """Close a socket, even if a child that is being forked has a copy."""
     _shut(one, socket.SHUT_RDWR)
     one.close()
 

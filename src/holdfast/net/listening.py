@@ -1,12 +1,12 @@
-"""Listening sockets: where to bind, who may bind, and which process has a port.
+"""Listening sockets: where to bind, which process may bind, and which process holds a port.
 
-An endpoint is this machine's if all its addresses are, which the kernel knows; host names are not guessed at. A
-server on a loopback endpoint listens on loopback only, so no other machine can reach it; any other
-listens on every address, because `/etc/hosts` often maps a host's own name to 127.0.1.1, where no
-other node would find it.
+An endpoint belongs to this machine if all its addresses do, which the kernel knows; the host name does not
+matter. A server on a loopback endpoint listens on loopback only, so no other machine can reach it. Any other
+server listens on every address, because `/etc/hosts` often maps a host's own name to 127.0.1.1, where no
+other node would reach it.
 
-Returned sockets listen already. Otherwise two agents could both bind the port, and only one would fail
-later.
+The functions here return sockets that already listen. Otherwise two agents could both bind the port, and one of
+them would fail only later.
 """
 
 from __future__ import annotations
@@ -20,41 +20,43 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import EnvironmentProblem, shortage_hint
 from holdfast.net import addresses
+from holdfast.net.addresses import Address
 from holdfast.net.endpoints import format_endpoint
 from holdfast.net.peer_user import NOBODY, is_own_user, listener_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any, Self
+    from typing import Self
 
-    from holdfast.net.addresses import Address
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_NAMES = (LOOPBACK, "localhost")
 BACKLOG = 4096
-"""Connections that wait to be accepted; the kernel also has its own limit. If the queue is full, the next is
-dropped and its client retries after 1, 2 and 4 seconds: of 1,000 agents that connect at once the last is
-accepted after 0.1 s, and with 256 after 1.1 s. A flood does not fill the queue for long, because its
-connections are closed at once (`half_open`)."""
+"""Connections that wait to be accepted; the kernel also has its own limit. If the queue is full, the kernel drops
+the next connection, and its client retries after 1, 2 and 4 seconds. If 1,000 agents connect at once, the last is
+accepted after 0.1 s; with a queue of 256, after 1.1 s. A flood does not fill the queue for long, because the
+server closes its connections immediately (`half_open`)."""
 COOKIES = "/proc/sys/net/ipv4/tcp_syncookies"
-DESCRIPTORS_MAX = 1 << 20  # The most that is requested; each connection needs one.
+DESCRIPTORS_MAX = (
+    1 << 20
+)  # The highest limit that is requested; each connection needs one descriptor.
 
 
 # Binding.
 
 
-def everywhere(port: int) -> list[tuple[int, Any]]:
-    """Return where to listen on every address: IPv6 covers IPv4 too, where IPv6 exists."""
+def everywhere(port: int) -> list[Address]:
+    """Return where to listen on every address: an IPv6 socket accepts IPv4 too, if the host has IPv6."""
     return [
-        (socket.AF_INET6, ("::", port, 0, 0)),
-        (socket.AF_INET, ("0.0.0.0", port)),  # noqa: S104 (other nodes must reach it)
+        Address(socket.AF_INET6, ("::", port, 0, 0)),
+        Address(socket.AF_INET, ("0.0.0.0", port)),  # noqa: S104 (other nodes must reach it)
     ]
 
 
 def address_of(host: str) -> str:
-    """Return the one address that a host's text means on this host; empty for a name.
+    """Return the address that the text means, also for `localhost`; empty for any other name.
 
-    A name does not determine the address that other machines reach (see above); `localhost` does.
+    A name does not determine the address that other machines connect to (see above).
     """
     if host.lower() in LOOPBACK_NAMES:
         return LOOPBACK
@@ -68,7 +70,7 @@ def address_of(host: str) -> str:
 
 
 def bind(
-    candidates: Iterable[tuple[int, Any]], backlog: int | None = None, *, reuse: bool = True
+    candidates: Iterable[Address], backlog: int | None = None, *, reuse: bool = True
 ) -> socket.socket:
     """Return a socket bound to the first candidate that works, listening if there is a `backlog`.
 
@@ -76,19 +78,19 @@ def bind(
     this one first. With `reuse`, connections of an exited process do not block the port.
     """
     problem = OSError("it has no address on this host")
-    for family, address in candidates:
+    for one in candidates:
         try:
-            bound = socket.socket(family, socket.SOCK_STREAM)
+            bound = socket.socket(one.family, socket.SOCK_STREAM)
         except OSError as error:
             problem = error
             continue
         try:
             if reuse:
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                only = int(address[0] != "::")
+            if one.family == socket.AF_INET6:
+                only = int(one.ip != "::")
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
-            bound.bind(address)
+            bound.bind(one.sockaddr)
             if backlog is not None:
                 bound.listen(backlog)
         except OSError as error:
@@ -101,8 +103,8 @@ def bind(
     raise problem
 
 
-def listen(candidates: Iterable[tuple[int, Any]], backlog: int = BACKLOG) -> socket.socket:
-    """Return what `bind` returns, listening and without blocking."""
+def listen(candidates: Iterable[Address], backlog: int = BACKLOG) -> socket.socket:
+    """Return a nonblocking, listening socket from `bind`."""
     listener = bind(candidates, backlog)
     listener.setblocking(False)  # noqa: FBT003 (the name says it)
     return listener
@@ -112,7 +114,8 @@ def defer_accept(listener: socket.socket, limit_s: float) -> None:
     """Have the kernel hold connections until the client has sent something, or for about `limit_s`.
 
     For servers whose clients send first: silent connections do not reach this process. Held connections
-    fill the kernel's queue; without SYN cookies a full queue would reject every client.
+    fill the kernel's queue, and without SYN cookies a full queue rejects every client; so this requires SYN
+    cookies.
     """
     try:
         with open(COOKIES, "rb") as setting:
@@ -123,26 +126,27 @@ def defer_accept(listener: socket.socket, limit_s: float) -> None:
         pass  # No such setting, or no such option: silent connections are accepted.
 
 
-def candidates_of(host: str, port: int) -> list[tuple[int, Any]]:
+def candidates_of(host: str, port: int) -> list[Address]:
     """Return where to listen for an endpoint of this machine, the best first."""
-    return [*addresses.resolve(host, port)] if addresses.names_loopback(host) else everywhere(port)
+    return addresses.resolve(host, port) if addresses.names_loopback(host) else everywhere(port)
 
 
 class ReservedPort:
     """A reserved TCP port, at one `address` of this host or at all of them.
 
-    The kernel never hands out a reserved port as a free one. Unless it is `listening`, a worker that binds it by
-    number with `SO_REUSEADDR`, as stores do, still gets it, and so does a process of another user.
+    The kernel never assigns a reserved port as a free one. Unless it is `listening`, a worker can still bind it by
+    number with `SO_REUSEADDR`, as stores do, and so can a process of another user.
     `number` 0 is any free port. A `listening` port queues connections until somebody accepts them.
 
-    An address that this host does not have, for example behind NAT, means all addresses; loopback never does.
+    If this host does not have the address, for example behind NAT, the port is reserved on all addresses; never
+    for loopback.
     """
 
     def __init__(self, number: int = 0, *, listening: bool = False, address: str = "") -> None:
         where = everywhere(number)
         if address:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            one = (family, (address, number, 0, 0) if ":" in address else (address, number))
+            one = Address(family, (address, number, 0, 0) if ":" in address else (address, number))
             is_loopback = address.startswith("127.") or address == "::1"
             where = [one] if is_loopback else [one, *where]
         try:
@@ -150,8 +154,8 @@ class ReservedPort:
         except OSError as problem:
             if number and problem.errno == errno.EADDRINUSE:
                 raise EnvironmentProblem(
-                    f"port {number}, where the workers meet, is in use on this host",
-                    hint="choose another with --master-port, or leave it out for a free one",
+                    f"the master port {number} is in use on this host",
+                    hint="choose another with --master-port, or omit it to use a free port",
                 ) from None
             what = f"cannot bind port {number}" if number else "cannot reserve a TCP port"
             raise EnvironmentProblem(
@@ -179,22 +183,22 @@ class ReservedPort:
         self.release()
 
 
-# The process that can bind the endpoint coordinates.
+# The process that can bind the endpoint becomes the coordinator.
 
 
 def try_bind(host: str, port: int, is_host: bool | None) -> socket.socket | None:
-    """Return a listening socket if this process coordinates; None if it is a client.
+    """Return a listening socket if this process becomes the coordinator; None if it is a client.
 
-    `is_host` is the user's setting: True coordinates here or raises `EnvironmentProblem`, False never does, None
-    does if the endpoint is this machine's and no other process here was faster. This may wait for a
-    name server if the addresses decide where to listen.
+    `is_host` is the user's setting. True: this process becomes the coordinator or raises `EnvironmentProblem`.
+    False: it never does. None: it does if the endpoint belongs to this machine and no other process listens there.
+    This may wait for a name server.
     """
     if is_host and not addresses.names_loopback(host):
         return bind_one_of(host, port, [], is_host)
     try:
         found = addresses.resolve(host, port) if is_host is not False else []
     except OSError:
-        found = []  # A service's name may not resolve yet; with `is_host` that does not matter.
+        found = []  # The name of a service may not resolve yet; with `is_host` that does not matter.
     return bind_one_of(host, port, found, is_host)
 
 
@@ -219,7 +223,7 @@ def bind_one_of(
 
 
 def refuse_other_user(user: int | None, port: int) -> None:
-    """Raise if another user listens at a port of this machine: that user would control the job."""
+    """Raise if another user listens on a port of this machine: that user would control the job."""
     if user is None or user == NOBODY or is_own_user(user):
         return
     raise EnvironmentProblem(
@@ -245,8 +249,8 @@ def is_local(address: Address) -> bool:
             probe.bind((where, 0, *rest[1:]))
         except OSError:
             return False
-    # With `ip_nonlocal_bind` any address can be bound, but only to its own address does a machine
-    # connect from that same address. Nothing is sent.
+    # With `ip_nonlocal_bind` any address can be bound. But if a machine connects to an address, it does so from
+    # that same address only if it is its own. Nothing is sent.
     with socket.socket(address.family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((where, 9, *rest[1:]))
@@ -270,21 +274,21 @@ def _refusal(host: str, port: int, problem: OSError) -> EnvironmentProblem:
         )
     if problem.errno in (errno.EACCES, errno.EPERM):
         return EnvironmentProblem(
-            f"cannot coordinate at {where}: port {port} is not allowed to this user",
+            f"cannot coordinate at {where}: this user may not use port {port}",
             hint="choose a port from 1024 on, or 0 for any free port",
         )
     return EnvironmentProblem(f"cannot coordinate at {where}: {problem.strerror or problem}")
 
 
-# Which process has a port, as far as this user can see: the kernel's table of sockets has the inode of each, and
-# the descriptors of a process refer to it. Other users' processes are invisible.
+# The process that holds a port. The kernel's table has the inode of each socket, and the descriptors of a process
+# refer to inodes. Processes of other users are invisible.
 
 LISTENING = "0A"
 COMMAND_CHARS_MAX = 80
 
 
 def owner_of(port: int) -> str:
-    """Return which process has the port (`pid 17, python train.py`); empty if that is invisible."""
+    """Return the process that holds the port, as `pid 17, python train.py`; empty if it is invisible."""
     wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     for name in os.listdir("/proc") if wanted else ():
         if name.isdigit() and _has_one(int(name), wanted):
@@ -334,9 +338,9 @@ def _command(pid: int) -> str:
     return text if len(text) <= COMMAND_CHARS_MAX else text[: COMMAND_CHARS_MAX - 3] + "..."
 
 
-# How many connections a process may have. The usual soft limit of descriptors is 1024, for programs that use
-# `select`; the hard limit is far higher. Raising it does not affect workers: the keeper gives them the limits
-# that the agent started with.
+# The limit of descriptors. The usual soft limit is 1024, for programs that use `select`; the hard limit is far
+# higher. Raising the soft limit does not affect workers: the keeper gives them the limits that the agent started
+# with.
 
 _before: list[int] = []  # The original soft limit of this process, once raised.
 
@@ -378,7 +382,7 @@ def raise_descriptor_limit() -> bool:
 
 
 def restore_descriptor_limit(child: int) -> None:
-    """Give a child of this process the limit that this process had before it raised its own."""
+    """Give a child of this process the soft limit that this process started with."""
     if not _before:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

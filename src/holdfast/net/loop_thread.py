@@ -41,18 +41,18 @@ class LoopThread:
             raise
 
     def post(self, call: Callable[..., object], *args: Any) -> bool:
-        """Call something in the loop, soon; return False if the loop has ended."""
+        """Schedule a call in the loop; return False if the loop has ended."""
         try:
             self.loop.call_soon_threadsafe(call, *args)
         except RuntimeError:
             return False
         return True
 
-    def ask(self, work: Coroutine[Any, Any, T], limit_s: float) -> T:
-        """Return the outcome of a coroutine in the loop; raise `TimeoutError` past the limit."""
+    def run(self, work: Coroutine[Any, Any, T], limit_s: float) -> T:
+        """Run a coroutine in the loop and return its result; raise `TimeoutError` past the limit."""
         if not self.runs or self._thread is threading.current_thread():
             work.close()
-            raise RuntimeError("the loop has ended, or waits for itself")
+            raise RuntimeError("the loop has ended, or would wait for itself")
         answer: Future[T] = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return answer.result(limit_s)
@@ -61,7 +61,7 @@ class LoopThread:
             raise
 
     def stop(self) -> None:
-        """Stop the loop and the thread; cancel whatever still runs there."""
+        """Stop the loop and the thread; cancel the tasks that still run there."""
         if self._thread.ident is None:
             self.loop.close()
             return

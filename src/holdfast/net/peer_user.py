@@ -1,11 +1,11 @@
-"""Which user is at the other end of a connection within this host, or listens there.
+"""Finds the user at the other end of a connection within this host, or the user who listens there.
 
 Every user of a host can connect over loopback. So a server without a token asks the kernel (`sock_diag`, a
 netlink socket) for the owner of the other end, and serves its own user and root. Likewise a client can
 check the listener's owner before it trusts it. A connection from another host has no owner here.
 
-For a socket that its process has closed the kernel reports user 0, also for one that only waits for late
-packets; both have no inode, and no owner.
+If a process has closed its socket, the kernel reports user 0 for it, also while the socket still waits for late
+packets. Such a socket has no inode; this module reports no owner for it.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ def user_of(connection: socket.socket) -> int | None:
         return None
     is_here = _is_within_host(connection.family, here, there)
     try:
-        user = _ask(connection.family, there, here)
+        user = _query_kernel(connection.family, there, here)
     except OSError:
-        return _look_up(there, here) if is_here else None
-    # A process of this host can connect from any of its addresses, and the kernel knows its owner.
+        return _search_tables(there, here) if is_here else None
+    # A process on this host can connect from any address of the host; the kernel knows its owner then too.
     return None if user == NOBODY and not is_here else user
 
 
 def listener_of(connection: socket.socket) -> int | None:
     """Return the user who listens at the other end of a connection of this process, like `user_of`.
 
-    The other end itself has no owner until it is accepted.
+    Until the connection is accepted, its other end has no owner, so this finds the listener.
     """
     try:
         here, there = connection.getsockname(), connection.getpeername()
@@ -72,11 +72,11 @@ def listener_of(connection: socket.socket) -> int | None:
 
 def listener_at(family: int, where: tuple[Any, ...]) -> int | None:
     """Return the user who listens at an address of this host; `NOBODY` without a listener."""
-    anybody = ("::" if family == socket.AF_INET6 else "0.0.0.0", 0)  # noqa: S104 (it is not bound)
+    any_peer = ("::" if family == socket.AF_INET6 else "0.0.0.0", 0)  # noqa: S104 (it is not bound)
     try:
-        return _ask(family, (where[0], where[1]), anybody)
+        return _query_kernel(family, (where[0], where[1]), any_peer)
     except OSError:
-        return _look_up((where[0], where[1]), anybody)
+        return _search_tables((where[0], where[1]), any_peer)
 
 
 def is_own_user(user: int | None) -> bool:
@@ -96,8 +96,8 @@ def _is_within_host(family: int, here: tuple[Any, ...], there: tuple[Any, ...]) 
     return ours == theirs or (_is_loopback(ours) and _is_loopback(theirs))
 
 
-def _ask(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int:
-    """Return the owner of the socket with these ends, seen from its own side."""
+def _query_kernel(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int:
+    """Return the owner of the socket with this local and this remote end."""
     ends = struct.pack("!HH", local[1], remote[1])
     request = (
         REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, ALL_STATES)
@@ -123,10 +123,10 @@ def _ask(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int:
     return int(user) if inode else NOBODY
 
 
-def _look_up(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
-    """Return the same from the kernel's tables, for a host without netlink; None without tables.
+def _search_tables(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
+    """Return the owner as `_query_kernel` does, from the tables in `/proc`, for a host without netlink.
 
-    A listener may be bound to all addresses.
+    None if there are no tables. A listener may be bound to all addresses.
     """
     here, there = ((packed(end[0]), end[1]) for end in (local, remote))
     seen = False

@@ -2,10 +2,10 @@
 
 The client sends `PRESENCE_REQUEST`. The agent responds with one line, an id that no other process has,
 and neither sends anything else. The connection stays open until one of the two processes exits: the
-kernel then closes it. A stranger who connects learns nothing but the id.
+kernel then closes it. A stranger who connects learns only the id.
 
-`PresenceWatcher` reports what happens to one connection as a `Sight`. `core.etcd.witness` decides what
-follows from that.
+`PresenceWatcher` reports each change of a connection as a `Sight`. `core.etcd.witness` decides what follows
+from it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 PRESENCE_REQUEST = b"presence"
 """The first bytes of a connection that watches an agent's presence; no other client starts with them."""
 CONNECT_S = 2.0
-RESOLVING_MAX = 16  # Names at a time: each takes a thread.
+RESOLVING_MAX = 16  # Concurrent name lookups: each takes a thread.
 # For connections whose other end disappeared silently: a host that lost power, or a router that dropped
 # an idle connection.
 KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 60, 15, 4
 
 
 class Sight(Enum):
-    """What was seen of a process."""
+    """What a connection showed about a process."""
 
     SEEN = "seen"
     """It sent its id; the connection is open."""
@@ -61,7 +61,7 @@ class PresenceWatcher:
     async def watch(
         self, address: str, port: int, wanted: str, report: Callable[[Sight], None]
     ) -> None:
-        """Connect, and report what is seen: `SEEN` at most once, then one other `Sight`."""
+        """Connect, and report `SEEN` at most once, then one other `Sight`."""
         try:
             async with asyncio.timeout(CONNECT_S):
                 async with self._resolving:
@@ -70,7 +70,7 @@ class PresenceWatcher:
         except ConnectionRefusedError:
             report(Sight.REFUSED)
         except OSError as problem:
-            # The port may close just after its kernel has accepted.
+            # The port may close just after the kernel accepted the connection.
             is_closed = problem.errno in (errno.ECONNRESET, errno.ENOTCONN)
             report(Sight.CLOSED if is_closed else Sight.UNKNOWN)
         else:

@@ -1,4 +1,4 @@
-"""TLS: the contexts of both sides, their files, and failures in plain words.
+"""TLS: the contexts of both sides, their files, and readable messages for failures.
 
 A server with `tls_ca` requires a certificate from every client. A client always verifies the server's
 certificate against `tls_ca` or, without one, the machine's CAs, and that it is valid for the host of the
@@ -6,7 +6,8 @@ endpoint or for `tls_server_name`.
 
 With `tls=psk` there are no certificates: the key is derived from the token (`TlsToken`).
 
-Functions import `ssl`, which costs more than the rest of a start. Nothing here opens a connection.
+The functions import `ssl` themselves: that import takes longer than the rest of a start. Nothing here opens a
+connection.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SERVER_NAME = "tls_server_name"
 
 
 def server_context(cert: str, key: str, ca: str | None = None) -> ssl.SSLContext:
-    """Return the context of a coordinator. With `ca`, clients must show a certificate that it signed."""
+    """Return the context of a coordinator. With `ca`, clients must present a certificate that it signed."""
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -54,9 +55,8 @@ def client_context(
 ) -> ssl.SSLContext:
     """Return the context of an agent.
 
-    Connect with `server_hostname` set to `tls_server_name` if it is set, else to the host
-    of the endpoint: it must be among the names in the server's certificate.
-    `names` are the settings of certificate, key and authority.
+    Connect with `server_hostname` set to `tls_server_name`, or without one to the host of the endpoint: the
+    server's certificate must contain that name. `names` are the settings of certificate, key and authority.
     """
     import ssl
 
@@ -77,7 +77,7 @@ def client_context(
 def mutual_context(ca: bytes, cert: bytes, key: bytes, *, serving: bool) -> ssl.SSLContext:
     """Return the context of either side that trusts every certificate of the authority.
 
-    All three are in PEM. The peers prove anything else, such as their identity, over the connection.
+    The arguments are in PEM. The peers prove their identity over the connection.
     """
     import ssl
 
@@ -198,7 +198,7 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def can_serve(self) -> bool:
-        """Whether there is a certificate for a coordinator; a client needs none."""
+        """Whether a certificate and key are set, which a coordinator needs and a client does not."""
         return self.cert is not None and self.key is not None
 
     def for_server(self) -> ssl.SSLContext:
@@ -218,7 +218,7 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
 class TlsToken:
     """`tls=psk`: both sides derive the key from their token, and need no certificates.
 
-    A client names its job, so that a coordinator selects the job's key. TLS 1.3 derives new keys for each
+    A client sends its run id, from which the coordinator derives the job's key. TLS 1.3 derives new keys for each
     connection, so a token that leaks later does not decrypt earlier traffic.
     """
 

@@ -5,12 +5,12 @@ exchanging anything, and each signs its own certificate. Both sides require a ce
 programs that support TLS but no token, such as etcd; it replaces the proof of `wire.handshake`, and
 also encrypts.
 
-Everyone who opens a connection sees the authority's public key. Guesses can be tested against it, as against a
-proof of the token, so a token must be random.
+Anyone who opens a connection sees the authority's public key and can test guesses of the token against it, so
+a token must be random.
 
-The required parts of P-256 (FIPS 186-4), ECDSA and X.509 (RFC 5280) are here, because the standard library can
-use certificates but not make them, and a program that can may be missing. They sign only certificates
-that they made themselves, when a job starts, so their timing reveals nothing.
+The required parts of P-256 (FIPS 186-4), ECDSA and X.509 (RFC 5280) are implemented here: the standard library
+can use certificates but not create them, and a program that can may not be installed. They sign only
+certificates that they created themselves, when a job starts, so their timing reveals nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ISSUER, OWNER = "holdfast token authority", "holdfast"
-# Clocks of machines differ, and a certificate is useless after its job.
+# Always valid: the clocks of machines differ, and a certificate is useless after its job.
 NOT_BEFORE, NOT_AFTER = b"20000101000000Z", b"99991231235959Z"
 
 
@@ -41,10 +41,10 @@ class Certificate(NamedTuple):
 
 
 def make_certificate(token: bytes, hosts: Sequence[str] = ()) -> Certificate:
-    """Return a new certificate for a server at these names and addresses; without any, a client's.
+    """Return a new certificate for a server with these names and addresses; without any, for a client.
 
-    Servers written in Go compare the addresses in a client's certificate with the client's address, so a client's
-    certificate should have none.
+    If a client's certificate contains addresses, a server written in Go compares them with the client's address.
+    So a client's certificate should have none.
     """
     authority = _derive_key(token)
     issuer_point = _public(authority)
@@ -59,8 +59,9 @@ def make_certificate(token: bytes, hosts: Sequence[str] = ()) -> Certificate:
 
 
 def _derive_key(token: bytes) -> int:
-    """Return the private key of a token's authority; twice as many bits as needed, so that all keys
-    are as likely.
+    """Return the private key of a token's authority.
+
+    The digest has twice as many bits as the key, so that all keys are equally likely.
     """
     secret = hashlib.sha256(token).digest()
     digest = hmac.digest(secret, b"holdfast certificate authority, P-256", "sha512")
@@ -106,7 +107,7 @@ def _sign(key: int, message: bytes) -> bytes:
     """Return an ECDSA signature with SHA-256."""
     digest = hashlib.sha256(message).digest()
     while True:
-        # Derived from the key and the message too: weak randomness must not reveal the key.
+        # The seed depends on the key and the message too, so weak randomness does not reveal the key.
         seed = hmac.digest(key.to_bytes(32, "big"), secrets.token_bytes(64) + digest, "sha512")
         nonce = 1 + int.from_bytes(seed, "big") % (ORDER - 1)
         r = _public(nonce)[0] % ORDER
@@ -123,7 +124,7 @@ ORGANIZATION = "2.5.4.10"
 SUBJECT_KEY, KEY_USAGE, ALTERNATIVE, CONSTRAINTS, AUTHORITY_KEY = (
     f"2.5.29.{number}" for number in (14, 15, 17, 19, 35)
 )
-CERT_SIGN = b"\x02\x04"  # The bits of `keyCertSign`, and how many of the byte are not used.
+CERT_SIGN = b"\x02\x04"  # The number of unused bits, and the bit of `keyCertSign`.
 SIGNATURE = b"\x07\x80"
 
 

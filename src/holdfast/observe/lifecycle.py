@@ -109,6 +109,8 @@ class GenerationStarted(LifecycleEvent):
     """Why the coordinator started it; empty without one."""
     log_dir: str = ""
     """The folder of its workers' logs and error files, if any."""
+    members: tuple[str, ...] = ()
+    """The nodes of its round by rank, if this node knows them."""
 
 
 class WorkersObserved(LifecycleEvent):

@@ -40,7 +40,7 @@ MEANINGS: dict[int, str] = {
     signal.SIGQUIT: "quit",
     signal.SIGSEGV: "segmentation fault",
     signal.SIGSYS: "forbidden system call",
-    signal.SIGTERM: "asked to stop",
+    signal.SIGTERM: "termination request",
     signal.SIGTRAP: "trace trap",
     signal.SIGXCPU: "CPU time limit reached",
     signal.SIGXFSZ: "file size limit reached",
@@ -189,7 +189,7 @@ class SignalWatch:
 
     def _raise(self, one: int) -> None:
         self.raises = False  # Once: the cleanup that follows must not be interrupted.
-        raise SignalException(f"agent {os.getpid()} was ended by {in_words(one)}", one)
+        raise SignalException(f"agent {os.getpid()} received {in_words(one)}", one)
 
 
 class Raising:

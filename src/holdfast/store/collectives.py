@@ -2,8 +2,10 @@
 
 They work on any store, including torch's, and use TorchElastic's keys, so ranks with torch's functions and ranks
 with these interoperate. A store needs only what TorchElastic's functions use: `check`, and a timeout for
-`wait`, are optional. Improvements: a timeout names the missing ranks on every rank, without further
-waiting; a rank that times out is no longer counted; and the same number of ranks can reuse a barrier.
+`wait`, are optional.
+
+Improvements over TorchElastic: the error of a timeout names the missing ranks, on every rank and without
+further waiting. A rank that times out is no longer counted. The same number of ranks can reuse a barrier.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ if TYPE_CHECKING:
 
 RANKS_SHOWN_MAX = 32
 """How many missing ranks a message names; it counts the rest."""
-ASKING_S_MAX = 10.0
+TRACE_S_MAX = 10.0
 """The limit for finding out which ranks are missing."""
 LAST_WAIT_S_MIN = 0.001
-"""The minimum, so that the last wait checks at least once; torch's stores read 0 as forever."""
+"""The minimum timeout of the last wait, so that it checks at least once. Torch's stores take 0 for forever."""
 
-_CAME, _ALL_CAME, _MARK, _GATE = "/num_members", "/last_member", "/TRACE", "/TRACING_GATE"
+_COUNT, _COMPLETE, _MARK, _GATE = "/num_members", "/last_member", "/TRACE", "/TRACING_GATE"
 _NOTHING = "<val_ignored>"
 
 
@@ -54,10 +56,10 @@ def wait_for_keys(store: Any, keys: Sequence[str], timeout_s: float) -> None:
 
 
 def get_all(store: Any, rank: int, prefix: str, world_size: int) -> list[bytes]:
-    """Return what all ranks have set under `{prefix}{rank}`, in rank order.
+    """Return the values that all ranks set under `{prefix}{rank}`, in rank order.
 
-    Rank 0 returns when all others have read it too, so that it may close the store. Raises
-    `StoreTimeoutError` naming the missing ranks, after the store's own timeout.
+    Rank 0 returns after all others have read the values, so it can close the store. After the store's own
+    timeout, raises `StoreTimeoutError` with the missing ranks.
     """
     return _get_all(store, rank, prefix, world_size, store.timeout.total_seconds())
 
@@ -85,7 +87,7 @@ def barrier(
     barrier_timeout: float = 300,
     rank: int | None = None,
     rank_tracing_decoder: Callable[[int], str] | None = None,
-    trace_timeout: float = ASKING_S_MAX,
+    trace_timeout: float = TRACE_S_MAX,
 ) -> None:
     """Wait until `world_size` ranks have arrived, including this one.
 
@@ -95,13 +97,13 @@ def barrier(
     if rank is None and rank_tracing_decoder is not None:
         raise AssertionError("rank_tracing_decoder: needs a rank as well")
     turn = _Turn(store, world_size, key_prefix, rank)
-    turn.come()
+    turn.arrive()
     try:
         turn.wait(barrier_timeout)
     except (RuntimeError, TimeoutError) as problem:
         if _is_loss(problem):
             raise
-        if turn.give_up():
+        if turn.withdraw():
             return
         until = time.monotonic() + trace_timeout
         reason = _describe_missing(turn, rank_tracing_decoder or str, until)
@@ -115,31 +117,31 @@ class _Turn:
 
     def __init__(self, store: Any, world_size: int, prefix: str, rank: int | None) -> None:
         self.store, self.world_size, self.prefix, self.rank = store, world_size, prefix, rank
-        self.came = 0
-        """How many have arrived in this turn, as far as known."""
-        self._before = 0  # How many arrived in earlier turns.
-        self._suffix = ""  # Torch's names are those of the first turn.
+        self.arrived = 0
+        """How many ranks have arrived in this turn, as far as known."""
+        self._before = 0  # How many ranks arrived in earlier turns.
+        self._suffix = ""  # The first turn uses torch's key names.
 
-    def come(self) -> None:
+    def arrive(self) -> None:
         """Register at the barrier, without waiting."""
-        came = self.store.add(self.prefix + _CAME, 1)
-        number = (came - 1) // self.world_size
+        arrived = self.store.add(self.prefix + _COUNT, 1)
+        number = (arrived - 1) // self.world_size
         self._before = number * self.world_size
         self._suffix = f"/{number}" if number else ""
         if self.rank is not None:
             self.store.set(self.mark(self.rank), _NOTHING)
-        if came == self._before + self.world_size:
-            self.store.set(self._all_came, _NOTHING)
+        if arrived == self._before + self.world_size:
+            self.store.set(self._complete_key, _NOTHING)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until all have arrived; raises what the store raises on timeout."""
-        wait_for_keys(self.store, [self._all_came], timeout_s)
+        wait_for_keys(self.store, [self._complete_key], timeout_s)
 
-    def give_up(self) -> bool:
-        """Unregister; return whether all have arrived just now after all."""
-        self.came = self.store.add(self.prefix + _CAME, -1) + 1 - self._before
-        if _has(self.store, [self._all_came]):
-            self.store.add(self.prefix + _CAME, 1)
+    def withdraw(self) -> bool:
+        """Unregister; return True if all ranks arrived just before that."""
+        self.arrived = self.store.add(self.prefix + _COUNT, -1) + 1 - self._before
+        if _has(self.store, [self._complete_key]):
+            self.store.add(self.prefix + _COUNT, 1)
             return True
         return False
 
@@ -155,8 +157,8 @@ class _Turn:
         return f"{self.prefix}{rank}{_MARK}{self._suffix}"
 
     @property
-    def _all_came(self) -> str:
-        return f"{self.prefix}{_ALL_CAME}{self._suffix}"
+    def _complete_key(self) -> str:
+        return f"{self.prefix}{_COMPLETE}{self._suffix}"
 
 
 def _get_all(store: Any, rank: int, prefix: str, world_size: int, timeout_s: float) -> list[bytes]:
@@ -165,7 +167,7 @@ def _get_all(store: Any, rank: int, prefix: str, world_size: int, timeout_s: flo
     try:
         wait_for_keys(store, keys, timeout_s)
     except (RuntimeError, TimeoutError) as problem:
-        missing = [] if _is_loss(problem) else _absent(store, keys, _soon())
+        missing = [] if _is_loss(problem) else _absent(store, keys, _trace_deadline())
         if not missing:
             raise
         raise _timed_out(
@@ -174,13 +176,13 @@ def _get_all(store: Any, rank: int, prefix: str, world_size: int, timeout_s: flo
         ) from problem
     values = [as_bytes(value) for value in store.multi_get(keys)]
     end = _Turn(store, world_size, f"{prefix}/finished", rank)
-    end.come()
+    end.arrive()
     if rank != 0:
         return values
     try:
         end.wait(max(deadline - time.monotonic(), LAST_WAIT_S_MIN))
     except (RuntimeError, TimeoutError) as problem:
-        missing = [] if _is_loss(problem) else end.missing(_soon())
+        missing = [] if _is_loss(problem) else end.missing(_trace_deadline())
         if not missing:
             raise
         raise _timed_out(
@@ -191,24 +193,24 @@ def _get_all(store: Any, rank: int, prefix: str, world_size: int, timeout_s: flo
     return values
 
 
-def _soon() -> float:
-    return time.monotonic() + ASKING_S_MAX
+def _trace_deadline() -> float:
+    return time.monotonic() + TRACE_S_MAX
 
 
 def _describe_missing(turn: _Turn, decode: Callable[[int], str], until: float) -> str:
     """Return which ranks are missing, as far as that can be determined."""
-    came = f"{turn.came} of {turn.world_size} arrived"
+    arrived = f"{turn.arrived} of {turn.world_size} arrived"
     if turn.rank is None:
-        return came
+        return arrived
     try:
         missing = turn.missing(until)
     except (RuntimeError, OSError) as problem:
-        return f"{came}; cannot determine which: {problem}"
+        return f"{arrived}; cannot determine which: {problem}"
     if not missing:
-        return f"{came}; the others arrived too early or too late"
-    nameless = turn.came + len(missing) - turn.world_size
+        return f"{arrived}; the others arrived in another turn"
+    nameless = turn.arrived + len(missing) - turn.world_size
     text = f"missing: {_ranks(missing, decode)} of {turn.world_size}"
-    return f"{text}, but {nameless} of these came without giving a rank" if nameless > 0 else text
+    return f"{text}, but {nameless} of these arrived without a rank" if nameless > 0 else text
 
 
 def _ranks(missing: Sequence[int], decode: Callable[[int], str]) -> str:
@@ -219,7 +221,7 @@ def _ranks(missing: Sequence[int], decode: Callable[[int], str]) -> str:
 
 
 def _absent(store: Any, keys: Sequence[str], until: float) -> list[int]:
-    """Return the indices of the missing keys, by bisection: mostly few of many are missing.
+    """Return the indices of the missing keys, by bisection: usually few are missing.
 
     Raises `StoreTimeoutError` if it takes too long.
     """
@@ -240,7 +242,7 @@ def _absent(store: Any, keys: Sequence[str], until: float) -> list[int]:
 
 
 def _has(store: Any, keys: Sequence[str]) -> bool:
-    """Return whether all keys have values; a store without `check` is waited for shortly."""
+    """Return whether all keys have values. Without `check`, wait briefly for them."""
     try:
         return bool(store.check(keys))
     except (AttributeError, NotImplementedError, RuntimeError) as problem:
@@ -256,7 +258,7 @@ def _has(store: Any, keys: Sequence[str]) -> bool:
 
 
 def _timed_out(text: str, problem: Exception) -> StoreTimeoutError:
-    """Return the error of a timeout, which is of the type that the store itself raised, too."""
+    """Return a timeout error that is also of the type that the store raised."""
     theirs = type(problem)
     if issubclass(theirs, StoreTimeoutError) or issubclass(StoreTimeoutError, theirs):
         return StoreTimeoutError(text)
@@ -266,7 +268,7 @@ def _timed_out(text: str, problem: Exception) -> StoreTimeoutError:
 
 
 def _is_loss(problem: Exception) -> bool:
-    """Whether the store, also torch's, is lost, and cannot tell which ranks are missing."""
+    """Whether the connection to the store, ours or torch's, is lost. Then the missing ranks are unknown."""
     return isinstance(problem, DistNetworkError) or (
         type(problem).__name__ == DistNetworkError.__name__
     )

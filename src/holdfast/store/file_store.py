@@ -1,27 +1,26 @@
 """A store in a folder that all nodes see: one file per key.
 
-Changes hold the folder's lock, reading needs none: a file is replaced by renaming a complete one
-over it. Waiting is by polling, with growing pauses up to a tenth of a second, since a shared file
-system announces no change made on another host (inotify does not see it). Values do not survive a
-power loss, and need not: a job does not either.
+Writers hold the folder's lock. Readers need no lock: a writer replaces a file by renaming a complete one
+over it. A wait polls, with growing pauses up to a tenth of a second: inotify does not see changes made
+on another host. Values do not survive a power loss; neither does the job.
 
 ```text
 k<key>                     a value; h<beginning>-<hash> if the key is too long for a file name
 .key.h<...>                the whole of such a key
 .queue.<name>              "<first> <count>", while the queue is not empty
-.queue.<name>.<number>     one value of it
-.barrier.<name>            "<turn> <came>": how often all have come, and how many have since
+.queue.<name>.<number>     one value of that queue
+.barrier.<name>            "<turn> <arrived>": how often all have passed, how many have arrived since
 .lock                      the lock
-.new.<random>              what becomes one of the others
+.new.<random>              an unfinished file, renamed when complete
 ```
 
-Only this user can access the folder: another writer could impersonate other nodes, and redirect writes by links.
-Files are created for their owner only, and links are not followed.
+Only this user can access the folder: another writer could impersonate nodes, and redirect writes with links.
+Files are readable and writable for their owner only. Links are not followed.
 
 The lock is `fcntl.lockf`, which works on NFS, and which the kernel releases when its holder dies.
-It does not exclude threads of one process, and it is released when any descriptor of the file is closed; so a
-process opens a lock file once at a time, guarded by a Python lock. Acquiring it polls, since a blocking
-wait could not be bounded.
+It does not exclude threads of one process, and the kernel releases it when the process closes any descriptor
+of the file. So a Python lock guards each lock file: a process opens it only once at a time. Acquiring the
+lock polls, since a blocking call has no timeout.
 """
 
 from __future__ import annotations
@@ -58,7 +57,8 @@ if TYPE_CHECKING:
 POLL_S_MIN = 0.001
 POLL_S_MAX = 0.1
 LOCK_S_MAX = 30.0
-"""How long to wait for a lock. It covers only a few file operations, so after that its holder hangs."""
+"""How long to wait for a lock. A holder needs it only for a few file operations, so a longer hold means that
+the holder hangs."""
 
 _BUSY = (errno.EACCES, errno.EAGAIN)
 
@@ -88,7 +88,7 @@ os.register_at_fork(after_in_child=_table.forget)
 
 @contextmanager
 def locked(path: str, timeout_s: float = LOCK_S_MAX, folder: int | None = None) -> Iterator[None]:
-    """Hold the lock of this file, which is created if missing and never removed.
+    """Hold the lock on this file, which is created if missing and never removed.
 
     `folder` is a descriptor of its folder, if the caller has one. Raises `StoreTimeoutError` if
     another holds it for too long, and `OSError` if it cannot be used.
@@ -187,8 +187,8 @@ class SharedFolder:
     def opened(self) -> Iterator[int]:
         """Yield a descriptor of the folder; raise `EnvironmentProblem` if it is not this user's.
 
-        NFS asks its server about a folder when that is opened, and otherwise caches a missing name
-        for up to a minute.
+        When a folder is opened, an NFS client queries its server; otherwise it may cache for up to a minute
+        that a name is missing.
         """
         with self._place() as (name, folder):
             descriptor = os.open(name, _FOLDER, dir_fd=folder)
@@ -229,7 +229,7 @@ class SharedFolder:
     def read(self, name: str) -> bytes | None:
         """Return the content of a file, or None if it does not exist.
 
-        A file that is replaced on another host while it is read here may be stale; then it is reread.
+        If another host replaces the file during the read, NFS may report it as stale; then it is reread.
         """
         for attempt in range(1, STALE_TRIES_MAX + 1):
             try:
@@ -251,7 +251,7 @@ class SharedFolder:
         return int(first), int(second)
 
     def write(self, name: str, content: bytes, *, sync: bool = False) -> None:
-        """Replace a file, on the disk too if `sync`; the lock has to be held."""
+        """Replace a file; with `sync`, flush it to disk. The caller holds the lock."""
         new = _new_name(self._stem)
         with self.opened() as folder:
             self._sweep(folder)
@@ -269,11 +269,11 @@ class SharedFolder:
                 os.fsync(folder)
 
     def write_pair(self, name: str, first: int, second: int) -> None:
-        """Replace a file by two numbers; the lock has to be held."""
+        """Replace a file by two numbers. The caller holds the lock."""
         self.write(name, b"%d %d" % (first, second))
 
     def remove(self, name: str) -> bool:
-        """Remove a file, and return whether there was one; the lock has to be held."""
+        """Remove a file, and return whether it existed. The caller holds the lock."""
         with self.opened() as folder:
             return _unlink(name, folder)
 
@@ -288,7 +288,7 @@ class SharedFolder:
             pass
 
     def polls(self, timeout_s: float) -> Iterator[None]:
-        """Yield whenever it is time to poll, at least once and a last time at the deadline."""
+        """Yield each time a poll is due: at least once, and a last time at the deadline."""
         deadline = time.monotonic() + timeout_s
         for pause in pauses():
             self.refresh()
@@ -299,7 +299,7 @@ class SharedFolder:
             time.sleep(min(pause, left))
 
     def _sweep(self, folder: int) -> None:
-        """Remove, once, the unfinished files of killed processes."""
+        """Remove the unfinished files of killed processes, the first time."""
         if not self._is_swept:
             self._is_swept = True
             for name in os.listdir(folder):
@@ -395,7 +395,7 @@ def _unusable(path: str, why: str | None, hint: str = "") -> EnvironmentProblem:
 
 VALUE_BYTES_MAX = 8 * 1024 * 1024  # As for a TCPStore.
 
-HASHED = "h"  # How names begin that do not contain the whole key.
+HASHED = "h"  # The first letter of a file name that does not contain the whole key.
 KEY_MARK, QUEUE_MARK, BARRIER_MARK = ".key.", ".queue.", ".barrier."
 
 
@@ -423,11 +423,11 @@ class FileStore:
         return int(self._change(key, lambda now: b"%d" % add_to_counter(key, now, amount)))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
-        self._await(keys, self._is_there, self._seconds(timeout))
+        self._await(keys, self._exists, self._seconds(timeout))
 
     def check(self, keys: Sequence[str]) -> bool:
         self._files.refresh()
-        return all(map(self._is_there, keys))
+        return all(map(self._exists, keys))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         wanted = as_bytes(expected)
@@ -487,7 +487,7 @@ class FileStore:
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         queue = QUEUE_MARK + file_name(key)
         for _ in self._files.polls(self._timeout_s if block else 0):
-            # Checked without the lock, which others need in order to push.
+            # Check without the lock: other callers need it to push.
             value = self._pop(queue) if self._files.exists(queue) else None
             if value is not None:
                 return value
@@ -505,8 +505,8 @@ class FileStore:
         """
         seconds = self._seconds(timeout)
         barrier = BARRIER_MARK + file_name(key)
-        turn, came = self._come(key, world_size)
-        if came >= world_size:
+        turn, arrived = self._arrive(key, world_size)
+        if arrived >= world_size:
             return
         passed = False
         try:
@@ -516,9 +516,9 @@ class FileStore:
                     return
         finally:  # A signal handler may have ended the wait.
             if not passed:
-                passed, came = self._give_up(key, turn)
+                passed, arrived = self._withdraw(key, turn)
         if not passed:
-            raise barrier_timed_out(key, came, world_size, seconds, self._where)
+            raise barrier_timed_out(key, arrived, world_size, seconds, self._where)
 
     @property
     def timeout(self) -> timedelta:
@@ -553,30 +553,28 @@ class FileStore:
             self._files.write(KEY_MARK + name, key.encode())
         self._files.write(name, value)
 
-    def _await(
-        self, keys: Sequence[str], is_there: Callable[[str], bool], timeout_s: float
-    ) -> None:
+    def _await(self, keys: Sequence[str], exists: Callable[[str], bool], timeout_s: float) -> None:
         """Poll until all keys exist at the same time."""
         order = list(dict.fromkeys(keys))
         for _ in self._files.polls(timeout_s):
-            if self._all_there(order, is_there):
+            if self._all_exist(order, exists):
                 return
         # A key that was missing at the last poll may exist now.
-        missing = [key for key in order if not is_there(key)] or order[:1]
+        missing = [key for key in order if not exists(key)] or order[:1]
         raise wait_timed_out(missing, timeout_s, self._where)
 
-    def _all_there(self, order: list[str], is_there: Callable[[str], bool]) -> bool:
+    def _all_exist(self, order: list[str], exists: Callable[[str], bool]) -> bool:
         """Check keys up to the first missing one, which is checked first next time."""
         for place, key in enumerate(order):
-            if not is_there(key):
+            if not exists(key):
                 order.insert(0, order.pop(place))
                 return False
         if len(order) < 2:
             return True
-        with self._files.locked():  # One may have been deleted meanwhile.
-            return all(map(is_there, order))
+        with self._files.locked():  # Another caller may have deleted one meanwhile.
+            return all(map(exists, order))
 
-    def _is_there(self, key: str) -> bool:
+    def _exists(self, key: str) -> bool:
         name = file_name(key)
         return self._files.exists(name) or self._files.exists(QUEUE_MARK + name)
 
@@ -601,29 +599,29 @@ class FileStore:
             self._files.remove(entry)
             return value
 
-    def _come(self, key: str, world_size: int) -> tuple[int, int]:
+    def _arrive(self, key: str, world_size: int) -> tuple[int, int]:
         """Register at a barrier; return its turn, and how many have arrived."""
         name = file_name(key)
         with self._files.locked():
-            add_to_counter(key, self._files.read(name), 0)  # Raises if the key is used otherwise.
-            turn, came = self._files.read_pair(BARRIER_MARK + name)
-            came += 1
-            self._write(key, b"%d" % came)
-            after = (turn, came) if came < world_size else (turn + 1, 0)
+            add_to_counter(key, self._files.read(name), 0)  # Raises if the value is not a counter.
+            turn, arrived = self._files.read_pair(BARRIER_MARK + name)
+            arrived += 1
+            self._write(key, b"%d" % arrived)
+            after = (turn, arrived) if arrived < world_size else (turn + 1, 0)
             self._files.write_pair(BARRIER_MARK + name, *after)
-            return turn, came
+            return turn, arrived
 
-    def _give_up(self, key: str, turn: int) -> tuple[bool, int]:
-        """Unregister; return whether all arrived after all, and how many there were."""
+    def _withdraw(self, key: str, turn: int) -> tuple[bool, int]:
+        """Unregister; return whether all arrived before that, and how many were registered."""
         name = file_name(key)
         with self._files.locked():
-            now, came = self._files.read_pair(BARRIER_MARK + name)
+            now, arrived = self._files.read_pair(BARRIER_MARK + name)
             if now != turn:
-                return True, came
-            self._files.write_pair(BARRIER_MARK + name, turn, came - 1)
+                return True, arrived
+            self._files.write_pair(BARRIER_MARK + name, turn, arrived - 1)
             if self._files.exists(name):
-                self._write(key, b"%d" % (came - 1))
-            return False, came
+                self._write(key, b"%d" % (arrived - 1))
+            return False, arrived
 
     def _seconds(self, timeout: timedelta | float | None) -> float:
         return self._timeout_s if timeout is None else as_seconds(timeout)
@@ -635,4 +633,6 @@ class FileStore:
 
 def _check_size(key: str, value: bytes) -> None:
     if len(value) > VALUE_BYTES_MAX:
-        raise ValueError(f"{named([key])}: a value of {len(value)} bytes is too large")
+        raise ValueError(
+            f"{named([key])}: a value of {len(value)} bytes is too large; the limit is {VALUE_BYTES_MAX}"
+        )

@@ -1,9 +1,9 @@
-"""The values and queues that the clients of one store share, and who waits for what.
+"""The values and queues that the clients of one store share, and the waits of these clients.
 
-Pure: no I/O and no clock. A client is a number. Every operation is a call; clients whose wait ends
-because of it are put on `woken`, which the caller has to empty after every call.
+Pure: no I/O and no clock. A client is a number. Every operation is a call. If it ends waits, it appends
+their clients to `woken`, which the caller empties after every call.
 
-What is better here than in PyTorch's server:
+Differences from PyTorch's server:
 
 - A wait ends when all its keys exist at the same time: a key that is deleted meanwhile is awaited again, and a
   failed compare_set wakes no client.
@@ -11,11 +11,11 @@ What is better here than in PyTorch's server:
   all have passed, the next client starts a new barrier. (PyTorch's server counts calls forever, so every
   later client passes.) The value of its key is the number of arrived clients, as in PyTorch.
 - A client that waits for a single queue and is woken has a value reserved until its next request, so no other
-  client takes it first: a blocking pop always finds a value. But the client may not pop, or be stopped: the
-  caller ends old reservations ("promises") from time to time.
+  client takes it first: a blocking pop always finds a value. A client that never pops would hold its value
+  forever, so the caller ends old reservations ("promises") from time to time.
 - Cancelling costs only as much as the wait itself.
-- Clients can have a `Share`, so that neither one nor some together can fill the space: what a client writes counts
-  for its share until another client writes there, or it is deleted.
+- Clients can have a `Share`, so that the clients of one share cannot fill the space. A value counts against
+  the share of the client that wrote it, until a client of another share overwrites it or it is deleted.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ BYTES_MAX = 1 << 30
 """Limit of a key space: keys, values, queues, and the keys of waits for several. A wait for one
 holds just that key, and its connection costs more."""
 ENTRY_BYTES = 128
-"""The overhead counted for each of these, so that many small ones are limited too."""
+"""The overhead counted per entry, so that the number of small entries is limited too."""
 APPENDED_BYTES_MAX = 256 * 1024 * 1024
-"""Limit of a value that is appended to: what one response may hold."""
+"""Limit of a value that grows by appending: the size of one response."""
 
 _I64_MIN, _I64_MAX = -(1 << 63), (1 << 63) - 1
-_NUMBER_BYTES_MAX = 64  # How much of a value is parsed as a number; the longest has 20.
+_NUMBER_BYTES_MAX = 64  # How many bytes of a value are parsed as a number; the longest has 20.
 
 
 class RequestRejected(Exception):
@@ -43,16 +43,16 @@ class RequestRejected(Exception):
 
 
 class StoreFull(RequestRejected):
-    """There is no room for it."""
+    """The store has no room for the request."""
 
     def __init__(self, bytes_max: int) -> None:
         super().__init__(f"the store is full: it holds {bytes_max} bytes at most")
 
 
 class Share:
-    """The part of a store that some clients may use, and what they do.
+    """The part of a store that some clients may use, and how much of it they use.
 
-    What is `buffered` for them and their `connections` is counted by the caller.
+    The caller counts their `connections`, and the bytes `buffered` for them.
     """
 
     __slots__ = ("buffered", "bytes_held", "bytes_max", "connections", "part", "whose")
@@ -66,13 +66,13 @@ class Share:
         self.connections = 0
 
     def check(self, more: int) -> None:
-        """Raise `ShareUsedUp` if there is no room for so many bytes more."""
+        """Raise `ShareUsedUp` if the share has no room for this many more bytes."""
         if more > 0 and self.bytes_held + self.buffered + more > self.bytes_max:
             raise ShareUsedUp(self)
 
 
 class ShareUsedUp(RequestRejected):
-    """There may be room for it, but not for these clients."""
+    """The clients of this share have used it up; the store may still have room."""
 
     def __init__(self, share: Share) -> None:
         super().__init__(f"the store holds {share.bytes_max} bytes for {share.whose} at most")
@@ -94,7 +94,7 @@ class _MultiKeyWait:
 
 
 class _Barrier:
-    """The clients that wait at one key, in the order they came."""
+    """The clients that wait at one key, in the order they arrived."""
 
     __slots__ = ("key", "waiting")
 
@@ -112,20 +112,24 @@ class KeySpace:
         self.bytes_held = 0
         self.bytes_max = bytes_max
         self.share: Share | None = None
-        """For whom the next calls count; None if without a limit of its own."""
+        """The share that the next calls count against; None for the store as a whole."""
         self._values: dict[bytes, bytes | bytearray] = {}
-        self._shares: dict[bytes, tuple[Share, int]] = {}  # For whom a value counts, and how much.
-        # None of them is empty. A value counts for a share with all that a queue of it alone takes.
+        self._shares: dict[
+            bytes, tuple[Share, int]
+        ] = {}  # The share of a value, and its size there.
+        # No queue is empty. A queued value counts against its share as if it were alone in its queue.
         self._queues: dict[bytes, deque[tuple[bytes, Share | None]]] = {}
-        # What each waiting client waits for: one key, several, or a barrier.
+        # For each waiting client: one key, several keys, or a barrier.
         self._waits: dict[int, bytes | _MultiKeyWait | _Barrier] = {}
         self._single: dict[bytes, dict[int, None]] = {}
         self._several: dict[bytes, dict[_MultiKeyWait, None]] = {}
         self._barriers: dict[bytes, _Barrier] = {}
-        # Which queue has a value promised to a client, and how many a queue has promised.
+        # The queue of each client's promised value, and the number of promised values per queue.
         self._promises: dict[int, bytes] = {}
         self._promised: dict[bytes, int] = {}
-        self._old_promises: set[int] = set()  # To whom; they end at the next call for it.
+        self._old_promises: set[int] = (
+            set()
+        )  # Clients whose promises the next `end_old_promises` ends.
 
     # Values
 
@@ -144,19 +148,19 @@ class KeySpace:
         more = sum(map(len, keys)) + sum(map(len, values)) + len(keys) * ENTRY_BYTES
         if self.share is not None:
             self.share.check(more)
-        self._hold(more)  # Is there room, even if all of them are new?
+        self._hold(more)  # Raises unless there is room even if all keys are new.
         self.bytes_held -= more
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
     def get(self, key: bytes) -> bytes | bytearray:
-        """Return the value of a key; an empty one if it has none."""
+        """Return the value of a key, or an empty value if it is missing."""
         return self._values.get(key, b"")
 
-    def for_looking_up(self) -> tuple[Mapping[bytes, bytes | bytearray], Container[int], Sized]:
+    def lookup_views(self) -> tuple[Mapping[bytes, bytes | bytearray], Container[int], Sized]:
         """Return live views of the values, the waiting clients, and the promises.
 
-        While nothing is promised, a client that does not wait may be sent a value without a call.
+        As long as no value is promised, the caller may read a value here for a client that does not wait.
         """
         return self._values, self._waits, self._promised
 
@@ -217,7 +221,7 @@ class KeySpace:
     # Queues
 
     def push(self, key: bytes, value: bytes) -> None:
-        """Append to a queue. Of the clients that wait for it alone, one is woken."""
+        """Append to a queue. Wake one of the clients that wait only for it."""
         queue, share = self._queues.get(key), self.share
         alone = len(key) + len(value) + 2 * ENTRY_BYTES
         if share is not None:
@@ -235,9 +239,9 @@ class KeySpace:
         self._offer(key)
 
     def pop(self, client: int, key: bytes) -> tuple[int, bytes]:
-        """Take the first value of a queue; return how many there were, and it.
+        """Take the first value of a queue; return the length of the queue before, and the value.
 
-        Values that are promised to others count as taken.
+        Values promised to other clients count as taken.
         """
         if self._promises.get(client) == key:
             self._forget_promise(client)
@@ -262,7 +266,7 @@ class KeySpace:
     # Waiting
 
     def wait(self, client: int, keys: Sequence[bytes]) -> bool:
-        """Return whether all keys are there. If not, the client is woken when they are."""
+        """Return whether all keys exist. If not, the client waits until they do."""
         if len(keys) == 1:
             return self._wait_for_one(client, keys[0])
         self._not_waiting_yet(client)
@@ -281,14 +285,14 @@ class KeySpace:
         return False
 
     def barrier(self, client: int, key: bytes, size: int) -> bool:
-        """Return whether `size` clients have come, including this one; if not, it is woken then."""
+        """Return whether `size` clients have arrived, including this one. If not, it waits for them."""
         self._not_waiting_yet(client)
         if key in self._values:
-            _number(self._values[key])  # Rejects a key that is used for something else.
+            _number(self._values[key])  # Rejects a key whose value is not a counter.
         barrier = self._barriers.get(key)
-        came = 1 if barrier is None else len(barrier.waiting) + 1
-        self.set(key, b"%d" % came)
-        if came < size:
+        arrived = 1 if barrier is None else len(barrier.waiting) + 1
+        self.set(key, b"%d" % arrived)
+        if arrived < size:
             if barrier is None:
                 barrier = self._barriers[key] = _Barrier(key)
             barrier.waiting[client] = None
@@ -326,11 +330,11 @@ class KeySpace:
 
     @property
     def promises(self) -> bool:
-        """Whether anything is promised: then `release` has to be called before each request."""
+        """Whether any value is promised. If so, the caller calls `release` before each request."""
         return bool(self._promises)
 
     def release(self, client: int, still_wanted: bytes | None = None) -> None:
-        """Note that a client begins its next request, which is about this queue or none."""
+        """End a client's promise at its next request, unless that is for the promised queue."""
         promised = self._promises.get(client)
         if promised is not None and promised != still_wanted:
             self._forget_promise(client)
@@ -361,7 +365,7 @@ class KeySpace:
             raise RequestRejected("a client cannot wait twice at the same time")
 
     def _appeared(self, key: bytes) -> None:
-        """A key got a value that had none."""
+        """Wake the clients that wait for a key which just got its first value."""
         singles = self._single.pop(key, None)
         if singles is not None:
             for client in singles:
@@ -371,7 +375,7 @@ class KeySpace:
             self._count_down(key)
 
     def _count_down(self, key: bytes) -> None:
-        """A key appeared: waits for several keys have one less missing."""
+        """Update the multi-key waits for a key that appeared: one key fewer is missing."""
         for wait in list(self._several.get(key, ())):
             wait.missing -= 1
             if not wait.missing:
@@ -380,7 +384,7 @@ class KeySpace:
                 self.woken.append(wait.client)
 
     def _vanished(self, key: bytes) -> None:
-        """A key is gone: it has neither a value nor a queue."""
+        """Update the multi-key waits for a key that has neither a value nor a queue any more."""
         for wait in self._several.get(key, ()):
             wait.missing += 1
 
@@ -422,7 +426,7 @@ class KeySpace:
             del self._promised[key]
 
     def _hold_value(self, key: bytes, value_bytes: int, before: int) -> None:
-        """Make room for the value of a key, which took so much `before`, and count it for its share."""
+        """Make room for a value, whose key took `before` bytes so far, and count it against the share."""
         size = len(key) + value_bytes + ENTRY_BYTES
         share = self.share
         if share is None and key not in self._shares:
@@ -447,7 +451,7 @@ class KeySpace:
 
 
 def _number(value: bytes | bytearray) -> int:
-    """Return the number that a value begins with; the rest is ignored, as in C."""
+    """Return the number at the beginning of a value; the rest is ignored, as in C."""
     # No regular expression: importing `re` would delay the first client of each store.
     if value.isdigit() and len(value) < 19:
         return int(value)

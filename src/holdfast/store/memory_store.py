@@ -1,6 +1,6 @@
-"""A store inside one process: for jobs of one node, and for agents that share a process.
+"""A store inside one process, for jobs with one node and for agents that share a process.
 
-The functions at the end, about values, times and messages, are for all stores.
+All stores use the functions at the end, which convert values and timeouts and format messages.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ COUNT_MIN, COUNT_MAX = -(1 << 63), (1 << 63) - 1
 class _Barrier:
     """The callers that wait at one key."""
 
-    __slots__ = ("came", "complete")
+    __slots__ = ("arrived", "complete")
 
     def __init__(self) -> None:
-        self.came = 0
+        self.arrived = 0
         self.complete = False
 
 
@@ -61,11 +61,11 @@ class MemoryStore:
 
     def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
         with self._changed:
-            self._await(keys, self._is_there, self._seconds(timeout))
+            self._await(keys, self._exists, self._seconds(timeout))
 
     def check(self, keys: Sequence[str]) -> bool:
         with self._changed:
-            return all(map(self._is_there, keys))
+            return all(map(self._exists, keys))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         with self._changed:
@@ -139,7 +139,7 @@ class MemoryStore:
             )  # Raises if the key is used for something else.
             mine = self._barriers.setdefault(key, _Barrier())
             self._count(key, mine, 1)
-            if mine.came >= world_size:
+            if mine.arrived >= world_size:
                 mine.complete = True
                 del self._barriers[key]
                 return
@@ -147,12 +147,12 @@ class MemoryStore:
                 self._sleep(lambda: mine.complete, seconds)
             finally:  # A signal handler may have ended the sleep too.
                 if not mine.complete:
-                    came = mine.came
+                    arrived = mine.arrived
                     self._count(key, mine, -1)
-                    if not mine.came:
+                    if not mine.arrived:
                         del self._barriers[key]
             if not mine.complete:
-                raise barrier_timed_out(key, came, world_size, seconds)
+                raise barrier_timed_out(key, arrived, world_size, seconds)
 
     @property
     def timeout(self) -> timedelta:
@@ -172,23 +172,21 @@ class MemoryStore:
     def has_extended_api(self) -> bool:
         return True
 
-    def _is_there(self, key: str) -> bool:
+    def _exists(self, key: str) -> bool:
         return key in self._values or key in self._queues
 
     def _count(self, key: str, barrier: _Barrier, more: int) -> None:
-        barrier.came += more
+        barrier.arrived += more
         if more > 0 or key in self._values:
-            self._values[key] = b"%d" % barrier.came
+            self._values[key] = b"%d" % barrier.arrived
         self._changed.notify_all()
 
     def _seconds(self, timeout: timedelta | float | None) -> float:
         return self._timeout_s if timeout is None else as_seconds(timeout)
 
-    def _await(
-        self, keys: Sequence[str], is_there: Callable[[str], bool], timeout_s: float
-    ) -> None:
-        if not self._sleep(lambda: all(map(is_there, keys)), timeout_s):
-            raise wait_timed_out([key for key in keys if not is_there(key)], timeout_s)
+    def _await(self, keys: Sequence[str], exists: Callable[[str], bool], timeout_s: float) -> None:
+        if not self._sleep(lambda: all(map(exists, keys)), timeout_s):
+            raise wait_timed_out([key for key in keys if not exists(key)], timeout_s)
 
     def _sleep(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
         return self._changed.wait_for(is_over, min(timeout_s, threading.TIMEOUT_MAX))
@@ -198,7 +196,7 @@ class MemoryStore:
 
 
 def as_bytes(value: str | bytes) -> bytes:
-    """Return a value as it is stored; text as UTF-8."""
+    """Return a value as bytes; text is encoded as UTF-8."""
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
@@ -210,8 +208,8 @@ def as_seconds(timeout: timedelta | float) -> float:
 def add_to_counter(key: str, value: bytes | None, amount: int) -> int:
     """Return the counter's new value.
 
-    As in C, whatever follows the number is ignored. Raises `DistStoreError` if there is no number, or
-    if the result exceeds 64 bits.
+    Text after the number is ignored, as in C. Raises `DistStoreError` if the value does not begin with a
+    number, or if the result exceeds 64 bits.
     """
     text = (b"0" if value is None else value).lstrip()
     end = int(text[:1] in (b"+", b"-"))
@@ -247,9 +245,9 @@ def wait_timed_out(missing: Sequence[str], waited_s: float, where: str = "") -> 
 
 
 def barrier_timed_out(
-    key: str, came: int, world_size: int, waited_s: float, where: str = ""
+    key: str, arrived: int, world_size: int, waited_s: float, where: str = ""
 ) -> DistStoreError:
     """Return the error of a barrier that timed out."""
     return StoreTimeoutError(
-        f"only {came} of {world_size} reached the barrier {named([key])} within {waited_s:g} s{where}"
+        f"only {arrived} of {world_size} reached the barrier {named([key])} within {waited_s:g} s{where}"
     )

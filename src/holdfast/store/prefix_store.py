@@ -1,4 +1,4 @@
-"""A part of a store: every key gets a prefix, so that rounds have separate keys.
+"""A part of a store. Every key gets a prefix, so that each round has its own keys.
 
 It works on any store of this package or of torch.
 """
@@ -67,8 +67,8 @@ class PrefixStore:
         return int(self.underlying_store.queue_len(self._full(key)))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """Use the store's own barrier. Torch's `PrefixStore` makes one of several keys, so the two
-        do not meet.
+        """Use the store's own barrier. Torch's `PrefixStore` builds one from several keys, so callers of the
+        two never meet.
         """
         self.underlying_store.barrier(self._full(key), world_size, *_given(timeout))
 
@@ -94,7 +94,7 @@ class PrefixStore:
 
 
 def _given(timeout: timedelta | float | None) -> tuple[timedelta, ...]:
-    """Return the timeout as an argument for torch's stores; none if there is none."""
+    """Return the timeout as positional arguments for torch's stores; no argument for None."""
     if timeout is None:
         return ()
     return (timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout,)

@@ -1,8 +1,8 @@
 """The key-value interfaces that agents, handlers and workers share.
 
-`Store` is the whole, and torch's stores implement it too. The narrow ones are what some parts of
-Holdfast require, so that a store of your own needs no more. Keys are text, values bytes; text given
-as a value is stored as UTF-8.
+`Store` is the whole interface, which torch's stores implement too. Some parts of Holdfast accept a narrower
+one, so a custom store needs to implement less. Keys are text and values are bytes; a text value is stored as
+UTF-8.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RoundStore(Protocol):
-    """What an agent requires of the store of a round."""
+    """The part of the interface that an agent uses in the store of a round."""
 
     def set(self, key: str, value: str, /) -> object:
         """Set the value of a key."""
@@ -42,8 +42,8 @@ class ComparingStore(Protocol):
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
         """Set a key if it has the expected value; return the value it then has.
 
-        A missing key is set if `expected` is empty. Otherwise `expected` is returned and nothing is
-        set: the result alone does not distinguish this from a key that has the expected value.
+        If the key is missing and `expected` is empty, it is set. If it is missing and `expected` is not empty,
+        nothing is set and `expected` is returned, so the result looks as if the key had that value.
         """
 
 
@@ -51,7 +51,7 @@ class ComparingStore(Protocol):
 class Store(Protocol):
     """The whole interface of a store.
 
-    Calls that wait raise `StoreTimeoutError` after `timeout`, unless they are given another. A key
+    Calls that wait raise `StoreTimeoutError` after `timeout`, or after the timeout they are given. A key
     may have a value and a queue; only values are counted and listed, but a queue that is not empty
     satisfies `check` and `wait`.
     """
@@ -69,15 +69,15 @@ class Store(Protocol):
         """
 
     def wait(self, keys: Sequence[str], timeout: timedelta = ..., /) -> object:
-        """Wait until all keys are there at the same time; on timeout, name the missing ones."""
+        """Wait until all keys exist at the same time; the error of a timeout names the missing ones."""
 
     def check(self, keys: Sequence[str], /) -> bool:
-        """Return whether all keys are there."""
+        """Return whether all keys exist."""
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
         """Set a key if it has the expected value; return the value it then has.
 
-        A missing key is set if `expected` is empty; otherwise `expected` is returned.
+        If the key is missing, it is set if `expected` is empty; otherwise `expected` is returned.
         """
 
     def append(self, key: str, value: str, /) -> object:
@@ -102,7 +102,7 @@ class Store(Protocol):
         """Append a value to a queue."""
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first value of a queue, waiting until there is one for this caller.
+        """Take the first value of a queue, waiting until there is one.
 
         Without `block`, raise `QueueEmptyError` if the queue is empty.
         """
@@ -111,7 +111,7 @@ class Store(Protocol):
         """Return how many values a queue has."""
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
-        """Wait until `world_size` callers have come to this key; its value is how many have."""
+        """Wait until `world_size` callers have arrived at this key; its value is how many have."""
 
     @property
     def timeout(self) -> timedelta:
@@ -123,7 +123,7 @@ class Store(Protocol):
     def clone(self) -> Any:
         """Return another store of the same keys, with a timeout of its own.
 
-        Threads with a store each never wait for each other.
+        Threads that each have their own store never wait for each other.
         """
 
     def has_extended_api(self) -> bool:

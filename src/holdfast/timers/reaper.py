@@ -165,8 +165,10 @@ class Reaper:
         scopes = [repr(one.scope_id) for one in requests[:SCOPES_NAMED_MAX]]
         more = len(requests) - len(scopes)
         named = ", ".join(scopes) + (f" and {more} more" if more else "")
-        what = f"killed with signal {fatal.signal:d}" if fatal is not None else "left alone"
-        console.error(f"timer expired: {named} (pid {pid}); it is {what}")
+        action = (
+            f"killing it with signal {fatal.signal:d}" if fatal is not None else "not killing it"
+        )
+        console.error(f"timer expired: {named} (pid {pid}); {action}")
 
     def _dump_all(self, pids: Sequence[int]) -> None:
         """Dump the stacks of several workers in parallel, so that one that is stuck delays no other."""

@@ -1,1 +1,1 @@
-"""The protocol of agents and coordinator, sans-IO: bytes in, checked messages out."""
+"""The protocol of agents and coordinator, sans-IO: it turns bytes into valid messages and back."""

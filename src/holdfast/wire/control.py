@@ -12,9 +12,9 @@ what         body                  replies
 `history`    none                  `control.history.NodeHistory`, some generations in each
 `report`     none                  one `NodeReport`
 `contacts`   none                  `Contacts`; only at an agent's own socket
-`more`       `More`                none: the stream with that id may send that many more bytes. For size
-                                   0, the stream of a node sends an empty reply if it is open
-`cancel`     none                  none: the query with that id ends
+`more`       `More`                none: the stream with that id may send `size` more bytes. For size 0, the
+                                   stream of a node sends an empty reply if it is open
+`cancel`     none                  none: ends the query with that id
 ===========  ====================  ============================================================
 
 A node answers `logs`, `stacks`, `history` and `report`; the coordinator answers `status` and `act`; both
@@ -34,7 +34,7 @@ from holdfast.core.limits import NODE_ID_CHARS_MAX, RUN_ID_CHARS_MAX
 from holdfast.core.protocol import Request, sanitized_request
 from holdfast.printable import quoted
 from holdfast.wire import wire_limits as limits
-from holdfast.wire.messages import EventRecord, JobSummary, NodeReport, sound_report
+from holdfast.wire.messages import EventRecord, JobSummary, NodeReport, sanitized_report
 from holdfast.wire.wire_errors import BadMessage
 
 HERE, STATUS, ACT, EVENTS = "here", "status", "act", "events"
@@ -76,7 +76,7 @@ class Here(msgspec.Struct, frozen=True, kw_only=True):
     workers: Count = 0
     elapsed_s: Seconds = 0.0
     coordinated: bool = True
-    """Whether one process answers for all nodes: the coordinator, or the agent of a job with one node."""
+    """Whether one process replies for all nodes: the coordinator, or the agent of a job with one node."""
 
 
 class Contact(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +141,7 @@ class LogsQuery(msgspec.Struct, frozen=True, kw_only=True):
     ranks: Annotated[list[WorkerRank], Meta(max_length=RANKS_MAX)] = []
     """The ranks to read; empty for all."""
     tail: Annotated[int, Meta(ge=-1, le=TAIL_LINES_MAX)] = -1
-    """How many of the last lines of each file to start with; negative for all lines."""
+    """The number of last lines of each file to start with; negative for all lines."""
     follow: bool = False
     """Continue with new output, also after restarts."""
     grep: Annotated[str, Meta(max_length=GREP_CHARS_MAX)] = ""
@@ -201,7 +201,7 @@ def unpack(kind: type[T], body: bytes) -> T:
         if isinstance(found, Request):
             found = sanitized_request(found)
         elif isinstance(found, NodeReport):
-            found = sound_report(found)
+            found = sanitized_report(found)
     except MALFORMED as error:
         raise BadMessage(f"invalid {kind.__name__}: {quoted(str(error))}") from None
     assert isinstance(found, kind)

@@ -1,8 +1,8 @@
 """Frames: four bytes with the length of the body (big-endian), then the body.
 
-A `FrameReader` accepts bytes in any pieces and works in linear time. It holds at most one incomplete frame, and
-checks an announced length before it waits for the body. It reads no sockets and does not interpret
-bodies.
+A `FrameReader` accepts bytes in pieces of any size and works in linear time. It holds at most one incomplete
+frame, and checks the length in its header before it waits for the body. It reads no sockets and does not
+interpret bodies.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ HEADER_BYTES = 4
 def encode_frame(message: Message, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
     """Return the frame of a message for the other side's `FrameReader`.
 
-    A message above the other side's limit raises `FrameTooLarge` here; one that cannot be encoded raises
-    `BadMessage`.
+    Raises `FrameTooLarge` if the message exceeds the other side's limit, and `BadMessage` if it cannot be
+    encoded.
     """
     body = encode(message)
     if len(body) > frame_bytes_max:
@@ -34,17 +34,18 @@ def encode_frame(message: Message, frame_bytes_max: int = FRAME_BYTES_MAX) -> by
 class FrameReader:
     """Splits a stream of bytes into the bodies of frames.
 
-    `frame_bytes_max` may change between calls, once the peer is authenticated. A frame that was too large until
-    then is checked again: `feed(b"")` returns what is complete already. Until then everything read with
-    it is held, so call it as long as `feed` returns something.
+    `frame_bytes_max` may change between calls, once the peer is authenticated. A frame that was too large
+    before is then checked again: call `feed(b"")` until it returns nothing, since the bytes after such a frame
+    are held.
 
-    `tag_bytes` follow each body; if there are any, frames are returned whole, with header and tag, for a `Seal` to
-    open. While it is None, whether the next frame has a tag depends on the last one: frames are returned
-    one at a time, and everything after them is held in the same way.
+    `tag_bytes` is the size of the tag after each body. If it is not 0, `feed` returns whole frames, with header
+    and tag, for a `Seal` to open. While it is None, whether the next frame has a tag depends on the last one:
+    `feed` returns one frame at a time and holds the bytes after it in the same way.
     """
 
     __slots__ = (
-        "_around", "_before", "_buffer", "_fault", "_held", "_tag_bytes", "_wanted", "frame_bytes_max",
+        "_buffer", "_fault", "_held", "_overhead", "_skipped", "_tag_bytes", "_wanted",
+        "frame_bytes_max",
     )  # fmt: skip
 
     def __init__(
@@ -52,11 +53,11 @@ class FrameReader:
     ) -> None:
         self.frame_bytes_max = frame_bytes_max
         self.tag_bytes = tag_bytes
-        # The beginning of a frame that is not whole, its header included, and how long it gets;
-        # as long as the header itself is not whole, that is all that is known to be wanted.
+        # The beginning of an incomplete frame, with its header, and the size at which parsing continues: that
+        # of the header until the header is complete, then that of the frame.
         self._buffer = bytearray()
         self._wanted = HEADER_BYTES
-        # The rest of a read, from a faulty length on; see `feed`.
+        # The rest of a read, from an invalid length on; see `feed`.
         self._held = b""
         self._fault: WireError | None = None
 
@@ -67,21 +68,20 @@ class FrameReader:
     @tag_bytes.setter
     def tag_bytes(self, tag_bytes: int | None) -> None:
         self._tag_bytes = tag_bytes
-        # What is left out before a body, and how much there is besides it.
-        self._before = 0 if tag_bytes else HEADER_BYTES
-        self._around = HEADER_BYTES + (tag_bytes or 0)
+        # The bytes to remove before a body, and the bytes of a frame besides its body.
+        self._skipped = 0 if tag_bytes else HEADER_BYTES
+        self._overhead = HEADER_BYTES + (tag_bytes or 0)
 
     @property
     def buffered_bytes(self) -> int:
-        """How much is held of what is not whole yet."""
+        """The number of bytes held for frames that are not complete yet."""
         return len(self._buffer) + len(self._held)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
-        """Take what was read and return the bodies that became whole.
+        """Add received bytes and return the bodies of the frames that they complete.
 
-        A faulty length raises at once, and from then on always: the stream cannot be understood
-        any more. If whole frames came before it in the same read they are returned first, and the
-        next call raises.
+        An invalid length raises in this call and in every later one, since the rest of the stream cannot be
+        parsed. If complete frames precede it in the same read, this call returns them and the next one raises.
         """
         if self._fault is not None:
             raise self._fault
@@ -95,13 +95,13 @@ class FrameReader:
                 self._held = bytes(data[at:])
                 return bodies
         end = len(data)
-        before, around = self._before, self._around
-        # No copy is made of a frame that is whole in what was read, but for the body itself.
+        before, around = self._skipped, self._overhead
+        # A frame that is complete in `data` is copied only once, as the returned body.
         while end - at >= HEADER_BYTES:
             length = int.from_bytes(data[at : at + HEADER_BYTES], "big")
             if not 0 < length <= self.frame_bytes_max:
                 if not bodies:
-                    raise self._faulty(length)
+                    raise self._fail(length)
                 self._held = bytes(data[at:])
                 return bodies
             stop = at + around + length
@@ -118,7 +118,7 @@ class FrameReader:
         return bodies
 
     def _fill(self, data: bytes | bytearray | memoryview, bodies: list[bytes]) -> int:
-        """Add to the unfinished frame what it lacks and no more; return how much that was."""
+        """Add the missing bytes to the incomplete frame; return how many of `data` were used."""
         buffer = self._buffer
         at = 0
         while buffer and at < len(data):
@@ -130,17 +130,17 @@ class FrameReader:
             if self._wanted == HEADER_BYTES:
                 length = int.from_bytes(buffer, "big")
                 if not 0 < length <= self.frame_bytes_max:
-                    raise self._faulty(length)
-                self._wanted = self._around + length
+                    raise self._fail(length)
+                self._wanted = self._overhead + length
             else:
-                if self._before:
+                if self._skipped:
                     del buffer[:HEADER_BYTES]  # This moves a pointer, not the body.
                 bodies.append(bytes(buffer))
                 buffer.clear()
                 self._wanted = HEADER_BYTES
         return at
 
-    def _faulty(self, length: int) -> WireError:
+    def _fail(self, length: int) -> WireError:
         self._buffer.clear()
         self._fault = FrameTooLarge(length, self.frame_bytes_max) if length else EmptyFrame()
         return self._fault

@@ -62,14 +62,14 @@ VARIABLE = "HOLDFAST_TOKEN"
 FILE_VARIABLE = "HOLDFAST_TOKEN_FILE"
 OWN_FILE = "~/.holdfast/token"
 # Hints for mismatched tokens. Both sides may show them, so they name the side to change.
-GIVE_ONE = (
+CONFIGURE_TOKEN = (
     f"remove auth=none there, or set auth=token to use {OWN_FILE}, or {FILE_VARIABLE} or {VARIABLE}"
 )
-GIVE_THE_SAME = (
+USE_SAME_TOKEN = (
     f"copy {OWN_FILE} from one machine to the other, or set {FILE_VARIABLE} or {VARIABLE} to the same "
     "value on both"
 )
-LOOK_UP_AGAIN = (
+USE_JOB_TOKEN = (
     f"use the job's token ({VARIABLE}, {FILE_VARIABLE}, with --ha also {OWN_FILE}); or another agent "
     "uses that port now"
 )
@@ -85,7 +85,7 @@ PROOF_BYTES = 32
 SEAL_KEY_BYTES = 32
 
 
-def draw_nonce() -> bytes:
+def random_nonce() -> bytes:
     """Return unpredictable bytes."""
     return os.urandom(NONCE_BYTES)
 
@@ -108,7 +108,7 @@ class _Handshake:
         *,
         key_for: Callable[[Hello], bytes] | None = None,
         server: str = COORDINATOR,
-        nonce: Callable[[], bytes] = draw_nonce,
+        nonce: Callable[[], bytes] = random_nonce,
     ) -> None:
         if token is not None and not token:
             raise InternalError("the token is empty")
@@ -116,7 +116,7 @@ class _Handshake:
             key_for = lambda hello: _key(token, hello.run_id, read_only=hello.read_only)  # noqa: E731
         self._key_for = key_for
         self._server = server
-        self._remedy = GIVE_THE_SAME if server is COORDINATOR else LOOK_UP_AGAIN
+        self._remedy = USE_SAME_TOKEN if server is COORDINATOR else USE_JOB_TOKEN
         self._nonce = nonce()
         self._transcript: blake2b | None = None  # All bytes so far, keyed; None without a key.
         self._seals: tuple[Seal, Seal] | None = None
@@ -124,13 +124,13 @@ class _Handshake:
 
     @property
     def done(self) -> bool:
-        """Whether each side has accepted the other."""
+        """Whether both sides have accepted each other."""
         return self._done
 
     @property
     def seals(self) -> tuple[Seal, Seal] | None:
         """The seals for sending and for receiving, after the handshake; None without a token."""
-        self._over()
+        self._require_done()
         return self._seals
 
     @property
@@ -140,16 +140,16 @@ class _Handshake:
             return TAG_BYTES
         return 0 if self._done else None
 
-    def _over(self) -> None:
+    def _require_done(self) -> None:
         if not self._done:
-            raise InternalError("the handshake is not done")
+            raise InternalError("the handshake is not complete")
 
-    def _open(self) -> None:
+    def _require_open(self) -> None:
         if self._done:
-            raise InternalError("the handshake is done already")
+            raise InternalError("the handshake is already complete")
 
-    def _draw_seals(self, transcript: blake2b, *, serving: bool) -> None:
-        """Derive the seals from the transcript; both proofs are complete."""
+    def _derive_seals(self, transcript: blake2b, *, serving: bool) -> None:
+        """Derive the seals from the transcript, after both proofs."""
         keys = transcript.digest()
         of_client, of_server = Seal(keys[:SEAL_KEY_BYTES]), Seal(keys[SEAL_KEY_BYTES:])
         self._seals = (of_server, of_client) if serving else (of_client, of_server)
@@ -176,7 +176,7 @@ class ClientHandshake(_Handshake):
         read_only: bool = False,
         key_for: Callable[[Hello], bytes] | None = None,
         server: str = COORDINATOR,
-        nonce: Callable[[], bytes] = draw_nonce,
+        nonce: Callable[[], bytes] = random_nonce,
     ) -> None:
         super().__init__(token, key_for=key_for, server=server, nonce=nonce)
         self._read_only = read_only or (token is not None and token.startswith(READ_ONLY_PREFIX))
@@ -199,7 +199,7 @@ class ClientHandshake(_Handshake):
 
     def receive(self, body: bytes) -> bytes:
         """Process the body of the server's next frame; return the bytes to send, if any."""
-        self._open()
+        self._require_open()
         if self._seals is not None:
             body = self._seals[1].open(body)
         message = decode_handshake(body)
@@ -227,14 +227,14 @@ class ClientHandshake(_Handshake):
             if challenge.token_wanted:
                 raise self._leave(
                     f"{self._server} requires a token and the client has none; on the client's machine: "
-                    + GIVE_ONE
+                    + CONFIGURE_TOKEN
                 )
             self._challenged = True
             return encode_frame(Proof())
         if not challenge.token_wanted or not challenge.proof:
             raise self._leave(
                 f"{self._server} has no token and the client has one; on the machine of {self._server}: "
-                + GIVE_ONE
+                + CONFIGURE_TOKEN
             )
         transcript = self._transcript
         assert transcript is not None
@@ -243,7 +243,7 @@ class ClientHandshake(_Handshake):
         transcript.update(_framed(body))
         frame = encode_frame(Proof(proof=_proof_of_client(transcript)))
         transcript.update(frame)
-        self._draw_seals(transcript, serving=False)
+        self._derive_seals(transcript, serving=False)
         self._challenged = True
         return frame
 
@@ -254,7 +254,7 @@ class ClientHandshake(_Handshake):
 class ServerHandshake(_Handshake):
     """The listening side: call `receive` until `done`.
 
-    After a client has authenticated itself, `judge` checks its hello. It may raise `HandshakeRefused`; the
+    After a client has authenticated itself, `check_hello` checks its hello. It may raise `HandshakeRefused`; the
     client receives the reason.
     """
 
@@ -264,17 +264,17 @@ class ServerHandshake(_Handshake):
         self,
         token: bytes | None,
         *,
-        judge: Callable[[Hello], None] | None = None,
+        check_hello: Callable[[Hello], None] | None = None,
         key_for: Callable[[Hello], bytes] | None = None,
         server: str = COORDINATOR,
-        nonce: Callable[[], bytes] = draw_nonce,
+        nonce: Callable[[], bytes] = random_nonce,
     ) -> None:
         super().__init__(token, key_for=key_for, server=server, nonce=nonce)
-        self._judge = judge
+        self._check_hello = check_hello
 
     def receive(self, body: bytes) -> bytes:
         """Process the body of the client's next frame; return the bytes to send."""
-        self._open()
+        self._require_open()
         message = decode_handshake(body)
         match message:
             case Goodbye():
@@ -315,10 +315,10 @@ class ServerHandshake(_Handshake):
                     f"the client has another token than {self._server}: {self._remedy}"
                 )
             transcript.update(_framed(body))
-            self._draw_seals(transcript, serving=True)
-        if self._judge is not None:
+            self._derive_seals(transcript, serving=True)
+        if self._check_hello is not None:
             try:
-                self._judge(hello)
+                self._check_hello(hello)
             except HandshakeRefused as refused:
                 refused.reply = self._sealed(refusal(refused.why, permanent=refused.permanent))
                 raise
@@ -373,11 +373,13 @@ def tls_key(token: bytes, run_id: str) -> bytes:
 
 
 def control_key(
-    drawn: bytes, token: bytes | None, run_id: str, *, read_only: bool = False
+    agent_secret: bytes, token: bytes | None, run_id: str, *, read_only: bool = False
 ) -> bytes:
     """Return the key of an agent's control port, from the agent's secret and the token, if any."""
     own = _key(token, run_id, read_only=read_only) if token is not None else b""
-    return blake2b(_with_lengths(b"holdfast control", drawn), key=own, digest_size=32).digest()
+    return blake2b(
+        _with_lengths(b"holdfast control", agent_secret), key=own, digest_size=32
+    ).digest()
 
 
 @lru_cache(maxsize=64)

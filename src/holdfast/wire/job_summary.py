@@ -11,7 +11,7 @@ from holdfast.core.rounds import JobPhase, is_drained
 from holdfast.printable import one_line, quoted
 from holdfast.wire.control import JobSummaries, pack
 from holdfast.wire.frames import encode_frame
-from holdfast.wire.messages import JobSummary, NodeSummary, Reply, sound_report
+from holdfast.wire.messages import JobSummary, NodeSummary, Reply, sanitized_report
 from holdfast.wire.wire_errors import FrameTooLarge
 from holdfast.wire.wire_limits import STATUS_FRAME_BYTES_MAX
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.wire.messages import NodeReport
 
     ReportOf = Callable[[str, str], NodeReport | None]
-    """What a node of a job last reported."""
+    """Returns the last report of a node, given run id and node."""
 
 
 def status_frame(
@@ -34,9 +34,9 @@ def status_frame(
     *,
     brief: bool = False,
 ) -> bytes:
-    """Return the reply about one job, or with an empty run id about all, as a frame.
+    """Return the frame of a reply with the state of one job, or of all jobs for an empty run id.
 
-    It is brief if the client may not know more, or if the frame would be too large.
+    The state is brief if `brief` is set, or if the frame would be too large.
     """
     chosen = [rounds for one, rounds in machine.jobs.items() if run_id in ("", one)]
     if not brief:
@@ -58,7 +58,7 @@ def summary_of(
     *,
     brief: bool = False,
 ) -> JobSummary:
-    """Return the state of a job; if `brief`, numbers alone: no node, no line of its history."""
+    """Return the state of a job; if `brief`, only numbers, without nodes and history."""
     job = rounds.job
     settings = job.settings
     return JobSummary(
@@ -119,7 +119,7 @@ def printable_summary(job: JobSummary) -> JobSummary:
             address=quoted(node.address),
             role=quoted(node.role),
             phase=quoted(node.phase),
-            report=sound_report(node.report) if node.report is not None else None,
+            report=sanitized_report(node.report) if node.report is not None else None,
         )
         for node in job.nodes
     ]

@@ -1,12 +1,12 @@
-"""Every message between two Holdfast programs, and how each becomes bytes and back.
+"""Every message between two Holdfast programs, and their encoding.
 
-The result of `decode` is safe to use: types, lengths and ranges are part of the message types and checked
-while decoding; the few rules that a type cannot express are checked right after. Anything else that a
-peer sends is a `BadMessage`.
+The result of `decode` is safe to use. The message types contain the types, lengths and ranges of all values, so
+decoding checks them; the few rules that a type cannot express are checked immediately after. If a peer sends
+anything else, `decode` raises `BadMessage`.
 
-Messages are msgpack maps with a tag. No pickle, ever.
+Messages are msgpack maps with a tag, never pickle.
 
-The handshake, the coordinator and its client define who may send what, and when.
+The handshake, the coordinator and its client define which side may send which message, and when.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True, tag="proof"):
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
-    """The handshake is done."""
+    """The handshake is complete."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
@@ -123,7 +123,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, tag="part"):
 
 
 class PartTaken(msgspec.Struct, frozen=True, kw_only=True, tag="taken"):
-    """The last part has arrived: send the next one."""
+    """Confirms the previous part: send the next one."""
 
 
 HandshakeMessage = Hello | Challenge | Proof | Welcome | Refusal | Goodbye
@@ -254,6 +254,8 @@ class EventRecord(msgspec.Struct, frozen=True, kw_only=True):
     kind: EventKind = EventKind.CUSTOM
     generation: Number = -1
     rank: Number = -1
+    is_problem: bool = False
+    """Whether it is a failure or a loss."""
     text: Why = ""
 
 
@@ -266,7 +268,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     state: Name = ""
     generation: Number = -1
     elapsed_s: Seconds = 0.0
-    """How long its run lasts."""
+    """How long its run has lasted."""
     standby_s: Seconds = 0.0
     """How much of that it was a standby."""
     useful_s: Seconds = 0.0
@@ -296,7 +298,7 @@ class NodeSummary(msgspec.Struct, frozen=True, kw_only=True):
     """How many workers it has."""
     drained: bool = False
     report: NodeReport | None = None
-    """What it last reported to those who watch."""
+    """Its last report while an operator watched."""
 
 
 class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -330,7 +332,7 @@ Message = (
     | Query | Reply | Watch | Attach | NodeReport
 )  # fmt: skip
 
-# One of each for the whole program: they are shareable, and making one is expensive.
+# The whole program shares one encoder and one decoder, since creating one is expensive.
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Message).decode
 _decode_handshake = msgspec.msgpack.Decoder(HandshakeMessage).decode
@@ -339,8 +341,8 @@ _decode_handshake = msgspec.msgpack.Decoder(HandshakeMessage).decode
 def encode(message: Message) -> bytes:
     """Return the body of the frame for a message.
 
-    The values are not checked here (see `check`). What msgpack cannot write, such as a lone surrogate or a
-    number of more than 64 bits, is a `BadMessage`.
+    The values are not checked here (see `check`). Raises `BadMessage` for a value that msgpack cannot encode, such
+    as a lone surrogate or a number of more than 64 bits.
     """
     try:
         return _encode(message)
@@ -351,7 +353,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(body: bytes | bytearray | memoryview) -> Message:
-    """Return the message that a frame's body holds, or raise `BadMessage`."""
+    """Return the message in a frame's body, or raise `BadMessage`."""
     try:
         message: Message = _decode(body)
     except MALFORMED as error:
@@ -360,7 +362,7 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
         if isinstance(message, (Heartbeat, Ack, Attach, NodeReport)):
             check_names(message.run_id, message.node)
             if isinstance(message, NodeReport):
-                return sound_report(message)
+                return sanitized_report(message)
         elif isinstance(message, Query):
             check_names(message.what, message.run_id, message.node)
         elif isinstance(message, View):
@@ -374,7 +376,7 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
     return message
 
 
-def sound_report(report: NodeReport) -> NodeReport:
+def sanitized_report(report: NodeReport) -> NodeReport:
     """Return a report that is safe to print."""
     text = "".join(
         [report.state, *(f"{one.state}{one.section}" for one in report.workers)]
@@ -397,7 +399,7 @@ def sound_report(report: NodeReport) -> NodeReport:
 
 
 def decode_handshake(body: bytes | bytearray | memoryview) -> HandshakeMessage:
-    """Return the handshake message in a body: an unauthenticated peer can send no other."""
+    """Return the handshake message in a body. From an unauthenticated peer, no other message is valid."""
     try:
         message: HandshakeMessage = _decode_handshake(body)
     except MALFORMED as error:
@@ -408,6 +410,6 @@ def decode_handshake(body: bytes | bytearray | memoryview) -> HandshakeMessage:
 def check(message: Message) -> None:
     """Raise the `BadMessage` that the other side would raise.
 
-    Checks settings of the user before they are sent for the first time.
+    This checks the user's settings before they are sent for the first time.
     """
     decode(encode(message))

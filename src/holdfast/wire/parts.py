@@ -1,11 +1,10 @@
 """Sends large messages in parts, with small ones in between: heartbeats never queue behind a report.
 
 A body above `PART_BYTES` is split. Each part is sent after the other side confirms the previous one, so at most
-one part is ever in transit ahead of a heartbeat: in this process's buffer, the kernel's, or on a slow
-link. One large message is sent at a time, in order; a newer message replaces a waiting one of its
-kind.
+one part is ahead of a heartbeat, in this process's buffer, in the kernel's, or on a slow link. Large messages
+are sent one at a time, in order. A newer message replaces a waiting one of the same kind.
 
-This module opens no sockets: `send`, `taken` and `rest` return the frames to write.
+This module opens no sockets: `send`, `next_part` and `rest` return the frames to write.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class OutgoingParts:
     __slots__ = ("_begun", "_waiting", "_waiting_bytes")
 
     def __init__(self) -> None:
-        # A frame, how much of it is sent, and its kind.
+        # The frame being sent, how many of its bytes are sent, and its kind.
         self._begun: tuple[bytes, int, str] | None = None
         self._waiting: deque[tuple[bytes, str]] = deque()  # With their kinds.
         self._waiting_bytes = 0
@@ -36,17 +35,17 @@ class OutgoingParts:
         return self._waiting_bytes + (len(self._begun[0]) - self._begun[1] if self._begun else 0)
 
     @property
-    def unsent_answers_bytes(self) -> int:
-        """The same for messages without a kind: all of them are kept, not only the newest."""
+    def unsent_replies_bytes(self) -> int:
+        """The unsent bytes of messages without a kind, which no newer message replaces."""
         waiting = sum(len(frame) for frame, kind in self._waiting if not kind)
         if self._begun is not None and not self._begun[2]:
             waiting += len(self._begun[0]) - self._begun[1]
         return waiting
 
     def send(self, frame: bytes, kind: str = "") -> bytes:
-        """Return what to write now for a frame: the frame, its first part, or nothing yet.
+        """Return the bytes to write now for a frame: the frame, its first part, or nothing yet.
 
-        A frame that is being sent is not sent twice; a waiting frame is replaced by a newer one of the
+        If the same frame is being sent already, it is not sent again. The frame replaces a waiting one of the
         same `kind`.
         """
         if len(frame) <= PART_BYTES:
@@ -63,8 +62,8 @@ class OutgoingParts:
         self._waiting_bytes = sum(len(one) for one, _ in self._waiting)
         return b""
 
-    def taken(self) -> bytes:
-        """Return what to write once the other side has received the last part."""
+    def next_part(self) -> bytes:
+        """Return the bytes to write after the other side has confirmed the previous part."""
         if self._begun is None and self._waiting:
             frame, kind = self._waiting.popleft()
             self._waiting_bytes -= len(frame)
@@ -72,8 +71,8 @@ class OutgoingParts:
         return self._next() if self._begun is not None else b""
 
     def rest(self) -> list[bytes]:
-        """Return everything left at once, for a connection that is about to close."""
-        return [*iter(self.taken, b"")]
+        """Return all remaining frames, for a connection that is about to close."""
+        return [*iter(self.next_part, b"")]
 
     def _next(self) -> bytes:
         assert self._begun is not None

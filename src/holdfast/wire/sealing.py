@@ -1,9 +1,9 @@
-"""Sealed frames: after the handshake, nobody in between can change what is sent.
+"""Sealed frames: after the handshake, no attacker in the middle can change the traffic.
 
 Each direction of a connection has its own key from the handshake. A sealed frame is the frame followed by a
-tag over it and all frames before it. A frame that was changed, dropped, repeated, reordered, sent back to
-its sender or over another connection is detected; every later tag fails too, and the connection
-ends. The content is not encrypted: use TLS for that.
+tag over it and all frames before it. The receiver detects a frame that was changed, dropped, repeated, reordered,
+or sent back or over another connection. Every later tag fails too, and the connection ends. The content is not
+encrypted: use TLS for that.
 
 The length of a frame does not include its tag, so sealing only appends: the reading side knows from its
 handshake which frames are sealed (`FrameReader.tag_bytes`).
@@ -18,7 +18,7 @@ from holdfast.wire.frames import HEADER_BYTES
 from holdfast.wire.wire_errors import BrokenSeal
 
 TAG_BYTES = 16
-# The parts of a sealed frame. Reusing a slice is cheaper than making one for each frame.
+# The parts of a sealed frame. Reusing a slice is cheaper than creating one for each frame.
 _FRAME, _BODY, _TAG = slice(-TAG_BYTES), slice(HEADER_BYTES, -TAG_BYTES), slice(-TAG_BYTES, None)
 
 
@@ -28,7 +28,7 @@ class Seal:
     __slots__ = ("_sent",)
 
     def __init__(self, key: bytes) -> None:
-        # Continuing one hash is cheaper than a new one for each frame.
+        # Updating one hash is cheaper than creating one for each frame.
         self._sent = blake2b(digest_size=TAG_BYTES, key=key)
 
     def seal(self, frame: bytes) -> bytes:
@@ -38,9 +38,9 @@ class Seal:
         return frame + sent.digest()
 
     def open(self, sealed: bytes) -> bytes:
-        """Return the body of the next received frame, or raise `BrokenSeal`, from then on always.
+        """Return the body of the next received frame. Raises `BrokenSeal`, and then for every later frame too.
 
-        A `FrameReader` delimited the frame, so its length is that of its body.
+        A `FrameReader` has checked that the length in the header is correct.
         """
         sent = self._sent
         sent.update(sealed[_FRAME])

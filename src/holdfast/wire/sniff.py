@@ -1,7 +1,7 @@
-"""Recognizes other protocols by their first bytes, and names what to do.
+"""Recognizes other protocols by their first bytes, for an error message that says what to change.
 
 The first frame is short (`HANDSHAKE_FRAME_BYTES_MAX`), so Holdfast's connections begin with two zero bytes.
-The protocols that reach a wrong port in practice are named: TLS, HTTP, torch's store, SSH.
+The messages name the protocols that reach a wrong port in practice: TLS, HTTP, torch's store, SSH.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from holdfast.wire.wire_errors import NotOurProtocol
 from holdfast.wire.wire_limits import HANDSHAKE_FRAME_BYTES_MAX
 
-# How many of the first bytes are examined.
+# How many of the first bytes an error shows.
 FIRST_BYTES = 8
 
 _TLS_HELLO = b"\x16\x03"
@@ -61,7 +61,7 @@ def check_server_bytes(first: bytes) -> None:
 def explain_silent_close(tls: bool, psk: bool = False) -> str:
     """Return the likely reason why a server closed the connection without sending a byte.
 
-    `tls` is whether this side, the client, uses TLS, and `psk` whether with its token.
+    `tls` says that this side, the client, uses TLS; `psk`, that it uses TLS with its token.
     """
     if psk:
         return (

@@ -1,4 +1,4 @@
-"""How an agent proves to the workers' store that it is a member of the generation the store serves.
+"""Proves to the workers' store that an agent is a member of the generation that the store serves.
 
 Workers use PyTorch's protocol, which has no authentication. The agent therefore opens a separate
 connection and proves its membership. The first byte is not a valid operation of PyTorch's protocol::

@@ -47,7 +47,7 @@ class BrokenSeal(WireError):
 
     def __init__(self) -> None:
         super().__init__(
-            "a frame was changed, repeated or dropped in transit: somebody is in between"
+            "a frame was changed, repeated or dropped in transit: a program in the middle interferes"
         )
 
 
@@ -63,8 +63,8 @@ class HandshakeRefused(WireError):
     """One side rejects the other.
 
     `permanent` is false if retrying may help. The owner of the connection sends `reply`, if it can, before
-    it closes: the other side's user then sees the reason too. `is_probe`
-    means that the other side only checks who listens, regularly: that is not worth a warning.
+    it closes, so that the other side's user sees the reason too. `is_probe` means that the other side only
+    checks regularly which coordinator listens here; this causes no warning.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Limits on everything sent over the wire, besides those of `core.protocol`.
 
-A hostile or broken peer can use no more of this process than these limits allow. A side whose own text (a
-report, a reason) may exceed a limit shortens it before sending.
+They limit the memory and time that a hostile or broken peer can use in this process. If a side's own text (a
+report, a reason) may exceed a limit, the side shortens it before sending.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from holdfast.core.limits import NODE_ID_CHARS_MAX, RUN_ID_CHARS_MAX
 KIB = 1024
 
 FRAME_BYTES_MAX = 1024 * KIB
-"""The body of one frame. Raising it lets each connection hold that much more memory."""
+"""The body of one frame. Raising it lets each connection use that much more memory."""
 
 PART_BYTES = 8 * KIB
 """A larger message is sent in parts of this size. A heartbeat may wait behind one part: raising the limit
 makes a slow link look dead sooner."""
 
 HANDSHAKE_FRAME_BYTES_MAX = 8 * KIB
-"""The same for an unauthenticated peer: a hello with the longest run id."""
+"""The body of a frame from an unauthenticated peer: a hello with the longest run id fits."""
 
 STATUS_FRAME_BYTES_MAX = 16 * KIB * KIB
-"""The same for a client that requested the state of the jobs: about 200 bytes per node. Only such a
+"""The body of a frame to a client that requested the state of jobs, at about 200 bytes per node. Only such a
 client's reader accepts a frame above `FRAME_BYTES_MAX`."""
 
 STORE_VALUE_BYTES_MAX = 480 * KIB
@@ -35,15 +35,15 @@ STORE_TIMEOUT_S_MAX = 30 * 86_400.0
 QUERY_BYTES_MAX = 64 * KIB
 """The body of one query."""
 REPLY_BYTES_MAX = 960 * KIB
-"""The body of one reply of several: it fits into a frame."""
+"""The body of one of several replies; it fits into a frame."""
 WORKERS_REPORTED_MAX = 4_096
 """Workers of one node in a report."""
 EVENTS_MAX = 1_024
 """Events in one message."""
 
 SUMMARIES_MAX = 100_000
-"""Nodes of one job in a reply. The decoder allocates for as many as the peer announces, so this also limits
-what one short hostile message can make this process allocate (8 bytes each)."""
+"""Nodes of one job in a reply. The decoder allocates 8 bytes for each node that the peer announces, so this also
+limits the allocation that a short hostile message can cause."""
 JOBS_MAX = 10_000
 HISTORY_LINES_MAX = 10_000
 

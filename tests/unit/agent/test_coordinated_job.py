@@ -19,7 +19,7 @@ from holdfast.core.coordinated_supervision import (
     ReportStatus,
 )
 from holdfast.core.machine import TICK
-from holdfast.core.protocol import Failure, JobOutcome, NodePhase, NodeRole, View
+from holdfast.core.protocol import Failure, JobOutcome, Member, NodePhase, NodeRole, View
 from holdfast.errors import JobStopped
 from holdfast.observe.lifecycle import StandbyChanged
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
@@ -283,3 +283,15 @@ def test_only_a_stop_request_ends_the_job_as_stopped(
         1.0, view(NodeRole.CLOSED, outcome=JobOutcome.STOPPED, why=why, final=True, **changes)
     )
     assert type(node.job.error(supervision.Outcome.STOPPED)) is error
+
+
+def test_first_node_prints_once_which_nodes_have_which_ranks(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    members = (Member("here", "h", 0), Member("there", "t", 2), Member("far", "f", 3))
+    shape: dict[str, Any] = {"rank": 0, "size": 3, "world_size": 6, "members": members}
+    node.hear(0.0, view(NodeRole.MEMBER, generation=0, round_key=7, **shape))
+    node.hear(1.0, view(NodeRole.MEMBER, 2, generation=1, round_key=7, **shape))
+    listed = [line for line in caplog.messages if "ranks" in line]
+    assert listed == ["round -1: ranks 0-1 on here, 2 on there, 3-5 on far"]
+    assert node.job.members == ("here", "there", "far")

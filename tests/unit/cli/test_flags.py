@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.cli.run_command import build_parser
+from holdfast.cli.run_command import build_parser, read_args
 from holdfast.cli.script import check_can_start, worker_command
 from holdfast.errors import CannotStart, UsageError
 from holdfast.launcher import devices
@@ -52,7 +52,10 @@ def name_of(flag: Flag) -> str:
 
 
 def parse(*words: str) -> Namespace:
-    return build_parser().parse_args(words)
+    """Return what both ways to read a command line give."""
+    parsed = read_args([*words])
+    assert vars(parsed) == vars(build_parser().parse_args(words))
+    return parsed
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=name_of)

@@ -128,7 +128,7 @@ class Port:
     async def asked_by(self, access: ControlCredentials) -> str:
         connection = await self.asker(access)
         try:
-            return unpacked(control.Here, (await connection.ask(control.HERE)).body).state
+            return unpacked(control.Here, (await connection.query(control.HERE)).body).state
         finally:
             connection.close()
 

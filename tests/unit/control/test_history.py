@@ -373,6 +373,7 @@ def test_the_recorded_timeline_of_a_run_has_the_same_history(run: list[Lifecycle
     for event in run:
         recorder(event)
         live.add(event)
+    live.end_record()
     (node,) = records.parse(lines)
     recorded = node.history
     assert [*recorded.generations.values()] == [*live.generations.values()]

@@ -434,7 +434,7 @@ async def test_unread_answers_are_limited_in_total(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     large, limit = bytes(16_000_000), 40_000_000
-    monkeypatch.setattr(server, "UNREAD_ANSWERS_BYTES_MAX", limit)
+    monkeypatch.setattr(server, "UNREAD_REPLIES_BYTES_MAX", limit)
     async with serving() as served:
         slow = [await served.client() for _ in range(8)]
         with monkeypatch.context() as patch:
@@ -443,7 +443,7 @@ async def test_unread_answers_are_limited_in_total(
                 one.stop_reading()
                 one.send(Query(id=1, what=control.STATUS))
             await soon(lambda: served.server.connections < len(slow))
-        held = sum(peer.unread_answers_bytes for peer in served.server._peers)
+        held = sum(peer.unread_replies_bytes for peer in served.server._peers)
         assert held <= limit + len(large)
         honest = await served.client()
         honest.send(Query(id=1, what=control.STATUS))
@@ -509,7 +509,7 @@ async def test_flood_from_one_address_does_not_block_others() -> None:
 async def test_many_agents_behind_one_address_all_connect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(admission, "CROWD_MIN_S", LIMIT_S)
+    monkeypatch.setattr(admission, "OVERSIZED_MIN_S", LIMIT_S)
     async with serving(half_open_max=8) as served:
         clients = await asyncio.gather(*(served.client() for _ in range(256)))
         assert all(client.connection.is_open for client in clients)

@@ -72,10 +72,6 @@ def kill_and_wait(pid: int) -> None:
     os.close(pidfd)
 
 
-def lines(name: str) -> list[str]:
-    return sorted(Path(name).read_text().splitlines())
-
-
 def test_a_keeper_killed_between_two_starts_is_replaced() -> None:
     class Unlucky(LocalElasticAgent):
         def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
@@ -105,25 +101,6 @@ class Hooked(LocalElasticAgent):
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:
         self.calls.append("shutdown")
         super()._shutdown(*args, **kwargs)
-
-
-@pytest.mark.parametrize("kind", [LocalElasticAgent, Hooked])
-def test_a_signal_is_passed_on_and_ends_the_run(kind: type[LocalElasticAgent]) -> None:
-    os.mkfifo("ready")
-    script = "trap 'echo HUP >> seen; exit 0' HUP; echo go > ready; while :; do sleep 0.01; done"
-    agent = local(script, kind=kind, max_restarts=3)
-
-    def hang_up() -> None:
-        Path("ready").read_text()
-        os.kill(os.getpid(), signal.SIGHUP)
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(hang_up)
-        with pytest.raises(SignalException) as ended:
-            agent.run()
-    assert ended.value.sigval is signal.SIGHUP
-    assert lines("seen") == ["HUP"]
-    assert getattr(agent, "calls", ["start", "shutdown"]) == ["start", "shutdown"]
 
 
 @pytest.mark.timeout(20)

@@ -200,7 +200,7 @@ def raised(one: signal.Signals) -> Callable[[], None]:
 def test_a_signal_shuts_down_by_the_same_signal_and_once(one: signal.Signals) -> None:
     agent = scripted(HEALTHY, max_restarts=3, monitor_interval=0.001, shutdown_timeout=5)
     agent.during["look"] = raised(one)
-    with pytest.raises(SignalException, match=f" was ended by {one.name} ") as ended:
+    with pytest.raises(SignalException, match=f" received {one.name} ") as ended:
         agent.run()
     assert ended.value.sigval is one
     assert agent.story == ["join", "start", "look", f"shutdown {one.name} 5"]

@@ -24,6 +24,7 @@ from holdfast.etcd.probe import (
     probe_member,
 )
 from holdfast.net import listening
+from holdfast.net.addresses import Address
 from real_etcd import running_cluster, running_etcd
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ async def probe_server(*, accepts: bool = False) -> AsyncIterator[int]:
         return ProbeReply("job", MACHINES, 7, accepts and founding is not None)
 
     server = ProbeServer(answer, lambda: "it waits for node1")
-    listener = listening.listen([(socket.AF_INET, (LOCAL, 0))])
+    listener = listening.listen([Address(socket.AF_INET, (LOCAL, 0))])
     port = listener.getsockname()[1]
     await server.open(listener, None)
     try:

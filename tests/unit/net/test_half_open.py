@@ -15,7 +15,7 @@ def names(address: str, count: int) -> list[str]:
 
 def filled(places: int, *groups: tuple[str, int], silent: bool = True) -> HalfOpen:
     """Return connections that came one a second, group by group."""
-    half_open = HalfOpen(places, min_s=100.0, crowd_min_s=10.0)
+    half_open = HalfOpen(places, min_s=100.0, oversized_min_s=10.0)
     for address, count in groups:
         for name in names(address, count):
             half_open.add(name, address, float(len(half_open.since)), silent=silent)
@@ -25,36 +25,36 @@ def filled(places: int, *groups: tuple[str, int], silent: bool = True) -> HalfOp
 def test_where_nobody_has_more_than_a_share_the_oldest_goes_once_it_had_its_time() -> None:
     half_open = filled(8, *((f"10.0.0.{host}", 2) for host in range(4)))
     assert half_open.is_full
-    assert half_open.next_to_go() == ("10.0.0.0 0", 100.0)
+    assert half_open.next_to_close() == ("10.0.0.0 0", 100.0)
     assert half_open.remove("10.0.0.0 0")
     assert not half_open.is_full
-    assert half_open.next_to_go() == ("10.0.0.0 1", 101.0)
+    assert half_open.next_to_close() == ("10.0.0.0 1", 101.0)
 
 
 def test_the_oldest_of_a_crowd_goes_at_once_and_after_a_while_if_it_has_spoken() -> None:
     half_open = filled(8, ("10.0.0.1", 2), ("10.0.0.2", 3), ("10.0.0.3", 3))
     half_open.add("10.0.0.3 3", "10.0.0.3", 8.0)
-    assert half_open.next_to_go() == ("10.0.0.3 0", 0.0)  # Of several crowds the largest.
+    assert half_open.next_to_close() == ("10.0.0.3 0", 0.0)  # Of several crowds the largest.
     half_open = filled(8, ("10.0.0.1", 2), ("10.0.0.2", 5), silent=False)
-    assert half_open.next_to_go() == ("10.0.0.2 0", 12.0)
+    assert half_open.next_to_close() == ("10.0.0.2 0", 12.0)
     half_open.add("late and silent", "10.0.0.2", 7.0)
-    assert half_open.next_to_go() == ("late and silent", 0.0)
+    assert half_open.next_to_close() == ("late and silent", 0.0)
 
 
 def test_one_that_comes_without_a_word_is_turned_away_where_its_address_has_a_crowd() -> None:
     half_open = filled(8, ("10.0.0.1", 2), ("10.0.0.2", 5))
-    assert not half_open.turns_away("10.0.0.2")  # There is room.
+    assert not half_open.rejects("10.0.0.2")  # There is room.
     half_open.add("10.0.0.3 0", "10.0.0.3", 7.0)
-    assert half_open.turns_away("10.0.0.2")
-    assert not half_open.turns_away("10.0.0.1")
-    assert not half_open.turns_away("10.0.0.4")
+    assert half_open.rejects("10.0.0.2")
+    assert not half_open.rejects("10.0.0.1")
+    assert not half_open.rejects("10.0.0.4")
 
 
 def test_a_crowd_that_got_smaller_is_none() -> None:
     half_open = filled(8, ("10.0.0.1", 2), ("10.0.0.2", 3))
     assert half_open.remove("10.0.0.2 1")
     assert not half_open.remove("10.0.0.2 1")
-    assert half_open.next_to_go() == ("10.0.0.1 0", 100.0)
+    assert half_open.next_to_close() == ("10.0.0.1 0", 100.0)
 
 
 def test_a_flood_never_displaces_those_of_other_addresses() -> None:
@@ -62,7 +62,7 @@ def test_a_flood_never_displaces_those_of_other_addresses() -> None:
     half_open = filled(64, ("10.0.0.1", 16))
     for number in range(10_000):
         if half_open.is_full:
-            half_open.remove(half_open.next_to_go()[0])
+            half_open.remove(half_open.next_to_close()[0])
         half_open.add(number, f"10.6.6.{draw.randrange(2)}", 16.0, silent=draw.random() < 0.9)
     assert list(half_open.since)[:16] == names("10.0.0.1", 16)
 

@@ -177,7 +177,7 @@ def test_silent_connections_are_left_to_a_kernel_with_syn_cookies_alone(
     if cookies is not None:
         (tmp_path / "setting").write_text(cookies)
     monkeypatch.setattr(listening, "COOKIES", tmp_path / "setting")
-    with listening.listen([(socket.AF_INET, ("127.0.0.1", 0))]) as listener:
+    with listening.listen([Address(socket.AF_INET, ("127.0.0.1", 0))]) as listener:
         listening.defer_accept(listener, 10.0)
         deferred = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT)
         assert bool(deferred) is is_deferred

@@ -36,7 +36,7 @@ def test_work_is_done_in_the_thread_and_a_fault_does_not_end_it(
     assert thread.post(done.set)
     assert done.wait(20)
     thread.post(lambda: 1 / 0)
-    assert thread.ask(where(), 20) == "holdfast-test"
+    assert thread.run(where(), 20) == "holdfast-test"
     assert "ZeroDivisionError" in faults[0]
 
 
@@ -52,16 +52,16 @@ def test_work_that_takes_too_long_or_is_not_done_at_the_end_is_cancelled(
             cancelled.release()
 
     with pytest.raises(TimeoutError):
-        thread.ask(endless(), 0.01)
+        thread.run(endless(), 0.01)
     assert cancelled.acquire(timeout=20)
     keep: list[asyncio.Task[None]] = []
     thread.post(lambda: keep.append(thread.loop.create_task(endless())))
-    thread.ask(where(), 20)
+    thread.run(where(), 20)
     thread.stop()
     assert cancelled.acquire(timeout=0)
     assert not thread.post(print)
     with pytest.raises(RuntimeError):
-        thread.ask(where(), 1)
+        thread.run(where(), 1)
     thread.stop()
     LoopThread("holdfast-test", print).stop()  # One that never started.
 

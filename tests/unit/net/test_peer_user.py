@@ -22,7 +22,7 @@ FAMILIES = {
 }
 WAYS: dict[str, Callable[[socket.socket], int | None]] = {
     "netlink": user_of,
-    "tables": lambda one: peer_user._look_up(one.getpeername(), one.getsockname()),
+    "tables": lambda one: peer_user._search_tables(one.getpeername(), one.getsockname()),
 }
 
 
@@ -96,7 +96,7 @@ def test_the_kernel_knows_who_listens(
         raise OSError
 
     if way == "tables":
-        monkeypatch.setattr(peer_user, "_ask", no_netlink)
+        monkeypatch.setattr(peer_user, "_query_kernel", no_netlink)
     family = socket.AF_INET6 if ":" in there else socket.AF_INET
     with listening_as(user, here) as port, socket.socket(family) as client:
         client.connect((there, port))  # It is never accepted, so its other end is nobody's.

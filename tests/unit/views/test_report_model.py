@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 
+from holdfast.control.step_rates import RANKS_SHOWN, SLOWEST_SHOWN
 from holdfast.core.supervision import StopReason
 from holdfast.views.report import records
-from holdfast.views.report.model import RANKS_SHOWN, SLOWEST_SHOWN, Report, describe
+from holdfast.views.report.model import Report, describe
 from timelines import Timeline, one_restart
 
 
@@ -117,6 +118,19 @@ def lose_a_node(*, with_the_lost_one: bool) -> Report:
     return report_of(stays, goes) if with_the_lost_one else report_of(stays)
 
 
+def test_nodes_without_a_folder_are_named_by_the_members_of_their_round() -> None:
+    stays = Timeline("a", (0, 1))
+    stays.run()
+    stays.generation(0, 2.0, 3.0, nodes=3, members=("a", "b", "c"))
+    stays.stops(0, 20.0, 21.0, StopReason.COORDINATOR)
+    stays.generation(1, 22.0, 23.0, nodes=2, restarts=0, members=("a", "c"))
+    stays.stops(1, 40.0, 41.0, StopReason.SUCCEEDED)
+    stays.end(42.0)
+    report = report_of(stays)
+    assert report.generations[0].end_reason == "node b was lost"
+    assert any("Of the other nodes (b, c) it has only" in note for note in report.notes)
+
+
 @pytest.mark.parametrize("with_the_lost_one", [True, False])
 def test_lost_node_ends_a_generation(with_the_lost_one: bool) -> None:
     report = lose_a_node(with_the_lost_one=with_the_lost_one)
@@ -160,10 +174,10 @@ def test_job_ended_by_a_signal_is_stopped() -> None:
     node.run()
     node.generation(0, 2.0, 3.0)
     node.stops(0, 20.0, 21.0, StopReason.SIGNAL)
-    node.end(22.0, "stopped", "Traceback:\nholdfast.SignalException: agent 7 was ended by SIGTERM")
+    node.end(22.0, "stopped", "Traceback:\nholdfast.SignalException: agent 7 received SIGTERM")
     report = report_of(node)
     assert (report.outcome.state, report.generations[0].end) == ("stopped", "stopped")
-    assert report.outcome.reason == "agent 7 was ended by SIGTERM"
+    assert report.outcome.reason == "agent 7 received SIGTERM"
 
 
 def test_job_without_a_round_has_a_report() -> None:

@@ -295,7 +295,7 @@ async def test_unreachable_job_stays_on_the_screen() -> None:
         assert "over" in lines[0]
         assert "stopped by somebody" in lines[2]
         given(app).show(8, summary(8.0, 3, 2, outcome="failed", why="rank 3 failed"))
-        app.job.lost("the agent has ended")
+        app.job.lost("the agent has exited")
         lines = await settled(pilot)
         assert "failed" in lines[0]
         assert "rank 3 failed" in lines[2]

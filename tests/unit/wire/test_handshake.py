@@ -14,9 +14,9 @@ from holdfast.wire.handshake import (
     JOB_TOKEN_PREFIX,
     ClientHandshake,
     ServerHandshake,
-    draw_nonce,
     is_job_token,
     job_token,
+    random_nonce,
     refusal,
 )
 from holdfast.wire.messages import (
@@ -84,7 +84,7 @@ def test_finished_handshake_accepts_no_message() -> None:
 
 @pytest.mark.parametrize("token", [None, TOKEN])
 def test_server_refuses_client_of_another_version_in_one_line(token: bytes | None) -> None:
-    hello = Hello(version=PROTOCOL_VERSION + 1, nonce=draw_nonce())
+    hello = Hello(version=PROTOCOL_VERSION + 1, nonce=random_nonce())
     with pytest.raises(HandshakeRefused, match="install the same Holdfast on both sides") as raised:
         ServerHandshake(token).receive(encode(hello))
     assert raised.value.permanent
@@ -107,7 +107,7 @@ def test_each_side_learns_why_the_other_ended_it() -> None:
 
 def test_a_proof_that_was_not_asked_for_and_another_magic_are_refused() -> None:
     server = ServerHandshake(None)
-    server.receive(encode(Hello(nonce=draw_nonce())))
+    server.receive(encode(Hello(nonce=random_nonce())))
     with pytest.raises(HandshakeRefused):
         server.receive(encode(Proof(proof=bytes(32))))
     with pytest.raises(NotOurProtocol):
@@ -185,12 +185,12 @@ def test_a_proof_for_one_job_is_none_for_another() -> None:
 
 
 def test_a_proven_server_is_believed_when_it_refuses() -> None:
-    def judge(hello: Hello) -> None:
+    def check_hello(hello: Hello) -> None:
         raise HandshakeRefused(f"{hello.run_id} is not served")
 
     for token in (TOKEN, None):
         client = ClientHandshake(token, run_id="job")
-        server = ServerHandshake(token, judge=judge)
+        server = ServerHandshake(token, check_hello=check_hello)
         proof = body_in(client.receive(body_in(server.receive(body_in(client.start())))))
         with pytest.raises(HandshakeRefused) as refused:
             server.receive(proof)

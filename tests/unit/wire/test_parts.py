@@ -35,7 +35,7 @@ def test_what_was_cut_is_joined_again(size: int) -> None:
     while joined is None:
         (part,) = parts(now)
         joined = incoming.take(part)
-        now = outgoing.taken()
+        now = outgoing.next_part()
     assert (joined, now) == (body, b"")
 
 
@@ -46,8 +46,8 @@ def test_no_more_than_one_part_is_on_its_way() -> None:
     assert outgoing.send(second) == b""
     small = frame(b"beat")
     assert outgoing.send(small) == small
-    assert outgoing.taken()
-    assert parts(outgoing.taken())[0].data.startswith(b"b")
+    assert outgoing.next_part()
+    assert parts(outgoing.next_part())[0].data.startswith(b"b")
 
 
 def test_a_message_that_waits_is_replaced_by_a_newer_one_of_its_kind() -> None:

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 from holdfast.agent.worker_processes import substitute_local_rank
 from holdfast.elastic._impl.torch_types import torchs_store_errors
 from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.net.addresses import Address
 from holdfast.net.listening import bind
 from holdfast.processes.procfs import state_of
 from holdfast.store.tcp.store_client import TCPStore
@@ -40,7 +41,10 @@ class macros:  # noqa: N801 (TorchElastic's name)
 
 
 # Addresses, not names: it must not matter what `localhost` resolves to.
-_LOOPBACKS = ((socket.AF_INET, ("127.0.0.1", 0)), (socket.AF_INET6, ("::1", 0, 0, 0)))
+_LOOPBACKS = (
+    Address(socket.AF_INET, ("127.0.0.1", 0)),
+    Address(socket.AF_INET6, ("::1", 0, 0, 0)),
+)
 
 
 def get_socket_with_port() -> socket.socket:

@@ -17,11 +17,14 @@ from holdfast.control.history import (
     History,
     JobState,
     NodeState,
+    RestartReason,
     Stage,
     WorkerState,
+    goodput,
+    outage_s,
+    restart_reason,
     restart_stages,
 )
-from holdfast.core.supervision import StopReason
 from holdfast.observe import lifecycle
 from holdfast.observe.metrics.families import Family, Histogram
 
@@ -34,26 +37,13 @@ if TYPE_CHECKING:
     """A worker's rank, its step, the age of its heartbeat in seconds, and the section it is in."""
 
 
-# Labels of the reasons for a stop.
-REASONS: Mapping[StopReason, str] = {
-    StopReason.WORKER_FAILED: "worker_failed",
-    StopReason.UNHEALTHY: "unhealthy",
-    StopReason.REGROUP: "nodes_waiting",
-    StopReason.COORDINATOR: "coordinator",
-    StopReason.REQUESTED: "asked",
-}
-NODES_LOST = "nodes_lost"
-OTHER = "other"
-NO_RESTART = (StopReason.SUCCEEDED.value, StopReason.SIGNAL.value)
-
-
 class Restarts:
     """Counts restarts by reason, and the durations of their stages."""
 
     def __init__(self) -> None:
         self.stages = {stage: Histogram() for stage in RESTART_STAGES}
         self.outages = Histogram()
-        self.reasons = dict.fromkeys((*REASONS.values(), NODES_LOST, OTHER), 0)
+        self.reasons = dict.fromkeys(RestartReason, 0)
         self._warming: Generation | None = None
 
     def look(self, ended: Generation | None, one: Generation | None) -> None:
@@ -67,13 +57,12 @@ class Restarts:
             self._warming = None
 
     def _count(self, ended: Generation, one: Generation) -> None:
-        assert one.started_at is not None
-        if ended.reason in NO_RESTART:
+        reason = restart_reason(ended, one)
+        if reason is None:
             return
-        self.reasons[_reason(ended, one)] += 1
+        self.reasons[reason] += 1
         self._observe(restart_stages(ended, one))
-        began = ended.stopping_at if ended.trouble_at is None else ended.trouble_at
-        self.outages.observe(one.started_at - (began or 0.0))
+        self.outages.observe(outage_s(ended, one))
         self._warming = one
 
     def _observe(self, stages: Mapping[Stage, float | None]) -> None:
@@ -82,19 +71,9 @@ class Restarts:
                 self.stages[stage].observe(seconds)
 
 
-def _reason(ended: Generation, one: Generation) -> str:
-    """Return the reason for a restart; a decision of the coordinator shows in the next generation."""
-    reason = StopReason(ended.reason)
-    if reason is not StopReason.COORDINATOR:
-        return REASONS.get(reason, OTHER)
-    if one.restarts > ended.restarts:
-        return REASONS[StopReason.WORKER_FAILED]
-    if one.nodes != ended.nodes:
-        return REASONS[StopReason.REGROUP] if one.nodes > ended.nodes else NODES_LOST
-    return REASONS[StopReason.COORDINATOR]
-
-
-NODE_STATES = [one for one in NodeState if one not in (NodeState.STANDBY, NodeState.DRAINED)]
+OF_OTHERS = (NodeState.STANDBY, NodeState.DRAINED, NodeState.STUCK)
+"""States that a node does not have by its own record."""
+NODE_STATES = [one for one in NodeState if one not in OF_OTHERS]
 
 FAMILIES = {
     "holdfast_job_info": ("gauge", "Always 1; the labels describe the job"),
@@ -235,7 +214,7 @@ class JobMetrics:
         for outcome, count in self._exits.items():
             found["holdfast_worker_exits_total"].add(count, run_id=run_id, outcome=outcome.value)
         for reason, count in restarts.reasons.items():
-            found["holdfast_restarts_total"].add(count, run_id=run_id, reason=reason)
+            found["holdfast_restarts_total"].add(count, run_id=run_id, reason=reason.value)
         for stage, times in restarts.stages.items():
             found["holdfast_recovery_seconds"].add(times.copy(), run_id=run_id, stage=stage.value)
         elapsed_s = self._past_elapsed_s + history.elapsed_s(now)
@@ -250,7 +229,7 @@ class JobMetrics:
             ("holdfast_rendezvous_failures_total", self._rendezvous_failures),
             ("holdfast_elapsed_seconds_total", self._shown_elapsed_s),
             ("holdfast_useful_seconds_total", self._shown_useful_s),
-            ("holdfast_goodput_ratio", useful_s / wanted_s if wanted_s > 0 else 0.0),
+            ("holdfast_goodput_ratio", goodput(useful_s, wanted_s)),
             ("holdfast_timers_expired_total", self._expired),
         ):
             found[name].add(value, run_id=run_id)

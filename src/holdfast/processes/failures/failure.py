@@ -203,7 +203,7 @@ class ProcessFailure:
                 return f"exit code {code}"
             return f"exit code {code}, which usually means {inside} inside"
         if self.stopped and code == -9:
-            return "killed by SIGKILL (it was asked to stop and did not end in time)"
+            return "killed by SIGKILL (did not exit in time after the stop signal)"
         if self.detail and code == -9:
             return "killed by SIGKILL"  # The known reason makes a guess superfluous.
         verb = "terminated" if self.signal_name() == "SIGTERM" else "killed"

@@ -1,9 +1,9 @@
-"""Attests to the workers' store on another node that this host belongs to the job.
+"""Proves to the workers' store on another node that this host belongs to the job.
 
 The store identifies another host by its address. If the store's name has several addresses, workers may
-use any of them and so connect from another address of this host: the agent attests over all of them. If
-the store is not ready or is busy, the agent retries: without the attestation the workers of this host
-wait in vain.
+use any of them and connect from different addresses of this host, so the agent attests over all of them. If
+the store is not ready or is busy, the agent retries: without an attestation the store refuses the workers of
+this host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ATTEST_S = 60.0
 """The limit for all attempts together."""
-PAUSE_S = (0.05, 1.0)  # Between two attempts, at first and at most.
+PAUSE_S = (0.05, 1.0)  # The first and the longest pause between two attempts.
 ADDRESSES_MAX = 8
 RECEIVE_BYTES = 256
 # This host has no route to the address: retrying does not help.
@@ -35,9 +35,9 @@ _NO_ROUTE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
 
 
 class HostAttestation:
-    """Attests this host at the store of one generation, from `start` until it succeeds or `cancel`.
+    """Attests this host at the store of one generation, from `start` until success or `cancel`.
 
-    A failure is reported in one line; with `optional`, for a store open to every host, as a debug message.
+    A failure is one warning. With `optional`, for a store that serves every host, it is a debug message.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class HostAttestation:
                     self._connections.discard(connection)
 
     def _finish(self, problem: str) -> None:
-        """Note the outcome of one address; the last one reports a failure of all."""
+        """Record the outcome of one address; if it is the last and all failed, report the failure."""
         with self._lock:
             self._left -= 1
             self._succeeded = self._succeeded or not problem

@@ -1,9 +1,9 @@
-"""A client's connection to a TCPStore server: with a deadline, retried at first, reopened by a channel.
+"""A client's connection to a TCPStore server, and the `Channel` that opens and reopens it.
 
-Responses carry no number; they arrive in order. So after any failure, including an expired deadline, a
-connection is unusable: a late response would be taken for that of the next request. `Channel` closes it,
-the call raises, and the next call reconnects. A failed call is never repeated, since the server may have
-received it.
+Responses carry no number; they arrive in the order of the requests. So after any failure, including an expired
+deadline, a connection is unusable: a late response would be taken for that of the next request. `Channel`
+closes it, the call raises, and the next call reconnects. A failed call is never repeated, since the server
+may have received it.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
 
 RESPONSE_BYTES_MAX = 1 << 30
-"""Limit of one value. Values above the limit of one request come from many APPENDs."""
+"""Limit of one value. Many APPENDs can make a value larger than one request."""
 READ_BYTES = 1 << 16
 POLL_S_MAX = 3600.0  # poll() takes 32 bits of milliseconds; a deadline may be further away.
 
-# A server whose host vanished is noticed after about two minutes of waiting.
+# Detects a vanished host of the server after about two minutes of waiting.
 KEEPALIVE = (
     (socket.TCP_KEEPIDLE, 60),
     (socket.TCP_KEEPINTVL, 15),
@@ -56,7 +56,7 @@ CONNECT_PAUSE_S_MIN = 0.02
 CONNECT_PAUSE_S_MAX = 1.0
 CONNECT_PAUSE_GROWTH = 1.7
 ATTEMPT_S_MAX = 5.0
-"""The limit for one address to accept the connection; then the next is tried."""
+"""The limit for one address to accept the connection; then the next address is tried."""
 NOT_TRIED = "not tried in time"
 
 _U32 = struct.Struct("<I")
@@ -122,7 +122,7 @@ class Connection:
     def expect_no_more(self) -> None:
         """Raise `InvalidResponse` if the server sent more than the response."""
         if self._unread:
-            raise InvalidResponse(f"{len(self._unread)} bytes too many")
+            raise InvalidResponse(f"{len(self._unread)} bytes more than expected")
 
     def read(self, count: int) -> bytes:
         """Return exactly `count` bytes, or raise `DeadlinePassed` or `OSError`."""
@@ -174,7 +174,7 @@ class Connection:
 
     def _sleep(self, poll: select.poll) -> None:
         left = self.deadline - time.monotonic()
-        # Data that has arrived is read, however late it is: this process may have been stopped.
+        # Data that has arrived is read even after the deadline: this process may have been stopped.
         ready = poll.poll(math.ceil(min(max(left, 0.0), POLL_S_MAX) * 1000))
         if not ready and time.monotonic() >= self.deadline:
             raise DeadlinePassed
@@ -191,8 +191,8 @@ def connect(host: str, port: int, deadline: float, timeout_s: float, about: str)
     """Return a connection on which the server has responded, by the deadline.
 
     A server may start after its clients, and its name may resolve even later, so every failure is retried after a
-    growing pause. Raises `DistNetworkError` with all tried addresses, or if the server is not a TCPStore;
-    `SilentServerError` if the server accepts and does not respond (it is frozen; retrying would not help).
+    growing pause. Raises `DistNetworkError` with all tried addresses, or if the server is not a TCPStore. Raises
+    `SilentServerError` if the server accepts and does not respond (it is frozen; a retry would not help).
     The messages begin with `about`.
     """
     where = format_endpoint(host, port)
@@ -305,8 +305,7 @@ class Channel:
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)):
             raise StoreTimeoutError(
-                f"{self._about(operation, keys)}: another thread used the store for all of "
-                f"{timeout_s:g} s"
+                f"{self._about(operation, keys)}: another thread used the store for {timeout_s:g} s"
             )
         try:
             connection = self._connection
@@ -320,7 +319,7 @@ class Channel:
                 f"{self._about(operation)}: {problem} within {timeout_s:g} s"
             ) from None
         except BaseException as problem:
-            # Any exception, also KeyboardInterrupt: a response may still be in transit.
+            # After any exception, also KeyboardInterrupt, a response may still be in transit.
             self._give_up()
             failure = self._failure(problem, self._about(operation, keys), timeout_s)
             if failure is None:

@@ -1,11 +1,11 @@
 """A TCPStore server inside this process: an agent's for its workers, or that of a `TCPStore` master.
 
-Most jobs on one node never use it, so it costs them only a sleeping thread. The first client makes it import the
-rest, `store_server`.
+Most jobs on one node never use the store, so it costs them only a sleeping thread. The thread imports
+`store_server`, which does the work, when the first client connects.
 
-A master's server belongs to the stores of this process that share it, and closes with the last of them. A
-loopback endpoint is served on loopback only, so other hosts cannot reach the unauthenticated store; any
-other endpoint on all addresses, as torch does.
+The stores of this process that share a master's server own it together; the last one closes it. A server
+with a loopback endpoint listens on loopback only, so other hosts cannot reach the unauthenticated store. With
+any other endpoint it listens on all addresses, as torch does.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Access:
     def __init__(self, mode: str, key: bytes = b"", generation: int = 0) -> None:
         self.mode = mode
         self.key = key
-        """The key with which agents prove that they belong to the generation; empty without other agents."""
+        """The key with which agents prove that they belong to the generation; empty on a single node."""
         self.generation = generation
 
 
@@ -115,7 +115,7 @@ class TcpStoreServer:
                 os.eventfd_write(self._wake, 1)
                 self._running.acquire()
                 self._thread = 0
-            self._let_go()
+            self._close_descriptors()
             if self._wake >= 0:
                 os.close(self._wake)
                 self._wake = -1
@@ -145,10 +145,10 @@ class TcpStoreServer:
             if self._on_failure is not None:  # Before its clients notice.
                 self._on_failure(console.describe(error))
         finally:
-            self._let_go()
+            self._close_descriptors()
             self._running.release()
 
-    def _let_go(self) -> None:
+    def _close_descriptors(self) -> None:
         _running.discard(self)
         loop, self._loop = self._loop, None
         if loop is not None:
@@ -220,12 +220,12 @@ def serve(
     """Serve a store at an endpoint; port 0 is any free one.
 
     `shared` uses the server that this process already shares on that port, if there is one.
-    `listen_fd` is a bound socket, which the server then owns. Returns None if an agent serves the port, according to
-    the environment. Raises `DistNetworkError` if the store cannot be served.
+    `listen_fd` is a bound socket, which the server then owns. Returns None if the environment says that an
+    agent serves the port. Raises `DistNetworkError` if the store cannot be served.
     """
     with _shared.lock:
-        if shared and (there := _shared.by_port.get(port)) is not None:
-            return there.share()
+        if shared and (existing := _shared.by_port.get(port)) is not None:
+            return existing.share()
         try:
             listener = _adopt(listen_fd, port) if listen_fd is not None else _bind(name, port)
         except OSError as problem:

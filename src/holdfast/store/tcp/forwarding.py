@@ -1,9 +1,9 @@
-"""Forwards workers of this node to the workers' store of another node, for `store=private`.
+"""Forwards the connections of this node's workers to the workers' store on another node, for `store=private`.
 
-Workers connect to a port on loopback, where the kernel names the user of each connection. For each of
-them the agent opens a connection to the store and proves the generation's key; from then on both
-directions are passed on in sealed frames. Nothing is interpreted, kept or answered here. One thread, one
-epoll; while one side does not read, the other is not read from.
+Workers connect to a port on loopback, where the kernel reports the user of each connection. For each worker
+the agent opens a connection to the store and proves that it has the generation's key. Then it forwards both
+directions, in sealed frames towards the store. It interprets, stores and answers nothing itself. One thread
+with one epoll does this. While one side does not read, the agent does not read from the other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 RECEIVE_BYTES = 64 * 1024
 PENDING_BYTES_MAX = 1024 * 1024
-"""While more waits for one side of a connection, the other side is not read from."""
+"""While more bytes wait for one side of a connection, the agent does not read from the other side."""
 CONNECTIONS_MAX = 16_384
 RESOLVE_S = 60.0
 PROVE_S = 60.0
@@ -45,7 +45,7 @@ _running: set[Forwarder] = set()
 
 
 class _End:
-    """One end of a forwarded connection: its socket, and the bytes to send there."""
+    """One end of a forwarded connection: its socket, and the bytes to send to it."""
 
     __slots__ = ("events", "forward", "is_done", "pending", "socket")
 
@@ -54,12 +54,12 @@ class _End:
         self.socket = connection
         self.pending = bytearray()
         self.is_done = False
-        """Whether it sends nothing more."""
+        """Whether the peer has closed its side: it sends nothing more."""
         self.events = -1
 
 
 class _Forward:
-    """A worker's connection, and the one to the store."""
+    """A worker's connection, and the agent's connection to the store for it."""
 
     __slots__ = ("begun", "proof", "store", "stream", "worker")
 
@@ -73,7 +73,7 @@ class _Forward:
 
 
 class Forwarder:
-    """Forwards from a listening socket, which it owns, to a store, from `start` until `close`."""
+    """Forwards from a listening socket, which it owns, to a store. It runs from `start` until `close`."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class Forwarder:
                 self._flush(end)
             if events & ~_OUT and end.events & _IN:
                 self._read(end)
-            elif events & ~_OUT:  # It closed while it was not read from.
+            elif events & ~_OUT:  # The peer closed while this side was not read.
                 raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         except BlockingIOError:
             pass
@@ -223,7 +223,7 @@ class Forwarder:
                 self._warn(str(error))
             self._end(forward)
             return
-        self._go_on(forward)
+        self._update(forward)
 
     def _read(self, end: _End) -> None:
         forward = end.forward
@@ -247,8 +247,8 @@ class Forwarder:
         sent = end.socket.send(end.pending)
         del end.pending[:sent]
 
-    def _go_on(self, forward: _Forward) -> None:
-        """Wait for what each side can do next; close both once one is done and everything is sent."""
+    def _update(self, forward: _Forward) -> None:
+        """Watch both sides for their next events; close both once one is done and everything is sent."""
         for one, other in ((forward.worker, forward.store), (forward.store, forward.worker)):
             if one.is_done and not other.pending:
                 self._end(forward)
@@ -276,7 +276,7 @@ class Forwarder:
         for end in (forward.worker, forward.store):
             if self._ends.pop(end.socket.fileno(), None) is None:
                 continue
-            # A copy in a child forked just now would keep it registered, and open.
+            # A copy in a child that is being forked would keep it registered, and open.
             self._epoll.unregister(end.socket.fileno())
             try:
                 end.socket.shutdown(socket.SHUT_RDWR)

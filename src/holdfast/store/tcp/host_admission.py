@@ -1,9 +1,9 @@
-"""Which hosts a workers' store serves, which connections it holds back, and for how long.
+"""Which hosts a workers' store serves, and how long it holds connections of unknown hosts.
 
-PyTorch's protocol has no authentication. So the store identifies clients by where they connect from: a
-process of this host by its user, which the kernel knows, and another host by its address, which an
-agent of the job attests (`wire.store_proof`). Workers may be faster than their agent, so a connection
-from an unknown host is held for a while, unread.
+PyTorch's protocol has no authentication. So the store identifies a client by its origin: a process on this
+host by its user, which the kernel reports; another host by its address, which an agent of the job attests
+(`wire.store_proof`). Workers may connect before their agent attests, so the store holds a connection
+from an unknown host for `HELD_S` without reading from it.
 
 No host can use up the store: each attested host has a share, and all others together have one.
 """
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 HOST_PART = 2
 """The part of the store that one other host may use: half of its bytes, and of its connections."""
 STRANGERS_PART = 4
-"""The part that all hosts without attestation may use together."""
+"""The part that all unattested hosts may use together."""
 HELD_S = 30.0
-"""How long a connection waits for the attestation of its host."""
+"""How long a connection is held until an agent attests its host."""
 HELD_PART = 2  # The part of all connections that may be held.
-REPORTED_MAX = 1000  # How many refused hosts are remembered, to report each once.
+REPORTED_MAX = 1000  # How many refused hosts are remembered, so that each is reported once.
 
 
 class HostAdmission:
-    """The hosts that clients connect from. A host is its address, in bytes."""
+    """Decides which hosts are served. A host is identified by its address, in bytes."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
@@ -57,7 +57,7 @@ class HostAdmission:
         return share
 
     def is_reported(self, host: bytes) -> bool:
-        """Return whether the refusal of a host was reported already; note that it is reported now."""
+        """Return whether the refusal of a host was reported before; record that it is reported now."""
         if host in self._reported or len(self._reported) >= REPORTED_MAX:
             return True
         self._reported.add(host)

@@ -1,13 +1,13 @@
 """`TCPStore`: torch's store of this name without torch, for any server that speaks its protocol.
 
 Every call ends by the store's timeout, even if the server is frozen or the network drops everything; torch's
-waits forever then. After a lost connection or a missing response the call raises, and the next one
+client then waits forever. After a lost connection or a missing response the call raises. The next call
 reconnects, possibly to a restarted server without the keys. Calls of several threads run one after the
-other, as with torch's; use `clone`.
+other, as with torch's client; `clone` gives each thread its own connection.
 
 The response to a wait may arrive just as the wait times out. So after CANCEL_WAIT the client reads one byte, and
-one more if that was the response to the wait; then the connection is usable, which `WaitTimedOut` means.
-After any other exception it is not.
+one more if that was the response to the wait. Then the connection is usable, and the call raises `WaitTimedOut`.
+After any other exception the connection is unusable.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 PORT_MAX = 65_535
 GRACE_S_MAX = 0.5
-"""How much longer than its timeout a wait may take, to cancel and to check a last time. It is used up only if
-the server does not respond; then the connection is closed."""
+"""How much longer than its timeout a wait may take, to cancel and to check a last time. A wait takes that long
+only if the server does not respond; then the connection is closed."""
 CHECKED_MAX = 256
 """Up to this many keys of a timed-out wait are checked one by one, to name the missing ones."""
 LISTED_MAX = 1 << 24
@@ -49,11 +49,11 @@ PAUSE_S_MAX = 0.05
 
 
 class TCPStore:
-    """Keys and values on a server at `host_name` and `port`, which `is_master` serves from here.
+    """Keys and values on a server at `host_name` and `port`; with `is_master`, this process serves them.
 
-    The arguments are torch's. With a `world_size`, each client is counted, and the master waits
-    for all of them, unless `wait_for_workers` is False. A master's server ends with the last store
-    of this process that uses it. `use_libuv` has no effect.
+    The arguments are torch's. With a `world_size`, each client registers, and the master waits until all have
+    registered, unless `wait_for_workers` is False. The last store in this process that uses a master's server
+    closes it. `use_libuv` has no effect.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class TCPStore:
     ) -> None:
         self._host, self._port, self._timeout = host_name, port, timeout
         self._channel = Channel(host_name, port, server)
-        # A store that is dropped without being closed leaves no sockets and threads behind.
+        # Closes the sockets and threads of a store that is dropped without `close`.
         self._finalizer = weakref.finalize(self, self._channel.close)
 
     def _join(self, world_size: int, *, waits: bool) -> None:
@@ -115,20 +115,20 @@ class TCPStore:
 
     def add(self, key: str, amount: int) -> int:
         request = tcp_protocol.encode_number(tcp_protocol.ADD, key, amount)
-        return self._ask("add", [key], request, Connection.i64)
+        return self._request("add", [key], request, Connection.i64)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         request = tcp_protocol.encode_keys(tcp_protocol.WAIT, keys)
         self._call("wait", keys, lambda connection: _wait(connection, request, keys), timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._ask(
+        return self._request(
             "check", keys, tcp_protocol.encode_keys(tcp_protocol.CHECK, keys), _is_ready
         )
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         request = tcp_protocol.encode_values(tcp_protocol.COMPARE_SET, key, expected, desired)
-        return self._ask("compare_set", [key], request, Connection.blob)
+        return self._request("compare_set", [key], request, Connection.blob)
 
     def append(self, key: str, value: str | bytes) -> None:
         self._send("append", [key], tcp_protocol.encode_values(tcp_protocol.APPEND, key, value))
@@ -141,16 +141,18 @@ class TCPStore:
 
     def delete_key(self, key: str) -> bool:
         request = tcp_protocol.encode_key(tcp_protocol.DELETE_KEY, key)
-        return self._ask("delete_key", [key], request, Connection.i64) == 1
+        return self._request("delete_key", [key], request, Connection.i64) == 1
 
     def num_keys(self) -> int:
         """Return how many keys have values, including the counter of clients."""
-        return self._ask(
+        return self._request(
             "num_keys", (), tcp_protocol.encode(tcp_protocol.GETNUMKEYS), Connection.i64
         )
 
     def list_keys(self) -> list[str]:
-        return self._ask("list_keys", (), tcp_protocol.encode(tcp_protocol.LIST_KEYS), _read_keys)
+        return self._request(
+            "list_keys", (), tcp_protocol.encode(tcp_protocol.LIST_KEYS), _read_keys
+        )
 
     def queue_push(self, key: str, value: str | bytes) -> None:
         self._send(
@@ -164,7 +166,7 @@ class TCPStore:
             return self._call(
                 "queue_pop", [key], lambda connection: _pop_waiting(connection, wait, pop, key)
             )
-        value = self._ask("queue_pop", [key], pop, _read_popped)
+        value = self._request("queue_pop", [key], pop, _read_popped)
         if value is None:
             raise QueueEmptyError(
                 f"the store at {self._channel.where}: the queue {named([key])} is empty"
@@ -173,13 +175,13 @@ class TCPStore:
 
     def queue_len(self, key: str) -> int:
         request = tcp_protocol.encode_key(tcp_protocol.QUEUE_LEN, key)
-        return self._ask("queue_len", [key], request, Connection.i64)
+        return self._request("queue_len", [key], request, Connection.i64)
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
         """Wait until `world_size` clients have called this with the key.
 
         Use a new key for each barrier: torch's server counts forever, so a client that timed out stays counted, and
-        a used key lets every client pass. Holdfast's server starts again.
+        a used key lets every client pass. Holdfast's server starts a new barrier.
         """
         request = tcp_protocol.encode_number(tcp_protocol.BARRIER, key, world_size)
 
@@ -238,13 +240,12 @@ class TCPStore:
         role = "serving" if self._channel.server else "client of"
         return f"<TCPStore {role} {self._channel.where}>"
 
-    # A request that is above a limit raises before there is a connection, since it is encoded
-    # before `_call`.
+    # A request above a limit raises before a connection is opened, since it is encoded before `_call`.
 
     def _send(self, operation: str, keys: Sequence[str], request: bytes) -> None:
         self._call(operation, keys, lambda connection: connection.request(request))
 
-    def _ask(
+    def _request(
         self,
         operation: str,
         keys: Sequence[str],
@@ -274,7 +275,7 @@ class TCPStore:
         return self._channel.call(operation, keys, exchange, seconds)
 
 
-# Exchanges of more than a request and its response.
+# Exchanges with several requests.
 
 
 def _wait(connection: Connection, request: bytes, keys: Sequence[str]) -> None:
@@ -288,9 +289,9 @@ def _get_values(
 ) -> list[bytes]:
     """Wait for the keys, and return their values.
 
-    An empty value may belong to a missing key: torch's server ends a wait when a client only compares the key, and a
-    key may be deleted just then. So such keys are checked, and read again since a value may have arrived in
-    between; if one is missing, the wait continues.
+    An empty value may mean a missing key: torch's server ends a wait when a client only compares the key, and
+    another client may delete a key after the wait. So such keys are checked. If all exist, they are read again,
+    since a value may have arrived in between. If one is missing, the wait continues.
     """
 
     def read() -> list[bytes]:
@@ -328,24 +329,24 @@ def _pop_waiting(connection: Connection, wait: bytes, pop: bytes, key: str) -> b
 
 
 def _join(connection: Connection, world_size: int, *, waits: bool) -> None:
-    """Register as a client, and, if it `waits`, wait until `world_size` have registered.
+    """Register as a client; with `waits`, wait until `world_size` clients have registered.
 
-    The server announces no counts, so this polls.
+    The server does not announce the count, so this polls.
     """
     connection.request(tcp_protocol.encode_number(tcp_protocol.ADD, tcp_protocol.INIT_KEY, 1))
-    came = connection.i64()
+    arrived = connection.i64()
     if not waits:
         return
     for _ in _attempts(connection):
-        if came >= world_size:
+        if arrived >= world_size:
             return
         _allow_grace(connection)
         connection.request(tcp_protocol.encode_key(tcp_protocol.GET, tcp_protocol.INIT_KEY))
         value = connection.blob()
         if not value.isdigit():
             raise InvalidResponse(f"{value[:20]!r} for the number of clients")
-        came = int(value)
-    raise WaitTimedOut(f"only {came} of {world_size} clients connected")
+        arrived = int(value)
+    raise WaitTimedOut(f"only {arrived} of {world_size} clients connected")
 
 
 def _released(connection: Connection) -> bool:
@@ -392,9 +393,9 @@ def _read_popped(connection: Connection) -> bytes | None:
 
 
 def _attempts(connection: Connection) -> Iterator[None]:
-    """Yield for an attempt at once, and for further ones after growing pauses until the deadline.
+    """Yield for each attempt: immediately, then after growing pauses until the deadline.
 
-    The deadline is set again for each, since an attempt may have used its grace.
+    The deadline is reset before each attempt, since `_allow_grace` may have extended it.
     """
     deadline = connection.deadline
     pause = PAUSE_S_MIN
@@ -409,5 +410,5 @@ def _attempts(connection: Connection) -> Iterator[None]:
 
 
 def _allow_grace(connection: Connection) -> None:
-    """Give an immediate response the time it takes, however late it is."""
+    """Extend the deadline, so that an immediate response can still arrive."""
     connection.deadline = max(connection.deadline, time.monotonic() + GRACE_S_MAX)

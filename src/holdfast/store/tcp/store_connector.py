@@ -1,4 +1,4 @@
-"""How an agent connects to the workers' store on another node, and proves the generation's key there."""
+"""Connects an agent to the workers' store on another node, where it proves that it has the generation's key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class StoreConnector:
-    """Reaches the store of one generation; `purpose` is what the proof is for (`wire.store_proof`)."""
+    """Connects to the store of one generation; `purpose` is the purpose of the proof (`wire.store_proof`)."""
 
     def __init__(self, host: str, port: int, key: bytes, generation: int, purpose: int) -> None:
         self.store = (

@@ -1,4 +1,4 @@
-"""The server of a TCPStore: what a request does, and the loop that serves all connections.
+"""The server of a TCPStore: it executes requests, and one loop serves all connections.
 
 One thread, one epoll. No client stalls the others: the server stops reading from a client that does not read its
 responses; a client with many requests yields after every `TURN_BYTES` of responses; a client that violates
@@ -39,18 +39,18 @@ RESPONSE_BYTES_MAX = 256 * 1024 * 1024
 """The limit of one response: a small request may read the same value many times."""
 REMEMBERED_MAX = 4096
 REMEMBERED_BYTES_MAX = 256
-"""How many decoded requests are cached, and the length of each: 1 or 2 MB in all."""
+"""How many decoded requests are cached, and the maximum length of each: 1 or 2 MB in total."""
 RECEIVE_BYTES = 16 * 1024
-RECEIVE_LARGE_BYTES = 1024 * 1024  # At most, if a large value is expected.
+RECEIVE_LARGE_BYTES = 1024 * 1024  # The maximum, when a large value is expected.
 SEND_BYTES = 1024 * 1024
 TURN_BYTES = 256 * 1024
 EVENTS_MAX = 256  # Connections served between two polls.
 ACCEPTED_AT_ONCE = 64
 CONNECTIONS_MAX = 65_536
-DESCRIPTORS_LEFT = 256  # Left for the rest of this process, but not more than half.
+DESCRIPTORS_LEFT = 256  # Reserved for the rest of this process, but at most half of the limit.
 VALIDATE_S = 30.0
 HALF_OPEN_MAX = 1024  # Connections that have not sent VALIDATE yet.
-HALF_OPEN_MIN_S = 1.0  # The minimum for each, unless its host has the most of them.
+HALF_OPEN_MIN_S = 1.0  # The minimum time of each, unless its host has the most of them.
 PROMISE_S = 1.0  # A queue reserves a value for a woken client for 1 to 2 times this.
 NO_ROOM_S = 0.2  # The pause in accepting when no descriptor is left.
 WARNINGS_MAX = 10
@@ -69,9 +69,9 @@ _length = int.from_bytes
 
 
 def respond(space: KeySpace, client: int, operation: int, fields: list[Any]) -> bytes | None:
-    """Carry out a request, and return its response; None if it has none, or none yet.
+    """Execute a request, and return its response; None if it has none, or none yet.
 
-    Raises `RequestRejected` if it cannot be carried out; then the client has to be disconnected.
+    Raises `RequestRejected` if it cannot be executed; then the caller disconnects the client.
     """
     if space.promises:
         about_one_queue = operation == QUEUE_POP or (operation == WAIT and len(fields) == 1)
@@ -86,7 +86,7 @@ def fast_responder(space: KeySpace) -> Callable[[int, bytes], bytes | None]:
     `respond` returns the same, several times slower. Workers mostly read the same keys, so decoded
     requests are cached.
     """
-    values, waits, promised = space.for_looking_up()
+    values, waits, promised = space.lookup_views()
     value_of = values.get
     remembered: dict[bytes, tuple[bool, bytes]] = {}
 
@@ -193,10 +193,10 @@ class ClientConnection:
         """The address of its host; empty for this host."""
         self.share: Share | None = None
         self.greet: Callable[[ClientConnection], None] | None = None
-        """The handler of its data until it is accepted as a client."""
+        """Handles its data until the store accepts it as a client."""
         self.proof: StoreProof | None = None
         self.stream: SealedStream | None = None
-        """The seals of a connection on which an agent forwards a worker's traffic."""
+        """Opens and seals the frames, if an agent forwards a worker's traffic over this connection."""
         self.number = number
         self.socket = peer
         self.descriptor = peer.fileno()
@@ -205,7 +205,7 @@ class ClientConnection:
         self.address = address
         self.requests = Requests()
         self.is_idle = False
-        """Whether its next byte begins a request, and it has read all responses so far."""
+        """Whether its next byte begins a request, and the client has read all responses."""
         self.unfinished = 0
         self.unsent = bytearray()
 
@@ -229,9 +229,9 @@ class ClientConnection:
 
 
 _GONE = (errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.EINTR)
-_IN, _OUT, _GONE_ONLY = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
+_IN, _OUT, _CLOSED_ONLY = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
 
-_loops: list[ServingLoop] = []  # Those of this process: they share its descriptors.
+_loops: list[ServingLoop] = []  # All loops of this process: they share its descriptors.
 
 
 class ServingLoop:
@@ -252,9 +252,13 @@ class ServingLoop:
         self._wake = wake
         self._space = KeySpace(BYTES_MAX)
         self._half_open = HalfOpen(HALF_OPEN_MAX, HALF_OPEN_MIN_S)
-        self._held = HalfOpen(0)  # Of hosts without attestation so far; they are not read from.
+        self._held = HalfOpen(
+            0
+        )  # Connections of hosts that are not attested yet; they are not read.
         self._remote: dict[bytes, dict[ClientConnection, None]] = {}  # By host, if not this one.
-        self._again: dict[ClientConnection, None] = {}  # Those that yielded with more to do.
+        self._again: dict[
+            ClientConnection, None
+        ] = {}  # Connections that yielded with requests left.
         self._accept_at: float | None = None  # When to accept again, while paused.
         self._promises_at: float | None = None  # When to end old promises, if there are any.
         self._numbers = 0
@@ -269,7 +273,7 @@ class ServingLoop:
         poll, by_descriptor = self._epoll.poll, self._by_descriptor
         listener = self._listener.fileno()
         respond_fast = fast_responder(self._space)
-        _, _, promised = self._space.for_looking_up()
+        _, _, promised = self._space.lookup_views()
         timeout = self._poll_timeout()
         while True:
             accept = False
@@ -279,7 +283,7 @@ class ServingLoop:
                     if not connection.is_idle:
                         self._on_ready(connection)
                         continue
-                    # The fast path for most requests: every step counts where the waiting workers
+                    # The fast path for most requests. Every step counts, since waiting workers may
                     # keep all cores busy.
                     try:
                         data = connection.receive(RECEIVE_BYTES)
@@ -336,7 +340,7 @@ class ServingLoop:
     # One connection
 
     def _on_ready(self, connection: ClientConnection) -> None:
-        """A client can take more of its responses, or has sent more of a request."""
+        """Handle a connection that is ready to be read or written."""
         if connection.unsent:
             self._send_more(connection)
             return
@@ -344,7 +348,7 @@ class ServingLoop:
             connection.greet(connection)
             return
         if connection in self._again:
-            return  # Its earlier requests come first.
+            return  # Its earlier requests are served first.
         wanted = max(RECEIVE_BYTES, min(connection.requests.wanted_bytes, RECEIVE_LARGE_BYTES))
         try:
             data = connection.receive(wanted)
@@ -362,7 +366,7 @@ class ServingLoop:
             self._drop(connection)
 
     def _serve(self, connection: ClientConnection) -> None:
-        """Carry out the complete requests of a client, up to the end of its turn."""
+        """Execute the complete requests of a client, up to the end of its turn."""
         requests, space = connection.requests, self._space
         number = connection.number
         space.share = connection.share
@@ -397,7 +401,7 @@ class ServingLoop:
             self._resume_accepting()
 
     def _send_woken(self, connection: ClientConnection | None, responses: list[bytes]) -> None:
-        """Send the response to everybody whose wait has ended; that of `connection` in its order."""
+        """Send the response to each client whose wait has ended; that of `connection` goes to `responses`."""
         space = self._space
         while space.woken:
             woken, space.woken = space.woken, []
@@ -428,7 +432,7 @@ class ServingLoop:
         self._buffer(connection, len(data) - sent)
 
     def _send_more(self, connection: ClientConnection) -> None:
-        """A client has read some of its responses, or is gone."""
+        """Send more of the responses that a client has not read yet."""
         unsent = connection.unsent
         try:
             with memoryview(unsent) as view:
@@ -445,7 +449,7 @@ class ServingLoop:
             self._again[connection] = None  # It may have sent requests meanwhile.
 
     def _buffer(self, connection: ClientConnection, more: int) -> None:
-        """Count what is buffered; if it is too much, disconnect the client with the most."""
+        """Count the buffered bytes; above the limit, disconnect the client with the most."""
         self._buffered_bytes += more
         if connection.share is not None:
             connection.share.buffered += more
@@ -465,7 +469,7 @@ class ServingLoop:
         if connection.requests.validated:
             self._warn(text)
         else:
-            console.debug(text)  # Not a worker, whoever it is.
+            console.debug(text)  # It is not a worker.
         self._drop(connection)
 
     def _drop(self, connection: ClientConnection) -> None:
@@ -490,14 +494,14 @@ class ServingLoop:
         self._again.pop(connection, None)
         self._buffered_bytes -= connection.buffered_bytes()
         self._count_for(connection, None)
-        # Otherwise a copy in a process that was forked just now would keep it registered.
+        # Otherwise a copy in a child that is being forked would keep it registered.
         self._epoll.unregister(connection.descriptor)
         _shut_down(connection.socket)
 
-    # Who is let in
+    # Admission
 
     def _greet(self, connection: ClientConnection) -> None:
-        """Decide by its first byte, and by where it comes from, what a connection is."""
+        """Serve, hold or refuse a new connection, depending on its first byte and its host."""
         assert self._admission is not None
         try:
             first = connection.receive(1, socket.MSG_PEEK)
@@ -508,7 +512,7 @@ class ServingLoop:
         if not first:
             self._drop(connection)
         elif first[0] == tcp_protocol.PROOF:
-            self._begin_proof(connection)
+            self._start_proof(connection)
         elif not connection.host or self._admission.is_served(connection.host):
             connection.greet = None
             self._on_ready(connection)
@@ -525,11 +529,11 @@ class ServingLoop:
             self._raise_limit()
             self._held = HalfOpen(self._connections_max // HELD_PART)
         if self._held.is_full:
-            other, _ = self._held.next_to_go()
+            other, _ = self._held.next_to_close()
             self._refuse(other)
         self._held.add(connection, connection.host_name, time.monotonic())
-        connection.greet = self._drop  # All that is told of it now is that it is gone.
-        self._epoll.modify(connection.descriptor, _GONE_ONLY)
+        connection.greet = self._drop  # From now on epoll reports only that it closed.
+        self._epoll.modify(connection.descriptor, _CLOSED_ONLY)
 
     def _refuse(self, connection: ClientConnection) -> None:
         assert self._admission is not None
@@ -542,11 +546,11 @@ class ServingLoop:
             self._warn(f"workers' store: refused {connection}: {why} ({hint})")
         self._drop(connection)
 
-    def _begin_proof(self, connection: ClientConnection) -> None:
+    def _start_proof(self, connection: ClientConnection) -> None:
         assert self._admission is not None
         access = self._admission.access
         if not access.key:
-            self._disconnect(connection, "this store has nothing to prove")
+            self._disconnect(connection, "this store accepts no proof")
             return
         from holdfast.wire.store_proof import ATTEST, FORWARD, StoreProof
 
@@ -556,7 +560,7 @@ class ServingLoop:
         self._prove(connection)
 
     def _prove(self, connection: ClientConnection) -> None:
-        """An agent has sent more of its proof."""
+        """Process the next part of an agent's proof."""
         assert connection.proof is not None
         try:
             data = connection.receive(RECEIVE_BYTES)
@@ -574,14 +578,14 @@ class ServingLoop:
             self._drop(connection)
             return
         if connection.proof.done and connection.host:
-            self._attested(connection)
+            self._serve_host(connection)
         if reply:
             self._send(connection, reply)
         if connection.proof.done:
-            self._proven(connection, connection.proof)
+            self._complete_proof(connection, connection.proof)
 
-    def _proven(self, connection: ClientConnection, proof: StoreProof) -> None:
-        """Close an attesting agent's connection; one that forwards carries a worker's traffic from now on."""
+    def _complete_proof(self, connection: ClientConnection, proof: StoreProof) -> None:
+        """Close the connection of an agent that attested; with `store=private` it now carries a worker's traffic."""
         assert self._admission is not None
         if self._admission.access.mode != PRIVATE:
             self._drop(connection)
@@ -597,13 +601,13 @@ class ServingLoop:
                 self._warn(f"workers' store: disconnected {connection}: {error}")
                 raise OSError(errno.EBADMSG, str(error)) from None
             if data and not opened:
-                raise BlockingIOError  # There is more to come.
+                raise BlockingIOError  # The frame is incomplete.
             return opened
 
         connection.stream, connection.receive = stream, receive_sealed
 
-    def _attested(self, agent: ClientConnection) -> None:
-        """Serve the host of an agent."""
+    def _serve_host(self, agent: ClientConnection) -> None:
+        """Serve the host of an agent from now on, including its held connections."""
         assert self._admission is not None
         share = self._admission.attest(agent.host, agent.host_name)
         now = time.monotonic()
@@ -615,7 +619,7 @@ class ServingLoop:
                 self._epoll.modify(mate.descriptor, _IN)
 
     def _count_for(self, connection: ClientConnection, share: Share | None) -> None:
-        """Count a connection, and what is buffered for it, for another share than before."""
+        """Move a connection, and the bytes buffered for it, to another share."""
         for one, sign in ((connection.share, -1), (share, 1)):
             if one is not None:
                 one.connections += sign
@@ -625,7 +629,7 @@ class ServingLoop:
     # All connections
 
     def _poll_timeout(self) -> float:
-        """Seconds until something has to be done though nobody sends anything; negative: never."""
+        """Return the seconds until the next deadline; negative if there is none."""
         if self._again:
             return 0
         until = self._accept_at
@@ -676,17 +680,17 @@ class ServingLoop:
                 )
                 self._pause_accepting(now + NO_ROOM_S)
                 return
-            self._welcome(socket.socket(fileno=descriptor), address, now)
+            self._admit(socket.socket(fileno=descriptor), address, now)
 
-    def _welcome(self, peer: socket.socket, address: object, now: float) -> None:
-        """Take a new connection in, unless it is another user's of this host."""
+    def _admit(self, peer: socket.socket, address: object, now: float) -> None:
+        """Accept a new connection, unless another user of this host opened it."""
         connection = ClientConnection(self._numbers, peer, address)
         self._numbers += 1
         user = user_of(peer)
         if not is_own_user(user):
             if user != NOBODY:
                 self._warn(
-                    f"workers' store: refused {connection}: it is another user's (uid {user})"
+                    f"workers' store: refused {connection}: it belongs to another user (uid {user})"
                 )
             peer.close()
             return
@@ -727,14 +731,14 @@ class ServingLoop:
         self.connections[connection.number] = connection
         self._by_descriptor[connection.descriptor] = connection
         if self._half_open.is_full:
-            other, _ = self._half_open.next_to_go()
-            self._disconnect(other, "it has sent nothing yet, and others want to connect")
+            other, _ = self._half_open.next_to_close()
+            self._disconnect(other, "it has sent nothing yet, and other clients want to connect")
         self._half_open.add(connection, connection.host_name, now)
 
     def _may_accept(self, now: float) -> bool:
-        """Whether there is room for one more connection, which is half open at first.
+        """Return whether there is room for one more connection, which starts half open.
 
-        At the limit of half-open ones there is if one of them may be closed; `_add` does that.
+        At the limit of half-open connections there is room if one of them may be closed; `_add` closes it.
         """
         in_all = sum(len(loop.connections) for loop in _loops)
         if in_all >= self._connections_max:
@@ -748,7 +752,7 @@ class ServingLoop:
             return False
         if not self._half_open.is_full:
             return True
-        _, at = self._half_open.next_to_go()
+        _, at = self._half_open.next_to_close()
         if now < at:
             self._pause_accepting(at)
             return False
@@ -778,9 +782,9 @@ def _connections_possible() -> int:
 
 
 def _shut_down(peer: socket.socket) -> None:
-    """Close a connection, even if a process that was forked just now has a copy of it."""
+    """Close a connection, even if a child that is being forked has a copy of it."""
     try:
         peer.shutdown(socket.SHUT_RDWR)
     except OSError:
-        pass  # The client was first.
+        pass  # The client closed first.
     peer.close()

@@ -1,10 +1,9 @@
-"""PyTorch's TCPStore protocol, sans-IO: operations, limits, requests to bytes and back.
+"""PyTorch's TCPStore protocol, sans-IO: operations, limits, and the encoding of requests.
 
-A request is one byte, the operation, and its fields; integers are little-endian, a key or value is
-its length as u64 and its bytes. The first request of a connection has to be VALIDATE with `MAGIC`.
-Responses carry no request number: they come in the order of the requests. SET, APPEND, MULTI_SET,
-QUEUE_PUSH and VALIDATE have no response at all, so a client that must know that one arrived has to
-ask something after it.
+A request is one byte for the operation, then its fields. Integers are little-endian. A key or value is sent as
+its length (u64) and its bytes. The first request of a connection must be VALIDATE with `MAGIC`.
+Responses carry no request number: they arrive in the order of the requests. SET, APPEND, MULTI_SET,
+QUEUE_PUSH and VALIDATE have no response. To know that one arrived, a client sends another request after it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ BARRIER = 18
 OPERATIONS = 19
 
 PROOF = 0xA5
-"""The first byte of what an agent says to a store: no operation, see `wire.store_proof`."""
+"""The first byte that an agent sends to a store. It is not an operation; see `wire.store_proof`."""
 
 MAGIC = 0x3C85F7CE
 """The field of VALIDATE: it names the protocol and its version."""
@@ -55,11 +54,11 @@ VALUE_BYTES_MAX = 8 * 1024 * 1024
 KEYS_MAX = 131_072
 """How many keys one CHECK, WAIT, MULTI_GET or MULTI_SET may name."""
 REQUEST_BYTES_MAX = 256 * 1024 * 1024
-"""Limit of one request in all. It matters only for those of many keys: each field has a limit of
-its own, but 131,072 of the largest values would be a terabyte."""
+"""Limit of one request. It matters only for requests with many keys: each field has its own limit, but 131,072
+values of the maximum size would be a terabyte."""
 
 INIT_KEY = "init/"
-"""The counter of clients, and the only key that has no `/` before it on the wire."""
+"""The key of the counter of clients, the only key without a leading `/` on the wire."""
 
 _u64, _i64, _u32 = (Struct(f"<{letter}") for letter in "QqI")
 
@@ -105,7 +104,7 @@ def encode_pairs(keys: Sequence[str], values: Sequence[str | bytes]) -> bytes:
 
 
 def encode_hello(nonce: int) -> bytes:
-    """Encode VALIDATE and PING. Send them in one piece: torch's server insists on that."""
+    """Encode VALIDATE and PING. Send them in one piece: torch's server requires it."""
     return encode(VALIDATE) + _u32.pack(MAGIC) + encode(PING) + _u32.pack(nonce)
 
 
@@ -115,7 +114,7 @@ def own_nonce() -> int:
 
 
 def decode_key(key: bytes) -> str | None:
-    """Return a key of LIST_KEYS as callers know it; None for the counter of clients."""
+    """Return a key from LIST_KEYS without its leading `/`; None for the counter of clients."""
     if not key.startswith(b"/"):
         return None
     return key[1:].decode("utf-8", "surrogateescape")
@@ -179,7 +178,7 @@ _FIELDS = {
 _SHAPES = tuple(_FIELDS[operation] for operation in range(OPERATIONS))
 _REPEATED = {_KEYS: (_KEY,), _PAIRS: (_KEY, _VALUE)}
 
-# By kind: how it is read, its limit, and the message if it is above that.
+# By kind of field: its width, how to unpack it, its limit, and the message above the limit.
 _BYTES = (8, 8, 8, 4, 8, 8)
 _UNPACK = tuple(one.unpack_from for one in (_u64, _u64, _i64, _u32, _u64, _u64))
 _MAX = (VALUE_BYTES_MAX, KEY_BYTES_MAX, (1 << 63) - 1, (1 << 32) - 1, KEYS_MAX, KEYS_MAX)
@@ -196,8 +195,8 @@ _TOO_MUCH = (
 class Requests:
     """The requests of one client, in order. Feed it only when `next` returned None.
 
-    Every byte is examined once, however the network cut the stream: an incomplete request keeps the
-    fields it has, and is looked at again only when enough has come for the next one.
+    Every byte is parsed only once, however the network splits the stream: an incomplete request keeps its
+    complete fields, and parsing continues only when the next field is complete.
     """
 
     __slots__ = (
@@ -208,21 +207,21 @@ class Requests:
     def __init__(self) -> None:
         self.validated = False
         self.problem = ""
-        """Why there are no more requests: the client broke the protocol."""
+        """How the client violated the protocol; then there are no more requests."""
         self._data = b""
         self._at = 0
-        # The request that is being read: what it is, its fields so far, how many are missing.
+        # The request being read: its operation and shape, how many fields are missing, the fields so far.
         self._operation = -1
         self._shape: tuple[int, ...] = ()
         self._left = 0
         self._fields: list[Any] = []
-        self._before = 0  # How many of its bytes went into fields already.
+        self._before = 0  # How many of its bytes have been parsed into fields.
         self._gathered = bytearray()  # The beginning of an incomplete field.
         self._needed = 0
 
     @property
     def unfinished_bytes(self) -> int:
-        """How much is buffered of an incomplete request."""
+        """How many bytes of an incomplete request are buffered."""
         return self._before + len(self._gathered)
 
     @property
@@ -236,7 +235,7 @@ class Requests:
         return self._needed - len(self._gathered)
 
     def feed(self, data: bytes) -> None:
-        """Take the bytes that came next from the client."""
+        """Add the next bytes from the client."""
         if self.problem:
             return
         if self._needed:
@@ -305,7 +304,7 @@ class Requests:
 
     def _validate(self, magic: int) -> tuple[int, list[Any]] | None:
         if magic != MAGIC:
-            self._reject("a client of another protocol, or of another version of it")
+            self._reject("the client speaks another protocol or another version")
             return None
         self.validated = True
         return self.next()
@@ -319,7 +318,7 @@ class Requests:
         at: int,
         needed: int,
     ) -> None:
-        """Keep an incomplete request until enough has come for its next field."""
+        """Keep an incomplete request until its next field is complete."""
         self._before += at - self._at
         if self._before + needed > REQUEST_BYTES_MAX:
             self._reject(f"a request of more than {REQUEST_BYTES_MAX} bytes")
@@ -342,7 +341,7 @@ class Requests:
 
 def _unexpected(operation: int, *, validated: bool) -> str:
     if not validated:
-        return "a client that does not speak PyTorch's TCPStore protocol"
+        return "the client does not speak PyTorch's TCPStore protocol"
     if operation == VALIDATE:
-        return "a client that sent VALIDATE twice"
+        return "the client sent VALIDATE twice"
     return f"unknown operation {operation}"

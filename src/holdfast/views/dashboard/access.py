@@ -25,7 +25,7 @@ import secrets
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
-from holdfast.net.http_server import is_asked_for
+from holdfast.net.http_server import is_requested_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,7 +68,7 @@ class Access:
     def is_ours(self, headers: Mapping[str, str], *, changes: bool) -> bool:
         """Whether a request comes from a page of this dashboard, or from a user's address bar."""
         host = headers.get("host", "")
-        if not host or not is_asked_for(host, self._names):
+        if not host or not is_requested_host(host, self._names):
             return False
         site = headers.get("sec-fetch-site", "none")
         if site not in ("none", "same-origin"):

@@ -272,8 +272,12 @@ def _time_of_day(at: float) -> float:
 
 def _generation(row: GenerationRow) -> dict[str, Any]:
     shown = msgspec.structs.asdict(row)
-    at = shown.pop("started_at")
-    return {**shown, "down_s": row.down_s, "started": None if at is None else _time_of_day(at)}
+    if not row.is_over:
+        del shown["ran_s"]  # Pages count it; the section would change every second.
+    for name in ("started", "ended"):
+        at = shown.pop(f"{name}_at")
+        shown[name] = None if at is None else _time_of_day(at)
+    return {**shown, "down_s": row.down_s}
 
 
 def _spans(job: LiveJob) -> list[dict[str, Any]]:

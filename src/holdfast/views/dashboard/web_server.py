@@ -23,6 +23,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast import __version__
+from holdfast.control.history import RESTART_STAGES
 from holdfast.control.job_client import ControlProblem, JobUnreachable
 from holdfast.core.limits import (
     GRACE_S_MAX,
@@ -33,6 +34,7 @@ from holdfast.core.limits import (
 from holdfast.core.requests import Action
 from holdfast.views import report
 from holdfast.views.dashboard.access import Access, Session, is_on_purpose
+from holdfast.views.stages import MEANINGS
 
 if TYPE_CHECKING:
     import socket
@@ -195,7 +197,13 @@ class Dashboard:
     async def _session(self, request: Request) -> Response:
         session: Session = request.state.session
         return as_json(
-            {"word": session.word, "readOnly": self._job.is_read_only, "version": __version__}
+            {
+                "word": session.word,
+                "readOnly": self._job.is_read_only,
+                "version": __version__,
+                "stages": MEANINGS,
+                "restart": RESTART_STAGES,
+            }
         )
 
     # State.

@@ -19,11 +19,13 @@ from holdfast.printable import one_line, visible
 from holdfast.processes.failures.tracebacks import readable_lines
 from holdfast.views.report import plots
 from holdfast.views.report.plots import duration, percent
+from holdfast.views.stages import MEANINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from holdfast.views.report.model import Failure, Generation, Node, Progress, Report, Span
+    from holdfast.control.step_rates import Progress
+    from holdfast.views.report.model import Failure, Generation, Node, Report, Span
 
 LANES_SHOWN = 32
 """Nodes that are drawn; of more, those that failed or were lost come first."""
@@ -32,16 +34,6 @@ SPANS_SHOWN = 4000
 LANE_HEIGHT = 26
 OPEN_FAILURES = 1
 """Failures that are shown open."""
-MEANINGS = {
-    Stage.USEFUL: "made progress",
-    Stage.REPEATED: "made steps that it repeated after a restart",
-    Stage.WARMUP: "ran its workers before their first step",
-    Stage.DETECT: "had failed, and the agents did not know yet",
-    Stage.STOP: "stopped the workers",
-    Stage.REGROUP: "waited until the nodes had formed a round",
-    Stage.START: "started the processes of workers",
-    Stage.END: "had no workers any more",
-}
 VERDICTS = {
     "succeeded": "Succeeded",
     "failed": "Failed",

@@ -19,13 +19,18 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from holdfast.control.history import (
-    STALL_STEPS,
+    RunEnd,
     Stage,
     end_of,
+    goodput,
+    is_smaller,
+    job_end,
     merge,
+    ran_until,
+    seconds_of,
     spans_of,
-    useful_s,
 )
+from holdfast.control.step_rates import Progress, Samples, progress_of
 from holdfast.core.supervision import StopReason
 from holdfast.numa.affinity import format_ranges
 from holdfast.printable import one_line
@@ -43,14 +48,6 @@ if TYPE_CHECKING:
 
 VERSION = 1
 """Raised when the meaning of a key changes, not when a key is added."""
-BUCKETS = 160
-"""Points of a plot, from the beginning of the job to its end."""
-COVERED_MIN = 0.2
-"""The share of a bucket that must be covered for a rate."""
-RANKS_SHOWN = 64
-"""Ranks in a plot; of more, the slowest few and the range of all."""
-SLOWEST_SHOWN = 8
-RANKS_MAX = 100_000
 GENERATIONS_SHOWN = 500
 """Generations in a report; of more, the first and the last half."""
 FAILURES_SHOWN = 200
@@ -59,8 +56,8 @@ TEXTS_CHARS_MAX = 2_000_000
 """The total of all tracebacks and ends of stderr."""
 LINE_CHARS_MAX = 500
 TAILS_SHOWN = 16
-QUIET_S = 0.5
-"""A shorter time without a step is not drawn as a stall."""
+NODES_NAMED = 16
+"""Nodes without a folder that are named."""
 STACKS = "[holdfast] stacks (pid "
 
 
@@ -84,7 +81,7 @@ class Node(Struct, kw_only=True):
     ended_s: float
     """When its record ends."""
     state: str
-    """One of `NODE_STATES`, `running`, or `lost` if its record has no end."""
+    """A `RunEnd`."""
     reason: str
     generations: list[int]
     ranks: str
@@ -166,46 +163,6 @@ class Cost(Struct, kw_only=True):
     share: float
 
 
-class RankSeries(Struct, kw_only=True):
-    """Steps and rates of one rank at `Progress.times_s`; None while it did not run."""
-
-    rank: int
-    steps: list[int | None]
-    rates: list[float | None]
-
-
-class RankSummary(Struct, kw_only=True):
-    """The progress of one rank."""
-
-    rank: int
-    node: str
-    last_step: int
-    last_step_s: float
-    behind: int
-    """Steps behind the fastest rank at the end."""
-    rate: float
-    """Steps per second in its last generation."""
-
-
-class Progress(Struct, kw_only=True):
-    """Steps that workers reported with `holdfast.worker.progress`."""
-
-    times_s: list[float]
-    ranks: list[RankSeries]
-    """All ranks, or the slowest of many."""
-    rate_min: list[float | None]
-    rate_median: list[float | None]
-    rate_max: list[float | None]
-    step_min: list[int | None]
-    step_max: list[int | None]
-    heat: list[list[float | None]]
-    """Rates relative to the median at that time: a row for each of `heat_ranks`."""
-    heat_ranks: list[str]
-    """A rank, or a range of ranks, whose row is that of the slowest."""
-    slowest: list[RankSummary]
-    reporting: int
-
-
 class Tail(Struct, kw_only=True):
     """The end of a worker's output, in a job without a recorded end."""
 
@@ -243,9 +200,6 @@ class Report(Struct, kw_only=True):
     environment: dict[str, str]
     notes: list[str]
     """What is missing, and how clocks were aligned."""
-
-
-NODE_STATES = ("succeeded", "failed", "stopped", "error", "standby")
 
 
 def describe(nodes: Sequence[NodeRun], skipped_jobs: int = 0) -> Report:
@@ -302,6 +256,8 @@ class _Merged:
         self.axis = axis
         self.nodes = nodes
         self.parts = [(node, node.details[number]) for node in nodes]
+        self.members = max((part.started.members for _, part in self.parts), key=len)
+        """The nodes by rank; empty if unknown."""
         self.history = merge([self.part(node) for node in nodes])
         self.samples: dict[int, list[tuple[float, int]]] = {}
         self.node_of: dict[int, str] = {}
@@ -321,15 +277,23 @@ class _Merged:
         return node.generations[self.number].shifted(self.axis.offset(node))
 
     @property
-    def lost(self) -> list[NodeRun]:
-        """The nodes whose record ends in this generation."""
-        return [
-            node
-            for node, part in self.parts
-            if node.end is None
-            and node.generations[self.number].stopped_at is None
-            and part is node.last
-        ]
+    def unrecorded(self) -> list[str]:
+        """The nodes of the generation of which no record is here, if their names are known."""
+        known = {node.run.node for node in self.nodes}
+        return [name for name in self.members if name not in known]
+
+    def lost(self, following: _Merged) -> list[str]:
+        """The nodes whose record ends here, and those without a record that the next generation lacks."""
+        lost = [node.run.node for node in self.nodes if node.generations[self.number].is_lost]
+        if not lost and following.members:
+            lost = [name for name in self.unrecorded if name not in following.members]
+        return lost
+
+    def steps(self, end_s: float) -> Samples:
+        """Return the samples of all ranks."""
+        over = self.history.stopping_at or end_s
+        ended = {rank: self.exits.get(rank, over) for rank in self.samples}
+        return Samples(self.samples, ended, self.node_of, self.history.step_s)
 
     def failures(self) -> list[tuple[NodeRun, WorkerFailure]]:
         found = [(node, one) for node, part in self.parts for one in part.failures]
@@ -353,14 +317,13 @@ class _Description:
             _Merged(number, self.axis, [node for node in nodes if number in node.generations])
             for number in numbers
         ]
+        self.merged_at = {one.number: one for one in self.merged}
         for one, following in pairwise([*self.merged, None]):
             assert one is not None
-            is_smaller = (
-                following is not None
-                and following.history.restarts == one.history.restarts
-                and following.history.nodes < one.history.nodes > len(one.nodes)
-            )  # No record of the missing node is here.
-            one.history.is_lost = bool(one.lost) or is_smaller
+            # A missing node may have no record here.
+            one.history.is_lost |= one.history.nodes > len(one.nodes) and is_smaller(
+                one.history, following.history if following is not None else None
+            )
         self.uses_steps = any(one.history.has_steps for one in self.merged)
         self.end_s = max(self._end_of(node) for node in nodes)
         self.spans = spans_of(
@@ -377,7 +340,7 @@ class _Description:
 
     def report(self) -> Report:
         run = self.axis.first.run
-        costs = self._costs()
+        costs = seconds_of(self.spans)
         outcome = self._outcome()
         failures = self._failures()
         self._note_what_is_missing(outcome)
@@ -388,12 +351,15 @@ class _Description:
             outcome=outcome,
             began=_iso(self.axis.zero),
             duration_s=_round(self.end_s),
-            goodput=_round(useful_s(self.spans) / self.end_s) if self.end_s > 0 else 0.0,
+            goodput=_round(goodput(costs[Stage.USEFUL], self.end_s)),
             measure="progress" if self.uses_steps else "running",
             restarts=max((one.restarts for one in self.generations), default=0),
             max_restarts=run.max_restarts,
             world_size=self.generations[-1].world_size if self.generations else 0,
-            costs=costs,
+            costs=[
+                Cost(stage=stage, seconds=_round(took), share=_round(took / (self.end_s or 1.0)))
+                for stage, took in costs.items()
+            ],
             spans=[_span(one) for one in _ends_of(self.spans, GENERATIONS_SHOWN * 8)],
             generations=_ends_of(self.generations, GENERATIONS_SHOWN),
             nodes=[self._node(node) for node in self.nodes[:NODES_SHOWN]],
@@ -412,13 +378,11 @@ class _Description:
         one = merged.history
         following = self.merged[at + 1] if at + 1 < len(self.merged) else None
         spans = [span for span in self.spans if span.generation == one.number]
+        spent_s = seconds_of(spans)
         end, end_reason = self._end_of_generation(merged, following)
 
         def stage_s(stage: Stage) -> float | None:
             return _rounded(one.stages.get(stage))
-
-        def spent_s(stage: Stage) -> float:
-            return _round(sum(span.end - span.begin for span in spans if span.stage is stage))
 
         return Generation(
             number=one.number,
@@ -435,8 +399,8 @@ class _Description:
             regroup_s=stage_s(Stage.REGROUP),
             start_s=stage_s(Stage.START),
             warmup_s=stage_s(Stage.WARMUP),
-            useful_s=spent_s(Stage.USEFUL),
-            repeated_s=spent_s(Stage.REPEATED),
+            useful_s=_round(spent_s[Stage.USEFUL]),
+            repeated_s=_round(spent_s[Stage.REPEATED]),
             first_step=one.first_step,
             last_step=one.last_step,
         )
@@ -451,11 +415,11 @@ class _Description:
             node, first = causes[0]
             return "failed", _summary(node.host.name, first)
         if following is not None:
-            if end == "lost" and one.lost and not following.history.why:
-                reason = f"node {one.lost[0].run.node} was lost"
+            lost = one.lost(following)
+            if end == "lost" and lost and not following.history.why:
+                reason = f"node {lost[0]} was lost"
             return end, _first_line(reason)
-        ends = {node.end_state for node in one.nodes if node.end is not None}
-        if "succeeded" in ends and "failed" not in ends:
+        if job_end(node.run_end for node in one.nodes) is RunEnd.SUCCEEDED:
             return "succeeded", one.history.reason or StopReason.SUCCEEDED.value
         final = self._final()
         if final is not None and one.history.reason:
@@ -465,16 +429,10 @@ class _Description:
     def _node_span(self, one: _Merged, node: NodeRun) -> NodeSpan:
         part = one.part(node)
         begun = part.started_at or 0.0
-        end = self._end_of(node)
         later = [number for number in node.generations if number > one.number]
-        if part.stopped_at is not None:
-            end = part.stopped_at
-        elif later:
-            following = node.generations[min(later)]
-            end = self.axis.of(node, following.started_at or 0.0)
-        elif one is not self.merged[-1]:
-            # The node was lost: it may have run until the others noticed.
-            end = max(end, one.history.stopping_at or end)
+        following = self.merged_at[min(later)].part(node) if later else None
+        is_newest = one is self.merged[-1]
+        end = ran_until(part, following, None if is_newest else one.history, self._end_of(node))
         return NodeSpan(
             node=node.run.node,
             generation=one.number,
@@ -482,48 +440,34 @@ class _Description:
             to_s=_round(max(begun, end)),
         )
 
-    def _costs(self) -> list[Cost]:
-        seconds = dict.fromkeys(Stage, 0.0)
-        for span in self.spans:
-            seconds[span.stage] += span.end - span.begin
-        whole = self.end_s or 1.0
-        return [
-            Cost(stage=stage, seconds=_round(took), share=_round(took / whole))
-            for stage, took in seconds.items()
-        ]
-
     # The end of the job.
 
     def _outcome(self) -> Outcome:
-        ends = [node.end for node in self.nodes if node.end is not None]
-        states = [node.end_state for node in self.nodes if node.end is not None]
+        ended = job_end(node.run_end for node in self.nodes)
         last = self.generations[-1] if self.generations else None
-        if "failed" in states:
-            final = self._final()
-            reason = last.end_reason if last is not None and last.end == "failed" else ""
-            if final is not None and (not reason or not self._has_failure(final)):
-                reason = _summary(final.first.host, final.first.failure)
-            return Outcome(state="failed", reason=reason or "workers failed")
-        if "succeeded" in states:
-            gone = sum(node.end is None for node in self.nodes)
-            more = f"; {gone} {'node was' if gone == 1 else 'nodes were'} lost" if gone else ""
-            return Outcome(state="succeeded", reason=f"all workers succeeded{more}")
-        for state in ("stopped", "error", "standby"):
-            reasons = [
-                _error_line(end.error) for end in ends if (end.state or end.cut_short) == state
-            ]
-            if reasons:
+        match ended:
+            case RunEnd.FAILED:
+                final = self._final()
+                reason = last.end_reason if last is not None and last.end == "failed" else ""
+                if final is not None and (not reason or not self._has_failure(final)):
+                    reason = _summary(final.first.host, final.first.failure)
+                return Outcome(state="failed", reason=reason or "workers failed")
+            case RunEnd.SUCCEEDED:
+                lost = sum(node.end is None for node in self.nodes)
+                more = f"; {lost} {'node was' if lost == 1 else 'nodes were'} lost" if lost else ""
+                return Outcome(state="succeeded", reason=f"all workers succeeded{more}")
+            case RunEnd.RUNNING:
                 return Outcome(
-                    state="stopped" if state == "stopped" else "error", reason=reasons[0]
+                    state="running", reason="the job was running when this report was written"
                 )
-        if any(node.is_alive for node in self.nodes):
-            return Outcome(
-                state="running", reason="the job was running when this report was written"
-            )
-        return Outcome(
-            state="killed",
-            reason="no end is recorded: its agents were killed, or run on other machines",
-        )
+            case RunEnd.LOST:
+                return Outcome(
+                    state="killed",
+                    reason="no end is recorded: its agents were killed, or run on other machines",
+                )
+        errors = [node.end.error for node in self.nodes if node.end and node.run_end is ended]
+        state = "stopped" if ended is RunEnd.STOPPED else "error"
+        return Outcome(state=state, reason=_error_line(errors[0]))
 
     def _final(self) -> records.FinalReport | None:
         return next((node.final for node in self.nodes if node.final is not None), None)
@@ -599,11 +543,8 @@ class _Description:
     # Nodes and what they run on.
 
     def _node(self, node: NodeRun) -> Node:
-        state, reason = "lost", "its record has no end"
-        if node.is_alive:
-            state, reason = "running", ""
-        elif node.end is not None:
-            state = node.end_state if node.end_state in NODE_STATES else "ended"
+        reason = "its record has no end" if node.run_end is RunEnd.LOST else ""
+        if node.end is not None:
             reason = _error_line(node.end.error)
         last = node.last
         return Node(
@@ -613,7 +554,7 @@ class _Description:
             folder=node.folder,
             began_s=_round(self.axis.of_wall(node, node.run.wall)),
             ended_s=_round(self._end_of(node)),
-            state=state,
+            state=node.run_end,
             reason=reason,
             generations=sorted(node.generations)[-GENERATIONS_SHOWN:],
             ranks=format_ranges(one.global_rank for one in last.started.workers) if last else "",
@@ -639,9 +580,11 @@ class _Description:
         expected = max((one.history.nodes for one in self.merged), default=0)
         there = max((len(one.parts) for one in self.merged), default=0)
         if expected > there:
+            names = sorted({name for one in self.merged for name in one.unrecorded})
+            listed = f" ({', '.join(_ends_of(names, NODES_NAMED))})" if names else ""
             notes.append(
                 f"The job had up to {expected} nodes, and this report covers the folders of {there}. "
-                "Of the other nodes it has only what these knew."
+                f"Of the other nodes{listed} it has only what these knew."
             )
         shifted = [
             ahead
@@ -684,95 +627,7 @@ class _Description:
     def _progress(self) -> Progress | None:
         if not self.uses_steps or self.end_s <= 0:
             return None
-        width = self.end_s / BUCKETS
-        times = [width * (at + 1) for at in range(BUCKETS)]
-        ranks = sorted({rank for one in self.merged for rank in one.samples})[:RANKS_MAX]
-        series = {rank: self._series(rank, width) for rank in ranks}
-        rates = [[series[rank].rates[at] for rank in ranks] for at in range(BUCKETS)]
-        known = [sorted(rate for rate in column if rate is not None) for column in rates]
-        steps = [
-            [step for rank in ranks if (step := series[rank].steps[at]) is not None]
-            for at in range(BUCKETS)
-        ]
-        summaries = self._summaries()
-        shown = ranks
-        if len(ranks) > RANKS_SHOWN:
-            shown = sorted(one.rank for one in summaries[:SLOWEST_SHOWN])
-        median = [_rounded(column[len(column) // 2]) if column else None for column in known]
-        usual = [*median]
-        for at, column in enumerate(known):
-            if at and 0 < 2 * len(column) < len(
-                ranks
-            ):  # If few ranks run, they are compared with the previous median.
-                usual[at] = usual[at - 1] or usual[at]
-        heat, heat_ranks = _heat(ranks, series, usual)
-        return Progress(
-            times_s=[_round(at) for at in times],
-            ranks=[series[rank] for rank in shown],
-            rate_min=[_rounded(column[0]) if column else None for column in known],
-            rate_median=median,
-            rate_max=[_rounded(column[-1]) if column else None for column in known],
-            step_min=[min(column, default=None) for column in steps],
-            step_max=[max(column, default=None) for column in steps],
-            heat=heat,
-            heat_ranks=heat_ranks,
-            slowest=summaries[:SLOWEST_SHOWN],
-            reporting=len(ranks),
-        )
-
-    def _series(self, rank: int, width: float) -> RankSeries:
-        steps: list[int | None] = [None] * BUCKETS
-        made, ran = [0.0] * BUCKETS, [0.0] * BUCKETS
-        for one in self.merged:
-            found = one.samples.get(rank)
-            if not found:
-                continue
-            # A point for each sample, at the end of its bucket.
-            for at, step in found:
-                steps[min(BUCKETS - 1, int(at / width))] = step
-            for (from_s, low), (to_s, high) in pairwise(found):
-                if to_s > from_s:
-                    rate = max(0, high - low) / (to_s - from_s)
-                    _spread(made, ran, from_s, to_s, rate, width)
-            first, last = int(found[0][0] / width), min(BUCKETS - 1, int(found[-1][0] / width))
-            for at in range(first + 1, last + 1):
-                if steps[at] is None:
-                    steps[at] = steps[at - 1]
-            # Whether it stalled or only works on its next step depends on the usual time of one.
-            over = one.exits.get(rank, one.history.stopping_at or self.end_s)
-            quiet = over - found[-1][0]
-            if quiet > max(STALL_STEPS * one.history.step_s, QUIET_S, width):
-                _spread(made, ran, found[-1][0], over, 0.0, width)
-                for at in range(last + 1, min(BUCKETS, int(over / width) + 1)):
-                    steps[at] = steps[at - 1]
-        rates = [
-            _round(count / time_s) if time_s > COVERED_MIN * width else None
-            for count, time_s in zip(made, ran, strict=True)
-        ]
-        return RankSeries(rank=rank, steps=steps, rates=rates)
-
-    def _summaries(self) -> list[RankSummary]:
-        """Return how far each rank of the last generation is, the slowest first."""
-        with_steps = [one for one in self.merged if one.samples]
-        if not with_steps:
-            return []
-        last = with_steps[-1]
-        farthest = max(found[-1][1] for found in last.samples.values())
-        summaries = []
-        for rank, found in last.samples.items():
-            took = found[-1][0] - found[0][0]
-            summaries.append(
-                RankSummary(
-                    rank=rank,
-                    node=last.node_of.get(rank, ""),
-                    last_step=found[-1][1],
-                    last_step_s=_round(found[-1][0]),
-                    behind=farthest - found[-1][1],
-                    rate=_round((found[-1][1] - found[0][1]) / took) if took > 0 else 0.0,
-                )
-            )
-        summaries.sort(key=lambda one: (-one.behind, one.rate, one.rank))
-        return summaries
+        return progress_of([one.steps(self.end_s) for one in self.merged], self.end_s)
 
 
 def _span(one: history.Span) -> Span:
@@ -785,34 +640,6 @@ def _place_of(node: NodeRun) -> tuple[float, float]:
     last = node.last
     rank = last.started.group_rank if last is not None else None
     return (float("inf") if rank is None else rank, node.run.wall)
-
-
-def _spread(
-    made: list[float], ran: list[float], from_s: float, to_s: float, rate: float, width: float
-) -> None:
-    """Add steps of one rate, and their time, to the buckets that they cover."""
-    for at in range(int(from_s / width), min(BUCKETS - 1, int(to_s / width)) + 1):
-        inside = min(to_s, (at + 1) * width) - max(from_s, at * width)
-        if inside > 0:
-            made[at] += rate * inside
-            ran[at] += inside
-
-
-def _heat(
-    ranks: list[int], series: dict[int, RankSeries], median: list[float | None]
-) -> tuple[list[list[float | None]], list[str]]:
-    """Return rates relative to the median, a row for each group of ranks."""
-    together = -(-len(ranks) // RANKS_SHOWN)
-    heat, names = [], []
-    for first in range(0, len(ranks), together):
-        group = ranks[first : first + together]
-        row: list[float | None] = []
-        for at, usual in enumerate(median):
-            rates = [rate for rank in group if (rate := series[rank].rates[at]) is not None]
-            row.append(_round(min(rates) / usual) if rates and usual else None)
-        heat.append(row)
-        names.append(format_ranges(group))
-    return heat, names
 
 
 def _summary(host: str, one: WorkerFailure) -> str:

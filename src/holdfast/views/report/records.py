@@ -26,7 +26,7 @@ from typing import (
 import msgspec
 from msgspec import Meta, Struct, defstruct
 
-from holdfast.control.history import History
+from holdfast.control.history import History, RunEnd
 from holdfast.core.supervision import StopReason
 from holdfast.core.values import Value
 from holdfast.errors import UsageError
@@ -205,9 +205,9 @@ class NodeRun:
         return self.history.generations
 
     @property
-    def end_state(self) -> str:
-        """How the workers or the agent ended; empty if not recorded."""
-        return (self.end.state or self.end.cut_short) if self.end is not None else ""
+    def run_end(self) -> RunEnd:
+        """How the run ended."""
+        return RunEnd.RUNNING if self.is_alive else self.history.run_end
 
     @property
     def last(self) -> Details | None:
@@ -273,6 +273,8 @@ def parse(lines: Iterable[bytes], folder: str = "", nodes: int = 1) -> list[Node
             unreadable += 1  # The beginning of the timeline is missing.
     for run in runs[-1:]:
         run.unreadable = unreadable
+    for run in runs:
+        run.history.end_record()
     return runs
 
 

@@ -193,11 +193,17 @@ class JobScreen(Screen[None]):
             f"by {self.sort}" if self.view == "ranks" and self.sort != "rank" else "",
             "only marked" if self.only_marked else "",
             f"find {self.wanted!r}" if self.wanted else "",
+            self._measured() if self.view == "timeline" else "",
         ]
         note = " · ".join(one for one in notes if one)
         used = sum(len(text) for text, _ in cells)
         cells.append((note.rjust(max(0, width - used - 1)), "warn"))
         self.block("tabs").show([cells])
+
+    def _measured(self) -> str:
+        one = self.job.header
+        is_part = one.measured < one.members
+        return f"recorded by {one.measured} of {one.members} nodes" if is_part else ""
 
     def _show_full(self) -> None:
         row = self.table.selected

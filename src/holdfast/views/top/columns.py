@@ -21,7 +21,7 @@ BAR = "█"
 HEARTBEAT_OLD_S = 30.0
 """An older heartbeat is shown as a warning."""
 GOOD = frozenset({"running", "active", "succeeded"})
-BAD = frozenset({"failed", "does not answer", "stuck", "ended"})
+BAD = frozenset({"failed", "stuck"})
 
 
 # Numbers for people.

@@ -22,20 +22,19 @@ export function failures(element) {
     const mark = `${ended.length} ${ended[0]?.number} ${state.job.outcome}`;
     if (mark !== asked) read(mark).then(() => render(state));
     about.textContent = reports.problem || (reports.folders.length ? "" : "Tracebacks and the end of stderr are shown here if the dashboard can read the job's log directories (--log-dir).");
-    fill(list, JSON.stringify([ended, state.job.causes, reports.failures.length, all.at(-1)?.stages]), () => ended.length ? ended.map((one, at) => failure(one, all, state.job, at === 0)) : h("p", {}, "None so far."));
+    fill(list, JSON.stringify([ended, reports.failures.length, all.at(-1)?.stages]), () => ended.length ? ended.map((one, at) => failure(one, all, at === 0)) : h("p", {}, "None so far."));
   }
 
-  function failure(one, all, job, isOpen) {
+  function failure(one, all, isOpen) {
     const next = all.find((other) => other.number === one.number + 1);
-    const charged = job.causes.some((cause) => cause.startsWith(`generation ${one.number}:`));
     const workers = reports.failures.filter((other) => other.generation === one.number);
     const stages = next ? Object.entries(next.stages).map(([stage, seconds]) => `${stage} ${duration(seconds)}`) : [];
     return h("details", isOpen ? { open: true } : {},
-      h("summary", {}, h("strong", {}, `generation ${one.number}`), " ", h("span", { class: "dim" }, one.started === null ? "" : clock(one.started + (one.ran_s ?? 0))), " ", one.ended_by || "the reason is unknown"),
+      h("summary", {}, h("strong", {}, `generation ${one.number}`), " ", h("span", { class: "dim" }, one.ended === null ? "" : clock(one.ended)), " ", one.ended_by || "the reason is unknown"),
       h("div", {},
         h("dl", { class: "facts" }, ...[
-          ["ended by", one.ended_by || "–"], ["ran for", duration(one.ran_s ?? NaN)], ...(job.causes.length ? [["restart", charged ? "charged" : "not charged"]] : []), // Jobs of one node do not report causes.
-          ["restart took", next ? `${duration(next.down_s)}${stages.length ? ` (${stages.join(", ")})` : ""}` : "–"],
+          ["ended by", one.ended_by || "–"], ["ran for", duration(one.ran_s ?? NaN)], ...(next ? [["restart", one.is_charged ? "charged" : "not charged"],
+            ["restart took", `${duration(next.down_s)}${stages.length ? ` (${stages.join(", ")})` : ""}`]] : []),
         ].flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
         h("p", {}, h("a", { href: `#timeline?generation=${one.number}` }, "Show it in the timeline")),
         ...workers.filter((other) => !other.consequence).map(worker)));

@@ -46,8 +46,7 @@ export function isOfJob(event, state) {
 }
 
 export function eventLine(event) {
-  const bad = /fail|lost|error/.test(event.text) ? "bad" : "";
-  return h("li", { class: bad }, h("time", {}, clock(event.wall)), " ", h("span", { class: "dim" }, event.source || "job"), " ", event.text || event.kind);
+  return h("li", { class: event.is_problem ? "bad" : "" }, h("time", {}, clock(event.wall)), " ", h("span", { class: "dim" }, event.source || "job"), " ", event.text || event.kind);
 }
 
 function nodeTable(nodes, canDrain) {

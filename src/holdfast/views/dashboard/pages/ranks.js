@@ -106,7 +106,7 @@ export function ranks(element) {
     const colour = (name) => css.getPropertyValue(`--${name}`).trim();
     const paint = { off: colour("end"), none: colour("soft") };
     for (const name of ["h1", "h2", "h3", "h4", "h5", "m1", "m2", "m3", "m4", "m5"]) paint[name] = colour(name);
-    const facts = factsOf(all);
+    const facts = factsOf(state);
     const context = canvas.getContext("2d");
     context.scale(scale, scale);
     const inset = size >= 13 ? 1 : 0.5;
@@ -214,12 +214,9 @@ export function ranks(element) {
   return { render, open: (query) => { if (query.has("rank")) chosen = Number(query.get("rank")); } };
 }
 
-function factsOf(all) {
-  const steps = all.step.filter((step) => step >= 0);
-  const rates = all.rate.filter((rate) => rate).sort((a, b) => a - b);
-  const lowest = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
-  const highest = (values) => values.reduce((a, b) => Math.max(a, b), 0);
-  return { stepMin: lowest(steps), stepMax: highest(steps), rate: rates.length ? rates[rates.length >> 1] : 0, rssMax: Math.max(1, highest(all.rss)) };
+// What the colours are relative to.
+function factsOf({ job, ranks: all }) {
+  return { stepMin: job.step_min, stepMax: job.step_max, rate: job.rate, rssMax: all.rss.reduce((a, b) => Math.max(a, b), 1) };
 }
 
 function short(context, name, width) {

@@ -1,9 +1,8 @@
 // What the time of the job was spent on; events below. Zoom by keys, wheel and buttons.
-import { clock, duration, fill, h, svg, table } from "./dom.js";
+import { session } from "./actions.js";
+import { clock, duration, fill, h, say, svg, table } from "./dom.js";
 import { eventLine, isOfJob } from "./overview.js";
 
-const MEANINGS = { useful: "made progress", repeated: "made steps that it repeated later", warmup: "ran its workers before their first step", detect: "had failed, and the agents did not know yet", stop: "stopped the workers", regroup: "waited until the nodes had formed a round", start: "started the processes of workers" };
-const RESTART = ["detect", "stop", "regroup", "start", "warmup"];
 const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400];
 const SPAN_MIN_S = 0.05;
 const LANE = 34, EVENTS_LANE = 26, AXIS = 22;
@@ -18,13 +17,14 @@ export function timeline(element) {
   const buttons = h("div", { class: "zoom" },
     ...[["Zoom in", () => zoom(0.5)], ["Zoom out", () => zoom(2)], ["All", () => show(null)], ["Last failure", () => lastFailure()]].map(([text, act]) => h("button", { type: "button", onclick: act }, text)),
     h("span", {}, "or + − 0 and the arrow keys while it has the focus; Ctrl and the wheel"));
+  const measured = h("p", { class: "about" });
   const list = h("div", {});
   const events = h("div", {});
   const every = h("input", { type: "checkbox", id: "every-event", onchange: () => render(state) });
   element.append(
     h("section", {}, h("h2", {}, "Timeline"), buttons, box, chosen,
-      h("div", { class: "legend" }, ...Object.entries(MEANINGS).map(([stage, text]) => h("span", {}, h("span", { class: `key ${stage}` }), `${stage}: ${text}`)))),
-    h("section", {}, h("h2", {}, "Generations"), h("p", { class: "about" }, "Detect to warmup are the stages of the restart that led to a generation."), list),
+      h("div", { class: "legend" }, ...Object.entries(session.stages).map(([stage, text]) => h("span", {}, h("span", { class: `key ${stage}` }), `${stage}: ${text}`)))),
+    h("section", {}, h("h2", {}, "Generations"), measured, list),
     h("section", {}, h("h2", {}, "Events"), h("label", { class: "about" }, every, " of all nodes and workers"), events));
 
   const now = () => Date.now() / 1000;
@@ -60,7 +60,7 @@ export function timeline(element) {
     const number = all[at].number;
     const own = state.spans.filter((span) => span.generation === number);
     const found = [...own.filter((span) => ["detect", "stop"].includes(span.stage)),
-      ...state.spans.filter((span) => span.generation === all[at + 1]?.number && RESTART.includes(span.stage) && !["detect", "stop"].includes(span.stage))];
+      ...state.spans.filter((span) => span.generation === all[at + 1]?.number && ["regroup", "start", "warmup"].includes(span.stage))];
     const from = found[0]?.from ?? own[0]?.from ?? 0, to = (found.length ? found : own).at(-1)?.to ?? now();
     const room = Math.max(SPAN_MIN_S, (to - from) * 0.35);
     show([from - room, to + room]);
@@ -107,14 +107,12 @@ export function timeline(element) {
       if (span.stage === "useful" && right - left > 26) drawn.append(svg("text", { class: "on", x: (left + right) / 2, y: LANE / 2 + 4, "text-anchor": "middle" }, span.generation));
     }
     for (const one of state.generations) {
-      if (!one.is_over || one.started === null) continue;
-      const end = one.started + (one.ran_s ?? 0);
-      if (end >= from && end <= to) drawn.append(svg("path", { class: "cross", d: `M${x(end) - 4} 1l8 6m0 -6l-8 6` }));
+      if (one.ended !== null && one.ended >= from && one.ended <= to) drawn.append(svg("path", { class: "cross", d: `M${x(one.ended) - 4} 1l8 6m0 -6l-8 6` }));
     }
     drawn.append(svg("rect", { class: "lane", x: 0, y: LANE + 4, width, height: EVENTS_LANE - 8 }));
     for (const event of state.events) {
       if (event.wall < from || event.wall > to) continue;
-      drawn.append(svg("rect", { class: `event ${/fail|lost|error/.test(event.text) ? "bad" : /asked for/.test(event.text) ? "asked" : ""}`, x: x(event.wall) - 1, y: LANE + 4, width: 2, height: EVENTS_LANE - 8 },
+      drawn.append(svg("rect", { class: `event ${event.is_problem ? "bad" : event.kind === "requested" ? "asked" : ""}`, x: x(event.wall) - 1, y: LANE + 4, width: 2, height: EVENTS_LANE - 8 },
         svg("title", {}, `${clock(event.wall)} ${event.source || "job"}: ${event.text || event.kind}`)));
     }
     box.replaceChildren(drawn);
@@ -126,13 +124,15 @@ export function timeline(element) {
     state = next;
     draw();
     const all = state.generations;
+    const { job } = state;
+    say(measured, `Detect to warmup are the stages of the restart that led to a generation${job.measured < job.members ? `, as ${job.measured} of ${job.members} nodes recorded them` : ""}.`);
     const key = JSON.stringify([all.slice(-GENERATIONS_SHOWN), Math.floor(now() / 5)]);
-    fill(list, key, () => all.length ? table(["generation", "#started", "#ranks", "#ran", "#detect", "#stop", "#regroup", "#start", "#warmup", "ended by"],
+    fill(list, key, () => all.length ? table(["generation", "#started", "#ranks", "#ran", ...session.restart.map((name) => `#${name}`), "ended by"],
       all.slice(-GENERATIONS_SHOWN).map((one, place) => [one, Math.max(0, all.length - GENERATIONS_SHOWN) + place]).reverse().map(([one, at]) => [
         h("button", { type: "button", "data-focus": `generation ${one.number}`, "aria-label": `Show generation ${one.number} in the timeline`, onclick: () => zoomTo(at) }, String(one.number)),
         one.started === null ? "–" : clock(one.started), one.world_size ? String(one.world_size) : "–",
         duration(one.is_over ? one.ran_s ?? NaN : now() - (one.started ?? NaN)),
-        ...RESTART.map((name) => duration(one.stages[name] ?? NaN)),
+        ...session.restart.map((name) => duration(one.stages[name] ?? NaN)),
         one.is_over ? one.ended_by || "–" : h("span", { class: "dim" }, "runs")])) : h("p", { class: "about" }, "No generation yet."));
     const listed = every.checked ? state.events : state.events.filter((event) => isOfJob(event, state));
     fill(events, `${listed.length} ${listed.at(-1)?.wall}`, () => listed.length

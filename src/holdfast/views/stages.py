@@ -1,0 +1,14 @@
+"""What a job does in each stage, in words: "the job ..."."""
+
+from holdfast.control.history import Stage
+
+MEANINGS = {
+    Stage.USEFUL: "made progress",
+    Stage.REPEATED: "made steps that it repeated after a restart",
+    Stage.WARMUP: "ran its workers before their first step",
+    Stage.DETECT: "had failed, and the agents did not know yet",
+    Stage.STOP: "stopped the workers",
+    Stage.REGROUP: "waited until the nodes had formed a round",
+    Stage.START: "started the processes of workers",
+    Stage.END: "had no workers any more",
+}
