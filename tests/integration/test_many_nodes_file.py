@@ -202,7 +202,7 @@ def test_an_agent_has_the_place_of_a_dead_one_of_its_name_and_of_no_other(tmp_pa
         cluster.start("new")
         code, said = cluster.agents["new"].end()
         assert code == 78
-        assert "is in the job as twin" in said
+        assert "already has the node id twin" in said
         assert cluster.is_quiet()
         cluster.agents["old"].kill()
         cluster.start("newer")

@@ -126,7 +126,7 @@ def test_a_live_agent_keeps_its_place_and_another_of_its_name_is_refused(
         cluster.start("old", conf=f"node_id=twin,{SOON_SILENT}")
         starts = cluster.generation(2)
         cluster.start("new", conf=f"node_id=twin,{SOON_SILENT}")
-        cluster.agents["new"].says("is in the job as twin")
+        cluster.agents["new"].says("already has the node id twin")
         code, said = cluster.agents["new"].end()
         assert code == 78
         assert os.uname().nodename in said
@@ -147,7 +147,7 @@ def test_an_agent_that_is_started_again_has_the_place_of_its_dead_predecessor(
         before = cluster.generation(2)
         old.freeze()
         cluster.start("new", conf=f"node_id=twin,{SOON_SILENT}")
-        cluster.agents["new"].says("is in the job as twin")
+        cluster.agents["new"].says("already has the node id twin")
         old.kill()
         after = cluster.generation(2)
         assert after["new"].rank == before["old"].rank
@@ -168,7 +168,7 @@ def test_an_agent_that_gives_way_is_replaced_while_it_is_alive(
         assert after["new"].rank == before["old"].rank
         code, said = cluster.agents["old"].end()
         assert code == 78
-        assert "another agent took the place of twin" in said
+        assert "another agent replaced twin" in said
         for start in after.values():
             start.finish()
         assert cluster.codes() == {"a": 0, "old": 78, "new": 0}

@@ -1,8 +1,8 @@
-"""Who is which number: from the nodes of a round to the ranks of its workers.
+"""The ranks of a round's workers, computed from its nodes.
 
-Global ranks are contiguous on a node and follow the order of the nodes, whatever their roles.
-Role ranks count the workers of one role, in the same order. Nodes may differ in their number of
-workers. `order_nodes` decides which node comes first.
+Global ranks are contiguous on a node and follow the order of the nodes, whatever their roles. Role ranks
+count the workers of one role in the same order. Nodes may have different numbers of workers.
+`order_nodes` determines the order of the nodes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class NodeShape(Value):
-    """What a node brings into a round: its role and its number of workers."""
+    """The properties of a node that affect ranks: its role and its number of workers."""
 
     role: str
     local_world_size: int
 
 
 class NodeRanks(Value):
-    """What a node is given: where its workers' ranks begin, and out of how many."""
+    """The ranks of a node's first worker, and the total numbers of workers."""
 
     first_rank: int
     world_size: int
@@ -53,7 +53,7 @@ def assign_ranks(nodes: Sequence[NodeShape]) -> list[NodeRanks]:
 
 
 def identical_ranks(group_rank: int, group_world_size: int, local_world_size: int) -> NodeRanks:
-    """Return a node's ranks when all nodes are known to be alike: nothing needs exchanging."""
+    """Return a node's ranks if all nodes have the same role and number of workers."""
     world_size = group_world_size * local_world_size
     first = group_rank * local_world_size
     return NodeRanks(first, world_size, first, world_size)
@@ -65,12 +65,12 @@ def identical_ranks(group_rank: int, group_world_size: int, local_world_size: in
 def order_nodes(
     nodes: Sequence[NodeInfo], previous: Mapping[str, int], order: RankOrder
 ) -> list[NodeInfo]:
-    """Return the nodes of a round by rank; they are given in the order in which they arrived.
+    """Return the nodes of a round by rank. `nodes` are in the order in which they joined.
 
-    Nodes with a fixed rank are ranked by it. `HOST` and `LABEL` keep nodes that share one
-    together, in natural order (`node2` before `node10`). Otherwise ranks are stable: nodes of the
-    previous round keep their ranks as far as the size allows, and their order always; the others
-    fill the holes.
+    If nodes have fixed ranks, those decide. `HOST` and `LABEL` group nodes with an equal host or
+    label, in natural order (`node2` before `node10`). Otherwise ranks are stable: nodes of the
+    previous round keep their order, and also their ranks where the size allows; new nodes fill the
+    gaps.
     """
     if any(node.fixed_rank >= 0 for node in nodes):
         return sorted(nodes, key=lambda node: node.fixed_rank)
@@ -91,7 +91,7 @@ def _stable(nodes: Sequence[NodeInfo], previous: Mapping[str, int]) -> list[Node
     )
     ranked: list[NodeInfo | None] = [None] * len(nodes)
     above = len(nodes)
-    for node in reversed(stayed):  # From the highest down, so that each leaves room for the next.
+    for node in reversed(stayed):  # From the highest rank down: each leaves room for the next one.
         above = min(previous[node.node], above - 1)
         ranked[above] = node
     newcomers = (node for node in nodes if node.node not in previous)
@@ -99,7 +99,7 @@ def _stable(nodes: Sequence[NodeInfo], previous: Mapping[str, int]) -> list[Node
 
 
 def natural(text: str) -> tuple[tuple[int, str], ...]:
-    """Return a key that sorts numbers inside of names by their value."""
+    """Return a sort key that compares numbers within names by value."""
     words: list[str] = []
     for char in text:
         if words and char.isdecimal() == words[-1][-1].isdecimal():
