@@ -20,8 +20,7 @@ from holdfast.core.job_settings import JobSettings
 from holdfast.core.protocol import NodeInfo, NodePhase, View
 from holdfast.core.shared_state import Timeouts
 from holdfast.errors import UsageError
-from holdfast.membership.backend import BackendMembership
-from holdfast.membership.backend_driver import BackendFailed
+from holdfast.membership.backend import BackendFailed, BackendMembership
 from holdfast.membership.interface import draw_incarnation
 from holdfast.net.agent_port import OFF, ON, ControlCredentials, explicit_token
 from holdfast.net.listening import address_of
