@@ -45,16 +45,6 @@ def test_a_node_with_other_settings_is_refused(
         assert cluster.is_quiet()
 
 
-def test_other_numbers_of_workers_are_no_reason_to_refuse(tmp_path: Path) -> None:
-    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
-        cluster.start("a", "--nproc-per-node=1")
-        cluster.start("b", "--nproc-per-node=2")
-        starts = cluster.ranks(3)
-        for start in starts:
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0}
-
-
 @pytest.mark.parametrize("how", ["finish", "fail"])
 def test_a_node_that_comes_after_the_end_is_told_of_it(tmp_path: Path, how: str) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:

@@ -12,7 +12,7 @@ from holdfast.agent.side_services import SideServices
 from holdfast.agent.spec import WorkerGroup
 from holdfast.agent.worker_processes import WorkerProcesses
 from holdfast.core.supervision import Supervision
-from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
+from holdfast.rendezvous.handler import follows_views
 
 if TYPE_CHECKING:
     from holdfast.agent.coordinated_job import CoordinatedJob
@@ -79,7 +79,7 @@ def machine_and_membership(
     """Return the machine and the membership of this node, for one run."""
     spec = group.spec
     handler: object = spec.rdzv_handler
-    if isinstance(handler, CoordinatedRendezvousHandler):
+    if follows_views(handler):
         from holdfast.agent.coordinated_job import CoordinatedJob  # With all of `msgspec`.
         from holdfast.core.coordinated_supervision import CoordinatedSupervision
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from holdfast.core.machine import Effect, Event
     from holdfast.core.protocol import RequestAnswer
     from holdfast.membership.interface import Membership
-    from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
+    from holdfast.rendezvous.membership_handler import MembershipHandler
 
 
 SUMMARY_CHARS_MAX = 500
@@ -59,7 +59,7 @@ class CoordinatedJob:
 
     def __init__(
         self,
-        handler: CoordinatedRendezvousHandler,
+        handler: MembershipHandler,
         group: WorkerGroup,
         machine: CoordinatedSupervision,
         reporter: LifecycleReporter,
