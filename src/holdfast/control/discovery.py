@@ -311,9 +311,9 @@ class HaDirectory(EtcdDirectory):
     def __init__(self, params: RendezvousParameters) -> None:
         from holdfast.etcd.cluster_list import Certificates
         from holdfast.etcd.job_records import DEFAULT_PREFIX
-        from holdfast.rendezvous.ha_handler import control_access, list_of
+        from holdfast.rendezvous.ha_handler import cluster_list_of, control_access
 
-        of = list_of(params, make_token=False)
+        of = cluster_list_of(params, make_token=False)
         self._certificates = Certificates(of)
         self._own_access = control_access(of, self._certificates)
         etcd = of.client_settings(self._certificates.guard)
