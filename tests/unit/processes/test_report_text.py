@@ -83,7 +83,7 @@ def test_a_long_traceback_loses_its_middle() -> None:
     text = text_of(failure(0, stderr_tail=stderr))
     assert len(text.splitlines()) < report_text.TRACEBACK_LINES_MAX + 20
     left_out = 1002 - report_text.TRACEBACK_LINES_MAX + 1
-    assert f"[... {left_out} lines left out ...]" in text
+    assert f"[... {left_out} lines omitted ...]" in text
     assert "line 0, in f" in text
     assert "RecursionError: too deep" in text
 
