@@ -298,7 +298,9 @@ def test_stopped_keeper_leaves_no_process_behind(
     everyone.gone_already()
     assert context.left_behind == []
     assert "left behind" not in caplog.text
-    detail = f"the keeper of the workers (pid {keeper}) was killed, so the kernel killed the workers"
+    detail = (
+        f"the keeper of the workers (pid {keeper}) was killed, so the kernel killed the workers"
+    )
     assert context.result().failures[0].detail == detail
 
 

@@ -62,7 +62,7 @@ def test_the_whole_text() -> None:
           rank 10 (local_rank: 2, pid: 42): exit code 1
           rank 8 (local_rank: 0, pid: 40): terminated by SIGTERM (termination request) [consequence: \
 after the stop began]
-          (on this node, and on that of the root cause; other nodes report their own)
+          (on this node and on the node of the root cause; other nodes report their own)
         ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
         Logs:   /logs
         Report: /logs/failure.json
