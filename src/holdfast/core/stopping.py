@@ -24,14 +24,12 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
+from holdfast.defaults import REAP_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SIGKILL = 9
-# How long a killed process may take to go. Taking apart a process with much memory or many GPUs
-# takes the kernel seconds; longer than this, only uninterruptible sleep explains.
-REAP_S = 15.0
 # How long the rest may take once something was given up: it has been dying all that time.
 REST_S = 1.0
 
