@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-    from holdfast.core.memory import JobMemory
     from holdfast.core.protocol import Ack, Request
     from holdfast.core.rounds import Job
+    from holdfast.core.saved_jobs import SavedJob
     from simulator.ledger import JobTruth
     from simulator.network import Link
     from simulator.world import World
@@ -50,7 +50,7 @@ class Coordinator(Process):
         *,
         keeps_state: bool | None = None,
         place: int = 0,
-        memories: Sequence[JobMemory] | None = None,
+        saved_jobs: Sequence[SavedJob] | None = None,
     ) -> None:
         super().__init__(world, f"coordinator {number}", rng)
         self.remembers = rng.random() < KEEPS_STATE_SHARE if keeps_state is None else keeps_state
@@ -65,7 +65,7 @@ class Coordinator(Process):
             grace_s=GRACE_S,
             follows_another=number > 1 and not hurries,
             place=place,
-            memories=memories,
+            saved_jobs=saved_jobs,
             fence_floor=int(world.now * 1000),
             strict=True,
             name=f"coordinator-{number}",
@@ -171,14 +171,14 @@ class Coordinator(Process):
 
     def return_as(self, number: int, rng: Random) -> Coordinator:
         self.host_up = True  # From now on, the host refuses messages to the old process.
-        memories = self.machine.memory() if self.remembers else None
+        saved_jobs = self.machine.saved_jobs() if self.remembers else None
         return Coordinator(
             self.world,
             number,
             rng,
             keeps_state=self.remembers,
             place=self.place,
-            memories=memories,
+            saved_jobs=saved_jobs,
         )
 
     def die(self, *, host_too: bool) -> None:

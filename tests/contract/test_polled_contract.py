@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.net.listening import ReservedPort
-from holdfast.rendezvous.polled_handler import PolledHandler
+from holdfast.rendezvous.membership_handler import MembershipHandler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.rendezvous.rendezvous_errors import (
@@ -37,21 +37,21 @@ class Nodes:
         self.backend = backend
         self.endpoint = endpoint
         self.run_id = uuid.uuid4().hex
-        self.handlers: list[PolledHandler] = []
+        self.handlers: list[MembershipHandler] = []
 
-    def add(self, least: int, most: int, **more: Any) -> PolledHandler:
+    def add(self, least: int, most: int, **more: Any) -> MembershipHandler:
         asked = RendezvousParameters(
             self.backend, self.endpoint, self.run_id, least, most, "127.0.0.1", **{**CONF, **more}
         )
         handler = get_rendezvous_handler(asked)
-        assert isinstance(handler, PolledHandler)
+        assert isinstance(handler, MembershipHandler)
         self.handlers.append(handler)
         return handler
 
-    def meet(self, *handlers: PolledHandler) -> list[RendezvousInfo]:
+    def meet(self, *handlers: MembershipHandler) -> list[RendezvousInfo]:
         """Have nodes ask for a round at the same time until they are in the same."""
 
-        def join(one: PolledHandler) -> RendezvousInfo:
+        def join(one: MembershipHandler) -> RendezvousInfo:
             info = one.next_rendezvous()
             while info.world_size < len(handlers):
                 until(one.num_nodes_waiting)

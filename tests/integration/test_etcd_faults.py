@@ -12,7 +12,7 @@ import pytest
 from etcd_teams import SOON_LOST, EtcdTeam
 from real_etcd import SMALL_QUOTA, b64, running_cluster, running_etcd
 from real_jobs import Watched
-from real_teams import OBEY, QUICK, free_port
+from real_teams import OBEY, QUICK
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -214,20 +214,6 @@ def test_etcd_that_stays_away_or_full_ends_the_job_after_a_while(tmp_path: Path)
                 assert f"error: etcd at {team.endpoint} has been unreachable since" in last
                 assert last.endswith(f"s): {why}")
             assert team.is_quiet()
-
-
-def test_an_etcd_that_is_nowhere_is_reported_in_one_line(tmp_path: Path, etcd: Etcd) -> None:
-    ports = free_port(), free_port()
-    where = ",".join(f"127.0.0.1:{port}" for port in ports)
-    conf = "read_timeout=0.5"
-    with EtcdTeam(tmp_path, OBEY, etcd=etcd, endpoint=where, nnodes="2", conf=conf) as cluster:
-        cluster.start("a")
-        code, said = cluster.end()["a"]
-        assert code == 78
-        assert said.count("\n") == 1, said
-        assert said.startswith(f"holdfast run: error: etcd at {where} has been unreachable since")
-        for port in ports:
-            assert f"127.0.0.1:{port}: connection refused" in said
 
 
 def test_a_watch_that_fell_behind_a_compaction_costs_nothing(tmp_path: Path, etcd: Etcd) -> None:

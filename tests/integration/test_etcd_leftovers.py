@@ -10,7 +10,7 @@ import pytest
 
 from etcd_teams import LEASE_S, SOON_LOST, EtcdTeam, leaves
 from holdfast.core.etcd.leader import JOB_KEEP_S
-from holdfast.rendezvous.etcd_handler import EtcdHandler
+from holdfast.rendezvous.etcd_handler import create_etcd_handler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from real_teams import OBEY, QUICK
 
@@ -75,7 +75,7 @@ def test_the_store_of_a_round_goes_with_the_last_node(tmp_path: Path, etcd: Etcd
     prefix = f"/tests/{tmp_path.name}"
     conf = {"etcd_prefix": prefix, "last_call_timeout": "0.2"}
     handlers = [
-        EtcdHandler(RendezvousParameters("etcd", etcd.endpoint, "job", 2, 2, **conf))
+        create_etcd_handler(RendezvousParameters("etcd", etcd.endpoint, "job", 2, 2, **conf))
         for _ in range(2)
     ]
     with ThreadPoolExecutor(2) as pool:
@@ -116,33 +116,3 @@ def test_a_job_whose_nodes_were_all_killed_goes_on_from_its_numbers(
         assert cluster.finish(again) == {"a": KILLED, "b": KILLED, "c": 0, "d": 0}
         assert cluster.is_quiet()
         cluster.await_left("job")
-
-
-def test_jobs_whose_names_begin_alike_do_not_disturb_each_other(tmp_path: Path, etcd: Etcd) -> None:
-    """Nor does a node that belongs to neither."""
-    for name in "12":
-        (tmp_path / name).mkdir()
-    with (
-        EtcdTeam(
-            tmp_path / "1", OBEY, "--max-restarts=1", etcd=etcd, nnodes="2", run_id="job"
-        ) as one,
-        EtcdTeam(
-            tmp_path / "2", OBEY, etcd=etcd, nnodes="2", run_id="job/shared", prefix=one.prefix
-        ) as two,
-    ):
-        one.start_all("a", "b")
-        two.start_all("c", "d")
-        first, second = one.generation(2), two.generation(2)
-        first["a"].fail()
-        again = one.generation(2)
-        assert {start.restarts for start in again.values()} == {1}
-        assert one.finish(again) == {"a": 0, "b": 0}
-        code, said = two.start("odd", "--nnodes=3").end()
-        assert (code, said.count("\n")) == (78, 1), said
-        for part in ("holdfast run: error: ", two.endpoint, "--nnodes 3:3", "'job/shared'", "2:2"):
-            assert part in said
-        assert two.is_quiet()
-        assert two.finish(second) == {"c": 0, "d": 0, "odd": 78}
-        assert two.is_quiet()
-        names = {one.name for one in leaves(etcd, f"{one.prefix}/")}
-        assert names == {"job/job", "job%2Fshared/job"}

@@ -19,7 +19,7 @@ from holdfast.launcher.config import LaunchConfig
 from holdfast.launcher.launch_job import elastic_launch
 from holdfast.observe.lifecycle import GenerationStarted, LifecycleEvent
 from holdfast.processes.logs.specs import DefaultLogsSpecs
-from holdfast.rendezvous.single_node_handler import SingleNodeHandler
+from holdfast.rendezvous.worker_store import SingleNodeHandler
 from observed_jobs import ObservedJob, fetch, until
 from real_jobs import PATIENCE_S
 from real_teams import OBEY, Cluster

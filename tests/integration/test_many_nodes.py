@@ -43,17 +43,6 @@ def test_a_job_forms_with_default_settings_once_no_more_nodes_come(tmp_path: Pat
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-def test_one_node_of_several_possible_ones_runs_alone(tmp_path: Path, team: MakeTeam) -> None:
-    with team(tmp_path, OBEY, nnodes="1:4") as cluster:
-        cluster.start("a")
-        assert cluster.generation(1)["a"].world == 1
-        cluster.start("b")
-        starts = cluster.generation(2)
-        assert (starts["a"].rank, starts["b"].rank) == (0, 1)
-        finish(*starts.values())
-        assert cluster.codes() == {"a": 0, "b": 0}
-
-
 SHAPES = """
 names = ("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
          "TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS")

@@ -66,7 +66,7 @@ def test_a_stranger_who_is_let_in_does_not_take_the_place_of_a_node_that_is_aliv
         cluster.start(
             "stranger", "--local-addr=203.0.113.66", conf=attack, before=network.inside(2)
         )
-        cluster.agents["stranger"].says("is in the job as victim")
+        cluster.agents["stranger"].says("already has the node id victim")
         assert cluster.agents["stranger"].end()[0] == 78
         assert cluster.is_quiet()
         finish(workers)

@@ -22,8 +22,12 @@ from holdfast.numa.binding import AffinityMode, NumaOptions
 from holdfast.processes.failures.failure import ChildFailedError
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
-from holdfast.processes.workers.command_workers import SubprocessHandler, replace_subprocess_handler
-from holdfast.processes.workers.group import GroupSpec, start_group
+from holdfast.processes.workers.group import (
+    GroupSpec,
+    SubprocessHandler,
+    replace_subprocess_handler,
+    start_group,
+)
 from synthetic_machines import add_nvidia, put
 
 if TYPE_CHECKING:

@@ -14,13 +14,15 @@ import pytest
 
 from holdfast.core.limits import TERMS_PER_PLACE
 from holdfast.etcd.runner import hold_port
-from holdfast.rendezvous.coordinator_handler import CoordinatorHandler
+from holdfast.rendezvous.coordinator_handler import create_coordinator_handler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from real_coordinators import Coordinator
 from real_teams import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from holdfast.rendezvous.membership_handler import MembershipHandler
 
 pytestmark = pytest.mark.torch
 
@@ -52,9 +54,9 @@ class Job:
         self.handlers.append(get_rendezvous_handler(params))
         return self.handlers[-1]
 
-    def of_ours(self) -> CoordinatorHandler:
+    def of_ours(self) -> MembershipHandler:
         params = RendezvousParameters("holdfast", self.endpoint, "job", *self.size, is_host=False)
-        self.handlers.append(CoordinatorHandler(params))
+        self.handlers.append(create_coordinator_handler(params))
         return self.handlers[-1]  # type: ignore[no-any-return]
 
 
@@ -151,36 +153,6 @@ def test_the_store_does_what_torchs_agent_asks_of_it() -> None:
             store.get("nothing")
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "conf", "kind", "said"),
-    [
-        ("no port:here", {}, ValueError, "--rdzv-endpoint: "),
-        ("127.0.0.1:0", {"is_host": 0}, ValueError, "127.0.0.1:0 is not an endpoint to connect to"),
-        ("", {"settle": "soon"}, ValueError, "--rdzv-conf: settle: 'soon' is not a time; "),
-        ("", {"store_type": "file"}, ValueError, "--rdzv-conf: store_type: only tcp can be"),
-        ("", {"join_timeout": 1}, "Timeout", r"1 of 2 nodes joined at 127\.0\.0\.1:\d+ within 1"),
-        ("", {"read_timeout": 0.2, "is_host": 0}, "Connection", "the coordinator at 127.0.0.1:"),
-        (
-            "nowhere.invalid:1",
-            {"read_timeout": 0.2, "is_host": None},
-            "Connection",
-            "the coordinator at nowhere.",
-        ),
-    ],
-)
-def test_invalid_settings_are_one_line_errors(
-    endpoint: str, conf: dict[str, object], kind: Any, said: str
-) -> None:
-    from torch.distributed.elastic.rendezvous import api
-
-    with job_of("2") as job:
-        job.endpoint = endpoint or job.endpoint
-        error = getattr(api, f"Rendezvous{kind}Error") if isinstance(kind, str) else kind
-        with pytest.raises(error, match=rf"^{said}") as raised:
-            job.node(**conf).next_rendezvous()
-        assert "\n" not in str(raised.value)
-
-
 def test_wrong_token_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
@@ -204,18 +176,6 @@ def test_close_reaches_running_and_late_nodes() -> None:
         for node in (nodes[1], job.node()):
             with pytest.raises(RendezvousClosedError, match=r"^the job 'job' is over: a closed"):
                 node.next_rendezvous()
-
-
-def test_round_is_returned_only_when_all_its_nodes_joined() -> None:
-    with job_of("2:3") as job, ThreadPoolExecutor(2) as pool:
-        rounds = [pool.submit(job.node(node_id=name).next_rendezvous) for name in "ab"]
-        absent = job.of_ours()  # It is in the round, and never says that it came.
-        connection = absent.enter()
-        until(lambda: connection.view is not None and connection.view.size == 3)
-        assert not any(one.done() for one in rounds)
-        absent.shutdown()
-        infos = [one.result(LONG_S) for one in rounds]
-        assert sorted((info.rank, info.world_size) for info in infos) == [(0, 2), (1, 2)]
 
 
 def test_calls_to_the_store_of_an_ended_round_end() -> None:

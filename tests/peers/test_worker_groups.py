@@ -56,15 +56,3 @@ def test_filtered_lines(kind: str, filters: dict[str, Any], tmp_path: Path) -> N
     theirs, ours = found
     assert ours == theirs
     assert bool(ours[1]) == bool(filters)
-
-
-def test_barrier_timeout_names_the_missing_workers() -> None:
-    from torch.distributed import DistStoreError, HashStore
-
-    for root in SIDES:
-        barrier = importlib.import_module(f"{root}.elastic.utils.store").barrier
-        with pytest.raises(DistStoreError) as caught:
-            barrier(HashStore(), 3, "it", 0.05, 0, lambda rank: f"<{rank}>", 0.05)
-        named = {f"<{rank}>" in str(caught.value) for rank in (1, 2)}
-        assert named == {True}
-        assert "<0>" not in str(caught.value)

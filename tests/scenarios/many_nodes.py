@@ -341,7 +341,7 @@ class CoordinatorPlayer:
         first, *words = shlex.split(line)
         if first == "new":
             follows = words[0] == "coordinator"
-            memories = self.machine.memory() if "remembers" in words else None
+            saved_jobs = self.machine.saved_jobs() if "remembers" in words else None
             if not follows:
                 given: dict[str, Any] = {
                     n: number(text) for n, text in fields(words).items() if n != "host"
@@ -371,7 +371,7 @@ class CoordinatorPlayer:
                 grace_s=0.2,
                 follows_another=follows,
                 place=int(place),
-                memories=memories,
+                saved_jobs=saved_jobs,
                 host=host,
                 strict=True,
                 **self.limits,

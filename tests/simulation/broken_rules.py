@@ -111,8 +111,10 @@ class SaysNothing(Rounds):
         views = super()._decide_requests()
         return [msgspec.structs.replace(view, answered=None) for view in views]
 
-    def _send(self, node: Node, *, anew: bool = False) -> View:
-        return msgspec.structs.replace(super()._send(node, anew=anew), answered=None)
+    def _send(self, node: Node, *, new_revision: bool = False) -> View:
+        return msgspec.structs.replace(
+            super()._send(node, new_revision=new_revision), answered=None
+        )
 
 
 class RestartsCost(Rounds):
@@ -183,7 +185,7 @@ class ForgetsItsMemory(CoordinatorMachine):
     """What an earlier coordinator stored is not read."""
 
     def __init__(self, now: float, **more: Any) -> None:
-        super().__init__(now, **{**more, "memories": None})
+        super().__init__(now, **{**more, "saved_jobs": None})
 
 
 class AllPlacesAreAlike(Session):
@@ -211,8 +213,8 @@ class FencedComesBack(Rounds):
 class AdoptsAnIncompleteRound(Rounds):
     """A coordinator that came back does not wait for all of a round."""
 
-    def _claimed(self, node: Node, status: Status) -> list[View]:
-        views = super()._claimed(node, status)
+    def _note_claim(self, node: Node, status: Status) -> list[View]:
+        views = super()._note_claim(node, status)
         job = self.job
         if job.phase is not JobPhase.RECOVERING or len(job.nodes) < self._settings.min_nodes:
             return views
@@ -232,8 +234,8 @@ class AdoptsAnIncompleteRound(Rounds):
 class NeverAdopts(Rounds):
     """A coordinator that came back begins anew instead of carrying a round on."""
 
-    def _claimed(self, node: Node, status: Status) -> list[View]:
-        return super()._claimed(node, msgspec.structs.replace(status, size=status.size + 1))
+    def _note_claim(self, node: Node, status: Status) -> list[View]:
+        return super()._note_claim(node, msgspec.structs.replace(status, size=status.size + 1))
 
 
 class OldViewsCount(Session):
@@ -281,8 +283,8 @@ class EveryReturnIsWelcome(Rounds):
 class SettlesForEver(EveryReturnIsWelcome):
     """Every node that comes begins the wait for more anew, and none is held back for its returns."""
 
-    def _settle(self, *, anew: bool) -> None:
-        super()._settle(anew=True)
+    def _settle(self, *, is_first: bool) -> None:
+        super()._settle(is_first=True)
 
 
 class ClosedOpensAgain(Rounds):
@@ -323,16 +325,16 @@ class RanksTurnedRound(Rounds):
 class RankZeroForTwo(Rounds):
     """Two nodes get the same rank."""
 
-    def _send(self, node: Node, *, anew: bool = False) -> View:
-        view = super()._send(node, anew=anew)
+    def _send(self, node: Node, *, new_revision: bool = False) -> View:
+        view = super()._send(node, new_revision=new_revision)
         return msgspec.structs.replace(view, rank=view.rank // 2 if view.rank > 0 else view.rank)
 
 
 class SizeIsGuessed(Rounds):
     """Nodes get how many are there instead of how many are in the round."""
 
-    def _send(self, node: Node, *, anew: bool = False) -> View:
-        view = super()._send(node, anew=anew)
+    def _send(self, node: Node, *, new_revision: bool = False) -> View:
+        view = super()._send(node, new_revision=new_revision)
         return msgspec.structs.replace(view, size=view.present if view.size else 0)
 
 
@@ -463,6 +465,6 @@ class StandstillIsLife(SharedStateSession):
 class OldStatesCount(SharedStateSession):
     """The view of a state that is older than one already seen takes its place."""
 
-    def _take(self, view: View) -> list[SessionEffect]:
-        self._seen = (0, 0)
-        return super()._take(view)
+    def _deliver(self, view: View) -> list[SessionEffect]:
+        self._newest = (0, 0)
+        return super()._deliver(view)

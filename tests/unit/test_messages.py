@@ -17,7 +17,7 @@ from holdfast.core.protocol import NodePhase
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import EnvironmentProblem
 from holdfast.membership import session_driver
-from holdfast.rendezvous.coordinator_handler import CoordinatorHandler
+from holdfast.rendezvous.coordinator_handler import CoordinatorAccess
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from real_coordinators import Coordinator, eventually, fault, member, node, started, until
 
@@ -189,7 +189,7 @@ def test_coordinator_that_stays_lost_is_reported_periodically(
 def test_loss_of_a_coordinator_comes_with_advice(
     endpoint: str, config: dict[str, str], advice: str
 ) -> None:
-    handler = CoordinatorHandler(RendezvousParameters("c10d", endpoint, "job", 1, 2, **config))
-    told = handler._advice(endpoint.partition(":")[0])
+    access = CoordinatorAccess(RendezvousParameters("c10d", endpoint, "job", 1, 2, **config))
+    told = access.advice(endpoint.partition(":")[0])
     assert advice in told
     assert bool(told) is bool(advice)

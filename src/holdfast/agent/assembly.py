@@ -10,11 +10,10 @@ from holdfast.agent.loop import AgentLoop
 from holdfast.agent.polled_job import PolledJob
 from holdfast.agent.side_services import SideServices
 from holdfast.agent.spec import WorkerGroup
-from holdfast.agent.worker_env import timeout_from_environment
 from holdfast.agent.worker_processes import WorkerProcesses
 from holdfast.core.supervision import Supervision
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
-from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
+from holdfast.rendezvous.handler import follows_views
 
 if TYPE_CHECKING:
     from holdfast.agent.coordinated_job import CoordinatedJob
@@ -83,7 +82,7 @@ def machine_and_membership(
     """Return the machine and the membership of this node, for one run."""
     spec = group.spec
     handler: object = spec.rdzv_handler
-    if isinstance(handler, CoordinatedRendezvousHandler):
+    if follows_views(handler):
         from holdfast.agent.coordinated_job import CoordinatedJob  # With all of `msgspec`.
         from holdfast.core.coordinated_supervision import CoordinatedSupervision
 
@@ -111,3 +110,12 @@ def stuck_limit(given_s: float | None) -> float | None:
     if given_s is None:
         given_s = timeout_from_environment(UNINTERRUPTIBLE_ENV)
     return given_s if given_s and given_s > 0 else None
+
+
+def timeout_from_environment(name: str) -> float | None:
+    """Return the seconds in a variable; None if it is unset, not a number, or not positive."""
+    try:
+        seconds = float(os.environ.get(name, ""))
+    except ValueError:
+        return None
+    return seconds if seconds > 0 else None

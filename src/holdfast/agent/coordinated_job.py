@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.agent.spec import place_workers
+from holdfast.agent.worker_processes import place_workers
 from holdfast.core import coordinated_supervision, supervision
 from holdfast.core.limits import RIVALS_MAX
 from holdfast.core.protocol import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from holdfast.core.machine import Effect, Event
     from holdfast.core.protocol import RequestAnswer
     from holdfast.membership.interface import Membership
-    from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
+    from holdfast.rendezvous.membership_handler import MembershipHandler
 
 
 SUMMARY_CHARS_MAX = 500
@@ -59,7 +59,7 @@ class CoordinatedJob:
 
     def __init__(
         self,
-        handler: CoordinatedRendezvousHandler,
+        handler: MembershipHandler,
         group: WorkerGroup,
         machine: CoordinatedSupervision,
         reporter: LifecycleReporter,
@@ -178,7 +178,7 @@ class CoordinatedJob:
                 connection.report(phase, generation, clear=clear, cause=cause)
             case coordinated_supervision.Rejoin():
                 connection.rejoin(cause=cause)
-            case coordinated_supervision.NoticeWait(limit_s, has_ended):
+            case coordinated_supervision.ReportWait(limit_s, has_ended):
                 self._notice_wait(limit_s, has_ended=has_ended)
 
     def join_round(self, *, is_attended: bool) -> Event:
@@ -229,7 +229,7 @@ class CoordinatedJob:
             return Failure(node=node, summary=summary, sudden=sudden, retryable=retryable), b""
         error = ChildFailedError("", failures)
         rank, first = error.get_first_failure()
-        now_ns, spoke_ns = time.time_ns(), first.spoke_ns()
+        now_ns, traceback_ns = time.time_ns(), first.traceback_ns()
         summary = f"rank {rank} (pid {first.pid} on {first.host}) failed: {first.summary()}"
         short = Failure(
             node=node,
@@ -243,7 +243,7 @@ class CoordinatedJob:
             trace=first.trace(),
             stopped=first.consequence,
             ended_ago_s=max(0.0, (now_ns - first.observed_ns) / 1e9),
-            spoke_ago_s=max(1e-9, (now_ns - spoke_ns) / 1e9) if spoke_ns else 0.0,
+            traceback_ago_s=max(1e-9, (now_ns - traceback_ns) / 1e9) if traceback_ns else 0.0,
             rivals=tuple(error.rivals()[:RIVALS_MAX]),
         )
         last = not retryable or self._machine.budget.left == 0

@@ -72,7 +72,7 @@ PREIMPORTED = (
 PREIMPORTED_WITH = {
     "holdfast.rendezvous.coordinator_handler": ("holdfast.coordinator.server",),
     "holdfast.rendezvous.etcd_handler": ("holdfast.wire.job_summary", "holdfast.etcd.sync_client"),
-    "holdfast.rendezvous.polled_handler": (
+    "holdfast.rendezvous.membership_handler": (
         "holdfast.store.tcp.forwarding",
         "holdfast.store.tcp.attestation",
     ),

@@ -133,16 +133,6 @@ class Worker:
     __repr__ = __str__
 
 
-def place_workers(
-    count: int, first_rank: int, first_role_rank: int, world_size: int, role_world_size: int
-) -> list[Worker]:
-    """Return the workers of a node with consecutive ranks."""
-    return [
-        Worker(one, first_rank + one, first_role_rank + one, world_size, role_world_size)
-        for one in range(count)
-    ]
-
-
 class WorkerGroup:
     """The workers of one agent, and their ranks in the last round."""
 

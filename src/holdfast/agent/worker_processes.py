@@ -1,8 +1,13 @@
-"""The workers of a node as processes: their environments, their start, their stop and their exits.
+"""The workers of a node as processes: ranks, environments, start, stop and exits.
 
-`WorkerProcesses` turns the events of a `PContext` (`processes.workers.group`) into events of the
-supervision, over all generations of a run. It owns what outlives a generation: the keeper, and the
-zygote that forks warm workers.
+`WorkerProcesses` starts one `PContext` (`processes.workers.group`) for each generation of a run, and
+owns what outlives a generation: the keeper, and the zygote that forks warm workers.
+
+The names and values of the workers' variables are TorchElastic's, except for two.
+`HOLDFAST_GENERATION` counts the starts of the workers over the whole job, whatever the reason, and is
+the same on every node; `TORCHELASTIC_RESTART_COUNT` counts failures only. `HOLDFAST_FENCE` is the same
+on every node, too, and grows with every generation. Unlike the generation it keeps growing if the
+coordinator loses its state and counts from 0 again.
 """
 
 from __future__ import annotations
@@ -11,19 +16,12 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from holdfast.agent import worker_env
-from holdfast.agent.spec import RunResult, WorkerState
+from holdfast.agent.spec import RunResult, Worker, WorkerState
 from holdfast.core import supervision
 from holdfast.core.values import Value
 from holdfast.processes.keeper import keeper_client
 from holdfast.processes.keeper.keeper_client import Keeper
-from holdfast.processes.workers.group import (
-    GroupSpec,
-    StopEnded,
-    WorkerExit,
-    WorkersKilled,
-    start_group,
-)
+from holdfast.processes.workers.group import GroupSpec, start_group
 from holdfast.worker import LAST_END_ENV, PREVIOUS_WORLD_SIZE_ENV
 
 if TYPE_CHECKING:
@@ -137,8 +135,7 @@ class WorkerProcesses:
             self._warm.prepare(keeper)
             # While it imports, load what the first start and restart need here.
             import holdfast.processes.failures.failure
-            import holdfast.processes.logs.follower
-            import holdfast.processes.workers.command_workers  # noqa: F401
+            import holdfast.processes.logs.follower  # noqa: F401
 
     def start(self, order: StartOrder, busy: Busy) -> Mapping[int, object]:
         given = self.environments(order)
@@ -157,7 +154,7 @@ class WorkerProcesses:
             rank = worker.local_rank
             given.envs[rank] = {
                 **settings.worker_env,
-                **worker_env.worker_environment(
+                **worker_environment(
                     group,
                     worker,
                     generation=order.generation,
@@ -167,11 +164,9 @@ class WorkerProcesses:
                 ),
                 **before,
             }
-            given.args[rank] = tuple(
-                worker_env.substitute_local_rank(arg, rank) for arg in group.spec.args
-            )
+            given.args[rank] = tuple(substitute_local_rank(arg, rank) for arg in group.spec.args)
             if settings.log_line_prefix_template:
-                given.prefixes[rank] = worker_env.log_line_prefix(
+                given.prefixes[rank] = log_line_prefix(
                     settings.log_line_prefix_template, group.spec.role, worker
                 )
         return given
@@ -201,6 +196,7 @@ class WorkerProcesses:
 
     def adopt(self, context: PContext) -> None:
         """Follow the processes of a context that was started."""
+        context.generation, context.explain = self._generation, self.explain
         self.context, self.is_active = context, True
         self._watchdogs.started(self._generation, context.pids(), context.stderrs)
 
@@ -247,7 +243,8 @@ class WorkerProcesses:
             return None
         self._stuck = order.stuck
         if self.context.stop_ended:  # A hook of a subclass has closed the context itself.
-            return self._stopped(self.context)
+            self._keep_result(self.context)
+            return self.context.stopped()
         self.context.begin_stop(
             order.signum or self.settings.stop_signal,
             order.grace_s,
@@ -267,23 +264,14 @@ class WorkerProcesses:
         context = self.context
         if context is None or not self.is_active:
             return []
-        generation = self._generation
-        events: list[Event] = []
-        for one in context.poll_events(now):
-            match one:
-                case WorkerExit(rank=rank, failed=failed, retryable=retryable):
-                    events.append(supervision.WorkerExited(generation, rank, failed, retryable))
-                case WorkersKilled():
-                    events.append(supervision.WorkersExpired(generation))
-                case StopEnded():
-                    events.append(self._stopped(context))
+        events = context.poll_events(now)
+        if any(isinstance(event, supervision.WorkersStopped) for event in events):
+            self._keep_result(context)
         return events
 
-    def _stopped(self, context: PContext) -> Event:
+    def _keep_result(self, context: PContext) -> None:
         self.is_active = False
         self.result = self.outcome(context.result())
-        failed = any(failure.failed_by_itself() for failure in self.result.failures.values())
-        return supervision.WorkersStopped(self._generation, len(context.left_behind), failed)
 
     def descriptors(self) -> list[int]:
         return [self.context.fileno()] if self.is_active and self.context is not None else []
@@ -299,28 +287,26 @@ class WorkerProcesses:
         return RunResult(
             WorkerState.FAILED if result.is_failed() else WorkerState.SUCCEEDED,
             self.by_global_rank(result.return_values),
-            self.by_global_rank(self._explained(result.failures)),
+            self.by_global_rank(result.failures),
         )
 
     def failures_so_far(self) -> dict[int, ProcessFailure]:
         if not self.is_active or self.context is None:
             return self.result.failures
-        return self.by_global_rank(self._explained(self.context.failures_so_far()))
+        return self.by_global_rank(self.context.failures_so_far())
 
     def by_global_rank(self, of_workers: dict[int, T]) -> dict[int, T]:
         """Convert a mapping from local to global ranks."""
         workers = self.group.workers
         return {workers[rank].global_rank: one for rank, one in of_workers.items()}
 
-    def _explained(self, failures: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
-        """Add the causes that the watchdogs and the supervision know to the failures."""
-        for failure in failures.values():
-            if failure.local_rank in self._stuck:
-                detail = self._stuck[failure.local_rank]
-                failure.detail = f"{detail}; {failure.detail}" if failure.detail else detail
-                failure.consequence = failure.stopped = False
-            self._watchdogs.explain(failure)
-        return failures
+    def explain(self, failure: ProcessFailure) -> None:
+        """Add the cause that the watchdogs or the supervision know to a failure."""
+        detail = self._stuck.get(failure.local_rank, "")
+        if detail:
+            failure.detail = f"{detail}; {failure.detail}" if failure.detail else detail
+            failure.consequence = failure.stopped = False
+        self._watchdogs.explain(failure)
 
     # The end.
 
@@ -351,3 +337,78 @@ class WorkerProcesses:
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.await_end()
+
+
+# What each worker gets.
+
+
+def place_workers(
+    count: int, first_rank: int, first_role_rank: int, world_size: int, role_world_size: int
+) -> list[Worker]:
+    """Return the workers of a node with consecutive ranks."""
+    return [
+        Worker(one, first_rank + one, first_role_rank + one, world_size, role_world_size)
+        for one in range(count)
+    ]
+
+
+def worker_environment(
+    group: WorkerGroup,
+    worker: Worker,
+    *,
+    generation: int,
+    restart_count: int,
+    fence: int = 0,
+    inherited: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the variables that a worker gets on top of the agent's environment."""
+    spec = group.spec
+    # If the caller sets the address, something else serves the store.
+    serves = spec.rdzv_handler.use_agent_store and not (spec.master_addr or spec.master_port)
+    env = {
+        "LOCAL_RANK": str(worker.local_rank),
+        "RANK": str(worker.global_rank),
+        "GROUP_RANK": str(group.group_rank),
+        "ROLE_RANK": str(worker.role_rank),
+        "ROLE_NAME": spec.role,
+        "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+        "WORLD_SIZE": str(worker.world_size),
+        "GROUP_WORLD_SIZE": str(group.group_world_size),
+        "ROLE_WORLD_SIZE": str(worker.role_world_size),
+        "MASTER_ADDR": str(group.master_addr),
+        "MASTER_PORT": str(group.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+        "TORCHELASTIC_USE_AGENT_STORE": str(serves),
+        "HOLDFAST_GENERATION": str(generation),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+    if fence:
+        env["HOLDFAST_FENCE"] = str(fence)
+    if "OMP_NUM_THREADS" in inherited:
+        env["OMP_NUM_THREADS"] = inherited["OMP_NUM_THREADS"]
+    if spec.virtual_local_rank:
+        env["LOCAL_RANK"] = "0"
+        from holdfast.numa.visible_devices import one_device_each
+
+        env.update(one_device_each(inherited, worker.local_rank))
+    return env
+
+
+def substitute_local_rank(arg: Any, local_rank: int | str) -> Any:
+    """Replace `${local_rank}` and `$local_rank` in a text argument; leave other values unchanged."""
+    if not isinstance(arg, str) or "local_rank" not in arg:
+        return arg
+    import re
+
+    return re.sub(r"\$(?:\{local_rank\}|local_rank\b)", str(local_rank), arg)
+
+
+def log_line_prefix(template: str, role: str, worker: Worker) -> str:
+    """Fill a prefix template; unknown names stay unchanged."""
+    from string import Template
+
+    return Template(template).safe_substitute(
+        role_name=role, rank=worker.global_rank, local_rank=worker.local_rank
+    )

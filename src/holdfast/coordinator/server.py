@@ -123,7 +123,7 @@ class CoordinatorServer:
             nodes_max=self._connections_max,
             follows_another=follows_another,
             place=place,
-            memories=state.memories if state is not None else None,
+            saved_jobs=state.saved_jobs if state is not None else None,
             recover_s=recover_s,
             fence_floor=int(time.time() * 1000),  # Above the fences of all previous coordinators.
             host=host,

@@ -1,4 +1,4 @@
-"""A coordinator's memory of its jobs in a file, for its successor.
+"""The jobs of a coordinator in a file, for its successor.
 
 The file is JSON. Each write replaces it atomically: the coordinator writes a new file, syncs it, and renames it.
 Only its owner can read it. A coordinator holds a lock on `FILE.lock`, because two coordinators would overwrite
@@ -20,8 +20,8 @@ import msgspec
 
 from holdfast.core.bounded import MALFORMED
 from holdfast.core.coordinator_machine import CLOSED_JOB_KEEP_S
-from holdfast.core.memory import JobMemory  # noqa: TC001 (msgspec reads the annotation)
 from holdfast.core.protocol import View
+from holdfast.core.saved_jobs import SavedJob  # noqa: TC001 (msgspec reads the annotation)
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class _Contents(msgspec.Struct, kw_only=True):
     format: int
     saved_at: float
     """By the clock of this machine, in seconds since 1970."""
-    jobs: list[JobMemory]
+    jobs: list[SavedJob]
 
 
 class StateFile:
@@ -53,25 +53,25 @@ class StateFile:
         self.path = os.path.abspath(path)
         self._lock = self._locked()
         try:
-            self.memories = self._load()
-            """The memories that an earlier coordinator stored; None if there was none."""
-            self._store(self.memories or [])  # Report an unwritable file now.
+            self.saved_jobs = self._load()
+            """The jobs that an earlier coordinator stored; None if there was none."""
+            self._store(self.saved_jobs or [])  # Report an unwritable file now.
         except BaseException:
             os.close(self._lock)
             raise
         self._changed = threading.Condition()
-        self._next: tuple[list[JobMemory], Callable[[str], None]] | None = None
+        self._next: tuple[list[SavedJob], Callable[[str], None]] | None = None
         self._is_closed = False
         self._thread = threading.Thread(target=self._write, name="holdfast-state", daemon=True)
         self._thread.start()
 
-    def save(self, memories: list[JobMemory], done: Callable[[str], None]) -> None:
+    def save(self, saved_jobs: list[SavedJob], done: Callable[[str], None]) -> None:
         """Store these; then call `done`, in another thread, with the problem or an empty text.
 
         Writes run one at a time. If several wait, only the last one is performed, and only its `done` is called.
         """
         with self._changed:
-            self._next = (memories, done)
+            self._next = (saved_jobs, done)
             self._changed.notify()
 
     def close(self, limit_s: float) -> None:
@@ -91,10 +91,10 @@ class StateFile:
                     self._changed.wait()
                 if self._next is None:
                     return
-                (memories, done), self._next = self._next, None
+                (saved_jobs, done), self._next = self._next, None
             problem = ""
             try:
-                self._store(memories)
+                self._store(saved_jobs)
             except UsageError as error:
                 problem = str(error)
             done(problem)
@@ -117,7 +117,7 @@ class StateFile:
             raise self._refusal(f"cannot lock it: {error.strerror}") from None
         return lock
 
-    def _load(self) -> list[JobMemory] | None:
+    def _load(self) -> list[SavedJob] | None:
         try:
             with open(self.path, "rb") as file:
                 owner = os.fstat(file.fileno()).st_uid
@@ -145,8 +145,8 @@ class StateFile:
             if age_s < (UNFINISHED_KEEP_S if one.outcome is None else CLOSED_JOB_KEEP_S)
         ]
 
-    def _store(self, memories: list[JobMemory]) -> None:
-        contents = _Contents(format=FORMAT, saved_at=time.time(), jobs=memories)
+    def _store(self, saved_jobs: list[SavedJob]) -> None:
+        contents = _Contents(format=FORMAT, saved_at=time.time(), jobs=saved_jobs)
         beside = f"{self.path}.new"
         try:
             if os.path.lexists(beside):
@@ -236,7 +236,7 @@ class WriteAhead:
             except RuntimeError:
                 pass  # The coordinator has stopped.
 
-        self._file.save(self._machine.memory(), done)
+        self._file.save(self._machine.saved_jobs(), done)
         if self._hangs:
             self._release(batch)
         else:

@@ -1,1 +1,1 @@
-"""Decisions, and nothing else: pure machines that turn facts and the time into what to do."""
+"""Pure decisions: machines that turn an event and the time into effects, without any I/O."""

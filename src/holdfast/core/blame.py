@@ -1,18 +1,18 @@
-"""Which worker failed first, when several failed within moments: a pure decision.
+"""Which worker failed first, if several failed within moments: a pure decision.
 
-One worker fails, its peers notice and fail too, and the first to be seen dead need not be the first
-that failed. What there is to go by, from the strongest to the weakest:
+When a worker fails, its peers lose their connections to it and fail too, and their exits may be observed
+before its own. The evidence, from the strongest to the weakest:
 
-1.  What ended only because its group was stopped is no cause, unless it is all there is.
-2.  A failure that tells of a peer (a connection that was reset, a collective that timed out) is the
-    consequence of one that does not, however they were seen. Only one that came much later than
-    the complaint cannot be its reason.
-3.  A worker that the kernel took apart while others noticed counts from before they did; one that
-    ended without a word, for a shorter while. An exit takes longer the more there is to tear down.
-4.  Then the times decide: when each began to say why, or ended, if it said nothing.
+1.  A worker that ended only because its group was stopped is not the cause, unless all did.
+2.  If a worker's error is about a peer (a reset connection, a collective that timed out), it is a
+    consequence of a failure that is not, in whatever order they were observed. But a failure much later
+    than the error cannot be its cause.
+3.  Tearing down a process takes time, more for a larger one. So a worker that was killed may have failed
+    some time before its exit was observed; a worker that exited without an error, a shorter time.
+4.  Otherwise the times decide: when a worker's traceback began, or when it exited if it has none.
 
-Times are nanoseconds on one clock, of one node or of whoever watches several; a time that is not
-known is 0. Those that are too close to tell apart are all named (`Blame.rivals`).
+Times are nanoseconds on the clock of one observer; an unknown time is 0. If failures are too close to
+tell their order, all candidates are listed (`Blame.rivals`).
 """
 
 from __future__ import annotations
@@ -26,32 +26,31 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 KILLED_NOTICE_NS_MAX = 250_000_000
-"""A worker killed by the kernel is seen dead only once the kernel has taken it apart; its peers may
-have recorded their broken connections before, or even have ended. Raising it blames the killed
-worker for what went wrong before."""
+"""The exit of a killed worker is observed only after the kernel has torn it down. Until then its peers
+may report broken connections, and even exit. A higher value blames killed workers for earlier failures."""
 EXIT_NS_MAX = 50_000_000
-"""The same for one that exits without a word: its connections are closed while it is torn down. So
-long before it ended, or after another did, either may have been what the other noticed."""
-COMPLAINT_NS_MAX = 2_000_000_000
-"""A worker that failed so much later than another complained of its peers was not what it meant."""
+"""The same for a worker that exits without an error: its connections close while it is torn down. If two
+workers exit within this time, either may have caused the other's failure."""
+PEER_ERROR_NS_MAX = 2_000_000_000
+"""A worker that failed this long after another worker's error about a peer is not its cause."""
 CLOSE_NS = 3_000_000
-"""What is closer than this on one node may have happened in the other order. Between nodes the
-time that messages take comes on top."""
+"""If two events on one node are closer than this, their order is uncertain. Between nodes the latency of
+messages is added."""
 
 
 class Trace(Enum):
-    """What a failure shows of its reason."""
+    """What a worker's exit and output show about the reason of its failure."""
 
     KILLED = "killed"
-    """A signal that nobody of ours sent ended it."""
+    """A signal that Holdfast did not send killed it."""
     OWN = "own"
-    """It told a reason of its own."""
+    """Its traceback shows an error of its own."""
     SILENT = "silent"
-    """It ended without a word."""
+    """It exited without a traceback."""
     PEER = "peer"
-    """It told of a peer that was gone, or did not answer."""
+    """Its traceback shows that a peer was gone or did not respond."""
     STOPPED = "stopped"
-    """The stop of its group ended it before it had said anything."""
+    """The stop of its group ended it before it wrote a traceback."""
 
 
 class Suspect(Value):
@@ -60,28 +59,28 @@ class Suspect(Value):
     rank: int
     trace: Trace
     ended_ns: int
-    spoke_ns: int = 0
-    """When it began to say why, if it did."""
+    traceback_ns: int = 0
+    """When its traceback began; 0 if there is none."""
     order: int = 0
-    """The position in which the exits were seen."""
+    """Its position in the order in which exits were observed."""
     stopped: bool = False
-    """It failed after the stop of its group began."""
+    """Whether it failed after the stop of its group began."""
 
     @property
     def moment_ns(self) -> int:
-        """The moment by which it had failed."""
-        return self.spoke_ns or self.ended_ns
+        """The time by which it had failed."""
+        return self.traceback_ns or self.ended_ns
 
     @property
     def earliest_ns(self) -> int:
-        """The moment at which it may have failed."""
+        """The earliest time at which it may have failed."""
         if self.trace is Trace.KILLED:
             return self.moment_ns - KILLED_NOTICE_NS_MAX
-        return self.moment_ns - (CLOSE_NS if self.spoke_ns else EXIT_NS_MAX)
+        return self.moment_ns - (CLOSE_NS if self.traceback_ns else EXIT_NS_MAX)
 
 
 class Blame(Value):
-    """All suspects from the first to the last, and those that may just as well have been first."""
+    """All suspects, the first failure first, and the others that may have been first."""
 
     order: tuple[Suspect, ...]
     rivals: tuple[Suspect, ...] = ()
@@ -92,43 +91,45 @@ class Blame(Value):
 
 
 def blame(suspects: Sequence[Suspect], close_ns: int = CLOSE_NS) -> Blame:
-    """Decide who failed first; `close_ns` is what cannot be told apart."""
+    """Decide which suspect failed first. The order of events within `close_ns` is uncertain."""
     ordered = sorted(suspects, key=lambda one: (one.stopped, one.moment_ns, one.order))
     contenders = _contenders(ordered, close_ns)
     rivals: list[Suspect] = []
     first = min(contenders, key=lambda one: (one.moment_ns, one.order))
     reached = [one for one in contenders if one.earliest_ns <= first.moment_ns]
     if any(one.trace is Trace.KILLED for one in reached):
-        told = [one for one in reached if one.trace is not Trace.SILENT]
-        first = min(told, key=lambda one: (one.ended_ns, one.order))
+        with_reason = [one for one in reached if one.trace is not Trace.SILENT]
+        first = min(with_reason, key=lambda one: (one.ended_ns, one.order))
     else:
         rivals = [one for one in contenders if _may_be_earlier(one, first, close_ns)]
-    if first.trace is Trace.PEER:  # Of whom does it tell? Perhaps of one that had no time to speak.
+    if first.trace is Trace.PEER:  # That peer may be a worker without a traceback.
         limit_ns = first.moment_ns + EXIT_NS_MAX
-        mute = [one for one in ordered if one.trace in (Trace.SILENT, Trace.STOPPED)]
-        rivals += [one for one in mute if one not in rivals and one.ended_ns <= limit_ns]
+        silent = [one for one in ordered if one.trace in (Trace.SILENT, Trace.STOPPED)]
+        rivals += [one for one in silent if one not in rivals and one.ended_ns <= limit_ns]
     rest = (one for one in ordered if one is not first)
     return Blame((first, *rest), tuple(one for one in rivals if one is not first))
 
 
 def _may_be_earlier(one: Suspect, first: Suspect, close_ns: int) -> bool:
-    """Whether another may have failed before the one that seems to be first."""
-    both_spoke = first.spoke_ns and one.spoke_ns
-    close_ns += 0 if both_spoke else EXIT_NS_MAX
+    """Whether a suspect may have failed before the one that seems to be first."""
+    have_tracebacks = first.traceback_ns and one.traceback_ns
+    close_ns += 0 if have_tracebacks else EXIT_NS_MAX
     return one.moment_ns - first.moment_ns < close_ns
 
 
 def _contenders(ordered: list[Suspect], close_ns: int) -> list[Suspect]:
-    """Return those that may have been first, by what they show."""
+    """Return the suspects that may have failed first, judging by their traces."""
     free = [one for one in ordered if not one.stopped]
     if not free:
         free = [one for one in ordered if one.trace is not Trace.STOPPED] or ordered[:1]
     else:
-        # Who was about to end when the stop began may have begun to before the others.
+        # A worker that exited just after the stop began may have failed before the others.
         begun_ns = min(one.moment_ns for one in free)
         limit_ns = begun_ns + EXIT_NS_MAX + close_ns
         if all(one.trace is Trace.PEER for one in free):
-            limit_ns += COMPLAINT_NS_MAX  # Then even later words are worth more, if its own.
+            limit_ns += (
+                PEER_ERROR_NS_MAX  # Then an error of a worker's own counts even if it is later.
+            )
         quiet = free[0].trace is Trace.SILENT
         free += [
             one
@@ -140,10 +141,10 @@ def _contenders(ordered: list[Suspect], close_ns: int) -> list[Suspect]:
                 or (quiet and one.trace is Trace.SILENT and one.moment_ns >= begun_ns)
             )
         ]
-    complaints = [one for one in free if one.trace is Trace.PEER]
-    if complaints:
-        limit_ns = min(one.moment_ns for one in complaints) + COMPLAINT_NS_MAX
-        mute = (Trace.PEER, Trace.STOPPED)  # Or cut off in the middle of what it had begun to say.
-        causes = [one for one in free if one.trace not in mute and one.moment_ns <= limit_ns]
-        free = causes or complaints
+    peer_errors = [one for one in free if one.trace is Trace.PEER]
+    if peer_errors:
+        limit_ns = min(one.moment_ns for one in peer_errors) + PEER_ERROR_NS_MAX
+        excluded = (Trace.PEER, Trace.STOPPED)  # STOPPED: perhaps killed while writing a traceback.
+        causes = [one for one in free if one.trace not in excluded and one.moment_ns <= limit_ns]
+        free = causes or peer_errors
     return free

@@ -1,4 +1,4 @@
-"""The limits of `core.limits` as types: they hold for everything that is decoded."""
+"""The limits of `core.limits` as types. Decoding a message checks them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Why = Annotated[str, Meta(max_length=WHY_CHARS_MAX)]
 Report = Annotated[bytes, Meta(max_length=REPORT_BYTES_MAX)]
 Incarnation = Annotated[int, Meta(ge=0)]  # Up to INCARNATION_MAX, which is msgpack's own limit.
 Count = Annotated[int, Meta(ge=0, le=COUNTER_MAX)]
-Number = Annotated[int, Meta(ge=-1, le=COUNTER_MAX)]  # -1 is "none yet" of what counts from 0.
+Number = Annotated[int, Meta(ge=-1, le=COUNTER_MAX)]  # Counts from 0; -1 means "none yet".
 ReportedCount = Annotated[int, Meta(ge=0, le=REPORTED_COUNTER_MAX)]
 ReportedNumber = Annotated[int, Meta(ge=-1, le=REPORTED_COUNTER_MAX)]
 NodeRank = Annotated[int, Meta(ge=-1, le=NODES_MAX - 1)]
@@ -42,5 +42,5 @@ ClockTime = Annotated[float, Meta(ge=0.0, le=1e15)]
 Seconds = Annotated[float, Meta(ge=0.0, le=AWAY_S_MAX)]
 
 MALFORMED = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
-"""What is raised for bytes that are no message. Besides its own errors msgspec lets through what
-Python says of text that is not UTF-8 and of things that are nested too deep."""
+"""The exceptions for bytes that are not a valid message. Besides its own, msgspec lets Python's errors
+pass for text that is not UTF-8 and for structures that are nested too deep."""

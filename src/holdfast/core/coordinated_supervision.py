@@ -1,29 +1,28 @@
 """The machine of one agent in a job with a coordinator, which decides for all nodes.
 
-The states are those of `core.supervision`, and so are the rules for one node's workers. The
-difference: the node reports failures and successes to the coordinator, and follows its newest view.
-The rules:
+States and rules for one node's workers are those of `core.supervision`. In addition, the node reports
+failures and successes to the coordinator, and follows its newest view. The rules:
 
 1.  Only the newest view counts. The node keeps every view that arrives, and applies it as soon as the
     state of the workers allows it. A newer view replaces one that was not applied.
 2.  A member runs the generation of its view, once. If the view has a higher generation, or the node
-    is no longer a member, it stops its workers first. If the view says not to start yet, the node
-    waits: another node still has workers of an earlier generation.
-3.  If a worker fails, the node reports that at once, before it stops the others, so that all nodes
-    stop at the same time. It reports again, with the full report, when they have exited.
-4.  If all its workers are done, the node waits for the job to close. It may have to start them again
-    before that.
+    is no longer a member, it first stops its workers. If the view says not to start yet, the node
+    waits, because another node still has workers of an earlier generation.
+3.  If a worker fails, the node reports this immediately, before it stops the others, so that all nodes
+    stop at the same time. Once they have exited, it reports again, with the failure report.
+4.  If all its workers have succeeded, the node waits for the job to close. A new generation may start
+    them again before that.
 5.  If the node is fenced, it rejoins as another incarnation. If it is refused, or its coordinator
-    does not respond for too long, it ends without knowing how the job ended. But if its workers were
-    done in the newest generation it knows, fenced or not, it ends with success.
-6.  On a signal the node reports at once that it leaves. Then it stops its workers and ends.
-7.  If the keeper killed the workers because others may have their ranks (`core.liveness.StopDeadline`),
-    that is not a failure: the node is ready for the next generation.
-8.  When the job is closed, the node ends as the job did, once its view is final or the connection is
-    lost. Closed is final: the node leaves a later coordinator that does not know of the end.
-9.  If no round with this node forms within the join timeout, the node ends. A node that stands by
-    does not wait. If the others' workers are not done within the exit barrier's limit, the node
-    ends with success; a node that the others need waits without a limit.
+    does not respond for too long, it exits without knowing the job's outcome. But if its workers
+    succeeded in the newest generation that it knows, fenced or not, it exits with success.
+6.  On a signal the node immediately reports that it leaves. Then it stops its workers and exits.
+7.  If the keeper killed the workers because they may have been replaced elsewhere
+    (`core.liveness.StopDeadline`), this is not a failure: the node is ready for the next generation.
+8.  If the job is closed, the node exits with the job's outcome, once its view is final or the connection
+    is lost. Closed is final: if a later coordinator does not know the end, the node leaves it.
+9.  If no round with this node forms within the join timeout, the node exits. The timeout does not apply to
+    standbys. If the other nodes' workers do not finish within the exit barrier's limit, the node exits
+    with success. If the other nodes need this one, it waits without a limit.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from holdfast.core.supervision import (
 )
 
 WAIT_NOTICE_AFTER_S = 2.0
-"""The user is told of a longer wait."""
+"""The agent informs the user about longer waits."""
 
 
 class ViewReceived(Event):
@@ -66,12 +65,12 @@ class CoordinatorLost(Event):
     """The coordinator did not respond within the limit, or this side of the connection failed."""
 
     why: str
-    """Without the endpoint, which the message to the user adds."""
+    """The reason without the endpoint; the message to the user adds it."""
     away_s: float = 0.0
 
 
 class NeededByOthers(Event):
-    """Whether other nodes need this process changed: it coordinates, or serves their store."""
+    """Other nodes began or ceased to need this process, which runs the coordinator or their store."""
 
     needed: bool
 
@@ -82,15 +81,15 @@ class ReportStatus(Effect):
     phase: NodePhase
     generation: int
     clear: int = -1
-    """This node has no workers of earlier generations than this one, and will start none."""
+    """This node has no workers of generations before this one and will not start any."""
 
 
 class Rejoin(Effect):
     """Become a new incarnation, and report that it is ready."""
 
 
-class NoticeWait(Effect):
-    """Tell the user that this node waits for others, or that it stopped waiting at the limit."""
+class ReportWait(Effect):
+    """Inform the user that this node waits for others, or that it stopped waiting at the limit."""
 
     limit_s: float | None
     has_ended: bool = False
@@ -108,7 +107,7 @@ class CoordinatedSupervision(Supervision):
         join_timeout_s: float | None = None,
         exit_barrier_s: float | None = None,
     ) -> None:
-        """The limits of a wait for a round, and of a wait for the others' workers once done."""
+        """`join_timeout_s` limits the wait for a round, `exit_barrier_s` that for other nodes to finish."""
         super().__init__(
             local_world_size=local_world_size,
             max_restarts=max_restarts,
@@ -117,35 +116,35 @@ class CoordinatedSupervision(Supervision):
         self._join_timeout_s = join_timeout_s
         self._exit_barrier_s = exit_barrier_s
         self._needed = False
-        self._since = 0.0  # When the wait began, if this node waits.
-        self._is_noticed = False  # Whether the user was told of this wait.
+        self._since = 0.0  # When the current wait began.
+        self._is_reported = False  # Whether the user was informed about this wait.
         self.view: View | None = None
-        self._was_in = False
-        self._done = -1  # The generation in which its workers were done, while that still counts.
+        self._was_admitted = False
+        self._done = -1  # The generation in which its workers succeeded, unless the job went on.
         self._coordinator_lost = False
         self._has_workers = False
-        self._reported_clear = (0, -1)  # In the term of the view that was known then.
+        self._reported_clear = (0, -1)  # The term of the view at that time, and the generation.
 
     @property
     def grace_s(self) -> float:
-        """How long workers have to end; a request to stop the job may limit it."""
+        """How long workers have to exit; a request to stop the job may set it."""
         return self.view.grace_s if self.view is not None else -1.0
 
     def handle(self, now: float, event: Event, cause: str = "") -> list[Effect]:
         if isinstance(event, NeededByOthers):
             self._needed = event.needed
             return []
-        before = (self.state, self._stands_by())
+        before = (self.state, self._is_standby())
         effects = super().handle(now, event, cause)
-        if (self.state, self._stands_by()) != before:
-            self._since, self._is_noticed = now, False
+        if (self.state, self._is_standby()) != before:
+            self._since, self._is_reported = now, False
         return effects
 
     def next_deadline(self, now: float) -> float | None:
         waits, limit_s = self._wait_limit()
         if not waits:
             return super().next_deadline(now)
-        limits = [limit_s, None if self._is_noticed else WAIT_NOTICE_AFTER_S]
+        limits = [limit_s, None if self._is_reported else WAIT_NOTICE_AFTER_S]
         return min((self._since + one for one in limits if one is not None), default=None)
 
     def _due(self, now: float) -> list[Effect]:
@@ -155,35 +154,35 @@ class CoordinatedSupervision(Supervision):
         waited_s = now - self._since
         if limit_s is not None and waited_s >= limit_s:
             if self.state is State.LEAVING:
-                return [NoticeWait(limit_s, has_ended=True), *self._barrier_ended(BarrierEnded())]
+                return [ReportWait(limit_s, has_ended=True), *self._barrier_ended(BarrierEnded())]
             return self._finish(Outcome.JOIN_TIMED_OUT)
-        if self._is_noticed or waited_s < WAIT_NOTICE_AFTER_S:
+        if self._is_reported or waited_s < WAIT_NOTICE_AFTER_S:
             return []
-        self._is_noticed = True
-        return [NoticeWait(limit_s)]
+        self._is_reported = True
+        return [ReportWait(limit_s)]
 
     def _wait_limit(self) -> tuple[bool, float | None]:
-        """Return whether this node waits for others, and for how long at most."""
+        """Return whether this node waits for others, and the limit of the wait."""
         if self.state is State.LEAVING:
             return True, None if self._needed else self._exit_barrier_s
         waits = self.view is None or self.view.role is NodeRole.WAITING
         return self.state is State.JOINING and waits, self._join_timeout_s
 
-    def _stands_by(self) -> bool:
+    def _is_standby(self) -> bool:
         return self.view is not None and self.view.role is NodeRole.STANDBY
 
-    # Handlers, in the order of a generation's life.
+    # Handlers, in the order of a generation's lifecycle.
 
     def _begin(self, _event: Begun) -> list[Effect]:
         self.state = State.JOINING
         return [self._report(NodePhase.READY)]
 
     def _view_received(self, event: ViewReceived) -> list[Effect]:
-        over = self.view is not None and self.view.role is NodeRole.CLOSED
-        if over and event.view.role is not NodeRole.CLOSED:
-            return self._closed_before()
+        is_over = self.view is not None and self.view.role is NodeRole.CLOSED
+        if is_over and event.view.role is not NodeRole.CLOSED:
+            return self._keep_closed()
         self.view = event.view
-        self._was_in = self._was_in or event.view.role in (
+        self._was_admitted = self._was_admitted or event.view.role in (
             NodeRole.WAITING,
             NodeRole.STANDBY,
             NodeRole.MEMBER,
@@ -192,8 +191,8 @@ class CoordinatedSupervision(Supervision):
             self.budget = RestartBudget(self.budget.max_restarts, event.view.restarts)
         return self._apply()
 
-    def _closed_before(self) -> list[Effect]:
-        """Keep the known end of the job, which a later coordinator does not know."""
+    def _keep_closed(self) -> list[Effect]:
+        """Ignore the view of a later coordinator that does not know that the job is over."""
         assert self.view is not None
         self.view = msgspec.structs.replace(self.view, final=True)
         effects = self._apply()
@@ -206,12 +205,12 @@ class CoordinatedSupervision(Supervision):
         if view is None:
             return []
         if self.state is State.RUNNING:
-            goes_on = view.role is NodeRole.MEMBER and view.generation <= self.generation
-            return [] if goes_on else self._stop(StopReason.COORDINATOR)
+            continues = view.role is NodeRole.MEMBER and view.generation <= self.generation
+            return [] if continues else self._stop(StopReason.COORDINATOR)
         if self.state not in (State.JOINING, State.LEAVING):
             return []
         if view.role is NodeRole.WAITING or view.generation > self._done:
-            self._done = -1  # The job goes on, and workers are needed again.
+            self._done = -1  # The job continues and needs the workers again.
         if view.role is NodeRole.MEMBER and view.generation > self.generation:
             if view.start:
                 return self._start(view)
@@ -233,10 +232,10 @@ class CoordinatedSupervision(Supervision):
         return []
 
     def _report_clear(self) -> list[Effect]:
-        """Report that this node has no workers, unless the coordinator knows it."""
+        """Report that this node has no workers, unless it did so already."""
         term = self.view.term if self.view is not None else 0
-        told = (term, self._clear()) <= self._reported_clear
-        return [] if told else [self._report(NodePhase.READY)]
+        is_reported = (term, self._clear()) <= self._reported_clear
+        return [] if is_reported else [self._report(NodePhase.READY)]
 
     def _report(self, phase: NodePhase) -> Effect:
         clear = self._clear()
@@ -244,13 +243,13 @@ class CoordinatedSupervision(Supervision):
         return ReportStatus(phase, self.generation, clear)
 
     def _clear(self) -> int:
-        """Return the first generation of which this node may have workers, now or later."""
+        """Return the lowest generation of which this node may have workers, now or later."""
         if self._has_workers:
             return self.generation
-        told = -1
-        if self.view is not None:  # A member may start this generation, others only the next one.
-            told = self.view.generation + (self.view.role is not NodeRole.MEMBER)
-        return max(self.generation + 1, told)
+        first = -1
+        if self.view is not None:  # A member may start this generation, other nodes only the next.
+            first = self.view.generation + (self.view.role is not NodeRole.MEMBER)
+        return max(self.generation + 1, first)
 
     def _start(self, view: View) -> list[Effect]:
         self.generation = view.generation
@@ -267,7 +266,7 @@ class CoordinatedSupervision(Supervision):
     def _started(self, event: WorkersStarted) -> list[Effect]:
         self._expect_generation(event.generation)
         self.state = State.RUNNING
-        if self.signum:  # It came while they were being started.
+        if self.signum:  # Received during the start.
             signum = SIGKILL if self._interrupts >= 2 else self.signum
             return self._stop(StopReason.SIGNAL, signum)
         if self._coordinator_lost:
@@ -330,7 +329,7 @@ class CoordinatedSupervision(Supervision):
         ]
 
     def _end_by_signal(self, *, failed: bool) -> list[Effect]:
-        """End; a failure that ends the job in any case remains the reason."""
+        """Finish after a signal. If a failure ends the job anyway, it remains the reason."""
         if self.view is not None and self.view.role is NodeRole.CLOSED:
             return self._end_with_job(self.view)
         if failed and judge(self.budget, retryable=self.retryable) is Verdict.GIVE_UP:
@@ -353,7 +352,7 @@ class CoordinatedSupervision(Supervision):
         return self._end_without_coordinator()
 
     def check(self) -> None:
-        """Assert what must hold after every step; the budget is the job's, older than this node."""
+        """Assert the invariants. The budget belongs to the job, so it is not compared with generations."""
         assert not self.running or self.state in (State.STARTING, State.RUNNING, State.STOPPING)
         if self.view is not None and self.state is State.STARTING:
             assert self.generation >= 0
@@ -363,15 +362,15 @@ class CoordinatedSupervision(Supervision):
     def _end_without_coordinator(self) -> list[Effect]:
         if self.view is not None and self.view.role is NodeRole.CLOSED:
             return self._end_with_job(self.view)
-        cleared = self.state is State.STOPPING and self._after_stop is StopReason.SUCCEEDED
-        done = cleared or self._done >= 0
-        return self._finish(Outcome.SUCCEEDED if done else Outcome.COORDINATOR_LOST)
+        has_succeeded = self.state is State.STOPPING and self._after_stop is StopReason.SUCCEEDED
+        has_succeeded = has_succeeded or self._done >= 0
+        return self._finish(Outcome.SUCCEEDED if has_succeeded else Outcome.COORDINATOR_LOST)
 
     def _end_with_job(self, view: View) -> list[Effect]:
-        if not self._was_in:
+        if not self._was_admitted:
             return self._finish(Outcome.REFUSED)
-        well = view.outcome is JobOutcome.SUCCEEDED
-        return self._finish(Outcome.SUCCEEDED if well else Outcome.FAILED)
+        succeeded = view.outcome is JobOutcome.SUCCEEDED
+        return self._finish(Outcome.SUCCEEDED if succeeded else Outcome.FAILED)
 
 
 _S, _T = State, CoordinatedSupervision

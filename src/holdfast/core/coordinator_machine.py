@@ -1,27 +1,27 @@
-"""All jobs of one coordinator: which nodes are alive, which waits are over, what each job decides.
+"""The machine of one coordinator with all its jobs: it combines liveness, timers and decisions.
 
-`core.rounds` decides for one job and has no clock; `core.liveness` finds silent nodes and has no jobs.
-This machine joins the two for any number of jobs. It is a coordinator without sockets: the server and
-the simulator drive the same class. It decides nothing about a job itself.
+`core.rounds` decides about one job and has no clock; `core.liveness` detects silent nodes and knows no
+jobs. This machine combines them for any number of jobs and makes no decision about a job itself. It has
+no sockets: the server and the simulator drive the same class.
 
-Use: pass every status as `StatusReceived` and every `Heartbeat` unchanged. Pass `ConnectionClosed`
-when the newest connection of an incarnation closes (not when a newer one has replaced it). Pass
-`TICK` no later than `next_deadline`, after all messages that arrived before it. The effects are
-messages: send each over the newest connection of the node and incarnation that it names. If there is
-no connection, drop the message: the next heartbeat makes the coordinator send again what the node lacks.
+Use: pass every status as `StatusReceived`, and every `Heartbeat` unchanged. Pass `ConnectionClosed` when
+the newest connection of an incarnation closes (not when a newer one has replaced it). Pass `TICK` no
+later than `next_deadline`, after all messages that arrived before it. The effects are messages: send
+each over the newest connection of the node and incarnation that it names. If there is no connection,
+drop the message: after the next heartbeat the coordinator sends it again.
 
-**Roll calls.** A failure is held until all other members have responded (`core.failure_hold`): the
-coordinator sends each an acknowledgement with the number of the roll call, and the member responds
-immediately with a heartbeat that carries it. If all are alive, which is the usual case, this costs one
+**Roll calls.** A failure is held until all other members have responded (`core.failure_hold`). The
+coordinator sends each an acknowledgement with the number of the roll call, and the member immediately
+responds with a heartbeat that carries this number. Usually all members are alive, and this takes one
 round trip, while the failed node stops its workers.
 
-**Places.** Agents may have a list of endpoints. The coordinator runs at the first, place 0, until an
-operator who knows that it is dead starts another at a later place. The terms of a later place are
-higher than all terms of earlier places, so nodes that obeyed it never obey an earlier one again. If a
-node has a term of a later place, the coordinator refuses the node and does not outrank the term.
+**Places.** Agents may have a list of endpoints. The coordinator runs at the first one, place 0, until an
+operator knows that it is dead and starts another one at a later place. All terms of a later place are
+higher than those of earlier places, so nodes that obeyed the later coordinator never obey an earlier one
+again. If a node knows a term of a later place, the coordinator refuses the node and keeps its own term.
 
 If a job breaks an invariant, the coordinator closes it as failed, and the other jobs continue. With
-`strict` the machine raises the error instead, so that a test sees it.
+`strict` the machine raises the error instead, for tests.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.core.failure_hold import FailureHold, must_hold
-from holdfast.core.first_failure import dated
+from holdfast.core.first_failure import with_local_times
 from holdfast.core.limits import TERMS_PER_PLACE
 from holdfast.core.liveness import CLOSED, STEPS_PER_SILENCE, AttendedClock, Liveness
 from holdfast.core.machine import Event, InvalidEvent, Story, Tick
-from holdfast.core.memory import JobMemory, recall, remember
 from holdfast.core.protocol import (
     Ack,
     Heartbeat,
@@ -50,7 +49,7 @@ from holdfast.core.protocol import (
     View,
     reason,
 )
-from holdfast.core.quotas import JOB_NODES_MAX, JOBS_MAX, MEMORIES_MAX, Shares
+from holdfast.core.quotas import JOB_NODES_MAX, JOBS_MAX, SAVED_JOBS_MAX, Shares
 from holdfast.core.requests import RequestRefusal
 from holdfast.core.rounds import (
     RECOVER_S_MAX,
@@ -64,6 +63,7 @@ from holdfast.core.rounds import (
     claims,
     close_broken,
 )
+from holdfast.core.saved_jobs import SavedJob, restore_job, snapshot_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -73,15 +73,15 @@ if TYPE_CHECKING:
     Answer = View | Ack
     Peer = tuple[str, str, int]
 
-SUCCESSOR_WAIT_S = 1.2  # Nodes that lost their coordinator look for it at least every second.
+SUCCESSOR_WAIT_S = 1.2  # Nodes without a coordinator retry at least every second.
 CALLS_MAX = 1 << 20
 """Roll calls per term. The number of a roll call contains the term; otherwise a late response to an
 earlier coordinator's roll call could match a new one."""
-CLOSED_JOB_KEEP_S = 600.0  # Late nodes can learn this long how a job ended.
+CLOSED_JOB_KEEP_S = 600.0  # For this long, late nodes can learn how a job ended.
 
 
 class StatusReceived(Event):
-    """A node sent its status, from this address as the coordinator sees it."""
+    """A node sent its status. The address is that of its connection."""
 
     status: Status
     address: str
@@ -90,7 +90,7 @@ class StatusReceived(Event):
 
 
 class ConnectionClosed(Event):
-    """The last connection of a node closed. Without a new one the node is soon lost."""
+    """The newest connection of a node closed. If the node does not reconnect, it is soon lost."""
 
     run_id: str
     node: str
@@ -141,7 +141,7 @@ class CoordinatorMachine:
         coordinator_address: str = "",
         follows_another: bool = False,
         place: int = 0,
-        memories: Iterable[JobMemory] | None = None,
+        saved_jobs: Iterable[SavedJob] | None = None,
         recover_s: float | None = None,
         fence_floor: int = 0,
         host: str = "",
@@ -152,9 +152,9 @@ class CoordinatorMachine:
         self.story = Story("coordinator", node=name)
         self.jobs: dict[str, Rounds] = {}
         self.broken: dict[str, str] = {}
-        """The jobs that were closed because they broke an invariant, each with the invariant."""
+        """The jobs that were closed because they broke an invariant, each with the error."""
         self.decisions: list[tuple[JobEvent, Job]] | None = None
-        """Events and the job after each, for an observer that empties it; None without one."""
+        """Events and the job after each. An observer sets this to a list and empties it."""
         self._liveness: Liveness[Peer] = Liveness(now, silence_s=silence_s, grace_s=grace_s)
         self._clock = AttendedClock(now, silence_s / STEPS_PER_SILENCE)
         self._waits: dict[str, WaitTimers] = {}  # Of waiting jobs, by the attended clock.
@@ -166,8 +166,8 @@ class CoordinatorMachine:
         self._successor_until = now + SUCCESSOR_WAIT_S if follows_another else now
         self._place = place
         self._recover_s = recover_s
-        # With memories, even an empty list, all earlier jobs are known.
-        self._recover_until = now + (recover_s or 0.0) if memories is None else now
+        # If there are saved jobs, even an empty list, all earlier jobs are known.
+        self._recover_until = now + (recover_s or 0.0) if saved_jobs is None else now
         self._fence_floor = fence_floor
         self._host = host
         self._jobs_max, self._nodes_max = jobs_max, nodes_max
@@ -176,18 +176,18 @@ class CoordinatorMachine:
         self._address = coordinator_address
         self._strict = strict
         self._rounds = rounds
-        self._memories: dict[str, JobMemory] = {}  # Of jobs that are not in `jobs`.
-        for memory in memories or ():
-            if memory.outcome is None:
-                self._memories[memory.run_id] = memory
+        self._saved_jobs: dict[str, SavedJob] = {}  # Of jobs that are not in `jobs`.
+        for saved in saved_jobs or ():
+            if saved.outcome is None:
+                self._saved_jobs[saved.run_id] = saved
             else:
-                self._adopt(recall(memory, patience_s=0.0))
-                self._empty_since[memory.run_id] = now
+                self._add_job(restore_job(saved, patience_s=0.0))
+                self._empty_since[saved.run_id] = now
 
     def handle(self, now: float, event: CoordinatorEvent, cause: str = "") -> list[Answer]:
-        """Take in one fact; return the messages to send.
+        """Handle one event; return the messages to send.
 
-        The story of `rounds` records what a job makes of a status; this story records the rest.
+        The story of `rounds` records the steps of a job; this story records the rest.
         """
         if type(event) is Heartbeat:  # Nearly all events are.
             return self._heartbeat(now, event)
@@ -196,14 +196,14 @@ class CoordinatorMachine:
                 return self._tick(now)
             case StatusReceived(status, address, local_address):
                 cause = cause or status.id
-                status = self._without_early_failure(dated(now, status))
+                status = self._without_early_failure(with_local_times(now, status))
                 answer = self._answer_without_job(status, address)
                 rounds = self.jobs.get(status.run_id)
                 call = self._calls.get(status.run_id)
                 if rounds is not None and _should_hold(rounds, status):
                     answers = self._hold(now, rounds, status)
-                elif call is not None and call.hold.must_follow(status):
-                    call.hold.follow(status)
+                elif call is not None and call.hold.must_hold_departure(status):
+                    call.hold.hold_departure(status)
                     answers = [_ack(status, status.seq)]
                 elif answer is None:
                     return self._status(now, status, address, cause, local_address)
@@ -220,21 +220,20 @@ class CoordinatorMachine:
             case RequestReceived(run_id, request):
                 rounds = self.jobs.get(run_id)
                 answers = self._decide(now, rounds, request, cause) if rounds is not None else []
-                answers += self._release(
-                    now
-                )  # The hold may be for a failure of an earlier generation.
+                # The request may have ended the generation of the held failures.
+                answers += self._release(now)
             case _:
                 raise InvalidEvent(f"{event!r} is not an event of a coordinator")
         self.story.record(now, None, event, answers, cause)
         return answers
 
     def _answer_without_job(self, status: Status, address: str) -> Answer | None:
-        """Answer a status that is not passed to a job; None if a job must handle it."""
+        """Return the answer to a status that no job handles; None if a job must handle it."""
         rounds = self.jobs.get(status.run_id)
         if status.place > self._place:
             why = (
-                f"it has obeyed a coordinator at place {status.place + 1} of its endpoints, and this one "
-                f"is at place {self._place + 1}: give all nodes the same list"
+                f"the node obeyed a coordinator at place {status.place + 1} of its endpoints, and this "
+                f"coordinator is at place {self._place + 1}: give all nodes the same list"
             )
             return _refused(status, RefusalReason.SETTINGS, why)
         if rounds is not None:
@@ -245,19 +244,19 @@ class CoordinatorMachine:
         if status.phase is NodePhase.LEAVING or status.stuck:  # No job needs it.
             return _ack(status, status.seq)
         if not self._make_room():
-            why = f"the coordinator has {self._jobs_max} jobs already; use another, or end some"
+            why = f"the coordinator already has {self._jobs_max} jobs; use another one, or end some jobs"
         elif self._shares.is_over(address):
-            begun = self._shares.taken_by(address)
+            created = self._shares.taken_by(address)
             why = (
-                f"the coordinator has room for few more jobs, and {begun} were created from {address} "
-                "already; use another, or end some"
+                f"the coordinator can accept few more jobs, and {address} already created {created}; "
+                "use another coordinator, or end some jobs"
             )
         else:
             return None
         return _refused(status, RefusalReason.TOO_MANY_JOBS, why)
 
     def _is_full(self, job: Job, info: NodeInfo) -> bool:
-        """Whether a node would be one too many."""
+        """Whether a job has no room for this node."""
         is_known = info.node in job.nodes or info.incarnation in job.retired
         is_over = len(job.nodes) + len(job.departed) >= self._nodes_max
         return is_over and not is_known and job.phase is not JobPhase.CLOSED
@@ -272,12 +271,12 @@ class CoordinatorMachine:
             status = msgspec.structs.replace(status, info=info)
         is_located = bool(rounds.job.coordinator_address)
         if not is_located:
-            rounds.job.coordinator_address = local_address  # This very status may form a round.
+            rounds.job.coordinator_address = local_address  # This status may already form a round.
         answers = self._decide(now, rounds, status, cause)
         peer = (run_id, info.node, info.incarnation)
         seq = rounds.seq_of(info.node, info.incarnation)
         if seq < 0:
-            if not is_located:  # A node outside the job does not decide the address.
+            if not is_located:  # A node outside the job does not determine the address.
                 rounds.job.coordinator_address = ""
             self._liveness.forget(peer)
         else:
@@ -293,16 +292,14 @@ class CoordinatorMachine:
     def _new_job(self, now: float, run_id: str, address: str) -> Rounds:
         self._created_from[run_id] = address
         self._shares.take(address)
-        memory = self._memories.pop(run_id, None)
-        if memory is not None:
-            return self._adopt(recall(memory, patience_s=self._recover_s or RECOVER_S_MAX))
+        saved = self._saved_jobs.pop(run_id, None)
+        if saved is not None:
+            return self._add_job(restore_job(saved, patience_s=self._recover_s or RECOVER_S_MAX))
         job = Job(run_id=run_id)
-        if (
-            self._place
-        ):  # Nodes try earlier endpoints first, which may not even refuse a connection.
+        if self._place:  # Nodes try earlier endpoints first, which may time out.
             job.recover_s = RECOVER_S_MAX
         if self._place or now < max(self._successor_until, self._recover_until):
-            # Another coordinator may have had this job; its nodes have yet to return.
+            # Another coordinator may have had this job, and its nodes have yet to reconnect.
             job.phase, job.waiting, job.wait_seq = JobPhase.RECOVERING, True, 1
         if now < self._recover_until:
             job.patience_s = self._recover_until - now
@@ -310,9 +307,9 @@ class CoordinatorMachine:
                 f"no record of an earlier coordinator: waiting up to {job.patience_s:.0f} s "
                 "for its nodes"
             )
-        return self._adopt(job)
+        return self._add_job(job)
 
-    def _adopt(self, job: Job) -> Rounds:
+    def _add_job(self, job: Job) -> Rounds:
         job.coordinator_address, job.silence_s = self._address, self._silence_s
         job.term = max(job.term, self._place * TERMS_PER_PLACE)
         job.fence_floor = self._fence_floor
@@ -324,24 +321,24 @@ class CoordinatorMachine:
 
     @property
     def is_holding_failure(self) -> bool:
-        """Whether a failure is held, so that a job may yet end because of it."""
+        """Whether a failure is held, which may end its job later."""
         return bool(self._calls)
 
     def answer_to(self, run_id: str, request_id: str) -> RequestAnswer:
-        """Return the answer to a request that was received."""
+        """Return the answer to an earlier `RequestReceived`."""
         rounds = self.jobs.get(run_id)
         answer = rounds.answer_to(request_id) if rounds is not None else None
         if answer is not None:
             return answer
-        why = f"there is no job {run_id!r} here"
+        why = f"this coordinator has no job {run_id!r}"
         return RequestAnswer(
             id=request_id, refusal=RequestRefusal.NO_SUCH_JOB.value, why=reason(why)
         )
 
-    def memory(self) -> list[JobMemory]:
-        """Return the state that must survive this coordinator."""
-        jobs = (remember(rounds.job, self._host) for rounds in self.jobs.values())
-        return [*self._memories.values(), *jobs]
+    def saved_jobs(self) -> list[SavedJob]:
+        """Return the state of all jobs that must survive this coordinator."""
+        jobs = (snapshot_job(rounds.job, self._host) for rounds in self.jobs.values())
+        return [*self._saved_jobs.values(), *jobs]
 
     def _heartbeat(self, now: float, beat: Heartbeat) -> list[Answer]:
         run_id, node, incarnation = beat.run_id, beat.node, beat.incarnation
@@ -383,17 +380,17 @@ class CoordinatorMachine:
                 continue
             one = NodeLost(node, incarnation, why, is_silent=why is not CLOSED)
             lost.setdefault(run_id, []).append(one)
-        for run_id, those in lost.items():
+        for run_id, nodes in lost.items():
             rounds = self.jobs.get(run_id)
             if rounds is not None:
-                event = NodesLost(tuple(those))
+                event = NodesLost(tuple(nodes))
                 answers += self._decide(now, rounds, event, self._cause_of(event))
-            for one in those:
+            for one in nodes:
                 if rounds is None or rounds.seq_of(one.node, one.incarnation) < 0:
                     self._liveness.forget((run_id, one.node, one.incarnation))
         answers += self._release(now)
         if self._waits:
-            attended = self._clock.look(now)
+            attended = self._clock.read(now)
             for run_id, timers in [*self._waits.items()]:
                 for ended, cause in timers.ended(attended):
                     answers += self._decide(now, self.jobs[run_id], ended, cause)
@@ -405,7 +402,7 @@ class CoordinatorMachine:
         return answers
 
     def _cause_of(self, event: NodesLost) -> str:
-        """Return the step in which the connection of a lost node closed, if that is why."""
+        """Return the step in which the connection of a lost node closed, if it did."""
         lost = {(one.node, one.incarnation) for one in event.lost}
         cause = ""
         for step in self.story:
@@ -418,10 +415,10 @@ class CoordinatorMachine:
         """Return when the next `TICK` is due, or None if nothing has a deadline."""
         deadline = self._liveness.next_deadline(now)
         if self._waits:
-            attended = self._clock.look(now)
+            attended = self._clock.read(now)
             ends = [at for one in self._waits.values() if (at := one.next_end) is not None]
             rest = min(ends) - attended
-            # The clock counts the whole time only if it is read at least every step.
+            # The clock counts the whole time only if it is read at least every `step_s`.
             at = now + max(0.0, min(rest, self._clock.step_s))
             deadline = at if deadline is None else min(deadline, at)
         if self._empty_since:
@@ -429,13 +426,13 @@ class CoordinatorMachine:
             deadline = at if deadline is None else min(deadline, at)
         return deadline
 
-    # Failures that are held.
+    # Held failures.
 
     def _without_early_failure(self, status: Status) -> Status:
-        """Return a status without its failure if its round is not yet recovered.
+        """Return a status without its failure if its round has not been recovered yet.
 
         If another coordinator formed the round, a roll call has to wait until all members have
-        returned. Until then the report is not acknowledged, so its node repeats it.
+        reconnected. Until then the report is not acknowledged, so the node repeats it.
         """
         rounds = self.jobs.get(status.run_id)
         is_known = rounds is not None and (
@@ -455,7 +452,7 @@ class CoordinatorMachine:
         if call.hold.hold(job, status):
             self._calls_made += 1
             call.number = job.term % CALLS_MAX * CALLS_MAX + self._calls_made % CALLS_MAX
-            call.started_at = self._clock.look(now)
+            call.started_at = self._clock.read(now)
             for one in job.members:
                 answers += self._call(rounds, (one.node, one.incarnation))
         return answers + self._release(now)
@@ -477,23 +474,23 @@ class CoordinatorMachine:
         ]
 
     def _responded(self, now: float, run_id: str, peer: tuple[str, int], number: int) -> None:
-        """Note that a message arrived of a member, with the number of the roll call it last saw.
+        """Note a message from a member, with the number of the newest roll call that the member received.
 
-        A message without the number may have been sent before the call. After half of the silence
-        that makes a node lost, that is no longer possible, and any message is a response.
+        A message without the current number may have been sent before the roll call. After half of the
+        silence limit this is no longer possible, and any message counts as a response.
         """
         call = self._calls[run_id]
         if peer not in call.hold.awaited:
             return
-        if number == call.number or self._clock.look(now) - call.started_at >= self._silence_s / 2:
+        if number == call.number or self._clock.read(now) - call.started_at >= self._silence_s / 2:
             call.hold.responded(*peer)
 
     def _release(self, now: float) -> list[Answer]:
-        """Pass on the failures whose hold is over."""
+        """Pass the failures whose hold is over to their jobs."""
         answers: list[Answer] = []
         for run_id, call in [*self._calls.items()]:
             rounds = self.jobs.get(run_id)
-            failures, endings = call.hold.release(rounds.job if rounds is not None else None)
+            failures, departures = call.hold.release(rounds.job if rounds is not None else None)
             if call.hold:
                 continue
             del self._calls[run_id]
@@ -502,9 +499,9 @@ class CoordinatorMachine:
             for status in failures:
                 if rounds.seq_of(status.info.node, status.info.incarnation) >= 0:
                     answers += self._decide(now, rounds, status)
-            for ending in endings:
-                if isinstance(ending, Status):
-                    answers += self._status(now, ending, "", ending.id)
+            for departure in departures:
+                if isinstance(departure, Status):
+                    answers += self._status(now, departure, "", departure.id)
         return answers
 
     # One job.
@@ -527,7 +524,7 @@ class CoordinatorMachine:
             job = rounds.job
         if rounds.waits:
             timers = self._waits.setdefault(run_id, WaitTimers())
-            timers.observe(self._clock.look(now), rounds)
+            timers.observe(self._clock.read(now), rounds)
         else:
             self._waits.pop(run_id, None)
         if job.nodes:
@@ -538,10 +535,10 @@ class CoordinatorMachine:
             self.decisions.append((event, msgspec.structs.replace(job, nodes=dict(job.nodes))))
         return [*views]
 
-    # How many jobs there are.
+    # The number of jobs.
 
     def _make_room(self) -> bool:
-        """If there are too many jobs, forget those that have been empty for longest."""
+        """If there are too many jobs, drop those that have been empty for longest."""
         while len(self.jobs) >= self._jobs_max and self._empty_since:
             closed = (one for one in self._empty_since if self.jobs[one].job.outcome is not None)
             self._drop(next(closed, next(iter(self._empty_since))))
@@ -554,15 +551,15 @@ class CoordinatorMachine:
             self._shares.release(self._created_from.pop(run_id))
         self._fence_floor = max(self._fence_floor, job.fence)
         if job.outcome is None:
-            self._memories[run_id] = remember(job)
-            if len(self._memories) > MEMORIES_MAX:
-                del self._memories[next(iter(self._memories))]
+            self._saved_jobs[run_id] = snapshot_job(job)
+            if len(self._saved_jobs) > SAVED_JOBS_MAX:
+                del self._saved_jobs[next(iter(self._saved_jobs))]
         self._waits.pop(run_id, None)
         self.broken.pop(run_id, None)
 
 
 def _newest(answers: list[Answer]) -> list[Answer]:
-    """Return the answers without views that a later view for the same node replaces."""
+    """Return the answers without those views that a later view for the same node replaces."""
     last = {(one.run_id, one.node, one.incarnation): one for one in answers if type(one) is View}
     return [
         one
@@ -572,7 +569,7 @@ def _newest(answers: list[Answer]) -> list[Answer]:
 
 
 def _should_hold(rounds: Rounds, status: Status) -> bool:
-    """Whether to hold a failure: not if no other member has workers that could be lost."""
+    """Whether to hold a failure. If no other member has workers, there is no reason to."""
     others = len(rounds.job.members) - len(rounds.job.succeeded) > 1
     return others and must_hold(rounds, status)
 
@@ -582,7 +579,7 @@ def _refused(status: Status, refusal: RefusalReason, why: str) -> View:
         run_id=status.run_id,
         node=status.info.node,
         incarnation=status.info.incarnation,
-        term=status.term + 1,  # Newer than any view the node has.
+        term=status.term + 1,  # Newer than any view of the node.
         revision=1,
         role=NodeRole.REFUSED,
         refusal=refusal,

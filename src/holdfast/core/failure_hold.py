@@ -1,22 +1,22 @@
 """Holding a failure until every other member of the round has responded: `FailureHold`.
 
-When a machine dies, workers on other nodes lose their connections to it and fail, often sooner than
-the machine's silence is noticed. Charging such a failure would be wrong: the lost node is the
-reason. The rules, for one job:
+When a host dies, workers on other nodes lose their connections to it and fail, often before the
+host counts as lost. Such a failure must not be charged: the lost node is the cause. The rules, for
+one job:
 
-1.  If a member reports a failure of the current generation, the failure is held, and the first one
-    of a generation begins a roll call: every other member whose workers still run must respond.
-2.  If a member does not respond, it is soon lost. The loss then changes the round, and the failure
-    changes nothing any more.
+1.  If a member reports a failure of the current generation, the failure is held. The first failure
+    of a generation starts a roll call: every other member whose workers still run must respond.
+2.  If a member does not respond, it is soon lost. Its loss changes the round, and the failure has
+    no effect any more.
 3.  If all members have responded, or the generation is over, the failures are released, the
-    likeliest cause first. A failure of a node that was lost meanwhile is dropped.
-4.  If a node whose failure is held leaves, or closes the job, that is held too: its failure was
-    first. Nobody waits for its response.
+    likeliest cause first. If the failed node itself is lost meanwhile, its failure is dropped.
+4.  If a node whose failure is held leaves or closes the job, its departure is held too, because the
+    failure came first. Its response is not awaited.
 
-Use: `hold` each status for which `must_hold` is true, and `follow` each for which `must_follow` is.
-Call `responded` for each response. After every event, decide about what `release` returns. Drivers
-differ in how they ask a member and in what counts as its response: a coordinator sends an
-acknowledgement with the number of the roll call, a leader on etcd stores that number.
+Use: call `hold` for each status for which `must_hold` is true, `hold_departure` for each for which
+`must_hold_departure` is true, and `responded` for each response. After every event, decide about the
+statuses that `release` returns. Drivers ask the members differently: a coordinator sends an
+acknowledgement with the number of the roll call, and a leader on etcd stores that number.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 
 class FailureHold:
-    """The failures of one job that are held, and the members that have yet to respond."""
+    """The held failures of one job, and the members that have yet to respond."""
 
     def __init__(self) -> None:
         self.awaited: set[Peer] = set()
         """The members that have yet to respond."""
         self.leaving: set[Peer] = set()
-        """The nodes that left after a held failure, whose loss is no news."""
+        """The nodes that left after a held failure; their loss is expected."""
         self._generation = -1  # Of the newest roll call.
         self._failures: dict[str, Status] = {}  # By node.
-        self._endings: list[Status | NodeLost] = []
+        self._departures: list[Status | NodeLost] = []
 
     def __bool__(self) -> bool:
         return bool(self._failures)
@@ -54,13 +54,13 @@ class FailureHold:
         status = self._failures.get(node)
         return status if status is not None and status.info.incarnation == incarnation else None
 
-    def must_follow(self, status: Status) -> bool:
-        """Whether a node leaves, or closes the job, while its failure is held."""
+    def must_hold_departure(self, status: Status) -> bool:
+        """Whether a node leaves or closes the job while its failure is held."""
         ends = status.phase in (NodePhase.LEAVING, NodePhase.CLOSING)
         return ends and self.held(status.info.node, status.info.incarnation) is not None
 
     def hold(self, job: Job, status: Status) -> bool:
-        """Hold a failure; return whether that begins a roll call."""
+        """Hold a failure; return whether this starts a roll call."""
         info = status.info
         self._failures[info.node] = status
         begins = self._generation != job.generation
@@ -71,9 +71,9 @@ class FailureHold:
         self.awaited.discard((info.node, info.incarnation))
         return begins
 
-    def follow(self, event: Status | NodeLost) -> None:
-        """Hold what becomes of a node after its failure, until that is released."""
-        self._endings.append(event)
+    def hold_departure(self, event: Status | NodeLost) -> None:
+        """Hold the departure of a node until its failure is released."""
+        self._departures.append(event)
         if isinstance(event, Status):
             self.leaving.add((event.info.node, event.info.incarnation))
 
@@ -81,27 +81,27 @@ class FailureHold:
         """Note that a member responded to the roll call."""
         self.awaited.discard((node, incarnation))
 
-    def excuse(self, incarnation: int) -> None:
-        """Expect no response of an incarnation that is known to be alive: the leader's own."""
+    def exempt(self, incarnation: int) -> None:
+        """Await no response from an incarnation that is known to be alive: the leader's own."""
         self.awaited = {peer for peer in self.awaited if peer[1] != incarnation}
 
     def release(self, job: Job | None) -> tuple[list[Status], list[Status | NodeLost]]:
-        """Return the failures to decide about now, then what became of their nodes."""
+        """Return the failures to decide about now, and the departures to decide about after them."""
         if not self._failures or (job is not None and self._awaits_response(job)):
             return [], []
-        failures, endings = likeliest_first([*self._failures.values()]), self._endings
-        self._failures, self._endings, self.leaving = {}, [], set()
-        return failures, endings
+        failures, departures = likeliest_first([*self._failures.values()]), self._departures
+        self._failures, self._departures, self.leaving = {}, [], set()
+        return failures, departures
 
     def _awaits_response(self, job: Job) -> bool:
-        """Whether a member of the generation that failed may turn out to be lost."""
+        """Whether a member of the failed generation may still turn out to be lost."""
         if job.phase is not JobPhase.ACTIVE or job.generation != self._generation:
             return False
         return any(node not in job.succeeded for node, _incarnation in self.awaited)
 
 
 def must_hold(rounds: Rounds, status: Status) -> bool:
-    """Whether a status is a member's new report of a failure of the current generation."""
+    """Whether a status is a member's first report of a failure in the current generation."""
     job, info = rounds.job, status.info
     return (
         status.phase is NodePhase.FAILED

@@ -1,8 +1,7 @@
-"""Which node failed first, by what each node reports of its failure.
+"""Which node failed first, according to the failures that the nodes report.
 
-`core.blame` decides among workers; here each failed node is one suspect. Times are compared only if
-both failures are dated by one clock: `dated` turns the ages that a status reports into times of the
-clock that received it.
+`core.blame` decides between workers; here each failed node is one suspect. Times are compared only if
+one clock measured both: `with_local_times` converts the ages in a status to times of the receiver's clock.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.core.protocol import Failure, Status
 
 NODES_CLOSE_NS = 10_000_000
-"""Failures of two nodes that are this close may have happened in the other order."""
+"""If the failures of two nodes are closer than this, their order is uncertain."""
 
 
 def first_of(known: Failure, other: Failure) -> tuple[Failure, bool]:
@@ -29,7 +28,7 @@ def first_of(known: Failure, other: Failure) -> tuple[Failure, bool]:
             rank=order,
             trace=Trace.KILLED if one.sudden and one.trace is Trace.SILENT else one.trace,
             ended_ns=one.ended_ns if timed else 0,
-            spoke_ns=one.spoke_ns if timed else 0,
+            traceback_ns=one.traceback_ns if timed else 0,
             order=order,
             stopped=one.stopped,
         )
@@ -40,26 +39,28 @@ def first_of(known: Failure, other: Failure) -> tuple[Failure, bool]:
 
 
 def with_rivals(failure: Failure, *ranks: int) -> Failure:
-    """Return a failure with more ranks that may have failed before it."""
+    """Return a failure with additional ranks that may have failed first."""
     rivals = sorted({*failure.rivals, *ranks} - {failure.rank})[:RIVALS_MAX]
     return msgspec.structs.replace(failure, rivals=tuple(rivals))
 
 
-def dated(now: float, status: Status) -> Status:
-    """Return a status whose failure has its times by the clock that received it."""
+def with_local_times(now: float, status: Status) -> Status:
+    """Return a status whose failure has times of the receiver's clock instead of ages."""
     failure = status.failure
     if failure is None:
         return status
     failure = msgspec.structs.replace(
         failure,
         ended_ns=max(1, int((now - failure.ended_ago_s) * 1e9)),
-        spoke_ns=max(1, int((now - failure.spoke_ago_s) * 1e9)) if failure.spoke_ago_s else 0,
+        traceback_ns=max(1, int((now - failure.traceback_ago_s) * 1e9))
+        if failure.traceback_ago_s
+        else 0,
     )
     return msgspec.structs.replace(status, failure=failure)
 
 
 def likeliest_first(statuses: list[Status]) -> list[Status]:
-    """Return the statuses of failed nodes, the likeliest cause before the others."""
+    """Return the statuses of failed nodes, the likeliest cause first."""
     best = statuses[0]
     for one in statuses[1:]:
         if best.failure is None or one.failure is None:

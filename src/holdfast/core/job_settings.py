@@ -1,12 +1,12 @@
-"""`JobSettings`: what all nodes of a job must agree on.
+"""`JobSettings`: the settings that all nodes of a job share.
 
-Each setting is declared here, once. Its declaration has its limits, its key in `--rdzv-conf`, and its
-documentation. From it come the key in `rendezvous.rdzv_conf`, the tables of the documentation, the check of
-every value that arrives, and the check that all nodes were started alike. The value travels from the command
-line to `core.rounds` as it is.
+Each setting is declared here, once: its type, limits, key in `--rdzv-conf` and description. The declaration
+generates the key in `rendezvous.rdzv_conf`, the tables of the documentation, the validation of received
+values, and the check that all nodes have equal settings. `JobSettings` itself passes unchanged from the
+command line to `core.rounds`.
 
-A new setting needs its declaration, its use and its documentation. A setting with a flag also needs a row in
-the table of flags, `launcher.config`.
+To add a setting, declare it, use it and document it. A setting with a flag also needs a row in the table of
+flags, `launcher.config`.
 """
 
 from enum import Enum
@@ -22,45 +22,45 @@ class RankOrder(Enum):
     STABLE = "stable"
     """Members of the previous round keep their ranks."""
     HOST = "host"
-    """Nodes of one host are neighbours."""
+    """Nodes on the same host get adjacent ranks."""
     LABEL = "label"
-    """Nodes with one label are neighbours."""
+    """Nodes with the same label get adjacent ranks."""
 
 
 class StoreAccess(Enum):
-    """Which clients the store of a job's workers serves, besides this user on the first node's host."""
+    """Which clients may connect to the workers' store, besides this user on the first node's host."""
 
     HOSTS = "hosts"
-    """The hosts that the job's agents attest."""
+    """Clients on hosts that the job's agents attest."""
     OPEN = "open"
-    """Every host that reaches it."""
+    """Every client."""
     PRIVATE = "private"
-    """The job's agents, which forward the requests of their own workers."""
+    """Only the job's agents, which forward the requests of their own workers."""
 
 
 class Setting(Value):
     """The declaration of one setting."""
 
     key: str = ""
-    """Its name in `--rdzv-conf`; empty if it has none."""
+    """The key in `--rdzv-conf`; empty if there is none."""
     meaning: str = ""
     least: float = 0
     most: float = COUNTER_MAX
     flag: str = ""
-    """Its flag in `holdfast run`; empty if it has none."""
+    """The flag of `holdfast run`; empty if there is none."""
     depends: bool = False
     """Whether the default depends on the job."""
     agreed: bool = True
-    """Whether a node with another value is refused."""
+    """Whether a node with a different value is refused."""
 
     @property
     def name(self) -> str:
-        """What a user calls it."""
+        """The name that users know: the flag, or else the key."""
         return self.flag or self.key
 
 
 class JobSettings(NamedTuple):
-    """What all nodes of a job must agree on; the first node that joins sets it."""
+    """The settings that all nodes of a job share; the first node that joins determines them."""
 
     min_nodes: Annotated[int, Setting(flag="--nnodes", least=1, most=NODES_MAX)]
     max_nodes: Annotated[int, Setting(flag="--nnodes", least=1, most=NODES_MAX)]
@@ -118,7 +118,7 @@ _LIMITS = [
 
 
 def check_settings(settings: JobSettings) -> None:
-    """Raise `ValueError` for settings that no job can have."""
+    """Raise `ValueError` if the settings are invalid."""
     for name, least, most in _LIMITS:
         value = getattr(settings, name)
         if not least <= value <= most:
@@ -128,7 +128,7 @@ def check_settings(settings: JobSettings) -> None:
 
 
 def differences(mine: JobSettings, theirs: JobSettings) -> list[tuple[str, str, str]]:
-    """Return the settings in which two nodes must not differ but do: the name, and both values."""
+    """Return the settings in which two nodes differ although they must agree: name and both values."""
     shown: dict[str, tuple[list[str], list[str]]] = {}
     for (name, setting), one, other in zip(SETTINGS.items(), mine, theirs, strict=True):
         if setting.agreed:

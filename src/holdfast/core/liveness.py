@@ -1,9 +1,9 @@
-"""Which peers have been silent for too long, as one watcher observes.
+"""Which peers have been silent for too long, as observed by one watcher.
 
-The watcher uses its own monotonic clock, and counts only the time during which it was awake: of the gap
-between two readings at most `step_s` counts. So a watcher that was stopped, starved of CPU or suspended
-does not mistake its own absence for theirs: their messages are still unread, and they get the rest of
-their time after it resumes. Nothing here compares clocks of two hosts.
+The watcher uses its own monotonic clock and counts only the time during which it was awake: at most
+`step_s` of the gap between two readings. So a watcher that was stopped, starved of CPU or suspended does
+not mistake its own absence for that of its peers. Their messages are still unread, and they get the rest
+of their time after the watcher resumes. Clocks of different hosts are never compared.
 
 A closed connection is better evidence than silence, and has a shorter limit: `grace_s`.
 """
@@ -16,36 +16,36 @@ STEPS_PER_SILENCE = 5
 CLOSED = "its connection closed"
 EXPIRED_S = 1e6
 STOP_SHARE = 0.8
-"""A node's workers must have exited after this share of the time after which it counts as lost. The rest
-covers killing them, and clocks of different speed."""
+"""The share of the silence limit after which a node's workers must have exited. The rest covers killing
+them, and clocks that run at different speeds."""
 
 Peer = TypeVar("Peer")  # How the watcher identifies a peer.
 
 
 class AttendedClock:
-    """Counts the seconds during which its owner was awake: of each gap at most `step_s`."""
+    """Counts the seconds during which its owner was awake: at most `step_s` of each gap."""
 
     def __init__(self, now: float, step_s: float) -> None:
         self.step_s = step_s
-        self._looked_at = now
+        self._read_at = now
         self._attended = 0.0
 
-    def look(self, now: float) -> float:
-        """Note that the owner is awake at `now`; return the time it was awake in all."""
+    def read(self, now: float) -> float:
+        """Note that the owner is awake at `now`; return the total time that it was awake."""
         self._attended = self.peek(now)
-        self._looked_at = now
+        self._read_at = now
         return self._attended
 
     def peek(self, now: float) -> float:
-        """Return what `look` would, and change nothing; any thread may call."""
-        gap = now - self._looked_at
+        """Return the result of `read` without a change; any thread may call this."""
+        gap = now - self._read_at
         return self._attended + (min(gap, self.step_s) if gap > 0.0 else 0.0)
 
 
 class LoopWatch:
-    """Whether a loop is stuck: a watcher thread sends it pings, and the loop responds.
+    """Whether a loop is stuck: a watcher thread pings it, and the loop responds.
 
-    Call `look` at least every `step_s`, and send a ping after each response. If the whole process
+    Call `check` at least every `step_s`, and send a ping after each response. If the whole process
     was stopped or starved, the loop does not count as stuck.
     """
 
@@ -54,19 +54,19 @@ class LoopWatch:
         self.is_stuck = False
         self.step_s = limit_s / STEPS_PER_SILENCE
         self._clock = AttendedClock(now, self.step_s)
-        self._answered_at = 0.0
+        self._responded_at = 0.0
 
-    def look(self, now: float, *, answered: bool) -> bool:
+    def check(self, now: float, *, responded: bool) -> bool:
         """Note whether the loop responded to the last ping; return whether `is_stuck` changed."""
-        at = self._clock.look(now)
-        if answered:
-            self._answered_at = at
-        was_stuck, self.is_stuck = self.is_stuck, at - self._answered_at >= self.limit_s
+        at = self._clock.read(now)
+        if responded:
+            self._responded_at = at
+        was_stuck, self.is_stuck = self.is_stuck, at - self._responded_at >= self.limit_s
         return self.is_stuck != was_stuck
 
 
 class Liveness(Generic[Peer]):
-    """The watch over any number of peers; every call costs the same however many there are.
+    """Watches any number of peers; the cost of a call does not depend on how many.
 
     Call `expired` no later than `next_deadline`, after `received` for all messages that arrived.
     """
@@ -87,13 +87,13 @@ class Liveness(Generic[Peer]):
     def received(self, peer: Peer, now: float) -> None:
         """Note that a message of a peer arrived."""
         self._received_at.pop(peer, None)
-        self._received_at[peer] = self._clock.look(now)
+        self._received_at[peer] = self._clock.read(now)
         self._disconnected_at.pop(peer, None)
 
     def disconnected(self, peer: Peer, now: float) -> None:
         """Note that the connection to a peer closed; the peer expires after the grace."""
         if peer in self._received_at and peer not in self._disconnected_at:
-            self._disconnected_at[peer] = self._clock.look(now)
+            self._disconnected_at[peer] = self._clock.read(now)
 
     def forget(self, peer: Peer) -> None:
         """Stop watching a peer."""
@@ -103,10 +103,10 @@ class Liveness(Generic[Peer]):
     def expired(self, now: float) -> dict[Peer, str]:
         """Return the lost peers with the reasons, and forget them.
 
-        If the connection of a peer closed, the peer is returned again once it was silent for
-        `silence_s`, unless a message arrives before: only then must it have fenced itself.
+        A peer whose connection closed is returned a second time after `silence_s` without a message:
+        only then must a node that fences itself have stopped its workers.
         """
-        attended = self._clock.look(now)
+        attended = self._clock.read(now)
         lost: dict[Peer, str] = {}
         for peer, at in self._disconnected_at.items():
             if attended - at < self.grace_s:
@@ -124,10 +124,10 @@ class Liveness(Generic[Peer]):
         return lost
 
     def next_deadline(self, now: float) -> float | None:
-        """Return when to call `expired` next, or None while no peer is watched."""
+        """Return when to call `expired` next, or None if no peer is watched."""
         if not self._received_at:
             return None
-        attended = self._clock.look(now)
+        attended = self._clock.read(now)
         rest = next(iter(self._received_at.values())) + self.silence_s - attended
         if self._disconnected_at:
             rest = min(rest, next(iter(self._disconnected_at.values())) + self.grace_s - attended)
@@ -136,12 +136,12 @@ class Liveness(Generic[Peer]):
 
 
 class StopDeadline:
-    """Until when a node's workers may run, by its own clock: later they may be replaced elsewhere.
+    """The time, by a node's own clock, at which its workers must exit, as they may be replaced after it.
 
-    A node that is silent for `silence_s` is lost. With `needs_answers` each response renews the
-    deadline, counted from the send time of the message it answers; so a node that is cut off stops
-    its workers before it is lost. Without, a node renews the deadline whenever it is awake, so only a
-    suspended node exceeds it.
+    A node that is silent for `silence_s` is lost. With `needs_answers`, each response renews the
+    deadline, counted from the send time of the message that it answers; so a disconnected node stops
+    its workers before it is lost. Without it, a node renews the deadline whenever it is awake, so only
+    a suspended node exceeds it.
     """
 
     def __init__(self, *, needs_answers: bool) -> None:
@@ -155,7 +155,7 @@ class StopDeadline:
             self._renewed_at = max(sent_at, self._renewed_at or sent_at)
 
     def expire(self, now: float) -> None:
-        """Note that the workers are no longer supervised: the deadline is past."""
+        """Let the deadline pass, because the workers are no longer supervised."""
         self._renewed_at = now - EXPIRED_S
 
     def awake(self, now: float) -> None:

@@ -1,32 +1,31 @@
 """The contract of every machine in `holdfast.core`: events in, effects out, a story with causes.
 
-A machine decides and does nothing else. It has no I/O and no clock; `now` is its caller's monotonic
-time. The caller (the shell) obeys this contract::
+A machine only decides. It has no I/O and no clock; `now` is the caller's monotonic time. The caller (the
+shell) obeys this contract::
 
     effects = machine.handle(now, event, cause)    # one fact, in the past tense: `WorkerExited`
     for effect in effects:                         # imperatives: `StopWorkers`
-        perform(effect, cause=machine.story.last)  # IN ORDER; an outcome comes back as ONE event
-    sleep_until(machine.next_deadline(now))        # a machine that waits: then `handle(now, TICK)`
+        perform(effect, cause=machine.story.last)  # IN ORDER; report the outcome as ONE event
+    sleep_until(machine.next_deadline(now))        # if the machine has deadlines: `handle(now, TICK)`
 
-- An event that cannot happen raises `InvalidEvent` and changes nothing. One that arrives late and
-  no longer matters is ignored: no effects, no step.
-- `check()` asserts what must hold after every step, at a cost that does not grow with the job.
-- A machine with states names them in an enum and its transitions in one literal table,
-  `(state, event type) -> method` (`TableMachine`); others dispatch by `match`.
-- Events and effects are values: subclasses of `Event` and `Effect`, or the messages of
-  `core.protocol` themselves.
+- If an event cannot happen in the current state, `handle` raises `InvalidEvent` and changes nothing.
+  A late event that no longer matters is ignored: no effects, no step.
+- `check()` asserts the machine's invariants. Its cost does not grow with the job.
+- A machine with states has an enum of states and one literal table of transitions,
+  `(state, event type) -> method` (`TableMachine`). Other machines dispatch by `match`.
+- Events and effects are values: subclasses of `Event` and `Effect`, or messages of `core.protocol`.
 
-**Story.** Every machine keeps its newest steps in `story`. A step has an id, `node/machine#number`,
-and a cause: the id of the step, of this machine or another, that led to it; none where the world
-did (a worker exited, a timer went off). Whoever performs an effect passes `machine.story.last` on
-as the cause of what comes of it. Between nodes nothing is added to the messages: a `Status` and a
-`View` have ids of their own (`n1/status#5`, `n1/view#2.7`); the step that sends one shows it among
-its effects, the step that receives it has it as its cause. So a failure can be followed from the
-worker's exit through its agent's supervision and session to the coordinator's rounds, and from
-there to the sessions and supervisions of all nodes. `Story.sink` is called with each step of any
-machine as it is recorded; `str(step)` is its line in a listing.
+**Story.** Every machine keeps its newest steps in `story`. A step has an id, `node/machine#number`, and a
+cause: the id of the step that led to it, in this machine or another. An external event, such as a
+worker's exit or a timer, has no cause. The shell passes `machine.story.last` on as the cause of the
+events that an effect produces. Messages between nodes need no extra field: a `Status` and a `View` have
+ids (`n1/status#5`, `n1/view#2.7`); the step that sends a message lists it in its effects, and the step
+that receives it has it as its cause. So one can follow a failure from the worker's exit through the
+agent's supervision and session to the coordinator's rounds, and from there to the sessions and
+supervisions of all nodes. `Story.sink` is called with every recorded step of every machine. `str(step)`
+is the step's line in a listing.
 
-Steps without news (a heartbeat, an acknowledgement, a timer that changed nothing) are not recorded.
+Steps that change nothing (heartbeats, acknowledgements, most timers) are not recorded.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any, ClassVar
 
-STEPS_MAX = 256  # A restart takes a supervision about six.
-EFFECTS_KEPT_MAX = 16  # Of one step: a round of thousands of nodes has a view for each.
-TEXT_CHARS_MAX = 200  # Of a message in a listing, and of a field of an event or effect.
+STEPS_MAX = 256  # A restart is about six steps of a supervision.
+EFFECTS_KEPT_MAX = 16  # Per step: a round of thousands of nodes sends a view to each.
+TEXT_CHARS_MAX = 200  # Per message in a listing, and per event or effect.
 FIELD_CHARS_MAX = 60
 
 
@@ -56,18 +55,18 @@ class Effect(Value):
 
 
 class Tick(Event):
-    """A deadline may have come."""
+    """A deadline may have passed."""
 
 
 TICK = Tick()
 
 
 class InvalidEvent(Exception):
-    """An event that cannot happen in this state; the machine is as it was."""
+    """An event cannot happen in this state; the machine has not changed."""
 
 
 class Step:
-    """What happened to a machine, the state it was in, and what it asked for."""
+    """One step of a machine: its state, the event and the effects."""
 
     __slots__ = ("cause", "effects", "event", "id", "now", "state")
 
@@ -98,13 +97,13 @@ class Story:
     """The newest steps of one machine."""
 
     sink: ClassVar[Callable[[Step], None] | None] = None
-    """Called with each step of any machine as it is recorded."""
+    """Called with every recorded step of every machine."""
 
     def __init__(self, machine: str, *, node: str = "", steps_max: int = STEPS_MAX) -> None:
         self.machine = machine
         self.node = node
         self.last = ""
-        """The id of the newest step: the cause of whatever comes of its effects."""
+        """The id of the newest step: the cause of the events that its effects produce."""
         self._steps: deque[Step] = deque(maxlen=steps_max)
         self._number = 0
 
@@ -117,7 +116,7 @@ class Story:
     def record(
         self, now: float, state: object, event: object, effects: Sequence[object], cause: str = ""
     ) -> None:
-        """Add a step. Of many effects only the first are kept, but the sink sees all."""
+        """Add a step. If it has many effects, the story keeps only the first; the sink gets all."""
         self._number += 1
         self.last = f"{self.node or '-'}/{self.machine}#{self._number}"
         if Story.sink is not None:
@@ -128,11 +127,11 @@ class Story:
 
 
 class TableMachine:
-    """A machine whose transitions are a table; a subclass has the tables and sets `state`."""
+    """A machine whose transitions are a table. A subclass defines the tables and sets `state`."""
 
     _handlers: ClassVar[Mapping[tuple[Enum, type], Callable[[Any, Any], list[Any]]]]
     _ignored: ClassVar[Mapping[Enum, tuple[type, ...]]]
-    """What may still arrive in a state in which it no longer matters."""
+    """Events that may still arrive in a state in which they no longer matter."""
     state: Enum
 
     def __init__(self, story: Story) -> None:
@@ -151,7 +150,7 @@ class TableMachine:
 
 
 def brief(value: object, chars_max: int = TEXT_CHARS_MAX) -> str:
-    """Return a value as a listing shows it: without defaults, enums by their value."""
+    """Return a value as text for a listing, without fields that have their default."""
     if isinstance(value, Enum):
         return str(value.value)
     if isinstance(value, Value):

@@ -1,4 +1,4 @@
-"""Which node of a round comes first: the ranks of nodes, over all rounds of a job."""
+"""The order of a round's nodes by rank, stable across the rounds of a job."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 def order_nodes(
     nodes: Sequence[NodeInfo], previous: Mapping[str, int], order: RankOrder
 ) -> list[NodeInfo]:
-    """Return the nodes of a round by rank; they are given in the order in which they arrived.
+    """Return the nodes of a round by rank. `nodes` are in the order in which they joined.
 
-    Nodes with a fixed rank are ranked by it. `HOST` and `LABEL` keep nodes that share one
-    together, in natural order (`node2` before `node10`). Otherwise ranks are stable: nodes of the
-    previous round keep their ranks as far as the size allows, and their order always; the others
-    fill the holes.
+    If nodes have fixed ranks, those decide. `HOST` and `LABEL` group nodes with an equal host or
+    label, in natural order (`node2` before `node10`). Otherwise ranks are stable: nodes of the
+    previous round keep their order, and also their ranks where the size allows; new nodes fill the
+    gaps.
     """
     if any(node.fixed_rank >= 0 for node in nodes):
         return sorted(nodes, key=lambda node: node.fixed_rank)
@@ -41,7 +41,7 @@ def _stable(nodes: Sequence[NodeInfo], previous: Mapping[str, int]) -> list[Node
     )
     ranked: list[NodeInfo | None] = [None] * len(nodes)
     above = len(nodes)
-    for node in reversed(stayed):  # From the highest down, so that each leaves room for the next.
+    for node in reversed(stayed):  # From the highest rank down: each leaves room for the next one.
         above = min(previous[node.node], above - 1)
         ranked[above] = node
     newcomers = (node for node in nodes if node.node not in previous)
@@ -49,7 +49,7 @@ def _stable(nodes: Sequence[NodeInfo], previous: Mapping[str, int]) -> list[Node
 
 
 def natural(text: str) -> tuple[tuple[int, str], ...]:
-    """Return a key that sorts numbers inside of names by their value."""
+    """Return a sort key that compares numbers within names by value."""
     words: list[str] = []
     for char in text:
         if words and char.isdecimal() == words[-1][-1].isdecimal():

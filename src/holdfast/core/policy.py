@@ -1,13 +1,13 @@
-"""What a failure of the workers leads to: another start, or the end of the job.
+"""The policy after a worker failure: restart the workers, or end the job.
 
-Every machine that decides about a failure decides here: `core.supervision` for one node,
-`core.rounds` for a job of many. The rules:
+Both machines that decide about failures use it: `core.supervision` on a single node, and `core.rounds`
+in a job of several nodes. The rules:
 
-1.  If a new start would only repeat the failure, the job ends.
-2.  Otherwise the workers restart while the budget lasts, and the restart is charged to it. If the
-    budget is spent, the job ends.
-3.  The budget belongs to the job. Only failures are charged: a regroup, a lost node and a restart
-    that an operator requests are free.
+1.  If a restart would only repeat the failure, the job ends.
+2.  Otherwise the workers restart if the budget has a restart left, which is then used. If none is left,
+    the job ends.
+3.  The budget belongs to the job. Only failures are charged. A regroup, a lost node and a restart that
+    an operator requests are not.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from holdfast.core.values import Value
 
 
 class Verdict(Enum):
-    """What a failure leads to."""
+    """The decision about a failure."""
 
     RESTART = "restart"
     GIVE_UP = "give up"
 
 
 class RestartBudget(Value):
-    """How many restarts a job may have, and how many it has used. A limit below 0 counts as 0."""
+    """The number of restarts that a job may use, and has used. A limit below 0 counts as 0."""
 
     max_restarts: int
     used: int = 0
@@ -37,7 +37,7 @@ class RestartBudget(Value):
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether more restarts were used than allowed, which no decision leads to."""
+        """Whether more restarts were used than allowed, which is a bug."""
         return not 0 <= self.used <= max(0, self.max_restarts)
 
     def charge(self) -> RestartBudget:
@@ -47,10 +47,10 @@ class RestartBudget(Value):
         return RestartBudget(self.max_restarts, self.used + 1)
 
     def limited(self) -> RestartBudget:
-        """Return the budget with no more restarts used than allowed: the limit may have changed."""
+        """Return the budget with the used restarts capped at the limit, which may have changed."""
         return RestartBudget(self.max_restarts, min(self.used, max(0, self.max_restarts)))
 
 
 def judge(budget: RestartBudget, *, retryable: bool) -> Verdict:
-    """Decide about a failure. `retryable` is false if a new start would only repeat it."""
+    """Decide about a failure. `retryable` is false if a restart would only repeat it."""
     return Verdict.RESTART if retryable and budget.left > 0 else Verdict.GIVE_UP

@@ -1,20 +1,20 @@
 """The messages between a node and its coordinator.
 
-Every message carries a whole state, never a change: a `Status` is the state of a node, a `View` is what
-a node must know of its job. So a lost, repeated or late message does no harm: the next one of its kind
-carries the same or more, and receivers ignore older ones by number (`Status.seq`, and `(View.term,
-View.revision)`). Two small messages detect a loss: a `Heartbeat` shows that the node is alive and names
-its newest view, an `Ack` names the newest status that the coordinator has. If either side sees that the
-other is behind, it sends the whole state again.
+Every message carries a complete state, never a change: a `Status` is the state of a node, and a `View`
+is the part of the job's state that a node needs. So lost, repeated and late messages are harmless: the
+next message of the same kind carries the same or newer state, and receivers ignore older ones by number
+(`Status.seq`, and `(View.term, View.revision)`). Two small messages detect losses: a `Heartbeat` shows
+that the node is alive and names its newest view; an `Ack` names the newest status that the coordinator
+received. If one side finds that the other is behind, it sends the complete state again.
 
-The values are msgspec structs, so that the same objects travel on the wire, are stored in the state
-of a `RendezvousBackend`, and run through the simulator. Their limits are part of their types and
-hold for everything that is decoded; a machine may build any value. Each limit is far above what a
-real job needs and far below what would hurt. What a type cannot say (printable names, `min_nodes`
-not over `max_nodes`) is checked by `sanitized_status` and `sanitized_view`, of whatever was decoded.
+The messages are msgspec structs: the same objects travel on the wire, are stored in the state of a
+`RendezvousBackend`, and run through the simulator. Their types include limits, which are checked when a
+message is decoded. Each limit is far above what a real job needs, and low enough that a hostile peer
+cannot do harm. `sanitized_status` and `sanitized_view` check the rest of a decoded message: names are
+printable, and `min_nodes` is not above `max_nodes`.
 
-A field that has its default is not sent: most have, and a third less is to be sent, read and sealed.
-So a default is part of the protocol, and never changes.
+A field with its default value is not sent, which makes messages a third smaller. So a default is part of
+the protocol and never changes.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ from holdfast.printable import one_line, quoted
 
 
 class NodePhase(Enum):
-    """What a node is doing, by its own report."""
+    """The phase of a node, as it reports itself."""
 
     READY = "ready"
-    """Its workers have exited; it waits for a generation after `Status.generation`."""
+    """Its workers have exited. It waits for a generation after `Status.generation`."""
     RUNNING = "running"
     """It starts or runs the workers of `Status.generation`."""
     FAILED = "failed"
@@ -90,32 +90,32 @@ class NodeRole(Enum):
     """The role of a node in its job, as the coordinator decided."""
 
     WAITING = "waiting"
-    """No round has this node yet, or the round it was in is broken."""
+    """The node is in no round yet, or its round is broken."""
     STANDBY = "standby"
     """The round is full; the node waits to replace another."""
     MEMBER = "member"
     """The node is in the round and runs the workers of `View.generation`."""
     FENCED = "fenced"
-    """The job went on without this incarnation: stop, and join as a new one."""
+    """The job continued without this incarnation. The node must stop its workers and rejoin."""
     REFUSED = "refused"
-    """The node cannot be in this job; `View.refusal` and `View.why` have the reason."""
+    """The node cannot join this job; `View.refusal` and `View.why` have the reason."""
     CLOSED = "closed"
     """The job is over; `View.outcome` has the outcome."""
 
 
 class RefusalReason(Enum):
-    """Why a node cannot be in a job."""
+    """Why a node cannot join a job."""
 
     REPLACED = "replaced"
     """Another agent has the same node id: an earlier one that is alive, or a newer one to which this one
     yielded."""
     SETTINGS = "settings"
-    """It was started with other settings than the job's, or with an impossible rank; or it reports
-    numbers that no node of this job can have received."""
+    """The node's settings differ from the job's, its rank is invalid, or it reports numbers that no node
+    of this job can have received."""
     TOO_MANY_JOBS = "too-many-jobs"
-    """The coordinator takes no more jobs."""
+    """The coordinator accepts no more jobs."""
     TOO_MANY_NODES = "too-many-nodes"
-    """The coordinator takes no more nodes of this job."""
+    """The coordinator accepts no more nodes for this job."""
 
 
 class JobOutcome(Enum):
@@ -127,36 +127,36 @@ class JobOutcome(Enum):
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The properties of a node that stay the same during one incarnation."""
+    """The properties of a node that do not change during one incarnation."""
 
     node: NodeId
     incarnation: Incarnation
-    """A random number. An agent that rejoins, in any process, draws another."""
+    """A random number, drawn each time an agent joins or rejoins."""
     role: Name = "default"
     local_world_size: Annotated[int, Meta(ge=1, le=LOCAL_WORLD_SIZE_MAX)] = 1
     host: Name = ""
     label: Name = ""
     address: Name = ""
-    """The address at which other nodes reach it: as configured, else as the coordinator sees it."""
+    """The address at which other nodes reach it: as configured, or else as the coordinator sees it."""
     ports: Annotated[tuple[Port, ...], Meta(min_length=1, max_length=PORTS_MAX)] = (0,)
-    """Ports it holds for the workers' store that no generation has used yet. The node replaces a used
-    port, so only this field may change."""
+    """Unused ports that the node holds for the workers' store. The node replaces a port after a
+    generation has used it, so this is the only field that may change."""
     store_key: StoreKey = b""
-    """A random secret of the node. If the node is the first, the members, and nobody else, receive a key
+    """A random secret of the node. If the node is the first of a round, only the members receive a key
     derived from it (`View.store_key`). Empty if its agent serves no store."""
     fixed_rank: NodeRank = -1
     """The rank that the node was started with (`static`), or -1."""
     self_fencing: bool = False
-    """Whether the node, if it is cut off, stops its workers before it counts as lost."""
+    """Whether the node, if it is disconnected, stops its workers before it counts as lost."""
     yields: bool = False
-    """Whether it yields, while it is alive, to a new agent with the same node id. The earlier agent
-    decides this, since the new one may be anybody."""
+    """Whether the node, while alive, yields its id to a new agent with the same id. The earlier agent
+    decides this, because the new one is not trusted."""
 
 
 class ControlPort(msgspec.Struct, frozen=True, array_like=True):
-    """The port at which operators reach the agent of a node, if no coordinator forwards requests.
+    """The port at which operators reach a node's agent in a job without a coordinator.
 
-    Only nodes of the job can read it. The key is a random secret of the agent: a client that has the
+    Only nodes of the job can read it. The key is a random secret of the agent; a client that has the
     key is authorized.
     """
 
@@ -168,14 +168,14 @@ class ControlPort(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
-    """An operator's request to a job. A request with the same id is the same request."""
+    """An operator's request to a job. Two requests with the same id are the same request."""
 
     id: Annotated[str, Meta(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
     action: Name
     node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)] = ""
     """The node to drain or undrain: a node id, or a host with one or more nodes."""
     grace_s: Annotated[float, Meta(ge=-1.0, le=GRACE_S_MAX)] = -1.0
-    """How long workers have to exit by themselves if the job is stopped; below 0: as configured."""
+    """The time that workers have to exit by themselves if the job is stopped; below 0: as configured."""
     who: Name = ""
     """`user@host`, as the client reports it; not authenticated."""
     why: Annotated[str, Meta(max_length=REQUEST_WHY_CHARS_MAX)] = ""
@@ -193,11 +193,11 @@ class RequestAnswer(msgspec.Struct, frozen=True, kw_only=True):
     refusal: Name = ""
     """A `RequestRefusal`, or empty if it was granted."""
     why: Why = ""
-    """Why it was refused, or why it changed nothing."""
+    """Why the request was refused, or why it changed nothing."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker's failure in brief: enough to decide, and for one line on every console."""
+    """A summary of a worker's failure: enough for decisions, and for one line on every console."""
 
     node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)]
     host: Name = ""
@@ -205,28 +205,31 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pid: Annotated[int, Meta(ge=0, le=PID_MAX)] = 0
     exitcode: Annotated[int, Meta(ge=-EXITCODE_MAX, le=EXITCODE_MAX)] = 0
     summary: Annotated[str, Meta(max_length=SUMMARY_CHARS_MAX)] = ""
-    """One line for a person."""
+    """The failure in one line, for users."""
     sudden: bool = False
-    """A signal that Holdfast did not send killed it: more likely a cause than a consequence."""
+    """Whether a signal that Holdfast did not send killed the worker: more likely a cause than a
+    consequence."""
     retryable: bool = True
     """False if a restart would only repeat the failure."""
     trace: Trace = Trace.SILENT
-    """How much the worker's output shows of the reason."""
+    """What the worker's output shows about the reason."""
     stopped: bool = False
-    """It occurred after the stop of its group had begun."""
+    """Whether the worker failed after the stop of its group had begun."""
     ended_ago_s: Seconds = 0.0
-    """How long ago it ended when this was sent."""
-    spoke_ago_s: Seconds = 0.0
-    """How long ago its traceback began; 0 if there is none."""
+    """How long before this message was sent the worker exited."""
+    traceback_ago_s: Seconds = 0.0
+    """How long before this message was sent the worker began its traceback; 0 if there is none."""
     rivals: Annotated[tuple[WorkerRank, ...], Meta(max_length=RIVALS_MAX)] = ()
-    """Ranks that may equally have failed first."""
+    """Other ranks that may have failed first."""
     ended_ns: Count = 0
-    """When it ended, by the coordinator's clock; only the coordinator sets this. 0 if unknown."""
-    spoke_ns: Count = 0
+    """When the worker exited, by the coordinator's clock. Only the coordinator sets it; 0 if unknown."""
+    traceback_ns: Count = 0
+    """When the worker began its traceback; like `ended_ns`."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="status"):
-    """The state of a node for the coordinator; also enough to rebuild a lost job."""
+    """The state of a node, as it reports to the coordinator. The statuses of all nodes suffice to rebuild
+    a job whose coordinator was lost."""
 
     seq: Number
     """Increases with every status of this incarnation."""
@@ -235,58 +238,58 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     settings: JobSettings
     phase: NodePhase = NodePhase.READY
     generation: ReportedNumber = -1
-    """The last generation the node started, or -1."""
+    """The last generation that the node started, or -1."""
     clear: ReportedNumber = -1
-    """No worker of an earlier generation than this is left on the node or will be started; -1 if the
-    agent does not report it."""
+    """The node has no workers of generations before this one and will not start any; -1 if the agent
+    does not report it."""
     term: ReportedNumber = 0
-    """The highest term it received."""
+    """The highest term that the node received."""
     round_term: ReportedNumber = 0
-    """The term in which its round was formed; 0 if it is in none."""
+    """The term in which the node's round was formed; 0 if it is in none."""
     round: ReportedNumber = -1
     round_key: Incarnation = 0
-    """Distinguishes this round from one of the same number that another coordinator formed."""
+    """Distinguishes this round from one with the same number that another coordinator formed."""
     assigned_generation: ReportedNumber = -1
-    """The generation of its view as a member of that round; it may not have started it."""
+    """The generation of the node's view as a member of that round. The node may not have started it."""
     rank: NodeRank = -1
     size: NodeCount = 0
     known_generation: ReportedNumber = -1
-    """The highest generation of the job that it received, in a round or not."""
+    """The highest generation of the job that the node received, as a member or not."""
     master_port: Port = 0
-    """Where the workers of that generation meet."""
+    """The port of the workers' store of that generation."""
     restarts: ReportedCount = 0
-    """The highest number of restarts that it received."""
+    """The highest number of restarts that the node received."""
     fence: ReportedCount = 0
-    """The highest fence that it received."""
+    """The highest fence that the node received."""
     away_s: Seconds = 0.0
-    """How long it was without a coordinator before it found this one."""
+    """How long the node had no coordinator before it connected to this one."""
     failure: Failure | None = None
     report: Report = b""
-    """The whole failure report for every node's console, once it is known."""
+    """The complete failure report, which every node prints; empty until it is available."""
     stuck: Why = ""
-    """Why the node counts as lost though it is connected: its agent's loop is stuck."""
+    """Why the node counts as lost although it is connected: its agent's loop is stuck."""
     call: Count = 0
-    """The newest roll call that it received."""
+    """The newest roll call that the node received."""
     request: Request | None = None
-    """An operator's request through this node, until it is answered."""
+    """A request that an operator sent through this node, until it is answered."""
     drained: bool = False
-    """Whether its newest view said so, for the next coordinator."""
+    """Whether the node's newest view says that it is drained; the next coordinator needs this."""
 
     @property
     def place(self) -> int:
-        """The last place in its list of endpoints at which a coordinator decided for it."""
+        """The last place in its list of endpoints whose coordinator this node obeyed."""
         return max(0, self.term) // TERMS_PER_PLACE
 
     @property
     def clear_of(self) -> int:
-        """Return the first generation of which the node may have workers."""
+        """Return the lowest generation of which the node may have workers."""
         if self.clear >= 0:
             return self.clear
         return self.generation + (self.phase is not NodePhase.RUNNING)
 
     @property
     def id(self) -> str:
-        """Names this message in stories."""
+        """The id of this message in stories."""
         return f"{self.info.node}/status#{self.seq}"
 
     def __str__(self) -> str:
@@ -294,7 +297,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="beat"):
-    """The node is alive, its newest status has this number, and its newest view is this one."""
+    """Shows that the node is alive, and names its newest status and its newest view."""
 
     run_id: RunId
     node: NodeId
@@ -303,15 +306,15 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     term: Number
     revision: Number
     call: Count = 0
-    """The newest roll call that it received."""
+    """The newest roll call that the node received."""
     sent_at: ClockTime = 0.0
-    """When it was sent, by the node's own clock; meaningful only to the node."""
+    """When the heartbeat was sent, by the node's own clock."""
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ack"):
-    """The coordinator is alive, and the newest status it has of this incarnation is this one.
+    """Shows that the coordinator is alive, and names the newest status it has of this incarnation.
 
-    `seq` is -1 if it does not know the incarnation at all.
+    If the coordinator does not know the incarnation, `seq` is -1.
     """
 
     run_id: RunId
@@ -319,7 +322,7 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ac
     incarnation: Incarnation
     seq: Number
     call: Count = 0
-    """The number of a roll call, to which the node responds with a heartbeat immediately; 0 if none."""
+    """The number of a roll call, to which the node immediately responds with a heartbeat; 0 for none."""
     sent_at: ClockTime = 0.0
     """`sent_at` of the heartbeat that this answers, if any."""
 
@@ -330,11 +333,11 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     node: NodeId
     host: Name = ""
     first_rank: WorkerCount = 0
-    """The global rank of its first worker; those of its others follow."""
+    """The global rank of its first worker. Its other workers have the next ranks."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="view"):
-    """All that a node must know of its job."""
+    """The state of the job, as far as one node needs it."""
 
     run_id: RunId
     node: NodeId
@@ -343,16 +346,16 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="v
     revision: Number
     role: NodeRole
     why: Why = ""
-    """The last change, as text."""
+    """The reason for the last change."""
     refusal: RefusalReason | None = None
     present: NodeCount = 0
-    """Connected nodes, including standbys."""
+    """The number of connected nodes, including standbys."""
     needed: NodeCount = 0
-    """Nodes that a round needs to form."""
+    """The number of nodes that a round needs to form."""
     wait_reason: Why = ""
-    """Why this node has to wait for a delayed node, and for how long."""
+    """If this node waits for a delayed node: why, and for how long."""
     silence_s: Seconds = 0.0
-    """How long a node may be silent before this coordinator counts it as lost; 0 if unknown."""
+    """After this time without a message the coordinator counts a node as lost; 0 if unknown."""
     round_term: Number = 0
     round: Number = -1
     round_key: Incarnation = 0
@@ -360,10 +363,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="v
     start: bool = True
     """Whether a member may start its workers: no node has workers of earlier generations."""
     slow: Why = ""
-    """The nodes whose workers it has waited for long, as text."""
+    """Nodes whose workers take long to stop, as text."""
     restarts: Count = 0
     fence: Count = 0
-    """Increases with every generation of the run id, under any coordinator, so that storage can reject
+    """Increases with every generation of the run id, under any coordinator. Storage can use it to reject
     late writes of earlier generations."""
     rank: NodeRank = -1
     size: NodeCount = 0
@@ -375,30 +378,30 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="v
     master_port: Port = 0
     store_key: StoreKey = b""
     """The key by which agents of this generation authenticate to the store at that port; empty if not
-    all of them can."""
+    all of them have one."""
     members: Annotated[tuple[Member, ...], Meta(max_length=VIEW_MEMBERS_MAX)] = ()
-    """All members by their rank, for a member; empty if the round has more than `VIEW_MEMBERS_MAX`."""
+    """In the view of a member, all members by rank; empty if there are more than `VIEW_MEMBERS_MAX`."""
     outcome: JobOutcome | None = None
     failure: Failure | None = None
     report: Report = b""
     final: bool = False
-    """The job is over, and its report, if any, is here: the node waits for nothing more."""
+    """The job is over, and the view has its failure report, if there is one. No further view follows."""
     request: Annotated[str, Meta(max_length=REQUEST_ID_CHARS_MAX)] = ""
-    """The id of the newest request that was granted; `why` mentions it at first."""
+    """The id of the newest granted request. The first views after it mention it in `why`."""
     request_text: Why = ""
     """That request as text."""
     stopped_by: Annotated[str, Meta(max_length=REQUEST_ID_CHARS_MAX)] = ""
     """The id of the request that stopped the job, if one did."""
     answered: RequestAnswer | None = None
-    """The answer to the newest request through this node."""
+    """The answer to the newest request that was sent through this node."""
     drained: bool = False
     """The node must have no workers until it is undrained."""
     grace_s: Annotated[float, Meta(ge=-1.0, le=GRACE_S_MAX)] = -1.0
-    """How long workers have to exit by themselves, as requested by the stop of the job."""
+    """The time that workers have to exit by themselves, if the request to stop the job sets it."""
 
     @property
     def id(self) -> str:
-        """Names this message in stories."""
+        """The id of this message in stories."""
         return f"{self.node}/view#{self.term}.{self.revision}"
 
     def answers(self, request: Request) -> bool:
@@ -423,10 +426,10 @@ Message = Status | Heartbeat | Ack | View
 
 
 def echo(status: Status, view: View) -> Status:
-    """Return a node's status after it received a view, with what the next coordinator needs.
+    """Return a node's status with the facts of a view that it received.
 
-    A coordinator that knows nothing rebuilds the job from the rounds that its nodes echo. Generation,
-    restarts and fence never decrease. A request is repeated until a view answers it.
+    A coordinator that starts without state rebuilds the job from these echoes. Generation, restarts and
+    fence never decrease. A request is repeated until a view answers it.
     """
     member = view.role is NodeRole.MEMBER
     request = status.request
@@ -449,9 +452,9 @@ def echo(status: Status, view: View) -> Status:
     )
 
 
-# What a type cannot say, of a message that was decoded. A name that is not printable is rejected,
-# since names identify nodes and jobs. Free text is made printable instead: the last words of a worker
-# are no reason to reject the node's status.
+# Checks of decoded messages that types cannot express. A name that is not printable is rejected, because
+# names identify nodes and jobs. Free text is made printable instead: a status is not rejected because of
+# a worker's last output.
 
 
 def sanitized_status(status: Status) -> Status:
@@ -470,19 +473,19 @@ def sanitized_status(status: Status) -> Status:
 
 
 def sanitized_view(view: View) -> View:
-    """Do the same for a view."""
+    """Return a view that is safe to use; raise `ValueError` if it is invalid."""
     check_names(view.run_id, view.node)
     check_address(view.master_addr)
     for one in view.members:
         check_names(one.node, one.host)
     failure = sanitized_failure(view.failure)
     answered = view.answered
-    said = answered.why if answered is not None else ""
-    text = f"{view.why}{view.wait_reason}{view.slow}{view.request_text}{said}"
+    answer_why = answered.why if answered is not None else ""
+    text = f"{view.why}{view.wait_reason}{view.slow}{view.request_text}{answer_why}"
     if failure is view.failure and text.isprintable():
         return view
     if answered is not None:
-        answered = msgspec.structs.replace(answered, why=reason(said))
+        answered = msgspec.structs.replace(answered, why=reason(answer_why))
     return msgspec.structs.replace(
         view,
         failure=failure,
@@ -495,7 +498,7 @@ def sanitized_view(view: View) -> View:
 
 
 def sanitized_request(request: Request) -> Request:
-    """Do the same for a request."""
+    """Return a request that is safe to use; raise `ValueError` if it is invalid."""
     check_names(request.id, request.action, request.node)
     if f"{request.who}{request.why}".isprintable():
         return request
@@ -507,7 +510,7 @@ def sanitized_request(request: Request) -> Request:
 
 
 def sanitized_failure(failure: Failure | None) -> Failure | None:
-    """Do the same for a failure."""
+    """Return a failure that is safe to use; raise `ValueError` if it is invalid."""
     if failure is None:
         return None
     check_names(failure.node, failure.host)
@@ -530,7 +533,7 @@ def check_names(*names: str) -> None:
 
 
 def check_address(text: str) -> None:
-    """Raise `ValueError` if this is not a host: it becomes a variable that scripts pass to shells."""
+    """Raise `ValueError` if this is not a host name or address. Scripts pass it to shells."""
     if text.strip(ADDRESS_CHARS):
         raise ValueError(f"{quoted(repr(text))} is not a host name or an IP address")
 

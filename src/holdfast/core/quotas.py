@@ -1,7 +1,8 @@
-"""How much of a coordinator its peers may take: together, each, and from one address.
+"""Limits on a coordinator's resources: in total, per peer and per address.
 
-Sizes of single messages are those of `wire.wire_limits`, of the jobs' stores those of `coordinator.job_stores`,
-and of handshakes that are not done those of `coordinator.admission`. A peer that reaches one of these is turned away with the reason; the others go on.
+`wire.wire_limits` limits single messages, `coordinator.job_stores` the jobs' stores, and
+`coordinator.admission` unfinished handshakes. A peer that reaches a limit is refused with the reason;
+other peers are not affected.
 """
 
 from __future__ import annotations
@@ -9,26 +10,25 @@ from __future__ import annotations
 MIB = 1024 * 1024
 
 CONNECTIONS_MAX = 65_536
-"""Or as many as the process may have descriptors for."""
+"""Or fewer, if the process may not open as many descriptors."""
 JOBS_MAX = 1_000
 JOB_NODES_MAX = 65_536
-"""Nodes of one job, with those that are out of it and whose workers may not be gone yet. A node
-costs some 20 KB."""
-MEMORIES_MAX = 10_000
-"""Jobs that nobody was in for long, of which only the numbers are kept."""
+"""Nodes of one job, including nodes that left it and may still have workers. A node takes about 20 KB."""
+SAVED_JOBS_MAX = 10_000
+"""Jobs without nodes for a long time, of which only the counters are kept."""
 UNREAD_BYTES_MAX = 4 * MIB
-"""What one connection may leave unread. Raising it lets each slow reader hold that much memory."""
+"""Outgoing bytes that one peer may leave unread. Each slow reader can occupy this much memory."""
 UNREAD_REPLIES_BYTES_MAX = 32 * MIB
-"""What all connections together may leave unread of the answers that they asked for."""
+"""Bytes of query replies that all peers together may leave unread."""
 
 NEARLY_FULL = 0.75
 ADDRESS_SHARE_MAX = 0.25
-"""Once connections or jobs are nearly full, no address gets more than this of all there can be. Until
-then one host may have as many as it likes: a thousand agents may well be on one, or behind one."""
+"""Once the connections or jobs are nearly used up, one address gets at most this share of the limit.
+Until then an address has no limit of its own: a thousand agents may share a host or a gateway."""
 
 
 class Shares:
-    """Who has how much of something of which there is only so much."""
+    """How much of a limited resource each address uses."""
 
     def __init__(self, total_max: int) -> None:
         self.total_max = total_max
@@ -36,7 +36,7 @@ class Shares:
         self._total = 0
 
     def is_over(self, address: str) -> bool:
-        """Whether an address has its share, and little is left for the others."""
+        """Whether the resource is nearly used up and an address already has its share."""
         share = max(1, int(ADDRESS_SHARE_MAX * self.total_max))
         return self._total >= NEARLY_FULL * self.total_max and self.taken_by(address) >= share
 

@@ -1,8 +1,8 @@
-"""Who is which number: from the nodes of a round to the ranks of its workers.
+"""The ranks of a round's workers, computed from its nodes.
 
-Global ranks are contiguous on a node and follow the order of the nodes, whatever their roles.
-Role ranks count the workers of one role, in the same order. Nodes may differ in their number of
-workers. Which node comes first is the matter of `core.node_order`.
+Global ranks are contiguous on a node and follow the order of the nodes, whatever their roles. Role ranks
+count the workers of one role in the same order. Nodes may have different numbers of workers.
+`core.node_order` determines the order of the nodes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class NodeShape(Value):
-    """What a node brings into a round: its role and its number of workers."""
+    """The properties of a node that affect ranks: its role and its number of workers."""
 
     role: str
     local_world_size: int
 
 
 class NodeRanks(Value):
-    """What a node is given: where its workers' ranks begin, and out of how many."""
+    """The ranks of a node's first worker, and the total numbers of workers."""
 
     first_rank: int
     world_size: int
@@ -50,7 +50,7 @@ def assign_ranks(nodes: Sequence[NodeShape]) -> list[NodeRanks]:
 
 
 def identical_ranks(group_rank: int, group_world_size: int, local_world_size: int) -> NodeRanks:
-    """Return a node's ranks when all nodes are known to be alike: nothing needs exchanging."""
+    """Return a node's ranks if all nodes have the same role and number of workers."""
     world_size = group_world_size * local_world_size
     first = group_rank * local_world_size
     return NodeRanks(first, world_size, first, world_size)

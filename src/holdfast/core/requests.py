@@ -1,9 +1,9 @@
-"""What operators request of a job, why a request is refused, and the record of the answers.
+"""Requests of operators to a job, the reasons to refuse one, and the record of the answers.
 
-`core.rounds` decides about the requests to a job of many nodes, `core.supervision` about those to a
-job of one. Both follow these rules:
+In a job of several nodes `core.rounds` decides about requests; on a single node `core.supervision`
+does. Both follow these rules:
 
-1.  A request that is repeated under the same id gets the same answer, and nothing else happens.
+1.  If a request repeats an earlier id, it gets the earlier answer and has no other effect.
 2.  If a request cannot be granted now, it is refused with a reason.
 3.  No request is charged to the restart budget.
 """
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
     Answer = TypeVar("Answer")
     Refused = tuple["RequestRefusal | None", str]
-    """Why a request is refused, as a value and in words; None if it is granted."""
+    """Why a request is refused, as a value and as text; None and no text if it is granted."""
 
 ANSWERS_MAX = 64
-"""A request is recognized by its id until this many others have been answered after it."""
+"""A repeated request is recognized by its id until this many later requests have been answered."""
 
 
 class Action(Enum):
-    """What an operator can request. In a message it is text: an unknown action is refused."""
+    """The action that an operator requests. Messages carry it as text; an unknown action is refused."""
 
     RESTART = "restart"
-    """Start all workers again, as the next generation; no restart is charged."""
+    """Restart all workers, as the next generation; no restart is charged."""
     DRAIN = "drain"
     """Stop the workers of a node, and exclude the node from rounds until it is undrained."""
     UNDRAIN = "undrain"
@@ -38,30 +38,30 @@ class Action(Enum):
 
 
 class RequestRefusal(Enum):
-    """Why a request is refused; in messages it is text, as an `Action` is."""
+    """Why a request is refused. Messages carry it as text, as they do an `Action`."""
 
     UNKNOWN = "unknown"
     """This version does not know the action."""
     OVER = "over"
     """The job is over."""
     NO_ROUND = "no-round"
-    """No round is active that could be restarted."""
+    """No round is active, so there is nothing to restart."""
     NOT_NOW = "not-now"
-    """The job is being recovered: the same request may be granted in a moment."""
+    """The job is recovering; the same request may be granted soon."""
     NO_SUCH_NODE = "no-such-node"
     NO_SUCH_JOB = "no-such-job"
     TOO_FEW_NODES = "too-few-nodes"
-    """Without the node the job would have fewer than it needs, and there is no standby."""
+    """Without the node the job would have fewer nodes than it needs, and there is no standby."""
     TOO_MANY = "too-many"
     """A limit is reached."""
     READ_ONLY = "read-only"
-    """The operator proved a token that allows reading only."""
+    """The operator authenticated with a token that only permits reading."""
     NO_ANSWER = "no-answer"
-    """The agent or coordinator that must answer did not respond in time, or is not connected."""
+    """The responsible agent or coordinator did not respond in time, or is not connected."""
     NOT_HERE = "not-here"
-    """Other jobs have it, this job does not."""
+    """This job does not provide what was requested, though other jobs do."""
     NO_COORDINATOR = "no-coordinator"
-    """The job has several nodes, and this agent can reach its own alone."""
+    """The job has several nodes, and this agent can only reach its own."""
 
 
 GRANTED: Refused = (None, "")
@@ -77,6 +77,6 @@ def unknown_action(action: str) -> Refused:
 def with_answer(
     answers: Mapping[str, Answer], request_id: str, answer: Answer
 ) -> dict[str, Answer]:
-    """Return the answers with a new one; the oldest is dropped above `ANSWERS_MAX`."""
+    """Return the answers plus a new one, without the oldest above `ANSWERS_MAX`."""
     newest = [*answers.items()][-ANSWERS_MAX + 1 :]
     return {**dict(newest), request_id: answer}

@@ -11,57 +11,58 @@
 
 The rules:
 
-1.  A round has between min and max nodes. If no further node could join, or if min nodes have joined
-    and none has joined for the settle time, the round forms; at the latest after `SETTLES_MAX`
-    settle times, so that a flapping node cannot prevent it. `spares` nodes are kept as standbys.
-2.  If a node joins a round with room, the job regroups once after the settle time, so several
+1.  A round has between min and max nodes. If max nodes have joined, the round forms immediately. If
+    min nodes have joined, it forms once no further node has joined for the settle time, and at the
+    latest after `SETTLES_MAX` settle times, so that a flapping node cannot prevent it. `spares` nodes
+    are kept as standbys.
+2.  If a node joins while the round has room, the job regroups after the settle time, so several
     joiners cost one restart. If the round is full, the node becomes a standby.
 3.  If a member is lost or leaves, the round ends. A standby takes over its ranks immediately;
-    otherwise the survivors regroup if at least min remain; otherwise the job waits for nodes. A
-    member whose workers have all succeeded is not needed any more.
+    otherwise the survivors regroup if at least min remain; otherwise the job waits for nodes. If all
+    workers of the member have succeeded, the round continues without it.
 4.  Survivors keep their order and, where the size allows, their ranks (`core.node_order`).
 5.  If a worker fails, all members start the next generation in the same round (`core.policy`).
-6.  Generation, fence and restart budget belong to the job and never decrease, whichever coordinator
-    decides. So a node that reports numbers too far ahead is refused. Only failures are charged to
-    the budget. If all nodes leave on request, the budget starts afresh.
-7.  If the workers of all members have succeeded, the job succeeds. Until then, a failure restarts
-    the workers that have succeeded, too.
+6.  Generation, fence and restart count belong to the job and never decrease, under any coordinator. So
+    a node that reports numbers too far ahead is refused. Only failures are charged to the budget. If
+    all nodes leave on request, the restart count is reset.
+7.  If the workers of all members have succeeded, the job succeeds. Until then, a failure also restarts
+    workers that have succeeded.
 8.  Closing is final. A job closes on success, on a failure without a restart left, or on request.
     Losing nodes, even all of them, closes nothing.
-9.  A node has an id and an incarnation. A live node keeps its id: a second node with the same id is a
-    contender. It joins when the first one is gone, and is refused once the first is known to be
-    alive, unless that one yields (`NodeInfo.yields`). A status of an incarnation that is out of the
-    job changes nothing and is answered with the reason, or with the end of the job. A node that
-    joins after the job failed learns how it ended, not what failed.
-10. Decisions carry a term and a revision; nodes ignore decisions older than the newest they have. A
-    coordinator that finds nodes of an earlier one takes a higher term than any of them knows. If
-    all members of their round are back, it resumes the round unchanged; a round that has not
-    started only after the others had time to return, since it may wait for their workers.
+9.  A node has an id and an incarnation. A live node keeps its id. A second node with the same id is a
+    contender: it joins when the first one is gone. If the first one turns out to be alive, the
+    contender is refused, unless the first one yields (`NodeInfo.yields`). A status of an incarnation
+    that is out of the job changes nothing; the answer is the reason, or the end of the job. If the job
+    has failed, a node that joins later learns the outcome but not the failure.
+10. Decisions carry a term and a revision; nodes ignore decisions older than the newest they have. If a
+    coordinator meets nodes of an earlier coordinator, it takes a higher term than any of them knows.
+    Once all members of their round have reconnected, it resumes the round unchanged. If the round has
+    not started, the coordinator first waits for nodes outside it, which may still have workers.
 11. One machine serves one job. Run ids keep jobs apart.
-12. If any node may have workers of an earlier generation, no worker of a later one starts anywhere.
-    A node has none once it reports so (`Status.clear`), or once it is lost and, if it stops its
-    workers by itself, past the time for that. Until then views say to stop and not yet to start;
-    a node that joins meanwhile is taken in at once, and views name the nodes that are slow. A node
-    that leaves is waited for like the others.
+12. While any node may have workers of an earlier generation, no worker of a later generation starts on
+    any node. A node has no workers once it reports so (`Status.clear`), or once it is lost; if it
+    fences itself, only after the time by which it must have done so. Until then views say to stop and
+    not to start yet, and they name the slow nodes. A node that joins meanwhile enters the round
+    immediately. Nodes that leave are waited for, too.
 13. If a node leaves and rejoins repeatedly, it is excluded before it may run again: not the first
     time, then longer each time (`return_delay_s`), until it has stayed for `QUIET_S`. A node is
-    recognized by its id; otherwise it takes over the record of a node that left its host, of
-    several the one with the most departures.
-14. If an operator requests something (`core.requests`), the job does it or refuses with a reason. A
-    restart is the next generation of the same round; if that has yet to start, it counts as the
-    restart. A drained node has no workers and is excluded: it is replaced, or the round shrinks.
-    No node is drained that the job needs. If a request would change nothing, the answer says so.
-    Nothing of this is charged. A request arrives by itself or in a node's status; in the latter
-    case the answer is in that node's view.
+    recognized by its id. A node with a new id takes over the record of a node that left the same host;
+    if there are several, the one with the most departures.
+14. If an operator sends a request (`core.requests`), the job grants it or refuses it with a reason. A
+    restart is the next generation of the same round; if the current generation has yet to start, that
+    counts as the restart. A drained node has no workers and is excluded: it is replaced, or the round
+    shrinks. If the job needs a node, the node cannot be drained. If a request would change nothing, the
+    answer says so. No request is charged. A request arrives by itself or in a node's status; in the
+    latter case that node's view has the answer.
 
-Use: send each `View` that `handle` returns to its node. Give `handle` the `ended` of each of `waits` once
-that has lasted; `WaitTimers` measures. Call `missing_view` at every `Heartbeat`: it repairs what was lost
-on the way. `now` only serves the story: the state contains no times. The caller measures how long a
-wait has lasted, by its own clock, from when it first saw the wait. So a state can pass from one
-coordinator to the next.
+Use: send each `View` that `handle` returns to its node. When one of `waits` has lasted for its delay, pass
+its `ended` to `handle`; `WaitTimers` measures the time. Call `missing_view` for every `Heartbeat`, to send
+again what was lost. `now` is only used for the story: the state contains no times. The caller measures
+each wait by its own clock, from when it first saw the wait. So the state can move from one coordinator
+to another.
 
-Below: the state of a job, which is plain data, made to be stored and sent; the events; the machine;
-and the views, which are computed from the state and change nothing.
+This module contains the state of a job, which is plain data that can be stored and sent; the events; the
+machine; and the views, which are computed from the state.
 """
 
 from __future__ import annotations
@@ -130,42 +131,42 @@ if TYPE_CHECKING:
     from holdfast.core.requests import Refused
 
 NO_CLAIM = (0, -1, 0)
-RETIRED_MAX = 4_096  # Late messages of more incarnations than this would be taken for new nodes.
+RETIRED_MAX = 4_096  # Beyond this, late messages of old incarnations look like those of new nodes.
 HISTORY_LINES_MAX = 200
 CAUSES_MAX = 20
 STEPS_MAX = 64  # Of the story; a coordinator may have a thousand jobs.
 RECOVER_S_MIN, RECOVER_S_MAX = 0.7, 5.0
 """How long a new coordinator waits for the nodes of an earlier round, counted from the last one that
-returned: twice as long as any node was without a coordinator. Nodes retry less and less often
-(`core.session`), so nodes that lost it only for a moment return in a moment."""
+reconnected: twice the longest time that a node had no coordinator. Nodes back off (`core.session`), so
+after a short outage they reconnect quickly."""
 SETTLES_MAX = 5
 """While nodes keep joining, a round forms after this many settle times at the latest. A higher number
-takes in more nodes that join one by one, and lets a flapping node delay the round for longer."""
+admits more nodes that join one by one, and lets a flapping node delay the round for longer."""
 RETURN_DELAY_S_MIN = 6.0
-"""Longer than a lost node goes unnoticed by default; otherwise nodes would be let in that are lost."""
+"""Longer than the default time to detect a lost node; otherwise lost nodes could be readmitted."""
 RETURN_DELAY_S_MAX = 30.0
-"""Raising it saves the job restarts by a flapping node; a job that needs that node waits as long."""
+"""A higher value saves restarts because of a flapping node, but a job that needs that node waits longer."""
 QUIET_S = 60.0
-"""A departure is forgotten after one to two of these."""
+"""A departure is forgotten after one to two times this long."""
 FLAPS_MAX = 1_024
-"""Departures of up to this many nodes are remembered. Nodes beyond that rejoin without delay."""
-PRESENT_CHANGE_MIN = (
-    0.1  # Waiting nodes get a new view if the number of nodes changed by this share.
-)
+"""The number of nodes whose departures are recorded. Further nodes rejoin without delay."""
+PRESENT_CHANGE_MIN = 0.1
+"""Waiting nodes get a new view if the number of nodes changes by more than this share."""
 REPORT_S = 10.0  # How long a failed job waits for the report of the node that failed.
 CONTENDERS_MAX = 64
 SILENCES_TO_BE_ALIVE = 3
-"""A node that is not lost after this many silence times is alive: a lease may outlast its holder."""
-SILENCE_S = 5.0  # If the job does not say.
-SLOW_STOP_S = 2.0  # After this long, views name the nodes whose workers a generation waits for.
-BLAME_S = 0.3  # After the report: how long a likelier cause on another node may still replace it.
+"""If a node is not lost after this many silence limits, it is alive. One is not enough, because a lease
+may outlast its holder."""
+SILENCE_S = 5.0  # The default silence limit.
+SLOW_STOP_S = 2.0  # After this long, views name the nodes whose workers have not stopped.
+BLAME_S = 0.3  # How long after the report a likelier cause on another node may replace it.
 GENERATIONS_AHEAD_MAX = 2**20
-"""A node may know of this many more generations or rounds, from another coordinator. Raising it lets a
-node that reports false numbers push the job further each time it joins."""
-TERMS_AHEAD_MAX = 2**36  # On etcd a term is a revision, which starts again if etcd is set up again.
-FENCE_AHEAD_MAX = 2**32  # Milliseconds by the clock of another machine: seven weeks.
-FIRST_REPORTED_MAX = REPORTED_COUNTER_MAX // 2  # If there is nothing to compare with.
-DRAINED_MAX = 1_024  # Nodes, connected or not.
+"""A node may know this many more generations or rounds, from another coordinator. A higher value lets a
+node that reports false numbers advance the job further each time it joins."""
+TERMS_AHEAD_MAX = 2**36  # On etcd a term is a revision, which restarts if etcd is set up again.
+FENCE_AHEAD_MAX = 2**32  # In milliseconds by another host's clock: seven weeks.
+FIRST_REPORTED_MAX = REPORTED_COUNTER_MAX // 2  # While the job has no numbers to compare with.
+DRAINED_MAX = 1_024  # Drained nodes, connected or not.
 NO_RANKS = NodeRanks(0, 0, 0, 0)
 NAMES_MAX = 3
 KEY_FACTOR, KEY_MODULUS = 1_000_003, 2**61 - 1
@@ -179,7 +180,7 @@ class JobPhase(Enum):
     FORMING = "forming"
     """There is no active round; nodes are joining."""
     RECOVERING = "recovering"
-    """Nodes of a round that an earlier coordinator formed are returning."""
+    """Nodes of an earlier coordinator's round are reconnecting."""
     ACTIVE = "active"
     """There is an active round."""
     CLOSED = "closed"
@@ -187,7 +188,7 @@ class JobPhase(Enum):
 
 
 class Node(msgspec.Struct):
-    """A node of the job, and what it reported last."""
+    """A node of the job, with its last report."""
 
     info: NodeInfo
     seq: Number
@@ -195,21 +196,22 @@ class Node(msgspec.Struct):
     generation: Number
     failure: Failure | None = None
     claim: tuple[Count, Number, Incarnation] = NO_CLAIM
-    """`(round_term, round, round_key)` of an earlier coordinator's round, while recovering."""
+    """While the job recovers: `(round_term, round, round_key)` of the node's round under an earlier
+    coordinator."""
     claimed_rank: NodeRank = -1
     claimed_size: NodeCount = 0
     claimed_generation: Number = -1
     sent_revision: Count = 0
-    """The revision of its newest view."""
+    """The revision of the newest view that was sent to the node."""
     sent_present: NodeCount = 0
     workers: Number = -1
-    """The generation of which it may have workers, or -1."""
+    """The generation of which the node may have workers, or -1."""
     used_ports: tuple[Port, ...] = ()
-    """Ports it still lists although a generation may have used them."""
+    """Ports that the node still lists although a generation may have used them."""
     heartbeats: Count = 0
-    """Grows while the node is alive; used where nodes share this state without a coordinator."""
+    """Increases while the node is alive; only used over a backend, without a coordinator."""
     control: ControlPort | None = None
-    """Where operators reach its agent; used like `heartbeats`."""
+    """The port at which operators reach the node's agent; only used over a backend."""
     last_request: Name = ""
     """The id of the newest request that arrived in its status."""
 
@@ -219,7 +221,7 @@ class RetiredNode(msgspec.Struct, frozen=True):
 
     why: Why
     superseded: bool = False
-    """Another agent has its node id: it must not rejoin."""
+    """Whether another agent has its node id, so that it must not rejoin."""
 
 
 class ExclusionKind(Enum):
@@ -232,27 +234,27 @@ class ExclusionKind(Enum):
 
 
 class Exclusion(msgspec.Struct, frozen=True):
-    """Why no round takes a node."""
+    """Why a node is not eligible for a round."""
 
     kind: ExclusionKind
     reason: Why
     until: Number = -1
     """The number of the wait that ends the exclusion; -1 if only a request ends it."""
     lasts_s: Seconds = 0.0
-    """How long that wait is."""
+    """The length of that wait."""
 
 
 class FlapRecord(msgspec.Struct, frozen=True):
-    """How often a node left a round that needed it, and when that is forgotten.
+    """How often a node left a round that needed it, and when this is forgotten.
 
-    A node keeps the record while it is connected, and leaves it behind for the node that takes its
-    place: the next one with its id, or from its host.
+    A node keeps its record while it is connected. After that the record passes to the next node with
+    the same id, or on the same host.
     """
 
     host: Name
     departures: Count
     forgotten_at: Count
-    """When `Job.quiet` is this."""
+    """The value of `Job.quiet` at which the record is dropped."""
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -269,70 +271,72 @@ class Job(msgspec.Struct, kw_only=True):
     released: Number = -1
     """The last generation whose workers may have started."""
     slow: Why = ""
-    """Which nodes keep the current generation from starting, if that takes long."""
+    """The nodes that prevent the current generation from starting, if this takes long, as text."""
     restarts: Count = 0
     fence: Count = 0
-    """Of the current generation. It grows with each generation of the run id, under any coordinator."""
+    """The fence of the current generation. It increases with each generation of the run id, under any
+    coordinator."""
     fence_floor: Count = 0
-    """The next fence is above this number, which no earlier coordinator can have used."""
+    """The next fence is above this number, which no earlier coordinator can have reached."""
     why: Why = ""
     members: list[NodeInfo] = []
-    """The nodes of the active round by rank, or of the last one if there is none."""
+    """The nodes of the active round by rank; if no round is active, those of the last one."""
     master_port: Port = 0
-    """Where the workers of this generation, and no other, meet on the first member's host."""
+    """The port of this generation's store on the first member's host; no other generation uses it."""
     succeeded: set[str] = set()
     """Members whose workers of this generation have all succeeded."""
     nodes: dict[str, Node] = {}
-    """The nodes of the job in the order in which they joined; earlier ones run first."""
+    """The nodes of the job in the order in which they joined; earlier nodes run first."""
     departed: dict[int, Node] = {}
     """Incarnations that are out of the job and may still have workers."""
     retired: dict[int, RetiredNode] = {}
     exclusions: dict[str, Exclusion] = {}
-    """Nodes that no round takes. Drained nodes stay here while they are gone, others do not."""
+    """Nodes that are not eligible for a round. Only drained nodes stay here while disconnected."""
     exclusion_seq: Count = 0
     flaps: dict[str, FlapRecord] = {}
-    """By node, of connected nodes and of nodes that left, the latter in the order of leaving."""
+    """The records of connected nodes and of nodes that left, the latter in the order of leaving."""
     quiet: Count = 0
-    """The number of quiet times so far, counted while there are departures to forget."""
+    """The number of `QUIET_S` periods so far; they are counted while there are departures to forget."""
     forgotten_at: Count = 0
-    """Once `quiet` is this, all departures are forgotten."""
+    """The value of `quiet` at which all departures are forgotten."""
     recover_s: Seconds = 0.0
-    """How long to wait for the nodes of an earlier round, by how long they had no coordinator."""
+    """How long to wait for the nodes of an earlier round; depends on how long they had no coordinator."""
     patience_s: Seconds = 0.0
-    """How long to wait at least while expected nodes are missing: max nodes, or those `awaited`."""
+    """The minimum wait while expected nodes are missing: max nodes, or the `awaited` ones."""
     awaited: Count = 0
-    """How many members of an earlier round are known to run."""
+    """The number of members of an earlier round that are known to run."""
     claimed: Count = 0
-    """How many nodes have returned from an earlier round."""
+    """The number of nodes that have reconnected from an earlier round."""
     wait_seq: Count = 0
     waiting: bool = False
     """Whether the job waits; `wait_seq` is the number of the wait."""
     settle_seq: Count = 0
-    """The number of the first wait of this settling."""
+    """The number of the first wait of the current settle time."""
     coordinator_address: Name = ""
-    """How other hosts reach the coordinator's host, where members connected over loopback."""
+    """The address at which other hosts reach the coordinator's host, for members that connected over
+    loopback."""
     silence_s: Seconds = 0.0
-    """How long a node may be silent before it is lost."""
+    """After this time without a message a node is lost."""
     outcome: JobOutcome | None = None
     failure: Failure | None = None
     report: Report = b""
     final: bool = False
     pending_requests: dict[str, Request] = {}
-    """Requests that arrived in a node's status and are not decided yet, by node."""
+    """Undecided requests that arrived in a node's status, by node."""
     answers: dict[str, RequestAnswer] = {}
     """By request id, the newest last."""
     request: Name = ""
-    """The id of the newest request that was granted."""
+    """The id of the newest granted request."""
     request_text: Why = ""
-    """That request in words."""
+    """That request as text."""
     stopped_by: Name = ""
-    """Of `View`."""
+    """Like `View.stopped_by`."""
     grace_s: float = -1.0
-    """Of `View`."""
+    """Like `View.grace_s`."""
 
 
 def sanitized_job(job: Job) -> Job:
-    """Return a stored job with all texts printable; raise `ValueError` if it is not a possible job."""
+    """Return a stored job with all texts printable; raise `ValueError` if the job is invalid."""
     names = [job.run_id, job.coordinator_address, *job.succeeded]
     for info in job.members:
         names += names_in(info)
@@ -354,23 +358,23 @@ def sanitized_job(job: Job) -> Job:
     check_address(job.coordinator_address)
     for info in (*job.members, *(one.info for one in job.nodes.values())):
         check_address(info.address)
-    for incarnation, fate in job.retired.items():
-        if not fate.why.isprintable():
-            job.retired[incarnation] = msgspec.structs.replace(fate, why=reason(fate.why))
+    for incarnation, retired in job.retired.items():
+        if not retired.why.isprintable():
+            job.retired[incarnation] = msgspec.structs.replace(retired, why=reason(retired.why))
     job.failure = sanitized_failure(job.failure)
     job.why, job.slow = reason(job.why), reason(job.slow)
-    wrong = contradiction(job)
-    if wrong:
-        raise ValueError(wrong)
+    problem = contradiction(job)
+    if problem:
+        raise ValueError(problem)
     return job
 
 
 def contradiction(job: Job) -> str:
-    """Return how a stored job contradicts itself, or nothing."""
+    """Return a contradiction within a stored job; empty if there is none."""
     if any(name != node.info.node for name, node in job.nodes.items()):
-        return "a node is stored under another id than its own"
+        return "a node is stored under a wrong id"
     if any(number != node.info.incarnation for number, node in job.departed.items()):
-        return "a node is stored under another incarnation than its own"
+        return "a node is stored under a wrong incarnation"
     if any(one.until >= 0 and node not in job.nodes for node, one in job.exclusions.items()):
         return "the job waits for a node that is not connected"
     if len({info.node for info in job.members}) != len(job.members):
@@ -384,14 +388,14 @@ def contradiction(job: Job) -> str:
 
 
 def broken_invariant(job: Job) -> str:
-    """Return which invariant of a job is broken, or nothing. The cost does not grow with its nodes."""
+    """Return the broken invariant of a job; empty if there is none. The cost is constant."""
     settings = job.settings
     if len(job.succeeded) > len(job.members):
         return "more members succeeded than the round has"
     if job.released > job.generation:
         return "a generation started before it was decided"
     if (job.outcome is not None) != (job.phase is JobPhase.CLOSED):
-        return "the job has an outcome and is not closed, or is closed without one"
+        return "the job has an outcome but is not closed, or is closed without an outcome"
     if settings is None:
         return ""
     if budget_of(job).is_exceeded:
@@ -401,55 +405,55 @@ def broken_invariant(job: Job) -> str:
         return "the round has too few or too many members"
     is_forming = job.phase is JobPhase.FORMING and job.waiting
     if is_forming and eligible_count(job) < settings.min_nodes:
-        return "a round is about to form of too few nodes"
+        return "a round is about to form from too few nodes"
     return ""
 
 
-# Events; a node's `Status` is one too.
+# Events. A node's `Status` is an event, too.
 
 
 class NodeLost(Event):
-    """A node is lost: it stopped responding, as its observer judged."""
+    """A node is lost: its observer found that it stopped responding."""
 
     node: str
     incarnation: int
     why: str
     is_silent: bool = True
-    """Whether it was silent for so long that it has stopped its workers, if it does so by itself."""
+    """Whether it was silent for so long that, if it fences itself, it has stopped its workers."""
 
 
 class NodesLost(Event):
-    """Several nodes are lost at once; as one event they cost one round."""
+    """Several nodes are lost at once. As one event they cause only one new round."""
 
     lost: tuple[NodeLost, ...]
 
 
 class WaitKind(Enum):
-    """What a job waits for."""
+    """The reason that a job waits."""
 
     STEP = "step"
-    """More nodes, the nodes of an earlier round, or a failure report, depending on the phase."""
+    """For more nodes, the nodes of an earlier round, or a failure report, depending on the phase."""
     SETTLING = "settling"
-    """The longest time for more nodes to join; its number is that of the first wait."""
+    """For more nodes at most this long; its number is that of the first `STEP` of the settle time."""
     STOPPING = "stopping"
-    """Workers of earlier generations; its number is the generation that waits for their end."""
+    """For workers of earlier generations to exit; its number is the generation that waits."""
     EXCLUDED = "excluded"
-    """The end of a node's exclusion; its number is `Exclusion.until`."""
+    """For the end of a node's exclusion; its number is `Exclusion.until`."""
     CONTENDING = "contending"
-    """The loss of a node with a contended id; its number is the contender's incarnation."""
+    """For the loss of a node whose id is contended; its number is the contender's incarnation."""
     QUIET = "quiet"
-    """The time after which departures are forgotten."""
+    """Until departures are forgotten."""
 
 
 class WaitEnded(Event):
-    """The wait of this kind and number lasted long enough."""
+    """The wait of this kind and number is over."""
 
     seq: int
     kind: WaitKind = WaitKind.STEP
 
 
 class CloseRequested(Event):
-    """A caller with that right closes the job."""
+    """An authorized caller closes the job."""
 
     outcome: JobOutcome
     why: str
@@ -459,20 +463,20 @@ JobEvent = Status | NodeLost | NodesLost | WaitEnded | CloseRequested | Request
 
 
 class Wait(Value):
-    """An event to be given to the machine once it has been in `Rounds.waits` for `delay_s`."""
+    """Pass `ended` to the machine once this has been in `Rounds.waits` for `delay_s`."""
 
     ended: WaitEnded
     delay_s: float
 
 
 class WaitTimers:
-    """When the waits of a job end, by its observer's clock, from when the observer first saw each."""
+    """When the waits of a job end, by the observer's clock, counted from when it first saw each wait."""
 
     def __init__(self) -> None:
-        self._ends: dict[WaitEnded, tuple[float, str]] = {}  # With the step that led to it.
+        self._ends: dict[WaitEnded, tuple[float, str]] = {}  # The end, and the step that caused it.
 
     def observe(self, now: float, rounds: Rounds) -> None:
-        """Note what the job waits for now."""
+        """Note the current waits of the job."""
         waits = rounds.waits
         if waits or self._ends:
             known, cause = self._ends, rounds.story.last
@@ -494,43 +498,43 @@ class WaitTimers:
 
 
 class Rounds:
-    """The machine of one job, over a state that may come from elsewhere."""
+    """The machine of one job; its state may come from another process."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.rank_table = RankTable(job)
-        there = (*job.nodes.values(), *job.departed.values())
-        self._with_workers = {one.info.incarnation for one in there if one.workers >= 0}
-        # Nodes with the id of a connected node, by incarnation. They are not part of the state:
-        # they report to the next coordinator, too.
+        nodes = (*job.nodes.values(), *job.departed.values())
+        self._with_workers = {one.info.incarnation for one in nodes if one.workers >= 0}
+        # Nodes with the id of a connected node, by incarnation. They are not part of the state,
+        # because they report to the next coordinator again.
         self._contenders: dict[int, Status] = {}
         # The ranks of the round before the current event. If an event forms two rounds, no node gets
         # the first one.
         self._ranks_before: tuple[dict[str, int], int] | None = None
         self.history: deque[str] = deque(maxlen=HISTORY_LINES_MAX)
         self.changes = 0
-        """The number of lines the history ever had."""
+        """The number of lines that were ever added to the history."""
         self.causes: deque[str] = deque(maxlen=CAUSES_MAX)
-        """Of the restarts that this machine charged."""
+        """The causes of the restarts that this machine charged."""
         self.story = Story("rounds", node=job.run_id, steps_max=STEPS_MAX)
 
     def handle(self, now: float, event: JobEvent, cause: str = "") -> list[View]:
-        """Take in one fact; return the views to send, each to its own node."""
+        """Handle one event; return the views to send, each to its own node."""
         phase = self.job.phase
         self._ranks_before = None
         match event:
             case Status():
                 views = self._status(event)
                 cause = cause or event.id
-                if event.report:  # It may be large, and stories are kept.
+                if event.report:  # It may be large, and the story keeps the event.
                     event = msgspec.structs.replace(event, report=b"")
             case NodeLost():
                 views = self._remove_lost((event,))
             case NodesLost(lost):
                 views = self._remove_lost(lost)
             case WaitEnded():
-                awaited = any(event == wait.ended for wait in self.waits)
-                views = self._wait_ended(event) if awaited else []
+                is_current = any(event == wait.ended for wait in self.waits)
+                views = self._wait_ended(event) if is_current else []
             case CloseRequested(outcome, why):
                 views = [] if phase is JobPhase.CLOSED else self._close(outcome, why)
             case Request():
@@ -538,7 +542,7 @@ class Rounds:
             case _:
                 raise InvalidEvent(f"{event!r} is not an event of a job")
         if self.job.pending_requests and self.job.phase is not JobPhase.RECOVERING:
-            newer = self._decide_requests()  # Its views replace those of the event itself.
+            newer = self._decide_requests()  # These views replace those of the event itself.
             sent = {(view.node, view.incarnation) for view in newer}
             views = [one for one in views if (one.node, one.incarnation) not in sent] + newer
         if self.job.final:
@@ -553,7 +557,7 @@ class Rounds:
 
     @property
     def waits(self) -> list[Wait]:
-        """Everything the job waits for."""
+        """All current waits of the job."""
         waits = self._waits_of_job()
         if self._contenders and self.job.phase is not JobPhase.CLOSED:
             delay_s = SILENCES_TO_BE_ALIVE * (self.job.silence_s or SILENCE_S)
@@ -569,7 +573,7 @@ class Rounds:
             if job.phase is JobPhase.RECOVERING:
                 short_s = max(RECOVER_S_MIN, job.recover_s)
                 if any(one.info.self_fencing for one in job.nodes.values()):
-                    short_s = max(short_s, job.silence_s)  # Missing nodes have stopped by then.
+                    short_s = max(short_s, job.silence_s)  # Missing nodes have no workers by then.
                 long_s = max(short_s, job.patience_s)
                 return [Wait(step, short_s if self._all_expected() else long_s)]
             if job.phase is JobPhase.CLOSED:
@@ -589,34 +593,34 @@ class Rounds:
         return waits
 
     def missing_view(self, heartbeat: Heartbeat) -> View | None:
-        """Return the view that a node lacks, judging by its heartbeat."""
+        """Return the view that a node lacks according to its heartbeat, or None."""
         job = self.job
         known = self._known(heartbeat.node, heartbeat.incarnation)
         if known is None or job.phase is JobPhase.RECOVERING:
-            return None  # First its whole status is needed (its `Ack` shows that), or all nodes'.
+            return None  # First the node must send its status (the `Ack` shows that), or all nodes must.
         change = abs(len(job.nodes) - known.sent_present)
         waits = job.phase is JobPhase.FORMING and change > known.sent_present * PRESENT_CHANGE_MIN
         if waits or (heartbeat.term, heartbeat.revision) < (job.term, known.sent_revision):
-            return self._send(known, anew=waits)
+            return self._send(known, new_revision=waits)
         return None
 
     def seq_of(self, node: str, incarnation: int) -> int:
-        """Return the number of the newest status of an incarnation, or -1.
+        """Return the number of the newest status of an incarnation, or -1 if the job does not know it.
 
-        A node that is out of the job counts while it may have workers, and so does a contender.
+        The job also knows contenders, and departed nodes that may still have workers.
         """
         known = self._known(node, incarnation) or self.job.departed.get(incarnation)
         newest = known or self._contenders.get(incarnation)
         return newest.seq if newest else -1
 
     def is_in(self, node: str, incarnation: int) -> bool:
-        """Whether an incarnation is in the job, or was in it and may have workers."""
+        """Whether an incarnation is in the job, or left it and may still have workers."""
         return self._known(node, incarnation) is not None or incarnation in self.job.departed
 
     def check(self) -> None:
-        """Assert what must hold after every step, at a cost that does not grow with the job."""
-        wrong = broken_invariant(self.job)
-        assert not wrong, wrong
+        """Assert the invariants; the cost does not grow with the job."""
+        problem = broken_invariant(self.job)
+        assert not problem, problem
         if self.job.phase is JobPhase.ACTIVE:
             assert len(self.rank_table.rank_of) == len(self.job.members), "a node has two ranks"
 
@@ -630,16 +634,16 @@ class Rounds:
         if departed is not None and status.seq > departed.seq:
             departed.seq = status.seq
             self._note_clear(departed, status)
-        fate = job.retired.get(info.incarnation)
-        if fate is not None and job.phase is JobPhase.CLOSED and not fate.superseded:
-            # There is nothing to rejoin, and perhaps no time for another message.
+        retired = job.retired.get(info.incarnation)
+        if retired is not None and job.phase is JobPhase.CLOSED and not retired.superseded:
+            # There is no job to rejoin, and there may be no time for another message.
             return [self._send_outsider(info, NodeRole.CLOSED, job.why, known_term=status.term)]
-        if fate is not None:
+        if retired is not None:
             role, refusal = NodeRole.FENCED, None
-            if fate.superseded:
+            if retired.superseded:
                 role, refusal = NodeRole.REFUSED, RefusalReason.REPLACED
-            elsewhere = status.term if status.term > job.term else 0
-            return [self._send_outsider(info, role, fate.why, refusal, known_term=elsewhere)]
+            later_term = status.term if status.term > job.term else 0
+            return [self._send_outsider(info, role, retired.why, refusal, known_term=later_term)]
         known = job.nodes.get(info.node)
         if known is not None and known.info.incarnation == info.incarnation:
             if status.seq <= known.seq:
@@ -648,17 +652,20 @@ class Rounds:
             return self._update(known, status)
         before = self._contenders.pop(info.incarnation, None)
         if before is not None and status.term <= job.term:
-            # It knows this term from here, and from no other coordinator.
+            # The contender knows this term from this coordinator, not from another one.
             status = msgspec.structs.replace(status, term=before.term)
         return self._introduce(status)
 
     def _introduce(self, status: Status, *, reviewed: bool = True) -> list[View]:
-        """Admit a node that is not in the job, if possible; unless `reviewed`, the round changes anyway."""
+        """Admit a node that is not in the job, if possible.
+
+        Unless it is `reviewed`, the caller changes the round after all nodes are added.
+        """
         job, info = self.job, status.info
         if status.phase is NodePhase.LEAVING or status.stuck:
             may_have_workers = not status.stuck and status.clear_of <= status.generation
             if claims(status) and not job.round_term and may_have_workers:
-                # It was a member, and no coordinator but this one waits for its workers.
+                # It was a member under an earlier coordinator, and only this job waits for its workers.
                 leaving = Node(info, status.seq, status.phase, status.generation)
                 job.departed[info.incarnation] = leaving
                 self._set_workers(leaving, status.generation)
@@ -666,14 +673,16 @@ class Rounds:
             return []
         if job.phase is JobPhase.CLOSED:
             return [self._send_end(status)]
-        wrong = objection(job, status) or implausible_report(job, status)
-        if wrong:
+        problem = objection(job, status) or implausible_report(job, status)
+        if problem:
             refusal = RefusalReason.SETTINGS
             return [
-                self._send_outsider(info, NodeRole.REFUSED, wrong, refusal, known_term=status.term)
+                self._send_outsider(
+                    info, NodeRole.REFUSED, problem, refusal, known_term=status.term
+                )
             ]
-        outlived = not self._outranked(status) and not self._is_ahead(status)
-        if job.round_term and claims(status) and outlived:
+        is_outdated = not self._outranked(status) and not self._is_ahead(status)
+        if job.round_term and claims(status) and is_outdated:
             why = f"the job went on without {info.node}"
             self._retire(info, why)
             return [self._send_outsider(info, NodeRole.FENCED, why)]
@@ -683,7 +692,7 @@ class Rounds:
         if known is not None:
             if not known.info.yields:
                 return self._contend(status, known)
-            why = f"another agent took the place of {info.node} (on {info.host or 'its host'})"
+            why = f"another agent replaced {info.node} (on {info.host or 'its host'})"
             broken = why if self._remove(known, why, superseded=True) else ""
             views = [self._send_outsider(known.info, NodeRole.REFUSED, why, RefusalReason.REPLACED)]
         views += self._join(status, broken, reviewed=reviewed)
@@ -692,11 +701,11 @@ class Rounds:
         return views
 
     def _contend(self, status: Status, known: Node) -> list[View]:
-        """Let a node wait whose id another connected node has."""
+        """Let a node wait because another connected node has its id."""
         if len(self._contenders) >= CONTENDERS_MAX:
             return self._refuse_contender(status)
         self._contenders[status.info.incarnation] = status
-        # A node that knows a later term ignores this. It need not know before it is admitted.
+        # A node that knows a later term ignores this view, and stays uninformed until it is admitted.
         view = self._send_outsider(status.info, NodeRole.WAITING, "")
         return [
             msgspec.structs.replace(
@@ -715,7 +724,7 @@ class Rounds:
         return [self._send_outsider(info, NodeRole.REFUSED, why, refusal, known_term=status.term)]
 
     def _admit_contenders(self, broken: str) -> list[View]:
-        """Admit contenders whose id is free; `broken` is why the round must change, if it must."""
+        """Admit contenders whose id is free now. `broken` is the reason to change the round, if any."""
         views: list[View] = []
         for incarnation, status in [*self._contenders.items()]:
             if status.info.node not in self.job.nodes:
@@ -747,11 +756,12 @@ class Rounds:
             return self._close(JobOutcome.STOPPED, f"{known.info.node} closed the job")
         views = self._apply(known, status)
         if status.away_s and not views and self.job.phase is not JobPhase.RECOVERING:
-            views.append(self._send(known, anew=True))  # It was disconnected and waits for a view.
+            # The node was disconnected and waits for a view.
+            views.append(self._send(known, new_revision=True))
         return views
 
     def _note_ports(self, known: Node, ports: tuple[int, ...]) -> None:
-        """Note the ports that a node holds now, for later generations."""
+        """Note the ports that a node holds now; later generations use them."""
         if ports == known.info.ports:
             return
         known.info = msgspec.structs.replace(known.info, ports=ports)
@@ -775,7 +785,7 @@ class Rounds:
             job.succeeded.add(node)
             if len(job.succeeded) == len(job.members):
                 return self._close(JobOutcome.SUCCEEDED, "all workers succeeded")
-        elif status.phase is NodePhase.READY:  # It stopped its workers by itself.
+        elif status.phase is NodePhase.READY:  # The node stopped its workers on its own.
             return self._next_generation(f"{node} requested a restart")
         return []
 
@@ -792,7 +802,7 @@ class Rounds:
         first, certain = first_of(known, reported)
         other = reported if first is known else known
         rivals = () if certain else (other.rank,)
-        # The failure is about a peer: any node that failed without output may be that peer.
+        # If the first failure is about a peer, any node that failed without output may be that peer.
         if not certain or first.trace is Trace.PEER:
             rivals += other.rivals
         if first is reported:
@@ -802,21 +812,21 @@ class Rounds:
         return []
 
     def _blame(self, failure: Failure, report: bytes) -> None:
-        """Name a failure as the one that ended the job, unless a likelier cause is reported."""
+        """Record the failure that ended the job, until a likelier cause is reported."""
         job = self.job
         job.failure, job.report, job.why = failure, report, reason(failure.summary)
         self._begin_wait()
 
-    # Nodes that join, and waits that end.
+    # Joining nodes and ended waits.
 
     def _join(self, status: Status, broken: str = "", *, reviewed: bool = True) -> list[View]:
-        """Add a node; `broken` is why the round must change anyway.
+        """Add a node. `broken` is the reason to change the round, if it must change anyway.
 
         Unless it is `reviewed`, the caller changes the round after all nodes are added.
         """
         job, info = self.job, status.info
         if job.settings is None or not job.nodes:
-            job.settings = status.settings  # The first node of a new start may change them.
+            job.settings = status.settings  # The first node after an empty job may change them.
             job.restarts = budget_of(job).limited().used
         node = Node(info, status.seq, status.phase, status.generation, status.failure)
         job.nodes[info.node] = node
@@ -839,12 +849,12 @@ class Rounds:
         if claims(status) and not job.round_term:
             if status.assigned_generation == job.generation:
                 job.master_port = status.master_port
-            return self._claimed(node, status)
+            return self._note_claim(node, status)
         if ahead and job.phase is JobPhase.ACTIVE and reviewed:
-            # Another branch of the same job: neither may continue as it was.
+            # The job ran in two rounds: neither may continue unchanged.
             return self._repair(f"{info.node} joined from another coordinator's round")
         if after_another and job.phase is JobPhase.FORMING and not job.round_term:
-            # It waited beside an earlier coordinator's round, whose members may return.
+            # The node waited under an earlier coordinator, whose members may reconnect.
             job.phase = JobPhase.RECOVERING
             self._begin_wait()
         if not reviewed:
@@ -852,45 +862,47 @@ class Rounds:
         return self._repair(broken) if broken else self._review(node)
 
     def _outranked(self, status: Status) -> bool:
-        """Whether a new node may know another coordinator of this term or a later one."""
+        """Whether a new node knows this term or a later one from another coordinator."""
         return status.term >= self.job.term
 
     def _is_ahead(self, status: Status) -> bool:
-        """Whether a node knows of a generation or fence that this job has yet to reach."""
+        """Whether a node knows a generation or fence that this job has not reached yet."""
         return known_generation(status) > self.job.generation or status.fence > self.job.fence
 
     def _all_expected(self) -> bool:
-        """Whether a recovering job has all nodes that may still return."""
+        """Whether all expected nodes of a recovering job have reconnected."""
         job = self.job
-        most = job.settings.max_nodes if job.settings else 1
-        return len(job.nodes) >= most or 0 < job.awaited <= job.claimed
+        max_nodes = job.settings.max_nodes if job.settings else 1
+        return len(job.nodes) >= max_nodes or 0 < job.awaited <= job.claimed
 
     def _review(self, newcomer: Node) -> list[View]:
-        """Form a round with a newcomer, or wait for more nodes, or only send it a view."""
+        """Form a round with a new node, or wait for more nodes, or only send the node a view."""
         job = self.job
-        here, most = self._here, self._settings.max_nodes
+        eligible, max_nodes = self._eligible, self._settings.max_nodes
         if job.phase is JobPhase.RECOVERING:
             if not job.patience_s:
                 return []
-            if here == most:
+            if eligible == max_nodes:
                 self._begin_wait()
-            return [self._send(newcomer, anew=True)]  # It learns what the job waits for.
+            return [
+                self._send(newcomer, new_revision=True)
+            ]  # The view says what the job waits for.
         exclusion = job.exclusions.get(newcomer.info.node)
         if exclusion is not None:
             if exclusion.kind is ExclusionKind.DRAINED or job.phase is JobPhase.ACTIVE:
-                return [self._send(newcomer, anew=True)]
+                return [self._send(newcomer, new_revision=True)]
             self._record_change(delays(job))
             return self._send_all()
         if job.phase is JobPhase.FORMING:
-            if here >= self._settings.min_nodes:
-                if self._size(here) == most:
+            if eligible >= self._settings.min_nodes:
+                if self._size(eligible) == max_nodes:
                     return self._form(why_formed(job))
-                self._settle(anew=here == self._settings.min_nodes)
-        elif self._size(here) > len(job.members):
-            if is_held(job):  # No worker is running that would have to stop for it.
+                self._settle(is_first=eligible == self._settings.min_nodes)
+        elif self._size(eligible) > len(job.members):
+            if is_held(job):  # No worker runs yet, so none has to stop.
                 return self._form(why_formed(job))
-            self._settle(anew=self._size(here - 1) <= len(job.members))
-        return [self._send(newcomer, anew=True)]
+            self._settle(is_first=self._size(eligible - 1) <= len(job.members))
+        return [self._send(newcomer, new_revision=True)]
 
     def _wait_ended(self, event: WaitEnded) -> list[View]:
         job = self.job
@@ -914,20 +926,19 @@ class Rounds:
         if job.phase is JobPhase.CLOSED:
             return self._finalize()
         if job.phase is JobPhase.RECOVERING:
-            back = self._complete_round()
-            if back:
-                return self._resume_round(back)
+            returned = self._complete_round()
+            if returned:
+                return self._resume_round(returned)
             missing = "not all nodes reconnected after the coordinator was gone"
             return self._repair(missing if claimants(job) else why_formed(job))
         if job.phase is JobPhase.FORMING:
             return self._form(why_formed(job))
-        joined = self._size(self._here) > len(job.members)
-        if joined:
+        if self._size(self._eligible) > len(job.members):
             return self._form(why_formed(job))
         outside = [node for name, node in job.nodes.items() if name not in self.rank_table.rank_of]
-        return [self._send(node, anew=True) for node in outside]  # They are standbys from now on.
+        return [self._send(node, new_revision=True) for node in outside]  # They are standbys now.
 
-    def _claimed(self, node: Node, status: Status) -> list[View]:
+    def _note_claim(self, node: Node, status: Status) -> list[View]:
         """Note a member of an earlier coordinator's round; resume the round once it is complete."""
         job = self.job
         node.claim = (status.round_term, status.round, status.round_key)
@@ -937,50 +948,51 @@ class Rounds:
         job.phase = JobPhase.RECOVERING
         job.round = max(job.round, status.round)
         self._begin_wait()
-        back = self._complete_round() if len(job.nodes) >= status.size else []
-        # A round that has not started may wait for workers of nodes outside it. Nodes that were
-        # connected are back by the end of the wait.
-        if any(one.generation == job.generation for one in back):
-            return self._resume_round(back)
+        returned = self._complete_round() if len(job.nodes) >= status.size else []
+        # A round that has not started may wait for workers of nodes outside it. Those nodes have
+        # reconnected by the end of the wait.
+        if any(one.generation == job.generation for one in returned):
+            return self._resume_round(returned)
         return []
 
     def _complete_round(self) -> list[Node]:
-        """Return the members of an earlier coordinator's round by rank, if all of them are back."""
-        back = claimants(self.job)
-        if not back or [one.claimed_rank for one in back] != list(range(back[0].claimed_size)):
+        """Return the members of an earlier coordinator's round by rank, if all have reconnected."""
+        returned = claimants(self.job)
+        ranks = [one.claimed_rank for one in returned]
+        if not returned or ranks != list(range(returned[0].claimed_size)):
             return []
-        if max(one.claimed_generation for one in back) < self.job.generation:
-            return []  # A node knows of a later generation, so this round was over.
-        return back
+        if max(one.claimed_generation for one in returned) < self.job.generation:
+            return []  # A node knows a later generation, so this round is over.
+        return returned
 
-    def _resume_round(self, back: list[Node]) -> list[View]:
+    def _resume_round(self, returned: list[Node]) -> list[View]:
         """Resume an earlier coordinator's round."""
         job = self.job
-        job.members = [one.info for one in back]
-        job.round_term, job.round, _key = back[0].claim
+        job.members = [one.info for one in returned]
+        job.round_term, job.round, _key = returned[0].claim
         job.phase, job.waiting = JobPhase.ACTIVE, False
-        if any(one.generation == job.generation for one in back):
+        if any(one.generation == job.generation for one in returned):
             job.released = job.generation
             self._note_used_port()
-            for one in back:  # The others may have started, too.
+            for one in returned:  # The other members may have started, too.
                 if one.generation < job.generation:
                     self._set_workers(one, job.generation)
         self.rank_table = RankTable(job)
         for one in job.nodes.values():
-            one.claim = NO_CLAIM  # From now on the round has the ranks.
+            one.claim = NO_CLAIM  # The round has the ranks now.
         self._record_change("the coordinator is back, and all nodes reconnected")
-        if self._size(self._here) > len(back):
-            self._settle(anew=True)
-        for one in back:  # They could not report this while there was no coordinator.
+        if self._size(self._eligible) > len(returned):
+            self._settle(is_first=True)
+        for one in returned:  # Without a coordinator the nodes could not report this.
             if one.generation == job.generation and one.phase is NodePhase.SUCCEEDED:
                 job.succeeded.add(one.info.node)
-        return self._apply_missed_reports(back) or self._send_all()
+        return self._apply_missed_reports(returned) or self._send_all()
 
-    def _apply_missed_reports(self, back: list[Node]) -> list[View]:
+    def _apply_missed_reports(self, returned: list[Node]) -> list[View]:
         job = self.job
         if len(job.succeeded) == len(job.members):
             return self._close(JobOutcome.SUCCEEDED, "all workers succeeded")
-        for one in back:
+        for one in returned:
             if one.generation == job.generation and one.phase in (
                 NodePhase.FAILED,
                 NodePhase.READY,
@@ -993,45 +1005,46 @@ class Rounds:
     # Rounds and generations.
 
     @property
-    def _here(self) -> int:
-        """How many nodes are eligible."""
+    def _eligible(self) -> int:
+        """The number of eligible nodes."""
         return eligible_count(self.job)
 
-    def _size(self, here: int) -> int:
-        """Return how many of so many eligible nodes a round takes, keeping spares if possible."""
+    def _size(self, eligible: int) -> int:
+        """Return the size of a round if this many nodes are eligible; spares are kept if possible."""
         settings = self._settings
-        wanted = max(settings.min_nodes, here - settings.spares)
-        return min(wanted, here, settings.max_nodes)
+        wanted = max(settings.min_nodes, eligible - settings.spares)
+        return min(wanted, eligible, settings.max_nodes)
 
     def _form(self, why: str) -> list[View]:
         job = self.job
-        here = [node for name, node in job.nodes.items() if is_eligible(job, name)]
+        eligible = [node for name, node in job.nodes.items() if is_eligible(job, name)]
+        count, max_nodes = len(eligible), self._settings.max_nodes
         self._ranks_before = self._ranks_before or previous_ranks(job, self.rank_table)
         previous, previous_size = self._ranks_before
-        # A lost node is replaced by a spare before the round is made smaller.
-        size = max(self._size(len(here)), min(previous_size, len(here), self._settings.max_nodes))
-        first = sorted(here, key=lambda node: node.info.node not in previous)
+        # A spare replaces a lost node before the round shrinks.
+        size = max(self._size(count), min(previous_size, count, max_nodes))
+        first = sorted(eligible, key=lambda node: node.info.node not in previous)
         infos = [node.info for node in first[:size]]
         job.members = order_nodes(infos, previous, self._settings.order)
         job.round += 1
         job.round_term = job.term
         job.phase, job.waiting = JobPhase.ACTIVE, False
-        for node in here:
+        for node in eligible:
             node.claim = NO_CLAIM
         self._begin_generation(why)
         return self._send_all()
 
     def _next_generation(self, why: str) -> list[View]:
-        """Restart all workers; in a new round if nodes wait or a member that had succeeded is gone."""
+        """Restart all workers, in a new round if nodes wait or a succeeded member has left."""
         job = self.job
-        here = all(
+        all_eligible = all(
             self._known(info.node, info.incarnation) and is_eligible(job, info.node)
             for info in job.members
         )
-        if not here or self._size(self._here) > len(job.members):
+        if not all_eligible or self._size(self._eligible) > len(job.members):
             return self._repair(why)
         self._begin_generation(why)
-        return self._send_all()  # Also to standbys: they may have to inform the next coordinator.
+        return self._send_all()  # Standbys included: they may have to inform the next coordinator.
 
     def _begin_generation(self, why: str) -> None:
         job = self.job
@@ -1047,16 +1060,16 @@ class Rounds:
     def _fresh_port(self, first: NodeInfo) -> int:
         """Return a port of the first node that no generation has used.
 
-        A generation that never started leaves its port to the next one. Of the two ports a node
-        holds, one is always unused: before a generation starts, the node has reported that the
-        workers of the last one are gone, and which ports it holds since.
+        If a generation never started, the next one uses its port. A node holds two ports, and one is
+        always unused: before a generation starts, the node has reported that the workers of the last
+        one have exited, and which ports it holds since then.
         """
         known = self._known(first.node, first.incarnation)
         fresh = [port for port in first.ports if known is None or port not in known.used_ports]
         return fresh[0] if fresh else first.ports[self.job.generation % len(first.ports)]
 
     def _release_generation(self) -> bool:
-        """Let the current generation start if it can; return whether it starts now."""
+        """Let the current generation start if it may; return whether it starts now."""
         job = self.job
         if not is_held(job) or self._with_workers:
             return False
@@ -1066,7 +1079,7 @@ class Rounds:
         return True
 
     def _report_slow(self) -> list[View]:
-        """Name the nodes that the current generation waits for in all views."""
+        """Send views that name the nodes for which the current generation waits."""
         self.job.slow = slow_stop_text(self.job)
         self._record_change(self.job.why)
         return self._send_all()
@@ -1087,7 +1100,7 @@ class Rounds:
             first.used_ports = (*first.used_ports, job.master_port)
 
     def _note_clear(self, node: Node, status: Status) -> None:
-        """Note that a node's workers are gone; a node that leaves starts no others."""
+        """Note whether a node's workers have exited. A node that leaves starts no others."""
         ended = status.phase is NodePhase.LEAVING and status.clear_of > status.generation
         if ended or status.clear_of > node.workers:
             self._set_workers(node, -1)
@@ -1102,20 +1115,20 @@ class Rounds:
             self.job.departed.pop(incarnation, None)
 
     def _repair(self, why: str) -> list[View]:
-        """Continue after the round lost a member: with a replacement, smaller, or waiting for nodes."""
+        """Continue after the round lost a member: replace it, shrink the round, or wait for nodes."""
         if self.job.phase is JobPhase.CLOSED:
             return self._finalize()
-        if self._here >= self._settings.min_nodes:
+        if self._eligible >= self._settings.min_nodes:
             return self._form(why)
         self.job.phase = JobPhase.FORMING
         self.job.waiting = False
         for node in self.job.nodes.values():
-            node.claim = NO_CLAIM  # It is about to stop its workers.
+            node.claim = NO_CLAIM  # The node is about to stop its workers.
         self._record_change(why)
         return self._send_all()
 
     def _remove_lost(self, lost: tuple[NodeLost, ...]) -> list[View]:
-        """Remove nodes that are lost at once, for one new round."""
+        """Remove nodes that are lost at once, and form at most one new round."""
         broken = ""
         for one in lost:
             known = self._known(one.node, one.incarnation)
@@ -1129,7 +1142,7 @@ class Rounds:
         return self._admit_contenders(broken)
 
     def _remove(self, known: Node, why: str, *, superseded: bool = False) -> bool:
-        """Remove a node; return whether the round is broken without it."""
+        """Remove a node; return whether this breaks the round."""
         job, info = self.job, known.info
         was_member = self.rank_table.incarnation_of(info.node) == info.incarnation
         broken = job.phase is JobPhase.ACTIVE and was_member and info.node not in job.succeeded
@@ -1141,14 +1154,14 @@ class Rounds:
             return awaited and not job.report and not job.final
         if known.workers >= 0:
             job.departed[info.incarnation] = known
-        if job.phase is JobPhase.FORMING and self._here < self._settings.min_nodes:
+        if job.phase is JobPhase.FORMING and self._eligible < self._settings.min_nodes:
             job.waiting = False
         return broken
 
     # Nodes that leave and rejoin.
 
     def _note_departure(self, gone: NodeInfo, *, broken: bool) -> None:
-        """Remember how often a node left, if it broke the round now or did before."""
+        """Record the departure of a node that breaks the round now or broke one before."""
         job = self.job
         job.pending_requests.pop(gone.node, None)
         if not is_drained(job, gone.node):
@@ -1160,13 +1173,13 @@ class Rounds:
         if broken:
             departures += 1
             job.forgotten_at = forgotten_at = job.quiet + 2
-        if not job.nodes:  # Its return would restart no other node.
+        if not job.nodes:  # Its return cannot restart other nodes.
             job.flaps, job.forgotten_at = {}, job.quiet
         elif departures:
             record = FlapRecord(gone.host, departures, forgotten_at)
-            heir = self._early_successor(gone) if broken else None
-            if heir is not None:
-                self._give_record(heir, record)
+            successor = self._early_successor(gone) if broken else None
+            if successor is not None:
+                self._give_record(successor, record)
                 return
             job.flaps[gone.node] = record
             if len(job.flaps) > FLAPS_MAX:
@@ -1175,7 +1188,7 @@ class Rounds:
                     del job.flaps[node]
 
     def _early_successor(self, gone: NodeInfo) -> Node | None:
-        """Return the node that took a node's place before that one was known to be gone."""
+        """Return the node that replaced a lost node on its host before the loss was detected."""
         job = self.job
         if not job.waiting or not job.nodes:
             return None
@@ -1185,7 +1198,7 @@ class Rounds:
         return newest if is_new and gone.host and newest.info.host == gone.host else None
 
     def _take_over_record(self, node: Node) -> None:
-        """Give a newcomer the record of the node whose place it takes."""
+        """Give a new node the record of the node that it replaces."""
         job, info = self.job, node.info
         left = info.node
         if left not in job.flaps:
@@ -1197,7 +1210,7 @@ class Rounds:
         self._give_record(node, job.flaps.pop(left))
 
     def _give_record(self, node: Node, record: FlapRecord) -> None:
-        """Give a connected node a record; exclude the node if that has too many departures."""
+        """Give a connected node a record; exclude the node if the record has too many departures."""
         job, name = self.job, node.info.node
         job.flaps[name] = record
         delay_s = return_delay_s(record.departures)
@@ -1249,11 +1262,11 @@ class Rounds:
     # Requests.
 
     def answer_to(self, request_id: str) -> RequestAnswer | None:
-        """Return the answer to a request, unless it is unknown or many others came after it."""
+        """Return the answer to a request; None if the request is unknown or too old."""
         return self.job.answers.get(request_id)
 
     def _keep_request(self, status: Status) -> None:
-        """Keep a request of a node's status until it can be decided, which is usually at once."""
+        """Keep the request in a node's status until it can be decided, usually immediately."""
         if status.request is not None:
             self.job.pending_requests[status.info.node] = status.request
 
@@ -1265,10 +1278,10 @@ class Rounds:
             is_new = request.id not in job.answers
             sent = self._request(request)
             node = job.nodes.get(name)
-            # A status that was sent before the answer arrived needs no second answer.
+            # If the node sent its status before it received the answer, it needs no second one.
             if node is not None and (is_new or node.last_request != request.id):
                 node.last_request = request.id
-                sent.append(self._send(node, anew=True))
+                sent.append(self._send(node, new_revision=True))
             views |= {(view.node, view.incarnation): view for view in sent}
         return [*views.values()]
 
@@ -1287,23 +1300,23 @@ class Rounds:
         if why:
             self._record_line(f"{'refused: ' if refusal else ''}{request}: {answer.why}")
             return []
-        asked = reason(str(request))
-        job.request, job.request_text = request.id, asked
+        text = reason(str(request))
+        job.request, job.request_text = request.id, text
         match Action(request.action):
             case Action.STOP:
                 job.stopped_by, job.grace_s = request.id, request.grace_s
-                return self._close(JobOutcome.STOPPED, asked)
+                return self._close(JobOutcome.STOPPED, text)
             case Action.RESTART if not is_held(job):
-                return self._next_generation(asked)
+                return self._next_generation(text)
             case Action.DRAIN:
-                return self._drain(self._nodes_named(request.node), asked)
+                return self._drain(self._nodes_named(request.node), text)
             case Action.UNDRAIN:
-                return self._undrain(self._nodes_named(request.node), asked)
-        self._record_change(asked)
+                return self._undrain(self._nodes_named(request.node), text)
+        self._record_change(text)
         return self._send_all()
 
     def _objection(self, request: Request) -> Refused:
-        """Return why a request is refused, if it is."""
+        """Return why a request is refused, or `GRANTED`."""
         job, action = self.job, request.action
         unknown = unknown_action(action)
         if unknown != GRANTED:
@@ -1329,15 +1342,15 @@ class Rounds:
             return GRANTED
         if len({*drained_nodes(job), *named}) > DRAINED_MAX:
             return RequestRefusal.TOO_MANY, f"{DRAINED_MAX} nodes are drained already"
-        missed = sum(name in job.nodes and is_eligible(job, name) for name in named)
-        needed, left = self._settings.min_nodes, self._here - missed
-        if missed and left < needed:
+        removed = sum(name in job.nodes and is_eligible(job, name) for name in named)
+        needed, left = self._settings.min_nodes, self._eligible - removed
+        if removed and left < needed:
             why = f"{left} other node{'s' * (left != 1)} would be left, and the job needs {needed}"
             return RequestRefusal.TOO_FEW_NODES, why
         return GRANTED
 
     def _unchanged_because(self, request: Request) -> str:
-        """Return why granting a request would change nothing, or nothing if it would."""
+        """Return why granting a request would change nothing; empty if it would change something."""
         if request.action not in (Action.DRAIN.value, Action.UNDRAIN.value):
             return ""
         named = self._nodes_named(request.node)
@@ -1348,7 +1361,7 @@ class Rounds:
         return f"{names_of(named)} {verb} {'already' if is_drain else 'not'} drained"
 
     def _nodes_named(self, name: str) -> list[str]:
-        """Return the node with this id, or the nodes of this host."""
+        """Return the node with this id, or the nodes on this host."""
         job = self.job
         if name in job.nodes or is_drained(job, name):
             return [name]
@@ -1356,13 +1369,13 @@ class Rounds:
 
     def _drain(self, nodes: list[str], why: str) -> list[View]:
         job = self.job
-        is_missed = False
+        is_broken = False
         for name in nodes:
             if not is_drained(job, name):
                 self._include(name)
                 job.exclusions[name] = Exclusion(ExclusionKind.DRAINED, why)
-            is_missed = is_missed or (self._is_member(name) and name not in job.succeeded)
-        if is_missed:
+            is_broken = is_broken or (self._is_member(name) and name not in job.succeeded)
+        if is_broken:
             return self._repair(why)
         self._record_change(why)
         return self._send_all()
@@ -1370,10 +1383,10 @@ class Rounds:
     def _undrain(self, nodes: list[str], why: str) -> list[View]:
         job = self.job
         self._record_change(why)
-        back = [name for name in nodes if is_drained(job, name)]
-        self._include(*back)
+        undrained = [name for name in nodes if is_drained(job, name)]
+        self._include(*undrained)
         views = self._send_all()
-        for name in back:
+        for name in undrained:
             if name in job.nodes and not self._is_member(name):
                 views += self._review(job.nodes[name])
         return views
@@ -1405,10 +1418,10 @@ class Rounds:
         self.job.waiting = True
         self.job.wait_seq += 1
 
-    def _settle(self, *, anew: bool) -> None:
-        """Wait for more nodes; `anew` if the job did not wait before this one joined."""
+    def _settle(self, *, is_first: bool) -> None:
+        """Wait for more nodes; `is_first` unless the job already waited when the last one joined."""
         self._begin_wait()
-        if anew:
+        if is_first:
             self.job.settle_seq = self.job.wait_seq
 
     def _record_change(self, why: str) -> None:
@@ -1416,17 +1429,19 @@ class Rounds:
         job.revision += 1
         job.why = reason(why)
         line = f"{job.phase.value}, round {job.round}, generation {job.generation}: {job.why}"
-        if not self.history or self.history[-1] != line:  # The view may differ only in `start`.
+        if (
+            not self.history or self.history[-1] != line
+        ):  # Perhaps only `start` of the views changed.
             self._record_line(line)
 
     def _record_line(self, line: str) -> None:
         self.history.append(line)
         self.changes += 1
 
-    def _send(self, node: Node, *, anew: bool = False) -> View:
-        """Return a node's view and note that it is sent; `anew` with a new revision."""
+    def _send(self, node: Node, *, new_revision: bool = False) -> View:
+        """Return a node's view, and note that it is sent."""
         job = self.job
-        if anew:
+        if new_revision:
             job.revision += 1
         node.sent_revision, node.sent_present = job.revision, len(job.nodes)
         return view_for_node(job, self.rank_table, node.info)
@@ -1440,15 +1455,15 @@ class Rounds:
         *,
         known_term: int = 0,
     ) -> View:
-        """Return the view of a node outside the job, which may know another coordinator's term."""
-        self.job.revision += 1  # It is newer than all views the node got in the job.
+        """Return the view for a node outside the job, which may know another coordinator's term."""
+        self.job.revision += 1  # Newer than all views that the node received in the job.
         view = view_for_outsider(self.job, info, role, why, refusal)
         if known_term < self.job.term:
             return view
-        return msgspec.structs.replace(view, term=known_term + 1)  # Else the node would ignore it.
+        return msgspec.structs.replace(view, term=known_term + 1)  # The node ignores lower terms.
 
     def _send_end(self, status: Status) -> View:
-        """Return the view of a node that joins a closed job; with the failure if it was a member."""
+        """Return the view for a node that joins a closed job. A former member gets the failure, too."""
         job, info = self.job, status.info
         view = self._send_outsider(info, NodeRole.CLOSED, job.why, known_term=status.term)
         was_member = self.rank_table.incarnation_of(info.node) == info.incarnation
@@ -1458,37 +1473,37 @@ class Rounds:
         return msgspec.structs.replace(view, why=why, failure=None, report=b"", final=True)
 
     def _send_members(self) -> list[View]:
-        here = (self._known(info.node, info.incarnation) for info in self.job.members)
-        return [self._send(node) for node in here if node is not None]
+        members = (self._known(info.node, info.incarnation) for info in self.job.members)
+        return [self._send(node) for node in members if node is not None]
 
     def _send_all(self) -> list[View]:
         return [self._send(node) for node in self.job.nodes.values()]
 
 
 def budget_of(job: Job, used: int | None = None) -> RestartBudget:
-    """Return the restart budget of a job, by its own count of restarts or by another one."""
+    """Return the restart budget of a job, with its own restart count or another one."""
     assert job.settings is not None
     return RestartBudget(job.settings.max_restarts, job.restarts if used is None else used)
 
 
 def left_by_all(job: Job) -> Job:
-    """Return a job that all its nodes left on request, as the next ones are to find it."""
+    """Return a job that all nodes left on request, in the state that the next nodes start from."""
     drained = {node: job.exclusions[node] for node in drained_nodes(job)}
     return msgspec.structs.replace(job, nodes={}, exclusions=drained, waiting=False, restarts=0)
 
 
 def is_eligible(job: Job, node: str) -> bool:
-    """Whether a round may take a node that is connected."""
+    """Whether a connected node is eligible for a round."""
     return node not in job.exclusions
 
 
 def eligible_count(job: Job) -> int:
-    """Return how many connected nodes a round may take."""
+    """Return the number of connected nodes that are eligible for a round."""
     return len(job.nodes) - sum(node in job.nodes for node in job.exclusions)
 
 
 def is_drained(job: Job, node: str) -> bool:
-    """Whether a node is to have no workers until it is undrained."""
+    """Whether a node is drained: it must have no workers until it is undrained."""
     exclusion = job.exclusions.get(node)
     return exclusion is not None and exclusion.kind is ExclusionKind.DRAINED
 
@@ -1499,7 +1514,7 @@ def drained_nodes(job: Job) -> list[str]:
 
 
 def return_delay_s(departures: int) -> float:
-    """Return how long to exclude a node that rejoins after so many departures."""
+    """Return how long to exclude a node that rejoins after this number of departures."""
     if departures < 2:
         return 0.0
     return min(RETURN_DELAY_S_MAX, RETURN_DELAY_S_MIN * 2.0 ** min(departures - 2, 20))
@@ -1510,14 +1525,14 @@ def close_broken(
 ) -> tuple[list[View], Rounds]:
     """Close a job with a broken invariant as failed; return the views to send, and its machine.
 
-    That can only be a bug in Holdfast. The job's nodes learn of it all the same, and the other jobs
-    of the process continue.
+    The cause can only be a bug in Holdfast. The nodes of the job are informed, and other jobs of the
+    process continue.
     """
     why = reason(f"the coordinator cannot continue this job; this is a bug in Holdfast ({what})")
     try:
         return rounds.handle(now, CloseRequested(JobOutcome.FAILED, why)), rounds
-    except Exception:  # noqa: BLE001 (whatever it is, nodes must learn of the end)
-        # No node is known any more, so each sends its status again and gets the end.
+    except Exception:  # noqa: BLE001 (after any error, the nodes must learn of the end)
+        # The new job has no nodes, so each node sends its status again and learns of the end.
         job = rounds.job
         return [], make(
             Job(
@@ -1548,7 +1563,7 @@ class RankTable:
         self.ranks = assign_ranks([NodeShape(info.role, info.local_world_size) for info in members])
         self.key = round_key(members)
         self.members: tuple[Member, ...] = ()
-        """Shared by the views of all members; empty if there are too many for a view."""
+        """The members, shared by their views; empty if there are too many for a view."""
         if len(members) <= VIEW_MEMBERS_MAX:
             self.members = tuple(
                 Member(info.node, info.host, ranks.first_rank)
@@ -1572,13 +1587,13 @@ class RankTable:
 
 
 def store_key_of(first: NodeInfo, generation: int) -> bytes:
-    """Return the key of one generation; it reveals neither the node's key nor another generation's."""
+    """Return the key of one generation. It reveals neither the node's key nor other generations' keys."""
     text = b"generation %d" % generation
     return blake2b(text, key=first.store_key, digest_size=STORE_KEY_BYTES).digest()
 
 
 def round_key(members: list[NodeInfo]) -> int:
-    """Return a number that identifies these incarnations in this order (a hash)."""
+    """Return a hash that identifies these incarnations in this order."""
     key = len(members)
     for info in members:
         key = (key * KEY_FACTOR + info.incarnation) % KEY_MODULUS
@@ -1591,7 +1606,7 @@ def is_loopback(address: str) -> bool:
 
 
 def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
-    """Return the view of a node that is in the job."""
+    """Return the view for a node in the job."""
     if job.phase is JobPhase.CLOSED:
         return view_for_outsider(job, info, NodeRole.CLOSED, job.why)
     role, rank = NodeRole.WAITING, -1
@@ -1654,7 +1669,7 @@ def answered_to(job: Job, info: NodeInfo) -> RequestAnswer | None:
 def view_for_outsider(
     job: Job, info: NodeInfo, role: NodeRole, why: str, refusal: RefusalReason | None = None
 ) -> View:
-    """Return the view of an incarnation that is not in the job."""
+    """Return the view for an incarnation outside the job."""
     return View(
         run_id=job.run_id,
         node=info.node,
@@ -1679,53 +1694,53 @@ def view_for_outsider(
     )
 
 
-def place_taken_text(there: NodeInfo) -> str:
-    """Return which agent has the node id that a contender wants."""
-    where = f" on {there.host}" if there.host else ""
-    return f"another agent{where} is in the job as {there.node}"
+def id_in_use_text(holder: NodeInfo) -> str:
+    """Return which agent has the node id of a contender."""
+    where = f" on {holder.host}" if holder.host else ""
+    return f"another agent{where} already has the node id {holder.node}"
 
 
-def contender_waits_text(there: NodeInfo) -> str:
+def contender_waits_text(holder: NodeInfo) -> str:
     """Return why a contender has to wait."""
-    return f"{place_taken_text(there)}: this one joins when that one is gone"
+    return f"{id_in_use_text(holder)}; this node joins when that agent is gone"
 
 
-def contender_refused_text(there: NodeInfo) -> str:
-    """Return why a contender gets no place."""
-    return f"{place_taken_text(there)}, and is alive"
+def contender_refused_text(holder: NodeInfo) -> str:
+    """Return why a contender is refused."""
+    return f"{id_in_use_text(holder)} and is alive"
 
 
 def is_held(job: Job) -> bool:
-    """Return whether a round waits for the workers of earlier generations to be gone."""
+    """Return whether a round waits for the workers of earlier generations to exit."""
     return job.phase is JobPhase.ACTIVE and job.released < job.generation
 
 
 def slow_stop_text(job: Job) -> str:
-    """Return which nodes' workers a generation waits for."""
-    there = (*job.nodes.values(), *job.departed.values())
-    names = [one.info.node for one in there if one.workers >= 0]
+    """Return the nodes for whose workers a generation waits, as text."""
+    nodes = (*job.nodes.values(), *job.departed.values())
+    names = [one.info.node for one in nodes if one.workers >= 0]
     return f"the workers of {names_of(names)} have not stopped yet"
 
 
 def names_of(names: list[str]) -> str:
-    """Return some names, the first few in full."""
+    """Return names as text: the first few, and the number of the others."""
     more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
     return ", ".join(names[:NAMES_MAX]) + more
 
 
 def objection(job: Job, status: Status) -> str:
-    """Return why a node cannot be in a job, or nothing."""
-    asked, info = status.settings, status.info
-    if info.fixed_rank >= asked.max_nodes:
-        return f"node rank {info.fixed_rank} is not below {asked.max_nodes}, the number of nodes"
+    """Return why a node cannot join a job; empty if it can."""
+    settings, info = status.settings, status.info
+    if info.fixed_rank >= settings.max_nodes:
+        return f"node rank {info.fixed_rank} is not below {settings.max_nodes}, the number of nodes"
     agreed = job.settings
     if agreed is None or not job.nodes:
         return ""
     if info.fixed_rank >= 0:
         for other in job.nodes.values():
             if other.info.fixed_rank == info.fixed_rank and other.info.node != info.node:
-                return f"node rank {info.fixed_rank} is {other.info.node}'s already"
-    for name, mine, theirs in differences(asked, agreed):
+                return f"{other.info.node} already has node rank {info.fixed_rank}"
+    for name, mine, theirs in differences(settings, agreed):
         return (
             f"{info.node} was started with {name} {mine}, but the job {job.run_id!r} runs with "
             f"{theirs}; start all nodes of a job alike"
@@ -1734,7 +1749,7 @@ def objection(job: Job, status: Status) -> str:
 
 
 def implausible_report(job: Job, status: Status) -> str:
-    """Return which number in a status cannot be of this job, or nothing."""
+    """Return which number in a status cannot come from this job; empty if there is none."""
     fence = max(job.fence, job.fence_floor)
     for name, reported, known, ahead_max in (
         ("term", status.term, job.term, TERMS_AHEAD_MAX),
@@ -1744,18 +1759,19 @@ def implausible_report(job: Job, status: Status) -> str:
     ):
         if reported > (known + ahead_max if job.generation >= 0 else FIRST_REPORTED_MAX):
             return (
-                f"{status.info.node} reports {name} {reported}, and the job {job.run_id!r} is at "
-                f"{known}: it cannot have been in this job; restart its agent"
+                f"{status.info.node} reports {name} {reported}, but the job {job.run_id!r} is at "
+                f"{known}: the node cannot have been in this job; restart its agent"
             )
     return ""
 
 
 def previous_ranks(job: Job, rank_table: RankTable) -> tuple[dict[str, int], int]:
-    """Return the ranks of the previous round by node, and its size."""
-    back = claimants(job)
-    if not back:
+    """Return the ranks in the previous round by node, and the size of that round."""
+    returned = claimants(job)
+    if not returned:
         return rank_table.rank_of, len(job.members)
-    return {node.info.node: node.claimed_rank for node in back}, back[0].claimed_size
+    ranks = {node.info.node: node.claimed_rank for node in returned}
+    return ranks, returned[0].claimed_size
 
 
 def claims(status: Status) -> bool:
@@ -1771,15 +1787,15 @@ def known_generation(status: Status) -> int:
 def why_formed(job: Job) -> str:
     """Return the reason for a round that forms because nodes joined."""
     if job.round < 0:
-        most = job.settings.max_nodes if job.settings else 0
-        return "all nodes joined" if len(job.nodes) >= most else "enough nodes joined"
+        max_nodes = job.settings.max_nodes if job.settings else 0
+        return "all nodes joined" if len(job.nodes) >= max_nodes else "enough nodes joined"
     members = {info.node for info in job.members}
     names = [node for node in job.nodes if node not in members and is_eligible(job, node)]
     return f"{names_of(names)} joined" if names else "enough nodes joined"
 
 
 def delays(job: Job, node: str = "") -> str:
-    """Return why the return of this node is delayed, or else of all nodes that a round waits for."""
+    """Return why the return of this node is delayed; otherwise the same for all nodes of a forming job."""
     delayed = {name: one for name, one in job.exclusions.items() if one.until >= 0}
     if node in delayed:
         return delayed[node].reason
@@ -1787,12 +1803,12 @@ def delays(job: Job, node: str = "") -> str:
         return ""
     reasons = [one.reason for one in delayed.values()]
     if len(reasons) > NAMES_MAX:
-        reasons[NAMES_MAX:] = [f"and so are {len(reasons) - NAMES_MAX} more"]
+        reasons[NAMES_MAX:] = [f"{len(reasons) - NAMES_MAX} more nodes are delayed"]
     return "; ".join(reasons)
 
 
 def claimants(job: Job) -> list[Node]:
-    """Return the nodes that returned from the newest round that any of them was in, by rank."""
+    """Return the reconnected members of the newest earlier round, by rank."""
     newest = max((node.claim for node in job.nodes.values()), default=NO_CLAIM)
-    back = [node for node in job.nodes.values() if node.claim == newest != NO_CLAIM]
-    return sorted(back, key=lambda node: node.claimed_rank)
+    returned = [node for node in job.nodes.values() if node.claim == newest != NO_CLAIM]
+    return sorted(returned, key=lambda node: node.claimed_rank)

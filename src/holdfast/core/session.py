@@ -1,8 +1,8 @@
 """One node's session with its coordinator.
 
-It keeps a connection open, repeats what the coordinator may not have received, delivers new views,
-and gives up if the coordinator has been away for too long. It decides nothing about workers:
-`core.coordinated_supervision` acts on the views.
+The session keeps a connection open, repeats messages that the coordinator may not have received,
+delivers new views, and gives up if the coordinator has been unreachable for too long. It decides nothing
+about workers: `core.coordinated_supervision` acts on the views.
 
 ::
 
@@ -16,7 +16,7 @@ Times are by the node's own clock. Time during which the process was suspended d
 the coordinator.
 
 A heartbeat means that the node supervises its workers. The driver of the session watches the agent's
-loop (`core.liveness.LoopWatch`). While that loop is stuck, the node reports so and sends no heartbeats.
+loop (`core.liveness.LoopWatch`). While that loop is stuck, the node reports this and sends no heartbeats.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 
 RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 1.0
-"""Plus the duration of a connection attempt, this must be less than `rounds.RECOVER_S_MAX`; otherwise
-nodes of a running round return too late for a new coordinator to resume it."""
+"""This plus the duration of a connection attempt must be less than `rounds.RECOVER_S_MAX`; otherwise
+nodes of a running round reconnect too late for a new coordinator to resume it."""
 HEARTBEAT_S_PER_NODE = 0.0002
 """Several times the coordinator's work for one heartbeat. In jobs of thousands of nodes each node sends
 fewer heartbeats, but enough not to count as lost."""
 HEARTBEATS_PER_SILENCE_MIN = 2.5
-CLOSED_AWAY_S = 5.0  # Once the job is over, agents wait only this long for an absent coordinator.
+CLOSED_AWAY_S = 5.0  # Once the job is over, agents wait only this long for their coordinator.
 
 
 class ConnectionState(Enum):
@@ -71,24 +71,24 @@ class SessionTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_s: float = 1.0
     """The interval between heartbeats. Raising it delays the detection of lost nodes and coordinators."""
     silence_s: float = 5.0
-    """The node closes a connection that was silent for this long; so does the coordinator."""
+    """Node and coordinator each close a connection that was silent for this long."""
     away_s: float = 60.0
     """How long to wait for a coordinator after contact was lost; workers continue meanwhile."""
     first_contact_s: float = 600.0
     """How long to wait for the first contact with a coordinator."""
     needs_answers: bool = False
-    """Whether a node that is cut off stops its workers before they may be replaced elsewhere."""
+    """Whether a disconnected node stops its workers before they may be replaced elsewhere."""
 
 
-# Events; a `View` and an `Ack` of the coordinator are events too.
+# Events. A `View` and an `Ack` of the coordinator are events, too.
 
 
 class Connected(Event):
     """The connection is open, and both sides are authenticated."""
 
     confirmed_at: float | None = None
-    """The send time of the newest message that other nodes are known to have received from this
-    node; 0 if there may be none; None for a new connection."""
+    """The send time of this node's newest message that is known to be delivered; 0 if there may be
+    none; None for a new connection."""
     place: int = 0
     """The index of the endpoint in the list."""
 
@@ -98,8 +98,7 @@ class Disconnected(Event):
 
     why: str
     permanent: bool = False
-    """The peer refuses the node for a reason that a retry does not change, though it may accept
-    connections."""
+    """Whether the peer refuses the node and a retry would not help; it may still accept connections."""
 
 
 class StatusChanged(Event):
@@ -120,7 +119,7 @@ class Rejoined(Event):
 
 
 class PortsChanged(Event):
-    """The node holds other ports for the workers' store; the next status reports them."""
+    """The node holds new ports for the workers' store; the next status reports them."""
 
     ports: tuple[int, ...]
 
@@ -211,32 +210,32 @@ class Session:
         self.had_contact = False
         self.had_view = False
         self.place = 0
-        """The last place at which it was connected. It never connects to an earlier place again."""
+        """The last place to which the node connected. It never connects to an earlier one again."""
         self.is_refused = False
-        """Whether the other side accepts connections and then refuses the node every time."""
+        """Whether the coordinator accepts connections and then always refuses the node."""
         self.story = Story("session", node=info.node)
         self._status = Status(seq=0, run_id=run_id, info=info, settings=settings)
         self._timeouts = timeouts
         self._draw = draw
         self._clock = AttendedClock(now, max(timeouts.heartbeat_s, timeouts.silence_s / 5))
         self._heartbeat_s = min(timeouts.heartbeat_s, timeouts.away_s / HEARTBEATS_PER_SILENCE_MIN)
-        self._received_at = 0.0  # This and the next five by the attended clock.
+        self._received_at = 0.0  # This time and the next six are by the attended clock.
         self._opened_at = 0.0
-        self._away_since: float | None = None  # Until there is a view again, not just a connection.
+        self._away_since: float | None = None  # Cleared by a view, not by a connection.
         self._heartbeat_at = 0.0
         self._sent_at = 0.0
-        self._failed_at = 0.0  # When the ages in the failure it reports were true.
+        self._failed_at = 0.0  # The time to which the ages in the reported failure refer.
         self._retry_at = 0.0
         self._retries = 0
         self._term = self._revision = 0
         self._given_up = False
         self._stop = StopDeadline(needs_answers=timeouts.needs_answers)
         self._now = now
-        self._confirmed_at = now  # Earlier messages did not reach this peer.
+        self._confirmed_at = now  # Messages before this time may not have reached the peer.
 
     @property
     def stop_at(self) -> float | None:
-        """When all workers must have exited, unless the deadline is renewed; None before the first view."""
+        """When all workers must have exited unless the deadline is renewed; None before the first view."""
         view = self.view
         if view is None:
             return None
@@ -245,22 +244,22 @@ class Session:
     def silence(self, now: float) -> tuple[float, float]:
         """Return how long the coordinator has been silent, and how long until the session gives up.
 
-        Any thread may call.
+        Any thread may call this.
         """
         silent_s = self._clock.peek(now) - self._received_at
         return silent_s, 0.0 if self._given_up else max(0.0, self._limit_s() - silent_s)
 
     def is_late(self, now: float) -> bool:
-        """Whether at least two responses are missing; any thread may call."""
+        """Whether at least two responses are missing. Any thread may call this."""
         return self.silence(now)[0] >= self._timeouts.silence_s / 2
 
     @property
     def status(self) -> Status:
-        """What the node last reported of itself."""
+        """The newest status of the node."""
         return self._status
 
     def handle(self, now: float, event: SessionEvent, cause: str = "") -> list[SessionEffect]:
-        at = self._clock.look(now)
+        at = self._clock.read(now)
         state = self.connection
         self._now = now
         if isinstance(event, (Tick, Ack)):  # Nearly all events are.
@@ -274,7 +273,7 @@ class Session:
                 cause = cause or event.id
             case StatusChanged(phase, generation, failure, report, clear):
                 # The loop that reports this is not stuck.
-                self._restate(
+                self._update_status(
                     phase=phase,
                     generation=generation,
                     failure=failure,
@@ -292,7 +291,7 @@ class Session:
                 if not self.is_refused:
                     self._retries = 0
                 away_s = 0.0 if self._away_since is None else at - self._away_since
-                self._restate(away_s=away_s)
+                self._update_status(away_s=away_s)
                 effects = self._send(at)
             case Disconnected(why, permanent):
                 self.is_refused = self.is_refused or (
@@ -304,7 +303,7 @@ class Session:
                 self.view = None
                 self.acked_seq = -1
                 # The coordinator that fenced it knows whether the node is drained.
-                self._restate(
+                self._update_status(
                     info=info,
                     phase=NodePhase.READY,
                     failure=None,
@@ -315,20 +314,20 @@ class Session:
                 effects = self._send(at)
             case PortsChanged(ports):
                 info = msgspec.structs.replace(self._status.info, ports=ports)
-                self._restate(info=info)
+                self._update_status(info=info)
                 effects = []
             case RequestMade(request):
                 if self.view is None or not self.view.answers(request):
-                    self._restate(request=request)
+                    self._update_status(request=request)
                     effects = self._send(at)
                 else:
                     effects = []  # The view already has the answer.
             case LoopStuck(why):
                 self._stop.expire(now)
-                self._restate(stuck=why)
+                self._update_status(stuck=why)
                 effects = self._send(at)
             case LoopResumed():
-                self._restate(stuck="")
+                self._update_status(stuck="")
                 effects = self._send(at)
             case _:
                 raise InvalidEvent(f"{event!r} is not an event of a session")
@@ -336,11 +335,11 @@ class Session:
         return effects
 
     def next_deadline(self, now: float) -> float:
-        at = self._clock.look(now)
+        at = self._clock.read(now)
         rest = (
             self._received_at + self._limit_s() - at if self._may_give_up() else self._clock.step_s
         )
-        if self.connection is ConnectionState.UP and not self._is_mute():
+        if self.connection is ConnectionState.UP and not self._withholds_heartbeats():
             rest = min(rest, self._heartbeat_at + self._heartbeat_s - at)
         elif self.connection is ConnectionState.DOWN:
             rest = min(rest, self._retry_at - at)
@@ -358,12 +357,12 @@ class Session:
         self._term, self._revision = view.term, view.revision
         self.view = view
         self.had_view = True
-        self._heartbeat_s = self._pace(view)
+        self._heartbeat_s = self._heartbeat_interval(view)
         self._away_since = None
         self._status = echo(self._status, view)
         effects: list[SessionEffect] = [DeliverView(view)]
         if view.role is NodeRole.CLOSED and not view.final and self._status.report:
-            effects += self._send(at)  # Only an earlier coordinator may have received it.
+            effects += self._send(at)  # Perhaps only an earlier coordinator received the report.
         return effects
 
     def _acked(self, at: float, ack: Ack) -> list[SessionEffect]:
@@ -374,11 +373,11 @@ class Session:
         self.acked_seq = max(self.acked_seq, ack.seq)
         called = ack.call != 0 and ack.call != self._status.call
         if called:
-            self._restate(call=ack.call)
+            self._update_status(call=ack.call)
         if ack.seq < self._status.seq and at - self._sent_at >= self._timeouts.heartbeat_s / 2:
-            # Repeat the status with the same number unless it changed: the first may still be in transit.
-            return self._send(at, anew=called)
-        if called and self.connection is ConnectionState.UP and not self._is_mute():
+            # The first copy may still be in transit: keep its number unless the status changed.
+            return self._send(at, new_seq=called)
+        if called and self.connection is ConnectionState.UP and not self._withholds_heartbeats():
             self._heartbeat_at = at
             return [Send(self._heartbeat())]
         return []
@@ -397,9 +396,9 @@ class Session:
             self._retries = 0
         self._received_at = at
 
-    def _pace(self, view: View) -> float:
-        # The coordinator may be configured to give up on silent nodes sooner than this node would,
-        # and this node to give up on the coordinator sooner than on a silent connection.
+    def _heartbeat_interval(self, view: View) -> float:
+        # The coordinator may be configured with a shorter silence limit than this node, and this node
+        # with a shorter `away_s` than its silence limit.
         timeouts = self._timeouts
         silence_s = min(timeouts.silence_s, view.silence_s or timeouts.silence_s, timeouts.away_s)
         wanted = max(timeouts.heartbeat_s, HEARTBEAT_S_PER_NODE * view.present)
@@ -422,7 +421,7 @@ class Session:
         effects: list[SessionEffect] = []
         if not self._status.stuck:
             self._stop.awake(self._now)
-        # Another program may listen at the endpoint, accept the connection and stay silent.
+        # Another program may listen at the endpoint, and accept the connection without responding.
         if (
             self.connection is ConnectionState.UP
             and at - max(self._received_at, self._opened_at) >= timeouts.silence_s
@@ -431,25 +430,25 @@ class Session:
             return [Disconnect(why), *self._closed(at, why)]
         if self._may_give_up() and at - self._received_at >= self._limit_s():
             self._given_up = True
-            is_mute = self.connection is ConnectionState.UP
-            why = f"no response for {self._limit_s():g} s" if is_mute else self.last_problem
+            is_connected = self.connection is ConnectionState.UP
+            why = f"no response for {self._limit_s():g} s" if is_connected else self.last_problem
             effects.append(GiveUp(at - self._received_at, why))
         if self.connection is ConnectionState.DOWN and at >= self._retry_at:
             self.connection = ConnectionState.CONNECTING
             return [*effects, Connect()]
         is_due = at - self._heartbeat_at >= self._heartbeat_s
-        if is_due and self.connection is ConnectionState.UP and not self._is_mute():
+        if is_due and self.connection is ConnectionState.UP and not self._withholds_heartbeats():
             self._heartbeat_at = at
             return [*effects, Send(self._heartbeat())]
         return effects
 
-    def _is_mute(self) -> bool:
-        """Whether heartbeats would be false: the loop is stuck and the job still counts on this node."""
+    def _withholds_heartbeats(self) -> bool:
+        """Whether to send no heartbeats: the loop is stuck, and the node has not been fenced yet."""
         fenced = self.view is not None and self.view.role is NodeRole.FENCED
         return bool(self._status.stuck) and not fenced
 
     def _may_give_up(self) -> bool:
-        # A connection that opened after refusals gets the full time limit.
+        # A connection that opened after refusals gets the whole time limit.
         return not (self._given_up or (self.is_refused and self.connection is ConnectionState.UP))
 
     def _limit_s(self) -> float:
@@ -457,18 +456,18 @@ class Session:
             return CLOSED_AWAY_S
         return self._timeouts.away_s if self.had_contact else self._timeouts.first_contact_s
 
-    # What is sent.
+    # Sending.
 
-    def _restate(self, **changes: object) -> None:
+    def _update_status(self, **changes: object) -> None:
         self._status = msgspec.structs.replace(self._status, **changes)
 
-    def _send(self, at: float, *, anew: bool = True) -> list[SessionEffect]:
-        """Send the status. If it has a report, which may take long to send, send it without first."""
+    def _send(self, at: float, *, new_seq: bool = True) -> list[SessionEffect]:
+        """Send the status. A report may take long to send, so first send the status without it."""
         has_report = bool(self._status.report)
-        if anew:
-            self._restate(seq=self._status.seq + 1 + has_report)
+        if new_seq:
+            self._update_status(seq=self._status.seq + 1 + has_report)
         if self._status.failure is not None and at > self._failed_at:
-            self._restate(failure=older(self._status.failure, at - self._failed_at))
+            self._update_status(failure=aged(self._status.failure, at - self._failed_at))
             self._failed_at = at
         if self.connection is not ConnectionState.UP:
             return []
@@ -493,11 +492,11 @@ class Session:
         )
 
 
-def older(failure: Failure, by_s: float) -> Failure:
+def aged(failure: Failure, by_s: float) -> Failure:
     """Return a failure with its ages increased."""
-    spoke_ago_s = failure.spoke_ago_s + by_s if failure.spoke_ago_s else 0.0
+    traceback_ago_s = failure.traceback_ago_s + by_s if failure.traceback_ago_s else 0.0
     return msgspec.structs.replace(
-        failure, ended_ago_s=failure.ended_ago_s + by_s, spoke_ago_s=spoke_ago_s
+        failure, ended_ago_s=failure.ended_ago_s + by_s, traceback_ago_s=traceback_ago_s
     )
 
 

@@ -1,13 +1,13 @@
 """A node's session over a compare-and-set store: the nodes share the job's state without a coordinator.
 
-Each node reads the state and applies, by `core.rounds`, what it observed itself: its own statuses, the
-end of a wait, another node's counter that does not move. It writes the result with the token of the
-state that it read. Of several writers one succeeds, and the others read again. After each read the
-node computes its own view, as a coordinator would have sent it.
+Each node reads the state and lets `core.rounds` apply its own observations: its statuses, the end of a
+wait, another node's counter that does not increase. It writes the result with the token of the state that
+it read. If several nodes write, one succeeds, and the others read again. After each read the node computes
+its own view, as a coordinator would have sent it.
 
 ::
 
-    IDLE ── a read is due, or a status is to be stored: ReadState ─► READING
+    IDLE ── a read is due, or there is a new status: ReadState ────► READING
      ▲ ▲                                                               │ StateRead
      │ └────── nothing to store: DeliverView if the view is new ◄──────┤
      │                                                                 ▼ something to store
@@ -17,27 +17,28 @@ node computes its own view, as a coordinator would have sent it.
 The rules:
 
 1.  A status counts once it is stored; until then the node keeps it. If the node is in the job, it
-    stores its statuses one after the other, since "succeeded" and then "leaving" means more than
-    "leaving" alone. Otherwise it stores only the newest.
-2.  A node that is alive increments a counter in the state every `interval_s`, less often the more
-    nodes there are. Each node measures by its own clock how long the counters of the others have not
-    moved, and how long a wait has lasted.
-3.  If two nodes apply the same event, the second has no effect: `core.rounds` ignores what it knows.
-4.  If a read returns an older state than an earlier read, its view is ignored: a replicated store may
-    return one.
+    stores its statuses in order, because "succeeded" followed by "leaving" means more than "leaving"
+    alone. Otherwise it stores only the newest.
+2.  A live node increments a counter in the state every `interval_s`, less often in larger jobs. Each
+    node measures by its own clock how long the counters of other nodes have not changed, and how long a
+    wait has lasted.
+3.  If two nodes apply the same event, the second has no effect: `core.rounds` ignores events that it
+    has already applied.
+4.  If a read returns an older state than an earlier read, as a replicated store may do, its view is
+    ignored.
 5.  If the job is final, or the node is not in it, the node stops reading until it has a new status. A
     node that joins just after the job failed still waits for the report.
 6.  If the store fails or does not respond for `away_s`, the node gives up once, and keeps trying. Time
     during which the process was suspended does not count. If the first state it reads is invalid, or
-    the store keeps nothing, the node gives up immediately.
-7.  If another node has the same node id, this node watches that one: it stores the loss of the other,
-    or is refused once the other is known to be alive.
-8.  If a live member does not start a generation, or stop its workers for one, within `absent_s`, the
-    members that did remove it. This applies only where agents poll for rounds and may fail to.
+    the store does not keep the state, the node gives up immediately.
+7.  If another node has the same node id, this node watches it. If the other node is lost, this node
+    stores the loss; if the other node is known to be alive, this node is refused.
+8.  If a live member does not start a generation within `absent_s`, or does not stop its workers for
+    one, the other members remove it. This applies only where agents poll for rounds and may stop polling.
 
-Use: perform each effect of `handle` and report its outcome as one event. There is one call to the
-store at a time, and it may hang. Call `handle` with `Tick` at `next_deadline`. A node joins with its
-first status; before that it only reads. Times are by the caller's monotonic clock.
+Use: perform each effect of `handle` and report its outcome as one event. At most one call to the store is
+under way, and it may hang. Call `handle` with `Tick` at `next_deadline`. A node joins with its first
+status; before that it only reads. Times are by the caller's monotonic clock.
 """
 
 from __future__ import annotations
@@ -99,9 +100,9 @@ if TYPE_CHECKING:
 
 STATE_MARK = b"holdfast job 1\n"
 STATE_BYTES_MAX = 4 * 1024 * 1024
-"""A state larger than this is not read: about ten thousand nodes, and what TCPStore can hold."""
+"""A larger state is not read. This is enough for about ten thousand nodes, and TCPStore can hold it."""
 UNSTORED_MAX = 8
-"""Statuses that wait to be stored. Only an unavailable store makes more; the oldest are dropped."""
+"""Statuses that wait to be stored. Only an unavailable store exceeds this; the oldest are dropped."""
 READ_S_MIN = 0.005
 READ_S_MAX = 0.1
 READ_S_PER_NODE = 0.004
@@ -109,17 +110,18 @@ READ_S_PER_NODE = 0.004
 BACKOFF_S_MIN = 0.002
 BACKOFF_S_MAX = 1.0
 BEAT_S_PER_NODE = 0.05
-"""All nodes together write at most twenty heartbeats a second, because each write makes others fail."""
+"""All nodes together write at most twenty heartbeats a second, because each write makes concurrent
+writes fail."""
 BEATS_PER_SILENCE_MIN = 3
-"""A node counts as lost after it missed this many heartbeats, however many nodes there are. So large
-jobs detect a loss later than configured: by default above 33 nodes, and after 15 s with 100."""
-VAIN_WRITES_MAX = 3
-"""If a store has no state after this many unconfirmed writes, it keeps nothing. One such write may be a
-race with another node that removed the state."""
+"""A node is lost only after it missed this many heartbeats. So large jobs detect a loss later than
+configured: by default above 33 nodes, and after 15 s with 100."""
+UNCONFIRMED_WRITES_MAX = 3
+"""If a store has no state after this many unconfirmed writes, it does not keep the state. A single such
+write may be a race with another node that removed the state."""
 STEPS_PER_AWAY = 10
 """Clock readings per `away_s`. A longer gap means that the process was suspended."""
-NO_ANSWER = "it does not answer"
-KEEPS_NOTHING = "there is no state after one was stored"
+NO_RESPONSE = "no response"
+NOT_KEPT = "the store does not keep the state"
 
 _decoder = msgspec.msgpack.Decoder(Job)
 _encoder = msgspec.msgpack.Encoder()
@@ -131,26 +133,26 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float = 1.0
     """The interval between increments of its counter."""
     lost_after_s: float = 5.0
-    """A node whose counter does not move for this long is lost."""
+    """A node whose counter does not change for this long is lost."""
     away_s: float = 60.0
     """How long to wait for a store that fails or hangs."""
     absent_s: float | None = None
     """How long a live member may take to start a generation before it is removed; None: no limit."""
     needs_answers: bool = False
-    """Whether a node that is cut off stops its workers before they may be replaced elsewhere."""
+    """Whether a disconnected node stops its workers before they may be replaced elsewhere."""
     read_s: float = READ_S_MAX
     """The time between two reads while no change is expected."""
 
 
 class CallState(Enum):
-    """What the store is doing for this node."""
+    """The call to the store that is under way."""
 
     IDLE = "idle"
     READING = "reading"
     WRITING = "writing"
 
 
-# Events, beside `Tick` and those of `core.session`.
+# Events, in addition to `Tick` and those of `core.session`.
 
 
 class RefreshRequested(Event):
@@ -180,7 +182,7 @@ class CallFailed(Event):
 
     why: str
     invalid: bool = False
-    """The stored state is malformed or of another job, so a retry does not help."""
+    """The stored state is malformed or belongs to another job, so a retry does not help."""
 
 
 SessionEvent = (
@@ -198,7 +200,7 @@ SessionEvent = (
     | CallFailed
 )
 
-# Effects, beside `DeliverView` and `GiveUp` of `core.session`.
+# Effects, in addition to `DeliverView` and `GiveUp` of `core.session`.
 
 
 class ReadState(Effect):
@@ -206,7 +208,7 @@ class ReadState(Effect):
 
 
 class WriteState(msgspec.Struct, frozen=True):
-    """Replace the state that the token names; `StateWritten`, `WriteConflict` or `CallFailed`."""
+    """Replace the state of this token; the outcome is `StateWritten`, `WriteConflict` or `CallFailed`."""
 
     state: bytes
     token: Any
@@ -246,9 +248,9 @@ class SharedStateSession:
         self.status = Status(seq=0, run_id=run_id, info=info, settings=settings)
         self.view: View | None = None
         self.stored_seq = -1
-        """The newest status that is stored or does not need to be."""
+        """The number of the newest status that is stored or does not need to be."""
         self.closed = False
-        """Whether the job is over, in the job or not."""
+        """Whether the job is over, whether or not this node was in it."""
         self.in_job = False
         self.reads_begun = 0
         self.reads = 0
@@ -256,7 +258,7 @@ class SharedStateSession:
         self.problem = ""
         """Why the last call failed; empty if it succeeded."""
         self.ever_read = False
-        self._vain_writes = 0  # Since a state was last seen.
+        self._unconfirmed_writes = 0  # Since a state was last read.
         self._timeouts = timeouts
         self._draw = draw
         self._fence_floor = fence_floor
@@ -264,11 +266,11 @@ class SharedStateSession:
         self._make_rounds = rounds
         self._joins = False
         self._present = 0
-        self._rests = True
+        self._stops_reading = True
         self._unstored: deque[Status] = deque(maxlen=UNSTORED_MAX)
-        self._seen = (0, 0)  # Term and revision of the newest state.
-        self._kept_at: float | None = None  # When it last saw the state.
-        # The state as last seen, and the machine made of it; None if that was changed since.
+        self._newest = (0, 0)  # Term and revision of the newest view.
+        self._accepted_at: float | None = None  # When it last read or wrote a state successfully.
+        # The last known state and its machine; None if the machine has changed since.
         self._state: bytes | None = None
         self._rounds: Rounds | None = None
         self._offer: tuple[bytes, Rounds] | None = None
@@ -277,14 +279,14 @@ class SharedStateSession:
         self._peers = PeerLiveness(now, timeouts)
         self._stop = StopDeadline(needs_answers=timeouts.needs_answers)
         self._write_at = now
-        self._attending = (-1, now)  # A generation, and since when it is waited for.
+        self._attending = (-1, now)  # A generation, and since when this node waits for the others.
         self._contending = (-1, 0.0)  # The rival with its node id, and since when.
-        # When to read. Pauses grow while nothing happens, and after each conflict.
+        # When to read. The pause grows while nothing happens, and after each conflict.
         self._read_at: float | None = None
         self._pause_s = READ_S_MIN
         self._backoff_s = BACKOFF_S_MIN
-        self._again = False
-        # The health of the store. `_contact_at` is by the attended clock.
+        self._reads_again = False
+        # The availability of the store. `_contact_at` is by the attended clock.
         self._clock = AttendedClock(now, timeouts.away_s / STEPS_PER_AWAY)
         self._contact_at = 0.0
         self.given_up = False
@@ -294,7 +296,7 @@ class SharedStateSession:
 
     @property
     def rounds(self) -> Rounds | None:
-        """The job as it was last seen; only to be read."""
+        """The last known job; read-only."""
         if self._rounds is None and self._state is not None:
             return self._make_rounds(decode(self._state))
         return self._rounds
@@ -308,9 +310,9 @@ class SharedStateSession:
         return effects
 
     def _handle(self, now: float, event: SessionEvent) -> list[SessionEffect]:
-        self._at = self._clock.look(now)
+        self._at = self._clock.read(now)
         if self.call is CallState.IDLE and not self.problem:
-            self._contact_at = self._at  # Without a call under way the store is not away.
+            self._contact_at = self._at  # Without a call under way, no response is missing.
         match event:
             case Tick():
                 if not self.status.stuck:
@@ -321,7 +323,7 @@ class SharedStateSession:
                 return effects
             case StatusChanged(phase, generation, failure, report, clear):
                 self._joins = True
-                self._restate(
+                self._update_status(
                     seq=self.status.seq + 1,
                     phase=phase,
                     generation=generation,
@@ -335,7 +337,7 @@ class SharedStateSession:
             case Rejoined(incarnation):
                 self._joins = True
                 info = msgspec.structs.replace(self.status.info, incarnation=incarnation)
-                self._restate(
+                self._update_status(
                     seq=self.status.seq + 1,
                     info=info,
                     phase=NodePhase.READY,
@@ -349,12 +351,12 @@ class SharedStateSession:
                 self.view = None
                 return self._read_soon()
             case PortsChanged(ports):
-                self._restate(info=msgspec.structs.replace(self.status.info, ports=ports))
+                self._update_status(info=msgspec.structs.replace(self.status.info, ports=ports))
                 return []
             case RequestMade(request):
                 if self.view is not None and self.view.answers(request):
                     return []  # The view already has the answer.
-                self._restate(seq=self.status.seq + 1, request=request)
+                self._update_status(seq=self.status.seq + 1, request=request)
                 if self._joins:
                     self._unstored.append(self.status)
                 return self._read_soon()
@@ -362,7 +364,7 @@ class SharedStateSession:
                 why = event.why if isinstance(event, LoopStuck) else ""
                 if why:
                     self._stop.expire(now)
-                self._restate(seq=self.status.seq + 1, stuck=why)
+                self._update_status(seq=self.status.seq + 1, stuck=why)
                 if self._joins:
                     self._unstored.append(self.status)
                 return self._read_soon()
@@ -378,11 +380,11 @@ class SharedStateSession:
                     self._stop.answered(now, self._write_at)
                 self._state, self._rounds = self._offer
                 self._peers.observe(now, self._rounds, self._me(self._rounds.job))
-                return self._after_call(self._keep(now, self._rounds))
+                return self._after_call(self._accept(now, self._rounds))
             case WriteConflict():
                 self._expect(CallState.WRITING, event)
                 self._store_responded()
-                self._vain_writes += 1
+                self._unconfirmed_writes += 1
                 self._read_at = now + self._draw() * self._backoff_s
                 self._backoff_s = min(BACKOFF_S_MAX, self._backoff_s * 2)
                 return self._after_call([])
@@ -393,17 +395,17 @@ class SharedStateSession:
 
     def next_deadline(self, now: float) -> float | None:
         """Return when the next `Tick` is due, or None if nothing has a deadline."""
-        at = self._clock.look(now)
+        at = self._clock.read(now)
         times = [] if self._read_at is None or self.call is not CallState.IDLE else [self._read_at]
         if not self.given_up and (self.problem or self.call is not CallState.IDLE):
             rest = self._limit_s() - (at - self._contact_at)
-            # The clock counts the whole time only if it is read at least every step.
+            # The clock counts the whole time only if it is read at least every `step_s`.
             times.append(now + max(0.0, min(rest, self._clock.step_s)))
         return min(times, default=None)
 
     @property
     def stop_at(self) -> float | None:
-        """When all workers must have exited, unless the deadline is renewed; None before the first view."""
+        """When all workers must have exited unless the deadline is renewed; None before the first view."""
         return None if self.view is None else self._stop.at(self._peers.silence_s)
 
     def away_s(self, now: float) -> float:
@@ -420,23 +422,23 @@ class SharedStateSession:
         self._pause_s = READ_S_MIN
         if self.call is CallState.IDLE:
             return self._read()
-        self._again = True
+        self._reads_again = True
         return []
 
     def _read(self) -> list[SessionEffect]:
         self.call = CallState.READING
         self.reads_begun += 1
-        self._again = False
+        self._reads_again = False
         return [ReadState()]
 
     def _after_call(self, effects: list[SessionEffect]) -> list[SessionEffect]:
-        """Continue after a call: with the write that follows from it, or with a read requested meanwhile."""
+        """Continue after a call: with a write, or with a read that was requested meanwhile."""
         if any(type(effect) is WriteState for effect in effects):
             self.call = CallState.WRITING
             return effects
         self.call = CallState.IDLE
         effects += self._overdue()
-        return [*effects, *self._read()] if self._again else effects
+        return [*effects, *self._read()] if self._reads_again else effects
 
     def _store_responded(self) -> None:
         """Note that the store responded."""
@@ -448,9 +450,9 @@ class SharedStateSession:
         self.problem = why
         self._rounds = None
         self._read_at = now + self._longest_pause_s()
-        is_new = not self.ever_read or self._vain_writes >= VAIN_WRITES_MAX
+        is_new = not self.ever_read or self._unconfirmed_writes >= UNCONFIRMED_WRITES_MAX
         if invalid and is_new and not self.given_up:
-            # After a successful read, another program may have damaged the state and may repair it.
+            # Only for a new node: an older one waits until the state can be read again.
             self.given_up = True
             return [RefuseJoin(why)]
         return []
@@ -460,7 +462,7 @@ class SharedStateSession:
         if self.given_up or away_s < self._limit_s():
             return []
         self.given_up = True
-        return [GiveUp(away_s, self.problem or NO_ANSWER)]
+        return [GiveUp(away_s, self.problem or NO_RESPONSE)]
 
     def _limit_s(self) -> float:
         closed = self.view is not None and self.view.role is NodeRole.CLOSED
@@ -470,9 +472,10 @@ class SharedStateSession:
     # One read of the state.
 
     def _was_read(self, now: float, state: bytes | None, token: Any) -> list[SessionEffect]:
-        self._vain_writes = 0 if state is not None or self.in_job else self._vain_writes
-        if self._vain_writes >= VAIN_WRITES_MAX:
-            return self._failed(now, KEEPS_NOTHING, invalid=True)
+        if state is not None or self.in_job:
+            self._unconfirmed_writes = 0
+        if self._unconfirmed_writes >= UNCONFIRMED_WRITES_MAX:
+            return self._failed(now, NOT_KEPT, invalid=True)
         try:
             rounds = self._current(state)
         except ValueError as problem:
@@ -484,8 +487,8 @@ class SharedStateSession:
         is_new = self._join(now, rounds) if me is None else self._apply(now, rounds)
         rounds.check()
         if not is_new:
-            return self._keep(now, rounds)
-        self._rounds = None  # Until it is stored, it is not the job's state.
+            return self._accept(now, rounds)
+        self._rounds = None  # The changed state does not count until it is stored.
         try:
             state = encode(job)
         except ValueError as problem:
@@ -498,7 +501,7 @@ class SharedStateSession:
         if self._rounds is None or state != self._state:
             job = self._new_job() if state is None else decode(state)
             if job.run_id != self.status.run_id:
-                raise ValueError(f"it is the state of the job {job.run_id!r}")
+                raise ValueError(f"it belongs to the job {job.run_id!r}")
             self._state, self._rounds = state, self._make_rounds(job)
         return self._rounds
 
@@ -506,18 +509,17 @@ class SharedStateSession:
         return Job(run_id=self.status.run_id, fence_floor=self._fence_floor)
 
     def _join(self, now: float, rounds: Rounds) -> bool:
-        """Add this node to the job; return whether there is anything to store.
+        """Add this node to the job; return whether there is a change to store.
 
-        If the node was in the job before and the store lost it, `core.rounds` handles that.
+        If the node was in the job before and the store lost the job, `core.rounds` recovers it.
         """
         self._answer = None
         status = self.status
         if not self._joins or status.phase is NodePhase.LEAVING:
             return False
-        away_s = 0.0 if self._kept_at is None else now - self._kept_at
+        away_s = 0.0 if self._accepted_at is None else now - self._accepted_at
         status = msgspec.structs.replace(status, away_s=away_s)
-        gone = self._loss_of_rival(rounds.job)
-        self._changes = (*gone, status)
+        self._changes = (*self._loss_of_rival(rounds.job), status)
         views: list[View] = []
         for event in self._changes:
             views = rounds.handle(now, event, self._cause)
@@ -528,7 +530,7 @@ class SharedStateSession:
             me.control = self._control
             return True
         if status.phase is NodePhase.CLOSING and rounds.job.phase is not JobPhase.CLOSED:
-            # Any node that reaches the store may end the job, whatever its settings.
+            # Any node that can write to the store may end the job, whatever its settings.
             close = CloseRequested(JobOutcome.STOPPED, f"{status.info.node} closed the job")
             self._changes = (close,)
             rounds.handle(now, close, self._cause)
@@ -538,13 +540,13 @@ class SharedStateSession:
         return False
 
     def _loss_of_rival(self, job: Job) -> tuple[NodeLost, ...]:
-        """Return the loss of the node that has this node's id, if it is lost."""
+        """Return the loss of the other node with this node's id, if that node is lost."""
         rival = job.nodes.get(self.status.info.node)
         lost = rival and self._peers.loss_of(rival)
         return (lost,) if lost else ()
 
     def _contend(self, job: Job, answer: View) -> View:
-        """Return the answer to this node while a live node has its node id."""
+        """Return the view of this node while another node has its node id."""
         if answer.role is not NodeRole.WAITING:
             return answer
         rival = job.nodes[self.status.info.node].info
@@ -556,7 +558,7 @@ class SharedStateSession:
         return view_for_outsider(job, self.status.info, *refused)
 
     def _apply(self, now: float, rounds: Rounds) -> bool:
-        """Apply what this node observed; return whether there is anything to store."""
+        """Apply the observations of this node; return whether there is a change to store."""
         job = rounds.job
         self._answer = None
         me = self._me(job)
@@ -579,12 +581,14 @@ class SharedStateSession:
         if job.final:
             return []
         unstored = [one for one in self._unstored if one.seq > me.seq]
-        if job.phase is JobPhase.CLOSED:  # The job still waits for the report or its author.
+        if (
+            job.phase is JobPhase.CLOSED
+        ):  # The job still waits for the report, or the loss of its node.
             return [one for one in unstored if one.failure or one.phase is NodePhase.LEAVING]
         return unstored
 
     def _absent(self, now: float, job: Job) -> list[JobEvent]:
-        """Return the loss of the members that exceeded `absent_s`."""
+        """Return the loss of members that exceeded `absent_s`."""
         absent_s = self._timeouts.absent_s
         if absent_s is None or job.phase is not JobPhase.ACTIVE:
             return []
@@ -597,8 +601,8 @@ class SharedStateSession:
             return []
         if now - self._attending[1] < absent_s:
             return []
-        do = "stop its workers for" if held else "start"
-        why = f"it did not {do} generation {generation} within {absent_s:g} s"
+        action = "stop its workers for" if held else "start"
+        why = f"it did not {action} generation {generation} within {absent_s:g} s"
         absent = tuple(
             NodeLost(info.node, info.incarnation, why)
             for info in job.members
@@ -607,13 +611,13 @@ class SharedStateSession:
         )
         return [NodesLost(absent)] if absent else []
 
-    # The state as it is stored.
+    # The stored state.
 
-    def _keep(self, now: float, rounds: Rounds) -> list[SessionEffect]:
+    def _accept(self, now: float, rounds: Rounds) -> list[SessionEffect]:
         """Accept the stored state, and compute this node's view."""
         self._store_responded()
         job = rounds.job
-        self._kept_at = now
+        self._accepted_at = now
         self._backoff_s = BACKOFF_S_MIN
         self.reads = self.reads_begun
         me, view = self._me(job), self._answer
@@ -629,38 +633,38 @@ class SharedStateSession:
         self.closed = job.phase is JobPhase.CLOSED
         self._present = len(job.nodes)
         contends = view is not None and view.role is NodeRole.WAITING
-        self._rests = job.final or (me is None and not self.closed and not contends)
-        effects = self._take(view) if view is not None else []
-        self._plan(now, hurried=bool(effects))
+        self._stops_reading = job.final or (me is None and not self.closed and not contends)
+        effects = self._deliver(view) if view is not None else []
+        self._schedule_read(now, has_changed=bool(effects))
         return effects
 
     def _view_of(self, rounds: Rounds, me: Node) -> View | None:
         job, info = rounds.job, me.info
-        if info.incarnation in job.departed:  # It leaves, or was replaced.
-            fate = job.retired.get(info.incarnation)
-            if fate is None or not fate.superseded:
+        if info.incarnation in job.departed:  # This node leaves, or was replaced.
+            retired = job.retired.get(info.incarnation)
+            if retired is None or not retired.superseded:
                 return None
-            refused = (NodeRole.REFUSED, fate.why, RefusalReason.REPLACED)
+            refused = (NodeRole.REFUSED, retired.why, RefusalReason.REPLACED)
             return view_for_outsider(job, info, *refused)
         recovering = job.phase is JobPhase.RECOVERING  # All nodes continue until the recovery ends.
         return None if recovering else view_for_node(job, rounds.rank_table, info)
 
-    def _take(self, view: View) -> list[SessionEffect]:
-        if (view.term, view.revision) < self._seen:
+    def _deliver(self, view: View) -> list[SessionEffect]:
+        if (view.term, view.revision) < self._newest:
             return []  # A replicated store may return an older state for a while.
-        self._seen = (view.term, view.revision)
+        self._newest = (view.term, view.revision)
         self.status = echo(self.status, view)
         if self.view is not None and _content(view) == _content(self.view):
             return []
         self.view = view
         return [DeliverView(view)]
 
-    def _plan(self, now: float, *, hurried: bool) -> None:
-        """Plan the next read: soon if a change is expected, and in time for deadlines."""
-        if self._rests:
+    def _schedule_read(self, now: float, *, has_changed: bool) -> None:
+        """Schedule the next read: soon if a change is expected, and in time for deadlines."""
+        if self._stops_reading:
             self._read_at = None
             return
-        if hurried:
+        if has_changed:
             self._pause_s = READ_S_MIN
         longest_s = self._longest_pause_s()
         view = self.view
@@ -683,7 +687,7 @@ class SharedStateSession:
         info = self.status.info
         return known_as(job, info.node, info.incarnation) or job.departed.get(info.incarnation)
 
-    def _restate(self, **changes: object) -> None:
+    def _update_status(self, **changes: object) -> None:
         self.status = msgspec.structs.replace(self.status, **changes)
 
 
@@ -701,7 +705,7 @@ Peer = tuple[str, int]  # Node and incarnation.
 
 
 class PeerLiveness:
-    """What one node observes by its own clock: which counters do not move, and which waits are over.
+    """One node's observations by its own clock: which counters do not change, and which waits are over.
 
     It also tracks when this node must increment its own counter.
     """
@@ -713,25 +717,25 @@ class PeerLiveness:
         self._lost: dict[Peer, str] = {}
         self._liveness: Liveness[Peer] = Liveness(now, silence_s=lost_after_s, grace_s=lost_after_s)
         self._waits = WaitTimers()
-        self._term = 0  # A store that lost its state numbers its waits afresh.
+        self._term = 0  # After a store lost its state, the numbers of waits restart.
         self._my_beat, self._beat_at, self._beat_s = 0, now, timeouts.interval_s
 
     def observe(self, now: float, rounds: Rounds, me: Node | None) -> None:
         """Update from the stored state; `me` is this node."""
         job = rounds.job
-        crowd_s = BEAT_S_PER_NODE * len(job.nodes)
-        self._beat_s = max(self._timeouts.interval_s, crowd_s)
+        shared_s = BEAT_S_PER_NODE * len(job.nodes)
+        self._beat_s = max(self._timeouts.interval_s, shared_s)
         lost_after_s = self._timeouts.lost_after_s
-        self._liveness.silence_s = max(lost_after_s, BEATS_PER_SILENCE_MIN * crowd_s)
-        there = set()
+        self._liveness.silence_s = max(lost_after_s, BEATS_PER_SILENCE_MIN * shared_s)
+        peers = set()
         for node in others(job, me):
             peer = (node.info.node, node.info.incarnation)
-            there.add(peer)
+            peers.add(peer)
             if self._beats.get(peer) != node.heartbeats:
                 self._beats[peer] = node.heartbeats
                 self._lost.pop(peer, None)
                 self._liveness.received(peer, now)
-        for peer in self._beats.keys() - there:
+        for peer in self._beats.keys() - peers:
             del self._beats[peer]
             self._lost.pop(peer, None)
             self._liveness.forget(peer)
@@ -742,7 +746,7 @@ class PeerLiveness:
 
     @property
     def silence_s(self) -> float:
-        """How long a counter may remain unchanged."""
+        """The time after which a node whose counter does not change is lost."""
         return self._liveness.silence_s
 
     def loss_of(self, node: Node) -> NodeLost | None:
@@ -752,19 +756,19 @@ class PeerLiveness:
         return NodeLost(info.node, info.incarnation, why) if why else None
 
     def judge(self, now: float, rounds: Rounds, me: Node) -> list[JobEvent]:
-        """Return the losses and ended waits as of the last `observe`; none once the job is final."""
+        """Return lost nodes and ended waits as of the last `observe`; nothing once the job is final."""
         job = rounds.job
         events: list[JobEvent] = []
         if job.final:
             return events
-        there = others(job, me) if self._lost else []
-        lost = tuple(one for node in there if (one := self.loss_of(node)) is not None)
+        nodes = others(job, me) if self._lost else []
+        lost = tuple(one for node in nodes if (one := self.loss_of(node)) is not None)
         if lost:
             events.append(NodesLost(lost))
         return events + [ended for ended, _cause in self._waits.ended(now)]
 
     def is_beat_due(self, now: float) -> bool:
-        """Return whether this node must increment its counter even if nothing else is to be stored."""
+        """Return whether this node must increment its counter even without another change."""
         return now - self._beat_at >= self._beat_s
 
     def note_own(self, now: float, me: Node) -> None:
@@ -773,7 +777,7 @@ class PeerLiveness:
             self._my_beat, self._beat_at = me.heartbeats, now
 
     def next_deadline(self, now: float) -> float:
-        """Return when to read again at the latest."""
+        """Return the latest time for the next read."""
         times = [
             self._beat_at + self._beat_s,
             self._waits.next_end,
@@ -794,9 +798,9 @@ def known_as(job: Job, node: str, incarnation: int) -> Node | None:
 
 
 def encode(job: Job) -> bytes:
-    """Return the job as bytes to store; without its report if that makes it too large."""
+    """Return the job as bytes to store, without its report if that would make it too large."""
     state = STATE_MARK + _encoder.encode(job)
-    if len(state) > STATE_BYTES_MAX and job.report:  # The failure has a summary.
+    if len(state) > STATE_BYTES_MAX and job.report:  # The failure still has a summary.
         job.report = b""
         state = STATE_MARK + _encoder.encode(job)
     if len(state) > STATE_BYTES_MAX:
@@ -812,7 +816,7 @@ def decode(state: bytes) -> Job:
     if len(state) > STATE_BYTES_MAX:
         raise ValueError(f"it has {len(state)} bytes, above the limit of {STATE_BYTES_MAX}")
     if not state.startswith(STATE_MARK):
-        raise ValueError("it does not begin like a job of this version of Holdfast")
+        raise ValueError("it was not written by this version of Holdfast")
     try:
         return sanitized_job(_decoder.decode(memoryview(state)[len(STATE_MARK) :]))
     except MALFORMED as problem:
@@ -820,6 +824,6 @@ def decode(state: bytes) -> Job:
 
 
 def _content(view: View) -> View:
-    """Return the view without what does not matter to the node, such as the number of standbys."""
+    """Return the view without fields that do not matter to the node, such as the number of standbys."""
     waits = view.role is NodeRole.WAITING
     return msgspec.structs.replace(view, term=0, revision=0, present=view.present if waits else 0)

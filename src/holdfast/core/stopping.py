@@ -1,4 +1,4 @@
-"""How a group of workers is stopped: signal, wait, kill, sweep up, or give up on it.
+"""One stop of a worker group: signal, wait, kill, clean up leftovers, or give up.
 
 ::
 
@@ -8,14 +8,14 @@
        │ deadline, or KillRequested         ▼             ▼                 │
        └──► KILLING ──all exited──► SWEEPING ───────────────────────────────┘
 
-Only a worker's leader (the process that was started) is signalled: it knows its children and in
-which order to end them. A leader that *handled* the signal is trusted to have done so, and what it
-left is killed once all leaders are gone. A leader that simply *died* of the signal (a shell around
-a trainer does) has passed it on to nobody, so what it left is signalled too and has the rest of the
-time. A process that does not die even of SIGKILL (in uninterruptible sleep) is given up after
-`reap_s` and reported.
+Only a worker's leader, the process that was started, gets the signal: it knows its children and the order
+in which to stop them. If a leader *handles* the signal, it is responsible for its children; processes
+that it leaves are killed once all leaders have exited. If a leader *dies* of the signal, as a shell around
+a trainer does, it has not forwarded it; so the processes that it leaves get the signal too, and the rest
+of the grace period. A process that survives SIGKILL (in uninterruptible sleep) is given up after `reap_s`
+and reported.
 
-Keys name workers.
+A key identifies a worker.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SIGKILL = 9
-# How long the rest may take once something was given up: it has been dying all that time.
+# How long the leftovers may take after a leader was given up: they were killed as well.
 REST_S = 1.0
 
 
 class StopPhase(Enum):
-    """Where a stop has got to."""
+    """The phase of a stop."""
 
     SIGNALLED = "signalled"
     KILLING = "killing"
@@ -48,26 +48,26 @@ class StopPhase(Enum):
 
 
 class StopRequested(Event):
-    """The stop begins; always the first event."""
+    """The stop was requested; always the first event."""
 
 
 class LeaderExited(Event):
-    """A leader ended; `died_of` is the signal that ended it, if one did."""
+    """A leader exited; `died_of` is the signal that killed it, or 0."""
 
     key: int
     died_of: int = 0
 
 
 class LeftoversGone(Event):
-    """Nothing is left below the workers that exited."""
+    """The workers that exited have no child processes left."""
 
 
 class KillRequested(Event):
-    """Somebody wants it over at once."""
+    """The caller wants to kill the workers immediately."""
 
 
 class KeeperLost(Event):
-    """The process that could act on the workers is gone, and they with it."""
+    """The keeper exited, and the workers with it."""
 
 
 # Effects.
@@ -81,19 +81,19 @@ class SignalLeader(Effect):
 
 
 class KillTree(Effect):
-    """SIGKILL this worker and everything below it."""
+    """Send SIGKILL to this worker and all its descendants."""
 
     key: int
 
 
 class SignalLeftovers(Effect):
-    """Signal all that exited workers left; `LeftoversGone` when none of it is there."""
+    """Signal the processes that exited workers left; `LeftoversGone` once there are none."""
 
     signum: int
 
 
 class KillLeftovers(Effect):
-    """SIGKILL all that exited workers left; `LeftoversGone` when none of it is there."""
+    """Kill the processes that exited workers left; `LeftoversGone` once there are none."""
 
 
 class Stop:
@@ -113,11 +113,11 @@ class Stop:
         self.killed: set[int] = set()
         self.given_up: set[int] = set()
         self.leftovers_given_up = False
-        """Whether something that exited workers left does not die either."""
+        """Whether a process that exited workers left cannot be killed."""
         self.grace_expired = False
-        """Whether time ran out, rather than that someone wanted it over at once."""
+        """Whether workers were killed because the grace period expired, not on request."""
         self.story = Story("stop")
-        # Those that cannot react to a signal: they are killed at once, and not waited for.
+        # Leaders that cannot react to a signal: they are killed immediately.
         self._unresponsive = set(unresponsive)
         self._signum = signum
         self._grace_s = grace_s
@@ -127,7 +127,7 @@ class Stop:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left, or what is left was given up."""
+        """Whether no process is left, or the remaining ones were given up."""
         return self.phase is StopPhase.ENDED
 
     def handle(self, now: float, event: Event, cause: str = "") -> list[Effect]:
@@ -160,7 +160,7 @@ class Stop:
         return None if self.ended else self._deadline
 
     def has_sent(self, signum: int, key: int) -> bool:
-        """Whether the stop itself has sent this signal to this leader."""
+        """Whether this stop has sent this signal to this leader."""
         return key in self.killed if signum == SIGKILL else signum == self._signum
 
     def _begin(self, now: float) -> list[Effect]:
@@ -177,7 +177,7 @@ class Stop:
 
     def _leader_exited(self, now: float, key: int, died_of: int) -> list[Effect]:
         self.running.discard(key)
-        self.given_up.discard(key)  # It did end, if late.
+        self.given_up.discard(key)  # It exited after all.
         if self.phase is StopPhase.SIGNALLED and died_of == self._signum:
             self._some_died_of_it = True
         if self.phase not in (StopPhase.SIGNALLED, StopPhase.KILLING):
@@ -206,12 +206,12 @@ class Stop:
             self.grace_expired = True
             return self._kill_now(now)
         if self.phase is StopPhase.KILLING:
-            # Some leader does not die; whatever else there is must go all the same.
+            # A leader cannot be killed. Kill the leftovers of the others all the same.
             self.given_up |= self.running
             effects = self._sweep(now)
             self._deadline = now + min(REST_S, self._reap_s)
             return effects
-        self.leftovers_given_up = not self.running  # Else it is a leader that is not gone.
+        self.leftovers_given_up = not self.running  # Otherwise a leader remains.
         self.phase = StopPhase.ENDED
         return []
 

@@ -1,4 +1,4 @@
-"""The machine of one agent: it makes every decision about the workers of one node.
+"""The machine of one agent: it decides about the workers of one node.
 
 ::
 
@@ -13,31 +13,31 @@
 
 The rules:
 
-1.  One worker's failure stops all workers of the node. What comes after the stop began is a
-    consequence of it and changes nothing.
-2.  If a worker fails, all workers restart while the budget lasts, and the restart is charged to it
+1.  If one worker fails, all workers of the node are stopped. Exits after the stop began are
+    consequences of it and change nothing.
+2.  If a worker fails, all workers restart while the restart budget lasts, and the restart is charged
     (`core.policy`). A regroup because nodes wait is not charged.
-3.  If a new start would only repeat the failure (the program cannot be started, or SIGKILL does not
-    end a process), the job ends.
+3.  If a restart would only repeat the failure (the program cannot be started, or a process survives
+    SIGKILL), the job ends.
 4.  If the agent receives a signal, the workers get the same signal, and none starts after it. A
-    second SIGINT kills them at once. A failure before the signal remains the reason if it would have
-    ended the job.
-5.  If every worker exited with code 0, the node has succeeded. Processes that the workers left are
-    ended; then the node waits for the others at the barrier.
-6.  A generation is one start of the workers; its number only grows.
-7.  A restart that an operator requests is not charged. After a stop that an operator requests,
-    nothing starts; an earlier failure remains the reason if it would have ended the job. A repeated
-    request id gets the first answer. A request that is impossible now is refused with a reason.
+    second SIGINT kills them immediately. If a failure before the signal would have ended the job, the
+    failure remains the reason.
+5.  If every worker exits with code 0, the node has succeeded. Leftover child processes are killed; then
+    the node waits for the others at the barrier.
+6.  A generation is one start of the workers; its number only increases.
+7.  A restart that an operator requests is not charged. After an operator requests a stop, no worker
+    starts; if an earlier failure would have ended the job, it remains the reason. A repeated request id
+    gets the first answer. If a request is impossible now, it is refused with a reason.
 8.  If a timer of a worker expires, the stacks of its process are dumped, and the process gets the
-    timer's signal. The stacks of all late processes are dumped before the first is signalled.
-9.  If a worker stays in uninterruptible sleep for the limit, the workers are unhealthy, and a new
-    start would not help: SIGKILL cannot end that worker.
+    timer's signal. All stacks are dumped before the first process is signalled.
+9.  If a worker is in uninterruptible sleep for the limit, the workers are unhealthy, and a restart would
+    not help, because SIGKILL cannot end that worker.
 
-Use, besides the contract of `core.machine`: bring the outcome of each effect back as exactly one
-event (`JoinRound`: `RoundJoined`; `StartWorkers`: `WorkersStarted`; `StopWorkers`:
-`WorkersStopped`; `EnterBarrier`: `BarrierEnded`). `KillWorkers` only shortens a stop, and `Finish`
-is the last effect. `DumpStacks` has the outcome `StacksDumped`. A late report of an earlier
-generation is ignored. The machine has deadlines: send it a `TICK` at `next_deadline`.
+Use, in addition to the contract of `core.machine`: report the outcome of each effect as exactly one event
+(`JoinRound`: `RoundJoined`; `StartWorkers`: `WorkersStarted`; `StopWorkers`: `WorkersStopped`;
+`EnterBarrier`: `BarrierEnded`; `DumpStacks`: `StacksDumped`). `KillWorkers` only shortens a stop, and
+`Finish` is the last effect. Late reports of an earlier generation are ignored. The machine has deadlines:
+send it a `TICK` at `next_deadline`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Outcome(Enum):
 
 
 class Begun(Event):
-    """The run began."""
+    """The agent's run began."""
 
 
 class RoundJoined(Event):
@@ -119,7 +119,7 @@ class WorkersStarted(Event):
 
 
 class WorkerExited(Event):
-    """A worker exited; `failed` for anything but success."""
+    """A worker exited; `failed` unless it succeeded."""
 
     generation: int
     local_rank: int
@@ -128,7 +128,7 @@ class WorkerExited(Event):
 
 
 class WorkersUnhealthy(Event):
-    """The workers run without progress, or have lost something they need, such as their store."""
+    """The workers make no progress, or lost a resource that they need, such as their store."""
 
     generation: int
     why: str
@@ -136,7 +136,7 @@ class WorkersUnhealthy(Event):
 
 
 class WorkerBlocked(Event):
-    """A worker entered uninterruptible sleep: it waits for a device or a file system."""
+    """A worker entered uninterruptible sleep, waiting for a device or a file system."""
 
     generation: int
     local_rank: int
@@ -151,16 +151,16 @@ class WorkerUnblocked(Event):
 
 
 class ExpiredTimer(Value):
-    """A timer, or a section with a timeout, that a worker's process did not leave in time."""
+    """A timer of a worker's process that expired."""
 
     pid: int
     scope: str
     signum: int
-    """The signal that the timer names; 0 or less for none."""
+    """The signal to send; 0 or less for none."""
 
 
 class TimersExpired(Event):
-    """Timers of workers expired, at most one of each process."""
+    """Timers of workers expired, at most one per process."""
 
     timers: tuple[ExpiredTimer, ...]
 
@@ -168,7 +168,7 @@ class TimersExpired(Event):
 class StacksDumped(Event):
     """The stacks of processes with expired timers were dumped.
 
-    It names the timers that expired during the dump, too.
+    `timers` includes those that expired during the dump.
     """
 
     timers: tuple[ExpiredTimer, ...]
@@ -187,12 +187,12 @@ class SignalReceived(Event):
 
 
 class Requested(Event):
-    """An operator sent a request: the fields of a `core.protocol.Request` that matter here."""
+    """An operator sent a request. The fields are a subset of `core.protocol.Request`."""
 
     id: str
     action: str
     request_text: str
-    """The whole request in words."""
+    """The request as text."""
     grace_s: float = -1.0
 
 
@@ -202,20 +202,20 @@ class WorkersStopped(Event):
     generation: int
     unkillable: int = 0
     failed: bool = False
-    """Whether a worker had failed before the stop began, detected during the stop."""
+    """Whether, as detected during the stop, a worker had failed before the stop began."""
 
 
 class WorkersExpired(Event):
-    """The keeper kills the workers: others may have taken their ranks.
+    """The keeper killed the workers, because they may have been replaced elsewhere.
 
-    Only in a job with a coordinator, which this node could not reach for too long.
+    This happens only in a job with a coordinator, if this node could not reach it for too long.
     """
 
     generation: int
 
 
 class BarrierEnded(Event):
-    """The other nodes are done, or the wait for them has ended."""
+    """All other nodes are done, or the time limit for them is over."""
 
 
 # Effects.
@@ -233,7 +233,7 @@ class StartWorkers(Effect):
 
 
 class StopWorkers(Effect):
-    """Stop what is left of a generation; `signum` 0 is the configured stop signal."""
+    """Stop the remaining workers of a generation; `signum` 0 is the configured stop signal."""
 
     generation: int
     reason: StopReason
@@ -241,13 +241,13 @@ class StopWorkers(Effect):
 
 
 class KillWorkers(Effect):
-    """Kill the workers that are being stopped, at once."""
+    """Immediately kill the workers that are being stopped."""
 
     generation: int
 
 
 class DumpStacks(Effect):
-    """Write the stacks of these processes, and of those that expire meanwhile, to their logs."""
+    """Write the stacks of these processes to their logs, and of those whose timers expire meanwhile."""
 
     timers: tuple[ExpiredTimer, ...]
 
@@ -271,9 +271,9 @@ class Finish(Effect):
 
 
 class Supervision(TableMachine):
-    """The machine of an agent that decides alone.
+    """The machine of an agent without a coordinator.
 
-    `core.coordinated_supervision` is for an agent that follows a coordinator.
+    `core.coordinated_supervision` has the machine of an agent with a coordinator.
     """
 
     state: State
@@ -290,32 +290,32 @@ class Supervision(TableMachine):
         self.budget = RestartBudget(max_restarts)
         self.running: frozenset[int] = frozenset()
         self.first_failed: int | None = None
-        self.unhealthy = ""  # Why this generation was stopped, if no worker failed.
+        self.unhealthy = ""  # Why this generation was stopped although no worker failed.
         self._local_world_size = local_world_size
         self._after_stop = StopReason.SUCCEEDED
         self._alone = True
-        self.retryable = True  # Whether a new start could help against this generation's failure.
+        self.retryable = True  # Whether a restart may help after this generation's failure.
         self.signum = 0  # The signal that ends the run, if one was received.
         self._interrupts = 0
-        self.request_text = ""  # The newest granted request, in words.
-        self.stop_grace_s = -1.0  # How long workers have to end, if a request says so.
+        self.request_text = ""  # The newest granted request, as text.
+        self.stop_grace_s = -1.0  # How long workers have to exit, if a request sets it.
         self.answers: Mapping[str, Refused] = {}
         """By request id."""
         self._stop_requested = False
         self.stuck: dict[int, str] = {}
-        """Workers that stayed blocked for the limit, by local rank, each with a description."""
+        """Descriptions of the workers that stayed blocked for the limit, by local rank."""
         self._stuck_limit_s = stuck_limit_s
         self._blocked: dict[int, tuple[float, int]] = {}
-        """Since when each blocked worker has been so, and its process, by local rank."""
+        """Of each blocked worker, by local rank: since when, and its pid."""
 
     @property
     def restart_count(self) -> int:
-        """Restarts charged so far; what workers see as `TORCHELASTIC_RESTART_COUNT`."""
+        """The restarts charged so far; workers see the number as `TORCHELASTIC_RESTART_COUNT`."""
         return self.budget.used
 
     @property
     def interrupted(self) -> bool:
-        """Whether a SIGINT was received, so that the next one kills."""
+        """Whether a SIGINT was received; the next one kills the workers."""
         return self._interrupts > 0
 
     @property
@@ -325,7 +325,7 @@ class Supervision(TableMachine):
 
     @property
     def grace_s(self) -> float:
-        """How long workers have to end when they are stopped; below 0 for the configured time."""
+        """How long workers have to exit when they are stopped; below 0 for the configured time."""
         return self.stop_grace_s
 
     def handle(self, now: float, event: Event, cause: str = "") -> list[Effect]:
@@ -353,7 +353,7 @@ class Supervision(TableMachine):
         if self.state is State.DONE:
             assert not self.running
 
-    # Handlers, in the order of a generation's life.
+    # Handlers, in the order of a generation's lifecycle.
 
     def _begin(self, _event: Begun) -> list[Effect]:
         self.state = State.JOINING
@@ -435,7 +435,7 @@ class Supervision(TableMachine):
         return self._stop(StopReason.REQUESTED) if self.state is State.RUNNING else []
 
     def _objection(self, action: str) -> Refused:
-        """Return why a request is refused, if it is."""
+        """Return why a request is refused, or `GRANTED`."""
         if action in (Action.DRAIN.value, Action.UNDRAIN.value):
             return RequestRefusal.TOO_FEW_NODES, "the job has no other node"
         unknown = unknown_action(action)
@@ -445,7 +445,7 @@ class Supervision(TableMachine):
             return RequestRefusal.OVER, "the job is about to end"
         if self._after_stop is StopReason.SUCCEEDED:
             return RequestRefusal.OVER, "the workers are done"
-        return GRANTED  # They are being stopped, and start again after that.
+        return GRANTED  # The workers are being stopped and restart after that.
 
     def _stopped(self, event: WorkersStopped) -> list[Effect]:
         self._expect_generation(event.generation)
@@ -482,7 +482,7 @@ class Supervision(TableMachine):
         return effects
 
     def _due(self, now: float) -> list[Effect]:
-        """Decide what follows from the time that has passed."""
+        """Return the effects that are due at this time."""
         limit_s = self._stuck_limit_s
         if self.state is not State.RUNNING or limit_s is None:
             return []
@@ -505,7 +505,7 @@ class Supervision(TableMachine):
     # Steps that several handlers share.
 
     def _forget_workers(self) -> None:
-        """Forget what happened to the workers of the generation before."""
+        """Reset the state of the previous generation's workers."""
         self.first_failed = None
         self.unhealthy = ""
         self.retryable = True
@@ -563,7 +563,7 @@ Supervision._handlers = {
     (_S.LEAVING, Requested): Supervision._requested,
     (_S.DONE, Requested): Supervision._requested,
 }
-# Events that may arrive too late to matter; in DONE also the outcome of an interrupted wait.
+# Events that may arrive too late to matter. In DONE, the outcome of an interrupted wait may arrive, too.
 _REPORTS = (WorkerExited, WorkersUnhealthy)
 _TIMERS = (TimersExpired, StacksDumped)
 _LATE = (*_REPORTS, *_TIMERS, NodesWaiting)

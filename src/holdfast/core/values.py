@@ -1,15 +1,15 @@
-"""`Value`: small immutable records, for events, effects and what a decision needs.
+"""`Value`: small immutable records, for events, effects and the data of decisions.
 
 `class WorkerExited(Value)` with annotated fields behaves like a frozen dataclass: constructor by position
-or name, equality, hash, repr and pattern matching by its fields. The agent defines some sixty of them
-before it starts a worker, and `dataclasses` would generate and compile code for each
+or name, equality, hash, repr and pattern matching. The agent defines about sixty of them before it
+starts a worker, and `dataclasses` would generate and compile code for each
 (docs/internals/decisions/0029-start-up-time.md has the measurements).
 """
 
 from __future__ import annotations
 
-# The command starts the keeper before it imports anything as slow as `typing`, and the keeper's client
-# needs this module.
+# The command starts the keeper before it imports slow modules such as `typing`, and the keeper's client
+# imports this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, ClassVar, dataclass_transform
@@ -21,7 +21,7 @@ else:
 
 @dataclass_transform(frozen_default=True)
 class Value:
-    """Base of the values; a subclass only lists its fields, those with defaults last."""
+    """The base of all values. A subclass lists its fields, those with defaults last."""
 
     __match_args__: ClassVar[tuple[str, ...]] = ()
 

@@ -26,9 +26,8 @@ from holdfast.net.addresses import own_address
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.signals import SIGNALS_ENV, parse_signal
 from holdfast.rendezvous.backends import Backend
-from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
-from holdfast.rendezvous.single_node_handler import SingleNodeHandler
-from holdfast.rendezvous.worker_store import workers_serve_by_environment
+from holdfast.rendezvous.handler import follows_views
+from holdfast.rendezvous.worker_store import SingleNodeHandler, workers_serve_by_environment
 from holdfast.side_thread import SideThread
 
 if TYPE_CHECKING:
@@ -191,7 +190,7 @@ def close_for_all(handler: RendezvousHandler) -> None:
 
     Otherwise the others would wait for this node to rejoin. A problem with this does not replace the failure.
     """
-    if isinstance(handler, CoordinatedRendezvousHandler):
+    if follows_views(handler):
         return
     try:
         handler.set_closed()

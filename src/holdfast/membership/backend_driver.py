@@ -18,7 +18,6 @@ from holdfast.core.machine import TICK
 from holdfast.core.protocol import NodePhase, NodeRole, View
 from holdfast.core.session import DeliverView, GiveUp, StatusChanged
 from holdfast.core.shared_state import (
-    NO_ANSWER,
     CallFailed,
     ReadState,
     RefreshRequested,
@@ -125,7 +124,8 @@ class BackendDriver:
         if session.ever_read and not session.problem:
             return ""
         away_s = session.away_s(self._loop.time())
-        return f"no response from {peer} for {away_s:.1f} s: {session.problem or NO_ANSWER}"
+        why = f": {session.problem}" if session.problem else ""
+        return f"no response from {peer} for {away_s:.1f} s{why}"
 
     def start(self) -> None:
         self._thread.start()

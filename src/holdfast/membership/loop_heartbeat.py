@@ -84,7 +84,7 @@ class LoopMonitor:
     def check(self, now: float) -> LoopStuck | LoopResumed | None:
         """Record the last response and request another; return what has changed, if anything."""
         watch, heartbeat = self._watch, self._loop.heartbeat
-        has_changed = watch.look(now, answered=not heartbeat.is_requested)
+        has_changed = watch.check(now, responded=not heartbeat.is_requested)
         if now >= self._request_at:
             self._request_at = now + watch.step_s
             self._loop.request_beat()

@@ -26,7 +26,8 @@ from holdfast.membership.interface import draw_incarnation
 from holdfast.net.agent_port import OFF, ON, ControlCredentials, explicit_token
 from holdfast.net.listening import address_of
 from holdfast.rendezvous import rdzv_conf
-from holdfast.rendezvous.polled_handler import PolledHandler
+from holdfast.rendezvous.job_access import JobAccess, JoinRequest
+from holdfast.rendezvous.membership_handler import MembershipHandler
 from holdfast.rendezvous.rdzv_conf import RendezvousSettings, RendezvousTimeout
 from holdfast.rendezvous.rendezvous_errors import (
     RendezvousClosedError,
@@ -119,23 +120,17 @@ class CheckedBackend:
         )
 
 
-class DynamicRendezvousHandler(PolledHandler):
-    """A node's rendezvous over a backend; see `from_backend` and `create_handler`.
-
-    Differences from TorchElastic's class of this name: `num_nodes_waiting` is positive on all other nodes
-    if a round loses a member or a member requests a restart, and on a node that was removed while it was
-    disconnected. Each generation has a new store and a new `MASTER_PORT`. `shutdown` leaves without ending
-    the job for the others; only `set_closed` ends it.
-    """
+class BackendAccess(JobAccess):
+    """A job whose state is in a backend; the first report joins it."""
 
     def __init__(
         self,
         node: NodeInfo,
         settings: RendezvousSettings,
-        backend_name: str,
         store: Any,
-        state_holder: RendezvousBackend,
+        backend: RendezvousBackend,
         *,
+        backend_name: str,
         job_settings: JobSettings | None = None,
         away_s: float = AWAY_S,
         self_fencing: bool = False,
@@ -146,26 +141,150 @@ class DynamicRendezvousHandler(PolledHandler):
     ) -> None:
         check_settings(settings)
         timeout = settings.timeout
+        self.job_settings = job_settings or job_settings_of(settings)
         super().__init__(
             backend=backend_name,
             run_id=settings.run_id,
             node_id=node.node,
             join_timeout_s=timeout.join.total_seconds(),
-            worker_store=worker_store,
-            store_address="" if worker_store else store_address,
-            store_access=(job_settings or job_settings_of(settings)).store.value,
+            workers_serve=worker_store,
+            store_address=store_address,
+            store_access=self.job_settings.store.value,
         )
         self.close_timeout_s = self.leave_timeout_s = timeout.close.total_seconds()
-        self._node = node
-        self._settings = settings
-        self._backend = state_holder
+        self.node = node
+        self.settings = settings
+        self.away_s = away_s
+        self.is_closed = False
+        self._backend = backend
         self._store = store
-        self._job_settings = job_settings or job_settings_of(settings)
-        self._away_s = away_s
         self._self_fencing = self_fencing
         self._control = control
         self._endpoint = endpoint or f"the rendezvous backend {backend_name!r}"
-        self._has_joined = self._is_shut = False
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint, as a user writes it."""
+        return self._endpoint
+
+    @property
+    def authority_at(self) -> str:
+        """The backend, in messages."""
+        return self._endpoint
+
+    def scope_of(self, view: View) -> str:
+        """Return a scope that no round of another job with this id uses, in a store that outlives it."""
+        return f"{view.generation}.{view.round}.{view.round_key:x}"
+
+    def connect(self, node: JoinRequest) -> BackendMembership:
+        """Return a started membership."""
+        info = msgspec.structs.replace(
+            self.node,
+            role=node.role,
+            local_world_size=node.local_world_size,
+            ports=node.ports,
+            store_key=node.store_key,
+        )
+        settings = self.job_settings._replace(max_restarts=node.max_restarts)
+        membership = self.open(info, settings, OFF if self.is_polled else self._control)
+        if not self.is_polled:  # A caller that polls reports its own status.
+            membership.report(NodePhase.READY, -1)
+        return membership
+
+    def open(self, info: NodeInfo, settings: JobSettings, control: str = OFF) -> BackendMembership:
+        """Return a membership that reads the state; it joins with its first report."""
+        if self.is_closed:
+            raise RendezvousClosedError("the rendezvous handler was shut down")
+        interval_s = self.settings.keep_alive_interval.total_seconds()
+        credentials = None
+        if control != OFF:
+            credentials = ControlCredentials(run_id=self.run_id, token=explicit_token(os.environ))
+        membership = BackendMembership(
+            CheckedBackend(self._backend),
+            where=self.endpoint,
+            run_id=self.run_id,
+            info=msgspec.structs.replace(info, incarnation=draw_incarnation()),
+            settings=settings,
+            store=self._store,
+            timeouts=Timeouts(
+                interval_s=interval_s,
+                lost_after_s=interval_s * self.settings.keep_alive_max_attempt,
+                away_s=self.away_s,
+                needs_answers=self._self_fencing and not self.is_polled,
+                absent_s=min(ABSENT_S, self.join_timeout_s / 2) if self.is_polled else None,
+            ),
+            credentials=credentials,
+            control=control,
+        )
+        membership.start()
+        return membership
+
+    def refresh(self, membership: BackendMembership) -> bool:
+        """Read the state now; return whether the job has ended."""
+        limit_s = self.settings.timeout.heartbeat.total_seconds()
+        try:
+            return membership.refresh(limit_s)
+        except BackendFailed as failure:
+            raise self.error_of_failure(failure) from failure
+        except TimeoutError:
+            raise RendezvousTimeoutError(
+                f"the rendezvous backend {self._backend.name!r} did not respond within {limit_s:g} s"
+            ) from None
+
+    def check(self, membership: Membership) -> None:
+        """Raise if the backend never responded: it does not exist, or is not of this kind."""
+        assert isinstance(membership, BackendMembership)
+        if membership.is_unreached:
+            assert membership.failure is not None
+            raise self.error_of_failure(membership.failure) from membership.failure
+
+    def error_of(self, membership: Membership, why: str) -> RendezvousError:
+        """Return the error of a node that could not join."""
+        assert isinstance(membership, BackendMembership)
+        if membership.failure is not None:
+            return self.error_of_failure(membership.failure)
+        return RendezvousConnectionError(why)
+
+    def error_of_failure(self, failure: BackendFailed) -> RendezvousError:
+        """Return what a caller of TorchElastic's interface expects."""
+        if isinstance(failure.__cause__, RendezvousError):
+            return failure.__cause__
+        if not failure.invalid:
+            return RendezvousConnectionError(failure.message)
+        if not failure.hint:
+            return RendezvousStateError(failure.message)
+        where = f"{self._backend.name!r}, job {self.run_id!r}"
+        return RendezvousStateError(f"{where}: {failure.message}", hint=failure.hint)
+
+    def close(self) -> None:
+        """Refuse to open further memberships."""
+        self.is_closed = True
+
+
+class DynamicRendezvousHandler(MembershipHandler):
+    """A node's rendezvous over a backend, under TorchElastic's name; see `from_backend` and `create_handler`.
+
+    Differences from TorchElastic's class of this name: `num_nodes_waiting` is positive on all other nodes
+    if a round loses a member or a member requests a restart, and on a node that was removed while it was
+    disconnected. Each generation has a new store and a new `MASTER_PORT`. `shutdown` leaves without ending
+    the job for the others; only `set_closed` ends it.
+    """
+
+    access: BackendAccess
+
+    def __init__(
+        self,
+        node: NodeInfo,
+        settings: RendezvousSettings,
+        backend_name: str,
+        store: Any,
+        state_holder: RendezvousBackend,
+        **more: Any,
+    ) -> None:
+        """`more` are keyword arguments of `BackendAccess`."""
+        super().__init__(
+            BackendAccess(node, settings, store, state_holder, backend_name=backend_name, **more)
+        )
         self._release: weakref.finalize[..., DynamicRendezvousHandler] | None = None
 
     @classmethod
@@ -199,150 +318,45 @@ class DynamicRendezvousHandler(PolledHandler):
     @property
     def settings(self) -> RendezvousSettings:
         """The settings of the handler."""
-        return self._settings
-
-    @property
-    def endpoint(self) -> str:
-        """The endpoint, as a user writes it."""
-        return self._endpoint
-
-    def scope_of(self, view: View) -> str:
-        """Return a scope that no round of another job with this id uses, in a store that outlives it."""
-        return f"{view.generation}.{view.round}.{view.round_key:x}"
+        return self.access.settings
 
     def enter(
         self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
     ) -> Membership:
         """Join the job as a node of this shape; later calls return the same membership."""
-        connection = super().enter(
+        is_new = self._connection is None
+        membership = super().enter(
             role=role, local_world_size=local_world_size, max_restarts=max_restarts
         )
-        if not self._has_joined:
-            self._has_joined = True
-            connection.report(NodePhase.READY, -1)
-        return connection
+        if (
+            is_new
+        ):  # A handler that is dropped without `shutdown` must not keep its node in the job.
+            self._release = weakref.finalize(self, _close_all, membership, self._worker_store)
+        return membership
 
     def is_closed(self) -> bool:
         """Read the state now; return whether the job has ended for all nodes."""
-        limit_s = self._settings.timeout.heartbeat.total_seconds()
-        connection = self._connection
-        if isinstance(connection, BackendMembership):
-            return self._refresh(connection, limit_s)
+        access = self.access
+        if isinstance(self._connection, BackendMembership):
+            return access.refresh(self._connection)
         # Reading does not join: only `enter` knows what kind of node this is.
-        connection = self._connect(self._node, self._job_settings)
+        membership = access.open(access.node, access.job_settings)
         try:
-            return self._refresh(connection, limit_s)
+            return access.refresh(membership)
         finally:
-            connection.close()
-
-    def _refresh(self, connection: BackendMembership, limit_s: float) -> bool:
-        try:
-            return connection.refresh(limit_s)
-        except BackendFailed as failure:
-            raise self._error_of(failure) from failure
-        except TimeoutError:
-            raise RendezvousTimeoutError(
-                f"the rendezvous backend {self._backend.name!r} did not respond within {limit_s:g} s"
-            ) from None
-
-    def _error_of(self, failure: BackendFailed) -> RendezvousError:
-        """Return what a caller of TorchElastic's interface expects."""
-        if isinstance(failure.__cause__, RendezvousError):
-            return failure.__cause__
-        if not failure.invalid:
-            return RendezvousConnectionError(failure.message)
-        if not failure.hint:
-            return RendezvousStateError(failure.message)
-        where = f"{self._backend.name!r}, job {self._run_id!r}"
-        return RendezvousStateError(f"{where}: {failure.message}", hint=failure.hint)
+            membership.close()
 
     def set_closed(self) -> None:
         """End the job for all nodes, including later ones; does nothing after `shutdown`."""
-        if not self._is_shut:
+        if not self.access.is_closed:
             super().set_closed()
 
     def shutdown(self) -> bool:
         """Leave the job and release all resources; return whether the leave was stored."""
-        self._is_shut = True
         super().shutdown()
         if self._release is not None:
             self._release.detach()
         return self._has_left
-
-    def _make_connection(
-        self,
-        *,
-        role: str,
-        local_world_size: int,
-        max_restarts: int,
-        ports: tuple[int, ...],
-        store_key: bytes,
-    ) -> Membership:
-        replace = msgspec.structs.replace
-        connection = self._connect(
-            replace(
-                self._node,
-                role=role,
-                local_world_size=local_world_size,
-                ports=ports,
-                store_key=store_key,
-            ),
-            self._job_settings._replace(max_restarts=max_restarts),
-            control=OFF if self._is_polled else self._control,
-        )
-        # A handler that is dropped without `shutdown` must not keep its node in the job.
-        self._release = weakref.finalize(self, _close_all, connection, self._worker_store)
-        return connection
-
-    def _connect(
-        self, info: NodeInfo, settings: JobSettings, *, control: str = OFF
-    ) -> BackendMembership:
-        """Return a started membership."""
-        if self._is_shut:
-            raise RendezvousClosedError("the rendezvous handler was shut down")
-        interval_s = self._settings.keep_alive_interval.total_seconds()
-        connection = BackendMembership(
-            CheckedBackend(self._backend),
-            where=self.endpoint,
-            run_id=self.get_run_id(),
-            info=msgspec.structs.replace(info, incarnation=draw_incarnation()),
-            settings=settings,
-            store=self._store,
-            timeouts=Timeouts(
-                interval_s=interval_s,
-                lost_after_s=interval_s * self._settings.keep_alive_max_attempt,
-                away_s=self._away_s,
-                needs_answers=self._self_fencing and not self._is_polled,
-                absent_s=min(ABSENT_S, self.join_timeout_s / 2) if self._is_polled else None,
-            ),
-            credentials=None
-            if control == OFF
-            else ControlCredentials(run_id=self.get_run_id(), token=explicit_token(os.environ)),
-            control=control,
-        )
-        connection.start()
-        return connection
-
-    def _enter_polled(self) -> Membership:
-        self._is_polled = self._has_joined = True  # The caller reports its own status.
-        return self.enter()
-
-    def _take(self, connection: Membership) -> None:
-        super()._take(connection)
-        # A backend that never responded fails at once: it does not exist, or is not of this kind.
-        if isinstance(connection, BackendMembership) and connection.is_unreached:
-            assert connection.failure is not None
-            raise self._error_of(connection.failure) from connection.failure
-
-    def _refusal(self, why: str) -> RendezvousError:
-        connection = self._connection
-        if isinstance(connection, BackendMembership) and connection.failure is not None:
-            return self._error_of(connection.failure)
-        return super()._refusal(why)
-
-    @property
-    def _authority_at(self) -> str:
-        return self.endpoint
 
 
 def create_handler(
@@ -415,7 +429,7 @@ def check_settings(settings: RendezvousSettings) -> None:
         )
 
 
-def _close_all(connection: BackendMembership, worker_store: Any) -> None:
+def _close_all(connection: Membership, worker_store: Any) -> None:
     connection.close()
     if worker_store is not None:
         worker_store.close()

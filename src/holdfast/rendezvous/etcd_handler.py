@@ -10,17 +10,19 @@ from holdfast import console
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.etcd.etcd_settings import NAMES, EtcdSettings, parse_endpoints
+from holdfast.membership.cluster_check import ClusterCheck
 from holdfast.membership.etcd import EtcdMembership
 from holdfast.net import listening
+from holdfast.net.addresses import names_loopback
 from holdfast.net.agent_port import OFF, ControlCredentials, explicit_token
+from holdfast.net.listening import LOOPBACK, address_of
 from holdfast.rendezvous import rdzv_conf
-from holdfast.rendezvous.coordinator_handler import CoordinatorHandler
+from holdfast.rendezvous.job_access import JobAccess, JoinRequest, new_node_id, node_info
+from holdfast.rendezvous.membership_handler import MembershipHandler
 from holdfast.rendezvous.rdzv_conf import value_of
 
 if TYPE_CHECKING:
-    from holdfast.core.job_settings import JobSettings
-    from holdfast.core.protocol import NodeInfo, RefusalReason
-    from holdfast.membership.cluster_check import ClusterCheck
+    from holdfast.rendezvous.ha_handler import OwnCluster
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
 USER_VARIABLE, PASSWORD_VARIABLE = "HOLDFAST_ETCD_USER", "HOLDFAST_ETCD_PASSWORD"
@@ -123,79 +125,96 @@ def _names(params: RendezvousParameters, *names: str) -> list[str]:
     return [name for name in names if params.get(name) is not None]
 
 
-def create_etcd_handler(params: RendezvousParameters) -> EtcdHandler:
+def create_etcd_handler(params: RendezvousParameters) -> MembershipHandler:
     """Return the handler of `--rdzv-backend etcd`, or `etcd-v2`."""
     if params.backend == "etcd-v2":
         console.notice("--rdzv-backend etcd-v2 is the same as etcd here: etcd 3.6 has no API v2")
-    return EtcdHandler(params)
+    return MembershipHandler(EtcdAccess(params, etcd_settings_of(params)))
 
 
-class EtcdHandler(CoordinatorHandler):
-    """A node's rendezvous on etcd."""
+class EtcdAccess(JobAccess):
+    """A job on etcd; with `cluster` on the etcd that the job's own machines run."""
 
     authority = "etcd"
-    on_lost = "stop"
 
-    def __init__(self, params: RendezvousParameters, *, etcd: EtcdSettings | None = None) -> None:
-        self._etcd = etcd or etcd_settings_of(params)
-        super().__init__(params)
+    def __init__(
+        self,
+        params: RendezvousParameters,
+        etcd: EtcdSettings,
+        cluster: OwnCluster | None = None,
+    ) -> None:
+        self._params, self._etcd, self._cluster = params, etcd, cluster
+        self._config = conf = rdzv_conf.parse(params)
+        # Each host of a job may run a member or a proxy of another etcd.
+        is_alone = cluster is not None and all(names_loopback(host) for host, _ in etcd.endpoints)
+        loopback = LOOPBACK if is_alone else ""
+        super().__init__(
+            backend=params.backend,
+            run_id=params.run_id,
+            node_id=conf.node_id or new_node_id(),
+            join_timeout_s=conf.join_timeout,
+            workers_serve=conf.worker_store,
+            store_address=address_of(params.local_addr) if params.local_addr else loopback,
+            store_access=conf.job.store.value,
+        )
+        if conf.node_id:
+            self.given_id = f"node_id={conf.node_id}"
+        if cluster is not None:
+            self.authority = "the cluster"
         # There may be no leader now, and the next one reads only a node's last status.
-        self.close_timeout_s = self._config.close_timeout
+        self.close_timeout_s = conf.close_timeout
 
     @property
     def endpoint(self) -> str:
         """The endpoints of etcd, as a user writes them."""
         return self._etcd.where
 
-    def describe_refusal(self, why: str, reason: RefusalReason | None = None) -> str:
-        """Return in one line why this node cannot join the job."""
-        return f"{self.authority} at {super().describe_refusal(why, reason)}"
+    @property
+    def refused_by(self) -> str:
+        """What refuses a node, in messages."""
+        return self.authority_at
 
     @property
     def lease_s(self) -> float:
         """How long a node may be silent before it is lost; etcd counts whole seconds."""
         return float(max(2, math.ceil(self._config.lost_after_s)))
 
-    def _connect(self, info: NodeInfo, settings: JobSettings) -> EtcdMembership:
-        conf, lease_s = self._config, self.lease_s
-        timeouts = SessionTimeouts(
-            heartbeat_s=lease_s / HEARTBEATS_PER_LEASE,
-            silence_s=lease_s,
-            away_s=conf.coordinator_timeout,
-            first_contact_s=conf.read_timeout or self._first_contact_s(),
-            needs_answers=self._self_fencing,
-        )
+    def connect(self, node: JoinRequest) -> EtcdMembership:
+        """Return a started membership."""
+        conf, params, cluster, lease_s = self._config, self._params, self._cluster, self.lease_s
+        self_fencing = conf.on_lost != "run" and not self.is_polled
+        first_contact_s = FIRST_CONTACT_S if cluster is None else conf.join_timeout
+        credentials = None
+        if not self.is_polled:
+            listening.raise_descriptor_limit()  # A leader connects to each node.
+            credentials = (
+                ControlCredentials(run_id=self.run_id, token=explicit_token(os.environ))
+                if cluster is None
+                else cluster.credentials()
+            )
         connection = EtcdMembership(
             self._etcd,
-            prefix=rdzv_conf.value_of(self._params, "etcd_prefix"),
-            run_id=self._params.run_id,
-            info=info,
-            settings=settings,
-            timeouts=timeouts,
+            prefix=rdzv_conf.value_of(params, "etcd_prefix"),
+            run_id=self.run_id,
+            info=node_info(self, params, node, self_fencing=self_fencing),
+            settings=conf.job._replace(max_restarts=node.max_restarts),
+            timeouts=SessionTimeouts(
+                heartbeat_s=lease_s / HEARTBEATS_PER_LEASE,
+                silence_s=lease_s,
+                away_s=conf.coordinator_timeout,
+                first_contact_s=conf.read_timeout or first_contact_s,
+                needs_answers=self_fencing,
+            ),
             lease_s=lease_s,
             shows_presence=conf.presence == "on",
-            cluster=self._cluster_check(),
-            credentials=None if self._is_polled else self._control_access(),
-            control=OFF if self._is_polled else conf.control,
+            cluster=None if cluster is None else ClusterCheck(self.run_id),
+            credentials=credentials,
+            control=OFF if self.is_polled else conf.control,
         )
-        if not self._is_polled:
-            listening.raise_descriptor_limit()  # A leader connects to each node.
         connection.start()
         return connection
 
-    def _control_access(self) -> ControlCredentials:
-        """Return what a client needs to control the job's agents, besides their records."""
-        return ControlCredentials(run_id=self._params.run_id, token=explicit_token(self.environ))
-
-    def _cluster_check(self) -> ClusterCheck | None:
-        """Return the check of the job's own cluster; None accepts any etcd."""
-        return None
-
-    def _first_contact_s(self) -> float:
-        return FIRST_CONTACT_S
-
-    def _endpoints(self) -> tuple[tuple[str, int], ...]:
-        return self._etcd.endpoints[:1]  # Members of one etcd are not places of a coordinator.
-
-    def _own_loopback(self) -> str:
-        return ""  # Each host of a job may run a member or a proxy of etcd.
+    def close(self) -> None:
+        """Remove the certificates of the job's own cluster."""
+        if self._cluster is not None:
+            self._cluster.close()

@@ -15,20 +15,20 @@ from holdfast.etcd.cluster_list import (
     cluster_list,
     parse_machines,
 )
-from holdfast.membership.cluster_check import ClusterCheck
-from holdfast.net.addresses import names_loopback
 from holdfast.net.agent_port import ControlCredentials
-from holdfast.net.listening import LOOPBACK
 from holdfast.rendezvous import rdzv_conf
-from holdfast.rendezvous.etcd_handler import EtcdHandler
+from holdfast.rendezvous.etcd_handler import EtcdAccess
+from holdfast.rendezvous.membership_handler import MembershipHandler
 
 if TYPE_CHECKING:
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
 
-def create_ha_handler(params: RendezvousParameters) -> HaHandler:
+def create_ha_handler(params: RendezvousParameters) -> MembershipHandler:
     """Return the handler of `--rdzv-backend ha`, which is `--ha`."""
-    return HaHandler(params)
+    cluster = OwnCluster(list_of(params))
+    settings = cluster.of.client_settings(cluster.certificates.guard)
+    return MembershipHandler(EtcdAccess(params, settings, cluster))
 
 
 def list_of(params: RendezvousParameters, *, make_token: bool = True) -> ClusterList:
@@ -51,32 +51,17 @@ def control_access(of: ClusterList, certificates: Certificates) -> ControlCreden
     return ControlCredentials(run_id=of.run_id, token=of.token, pem=certificates.texts())
 
 
-class HaHandler(EtcdHandler):
-    """A node's rendezvous on the job's own cluster."""
+class OwnCluster:
+    """The etcd that the job's own machines run, and the certificates that protect it."""
 
-    authority = "the cluster"
+    def __init__(self, of: ClusterList) -> None:
+        self.of = of
+        self.certificates = Certificates(of)
 
-    def __init__(self, params: RendezvousParameters) -> None:
-        self._list = of = list_of(params)
-        self._certificates = Certificates(of)
-        super().__init__(params, etcd=of.client_settings(self._certificates.guard))
+    def credentials(self) -> ControlCredentials:
+        """Return what a client needs to control the job's agents."""
+        return control_access(self.of, self.certificates)
 
-    def shutdown(self) -> bool:
-        """Leave the job and remove the certificates."""
-        try:
-            return super().shutdown()
-        finally:
-            self._certificates.close()
-
-    def _control_access(self) -> ControlCredentials:
-        return control_access(self._list, self._certificates)
-
-    def _cluster_check(self) -> ClusterCheck:
-        return ClusterCheck(self.get_run_id())
-
-    def _first_contact_s(self) -> float:
-        return self._config.join_timeout
-
-    def _own_loopback(self) -> str:
-        alone = all(names_loopback(host) for host, _ in self._etcd.endpoints)
-        return LOOPBACK if alone else ""
+    def close(self) -> None:
+        """Remove the certificates."""
+        self.certificates.close()

@@ -1,9 +1,9 @@
-"""What an agent needs of a rendezvous: two interfaces, and the description of a round.
+"""What an agent needs of a rendezvous: TorchElastic's interface, and the description of a round.
 
-`RendezvousHandler` is TorchElastic's interface: the agent requests a round, and polls whether it must
-request another. A handler written for TorchElastic works here. Holdfast's backends also implement
-`CoordinatedRendezvousHandler`: a coordinator, an etcd leader, or rules applied to a shared state decide
-for all nodes, and the agent receives each decision over a `Membership`.
+The agent requests a round from a `RendezvousHandler`, and polls whether it must request another. A handler
+written for TorchElastic works here. Of Holdfast's backends there is `MembershipHandler`: a coordinator, an
+etcd leader, or rules applied to a shared state decide for all nodes, and the agent receives each decision
+over a `Membership`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from holdfast.lazy_dataclass import lazy_dataclass
 from holdfast.net.listening import ReservedPort
 
 if TYPE_CHECKING:
-    from typing import ClassVar
+    from typing import ClassVar, TypeGuard
 
-    from holdfast.core.coordinated_supervision import CoordinatorLost
-    from holdfast.core.protocol import RefusalReason, View
-    from holdfast.membership.interface import Membership
+    from holdfast.rendezvous.membership_handler import MembershipHandler
     from holdfast.store.store_interface import RoundStore
 
 
@@ -117,6 +115,8 @@ class RendezvousHandler(ABC):
         """
         return True
 
+    has_membership = False
+    """Whether the agent follows the views of a `Membership`: the handler is a `MembershipHandler`."""
     is_attended = False
     """Whether the agent polls `store_alarm`: then a store may wait for its first client."""
 
@@ -158,59 +158,6 @@ class RendezvousHandler(ABC):
         """Release all resources; return whether that succeeded."""
 
 
-class CoordinatedRendezvousHandler(RendezvousHandler):
-    """A rendezvous whose decisions are made for all nodes, by a coordinator, a leader or common rules.
-
-    These form rounds, count restarts and end the job. The agent calls `enter` once and follows the views
-    that the membership delivers. It must not call the methods of `RendezvousHandler` then: these are
-    for agents that do not know this interface.
-    """
-
-    node_id: str
-    """This node's name in the job."""
-
-    @property
-    def polls_membership(self) -> bool:
-        """Changes are pushed."""
-        return False
-
-    @property
-    @abstractmethod
-    def endpoint(self) -> str:
-        """The endpoint, as a user writes it."""
-
-    @property
-    @abstractmethod
-    def join_timeout_s(self) -> float:
-        """How long a node waits for a round with enough nodes."""
-
-    @property
-    @abstractmethod
-    def serves_workers(self) -> bool:
-        """Whether workers of the job depend on this process, which serves their store."""
-
-    @abstractmethod
-    def enter(
-        self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
-    ) -> Membership:
-        """Join the job as a node of this shape; later calls return the same membership."""
-
-    @abstractmethod
-    def serve_workers(self, view: View) -> None:
-        """Serve the store of the workers of a member's view, if this node is the first."""
-
-    @abstractmethod
-    def info_of(self, view: View) -> RendezvousInfo:
-        """Return a member's view as TorchElastic's `RendezvousInfo`, and serve the workers' store."""
-
-    @abstractmethod
-    def describe_timeout(self, connection: Membership) -> str:
-        """Return in one line what was missing when the join timed out."""
-
-    @abstractmethod
-    def describe_loss(self, lost: CoordinatorLost) -> str:
-        """Return in one line what is unreachable, since when and why."""
-
-    @abstractmethod
-    def describe_refusal(self, why: str, reason: RefusalReason | None = None) -> str:
-        """Return in one line why this node cannot join the job."""
+def follows_views(handler: object) -> TypeGuard[MembershipHandler]:
+    """Return whether the agent follows the views of a membership, instead of polling the handler."""
+    return getattr(handler, "has_membership", False) is True

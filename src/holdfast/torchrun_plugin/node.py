@@ -2,7 +2,7 @@
 
 torchrun's agent checks its membership only while its workers run. It does not check while it waits
 for other nodes in the store of a round, so calls to that store end with the round (`RoundKeys`).
-`rendezvous.polled_handler` handles the rest.
+`rendezvous.membership_handler` handles the rest.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from holdfast import console
 from holdfast.core.protocol import Failure, JobOutcome, NodePhase
 from holdfast.membership.coordinator import CoordinatorMembership
 from holdfast.membership.coordinator_store import SLACK_S, CoordinatorStore
-from holdfast.rendezvous.coordinator_handler import CoordinatorHandler
-from holdfast.rendezvous.polled_handler import RoundOver
+from holdfast.rendezvous.coordinator_handler import CoordinatorAccess
+from holdfast.rendezvous.membership_handler import MembershipHandler, RoundOver
 from holdfast.wire.handshake import FILE_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ LOOK_S = 0.1
 """How often a waiting call checks whether the round is over, as torchrun's agent does."""
 
 
-class PluginNode(CoordinatorHandler):
+class PluginNode(MembershipHandler):
     """A node of a job whose agents are torchrun's."""
 
     announce = staticmethod(console.notice)
@@ -42,14 +42,16 @@ class PluginNode(CoordinatorHandler):
     """Whether all its workers of the current round succeeded."""
 
     def __init__(self, params: RendezvousParameters) -> None:
-        super().__init__(params)
+        access = CoordinatorAccess(params)
+        super().__init__(access)
         # Removed until the end, since torchrun passes its own environment to its workers.
         here = (name for name in (VARIABLE, FILE_VARIABLE) if name in os.environ)
-        self.environ = {name: os.environ.pop(name) for name in here}
+        self._token_variables = {name: os.environ.pop(name) for name in here}
+        access.environ = self._token_variables
 
     def shutdown(self) -> bool:
         """Leave the job, and release the handler's resources."""
-        for name, value in self.environ.items():
+        for name, value in self._token_variables.items():
             os.environ.setdefault(name, value)
         return super().shutdown()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from torch.distributed import DistNetworkError, DistStoreError, Store
 
 from holdfast.errors import HoldfastError
-from holdfast.rendezvous.polled_handler import RoundOver
+from holdfast.rendezvous.membership_handler import RoundOver
 from holdfast.torchrun_plugin.node import RoundKeys
 
 if TYPE_CHECKING:

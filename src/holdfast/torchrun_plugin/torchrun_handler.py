@@ -67,7 +67,7 @@ class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
             raise
         view = self._node.round
         assert view is not None
-        store = RoundStore(self._node, self._node.scope_of(view))
+        store = RoundStore(self._node, self._node.access.scope_of(view))
         point = info.bootstrap_store_info
         meeting_point = torchs.RendezvousStoreInfo(point.master_addr, point.master_port)
         return torchs.RendezvousInfo(store, info.rank, info.world_size, meeting_point)

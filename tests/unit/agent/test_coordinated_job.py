@@ -15,8 +15,8 @@ from holdfast.core.coordinated_supervision import (
     WAIT_NOTICE_AFTER_S,
     CoordinatedSupervision,
     CoordinatorLost,
-    NoticeWait,
     ReportStatus,
+    ReportWait,
 )
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import Failure, JobOutcome, Member, NodePhase, NodeRole, View
@@ -106,7 +106,7 @@ class Node:
 
     def perform(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, (ReportStatus, NoticeWait)):
+            if isinstance(effect, (ReportStatus, ReportWait)):
                 self.job.perform(effect, "")
 
     def hear(self, at: float, *news: object) -> list[Event]:

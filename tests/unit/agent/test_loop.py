@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 import tempfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +16,11 @@ import pytest
 from holdfast.agent import loop, side_services
 from holdfast.agent.assembly import agent_of
 from holdfast.agent.spec import WorkerSpec, WorkerState
-from holdfast.agent.worker_processes import ProcessSettings, WorkerProcesses
+from holdfast.agent.worker_processes import ProcessSettings
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
 from holdfast.processes.signals import SignalException
-from holdfast.rendezvous.single_node_handler import SingleNodeHandler
+from holdfast.rendezvous.worker_store import SingleNodeHandler
 from holdfast.store.memory_store import MemoryStore
 from holdfast.store.tcp.store_server import ServingLoop
 from rendezvous_fakes import ScriptedRendezvous
@@ -83,14 +81,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCH_ELASTIC_WORKER_IDENTICAL"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
-
-
-def kill_and_wait(pid: int) -> None:
-    """Kill a process and wait until it is dead; its parent is left to reap it."""
-    pidfd = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGKILL)
-    select.select([pidfd], [], [])
-    os.close(pidfd)
 
 
 def lines(name: str) -> list[str]:
@@ -175,31 +165,6 @@ def test_a_signal_is_passed_on_and_ends_the_run() -> None:
     assert lines("seen") == ["HUP"]
 
 
-@pytest.mark.timeout(20)
-def test_a_second_interrupt_kills_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    """With the grace of 30 s this test would run into its own timeout."""
-    for name in ("ready", "stopping"):
-        os.mkfifo(name)
-    script = (
-        "if [ $RANK = 1 ]; then read go < ready; exit 7; fi;"
-        "trap 'echo > stopping' TERM; trap '' INT; echo go > ready; while :; do sleep 0.1; done"
-    )
-
-    def interrupt() -> None:
-        Path("stopping").read_text()
-        os.kill(os.getpid(), signal.SIGINT)
-        while not any("SIGINT" in text for text in caplog.messages):  # Two at once would be one.
-            time.sleep(0.005)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    agent = local(script, local_world_size=2)
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(interrupt)
-        result = run(agent)  # The failure came first, and stays the reason.
-    assert result.failures[0].exitcode == -signal.SIGKILL
-    assert result.failures[1].exitcode == 7
-
-
 # Events rather than polling.
 
 
@@ -271,17 +236,6 @@ def test_store_serves_a_late_first_client(
     )
     agent = local(entrypoint=sys.executable, args=("-c", script), handler=alone)
     assert run(agent).state is WorkerState.SUCCEEDED
-
-
-def test_keeper_can_be_awaited_after_the_run() -> None:
-    agent = local("exit 0")
-    assert agent.run().state is WorkerState.SUCCEEDED
-    assert isinstance(agent.workers, WorkerProcesses)
-    assert agent.workers._keeper is not None
-    keeper = agent.workers._keeper.pid
-    agent.close()
-    with pytest.raises(ChildProcessError):
-        os.waitpid(keeper, 0)
 
 
 @pytest.fixture

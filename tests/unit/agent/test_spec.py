@@ -8,7 +8,7 @@ import pytest
 from holdfast.agent import spec
 from holdfast.agent.spec import Worker, WorkerGroup, WorkerSpec, WorkerState
 from holdfast.errors import UsageError
-from holdfast.rendezvous.single_node_handler import SingleNodeHandler
+from holdfast.rendezvous.worker_store import SingleNodeHandler
 
 
 def made(**settings: Any) -> WorkerSpec:

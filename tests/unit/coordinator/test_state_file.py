@@ -15,8 +15,8 @@ from fake_node import a_job_of, a_node
 from holdfast.coordinator import state_file
 from holdfast.coordinator.state_file import StateFile, WriteAhead
 from holdfast.core.coordinator_machine import CoordinatorMachine, StatusReceived
-from holdfast.core.memory import JobMemory
 from holdfast.core.protocol import Ack, JobOutcome, NodeInfo, View
+from holdfast.core.saved_jobs import SavedJob
 from holdfast.errors import UsageError
 from other_users import STRANGER
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from holdfast.core.protocol import Status
 
-RUNNING = JobMemory(
+RUNNING = SavedJob(
     run_id="job",
     term=3,
     round=2,
@@ -36,7 +36,7 @@ RUNNING = JobMemory(
     members=(NodeInfo(node="a", incarnation=2**63 - 1),),
     awaited=1,
 )
-OVER = JobMemory(
+OVER = SavedJob(
     run_id="done", term=1, round=0, generation=0, restarts=0, fence=7, outcome=JobOutcome.FAILED
 )
 
@@ -53,7 +53,7 @@ def file(path: Path) -> Iterator[StateFile]:
     file.close(10.0)
 
 
-def save(file: StateFile, *memories: JobMemory) -> str:
+def save(file: StateFile, *saved_jobs: SavedJob) -> str:
     """Store these, and return what went wrong."""
     done, said = threading.Event(), list[str]()
 
@@ -61,15 +61,15 @@ def save(file: StateFile, *memories: JobMemory) -> str:
         said.append(problem)
         done.set()
 
-    file.save(list(memories), stored)
+    file.save(list(saved_jobs), stored)
     assert done.wait(10.0)
     return said[0]
 
 
-def read_again(path: Path) -> list[JobMemory] | None:
+def read_again(path: Path) -> list[SavedJob] | None:
     file = StateFile(str(path))
     file.close(10.0)
-    return file.memories
+    return file.saved_jobs
 
 
 def aged(path: Path, age_s: float) -> None:
@@ -80,7 +80,7 @@ def aged(path: Path, age_s: float) -> None:
 def test_state_is_readable_for_the_next_coordinator_and_no_other_user(
     file: StateFile, path: Path
 ) -> None:
-    assert file.memories is None, "nobody was here before"
+    assert file.saved_jobs is None, "nobody was here before"
     assert save(file, RUNNING, OVER) == ""
     file.close(10.0)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -133,11 +133,11 @@ class Disk:
     path = "state.json"
 
     def __init__(self) -> None:
-        self.stored: list[list[JobMemory]] = []
+        self.stored: list[list[SavedJob]] = []
         self.done: Callable[[str], None] = lambda _problem: None
 
-    def save(self, memories: list[JobMemory], done: Callable[[str], None]) -> None:
-        self.stored.append(memories)
+    def save(self, saved_jobs: list[SavedJob], done: Callable[[str], None]) -> None:
+        self.stored.append(saved_jobs)
         self.done = done
 
     def close(self, limit_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Who is lost, in the eyes of an observer that may itself be slow."""
+"""Which peers are lost, as observed by a watcher that may itself be slow."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def watch() -> Liveness[str]:
     return Liveness(START, silence_s=SILENCE_S, grace_s=GRACE_S)
 
 
-def attend(liveness: Liveness[str], until: float, at: float) -> dict[str, str]:
-    """Look as often as asked for, until somebody is lost or the time is over."""
+def watch_until_lost(liveness: Liveness[str], until: float, at: float) -> dict[str, str]:
+    """Call `expired` at every deadline until a peer is lost or the time is over."""
     while True:
         lost = liveness.expired(at)
         deadline = liveness.next_deadline(at)
@@ -35,24 +35,24 @@ def attend(liveness: Liveness[str], until: float, at: float) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("gap_s", [4.9, 5.0, 60.0, 86_400.0])
-def test_a_starved_observer_accuses_nobody(gap_s: float) -> None:
+def test_a_watcher_that_was_suspended_reports_no_loss(gap_s: float) -> None:
     liveness = watch()
     for peer in "abc":
         liveness.received(peer, START)
     assert liveness.expired(START + gap_s) == {}
-    # Their messages lie unread; they have the rest of their time to be received.
+    # Their messages are still unread, and they get the rest of their time.
     liveness.received("a", START + gap_s)
-    lost = attend(liveness, START + gap_s + SILENCE_S - STEP_S, START + gap_s)
+    lost = watch_until_lost(liveness, START + gap_s + SILENCE_S - STEP_S, START + gap_s)
     assert set(lost) == {"b", "c"}
 
 
-def test_a_look_costs_the_same_however_many_are_watched() -> None:
+def test_the_cost_of_a_call_does_not_depend_on_the_number_of_peers() -> None:
     class Counted(dict[str, float]):
-        looked_at = 0
+        reads = 0
 
         def items(self) -> object:  # type: ignore[override]
             for item in super().items():
-                Counted.looked_at += 1
+                Counted.reads += 1
                 yield item
 
     costs = []
@@ -63,16 +63,16 @@ def test_a_look_costs_the_same_however_many_are_watched() -> None:
             liveness.received(str(i), START + i * 1e-6)
         for i in range(peers // 2):
             liveness.disconnected(str(i), START + 0.1 + i * 1e-6)
-        Counted.looked_at = 0
+        Counted.reads = 0
         assert liveness.expired(START + 0.2) == {}
         liveness.next_deadline(START + 0.2)
-        costs.append(Counted.looked_at)
+        costs.append(Counted.reads)
     assert costs == [2, 2]
 
 
 times = st.lists(
     st.tuples(
-        st.sampled_from(["received", "received", "disconnected", "forget", "look"]),
+        st.sampled_from(["received", "received", "disconnected", "forget", "expired"]),
         st.sampled_from("abc"),
         st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0, 1.5, 7.0]),
     ),
@@ -82,7 +82,7 @@ times = st.lists(
 
 @given(times)
 @settings(deadline=None)
-def test_it_agrees_with_a_simple_account(story: list[tuple[str, str, float]]) -> None:
+def test_liveness_agrees_with_a_simple_model(story: list[tuple[str, str, float]]) -> None:
     liveness, now, attended = watch(), START, 0.0
     received: dict[str, float] = {}
     cut: dict[str, float] = {}
@@ -100,7 +100,7 @@ def test_it_agrees_with_a_simple_account(story: list[tuple[str, str, float]]) ->
             case "disconnected":
                 liveness.disconnected(peer, now)
                 if peer not in received or peer in cut:
-                    attended -= min(passed, STEP_S)  # It is not even looked at.
+                    attended -= min(passed, STEP_S)  # The call does not read the clock.
                     now -= passed
                 else:
                     cut[peer] = attended
@@ -112,7 +112,7 @@ def test_it_agrees_with_a_simple_account(story: list[tuple[str, str, float]]) ->
                 closed = {p for p, at in cut.items() if attended - at >= GRACE_S}
                 silent = {p for p, at in received.items() if attended - at >= SILENCE_S}
                 assert set(liveness.expired(now)) == closed | silent
-                for one in closed:  # It stays until it has been silent for long enough.
+                for one in closed:  # The peer is watched until it was silent for long enough.
                     del cut[one]
                 for one in silent - closed:
                     del received[one]
@@ -124,48 +124,48 @@ def test_it_agrees_with_a_simple_account(story: list[tuple[str, str, float]]) ->
             assert now <= deadline <= now + STEP_S
 
 
-def test_a_loop_that_does_not_answer_is_stuck_until_it_does() -> None:
+def test_a_loop_that_does_not_respond_is_stuck_until_it_responds() -> None:
     watch = LoopWatch(START, SILENCE_S)
     at = START
-    while not watch.look(at, answered=False):
+    while not watch.check(at, responded=False):
         assert not watch.is_stuck
         at += watch.step_s
     assert at == START + SILENCE_S
-    assert not watch.look(at + 1, answered=False)
-    assert watch.look(at + 2, answered=True)
+    assert not watch.check(at + 1, responded=False)
+    assert watch.check(at + 2, responded=True)
     assert not watch.is_stuck
 
 
-def test_a_process_that_was_stopped_as_a_whole_has_no_stuck_loop() -> None:
+def test_a_loop_is_not_stuck_if_its_whole_process_was_stopped() -> None:
     watch = LoopWatch(START, SILENCE_S)
-    assert not watch.look(START + 1, answered=False)
-    assert not watch.look(START + 86_400, answered=False)
-    assert not watch.look(START + 86_401, answered=True)
+    assert not watch.check(START + 1, responded=False)
+    assert not watch.check(START + 86_400, responded=False)
+    assert not watch.check(START + 86_401, responded=True)
 
 
-def test_a_closed_connection_is_one_loss_and_the_silence_after_it_another() -> None:
+def test_a_peer_is_reported_after_its_connection_closed_and_again_after_the_silence_limit() -> None:
     liveness = watch()
     liveness.received("a", START)
     liveness.disconnected("a", START)
-    assert attend(liveness, START + 99, START) == {"a": CLOSED}
-    (silent,) = attend(liveness, START + 99, START + GRACE_S).values()
+    assert watch_until_lost(liveness, START + 99, START) == {"a": CLOSED}
+    (silent,) = watch_until_lost(liveness, START + 99, START + GRACE_S).values()
     assert silent != CLOSED
     assert "a" not in liveness
 
 
-def test_the_deadline_counts_from_what_was_answered_when_it_was_sent() -> None:
+def test_a_response_renews_the_deadline_from_the_send_time_of_its_message() -> None:
     deadline = StopDeadline(needs_answers=True)
     assert deadline.at(5.0) is None
     deadline.awake(START)
     assert deadline.at(5.0) is None
     deadline.answered(START + 3, START + 1)
     assert deadline.at(5.0) == START + 1 + 4.0
-    deadline.answered(START + 3, START)  # A late answer takes nothing back.
-    deadline.answered(START + 3, START + 99)  # Nor does one that cannot be promise anything.
+    deadline.answered(START + 3, START)  # A late response does not shorten the deadline.
+    deadline.answered(START + 3, START + 99)  # An impossible send time counts as now.
     assert deadline.at(5.0) == START + 3 + 4.0
 
 
-def test_who_needs_no_answers_must_be_awake() -> None:
+def test_without_needs_answers_being_awake_renews_the_deadline() -> None:
     deadline = StopDeadline(needs_answers=False)
     deadline.awake(START)
     deadline.answered(START + 2, START + 2)

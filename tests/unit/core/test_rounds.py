@@ -7,7 +7,7 @@ import pytest
 
 from fake_node import RUN, FakeNode, a_job_of, a_node
 from holdfast.core import rounds as machine
-from holdfast.core.first_failure import dated
+from holdfast.core.first_failure import with_local_times
 from holdfast.core.job_settings import JobSettings, RankOrder, StoreAccess
 from holdfast.core.limits import (
     NODE_ID_CHARS_MAX,
@@ -188,11 +188,11 @@ def test_a_failed_job_ends_with_the_report_of_the_likelier_cause_and_only_then()
 def test_where_two_nodes_failed_too_close_to_tell_all_that_may_be_first_are_named() -> None:
     """Both exits were silent, and of b's two either may have been the first there."""
     rounds, (a, b) = active(a_job_of(2, 2))
-    rounds.handle(0.0, dated(1.0, a.fail()))
+    rounds.handle(0.0, with_local_times(1.0, a.fail()))
     b.fail(report=b"as well")
     assert b.failure is not None
     b.failure = msgspec.structs.replace(b.failure, rank=2, rivals=(3,))
-    rounds.handle(0.0, dated(1.02, b.status()))
+    rounds.handle(0.0, with_local_times(1.02, b.status()))
     (view, _) = rounds.handle(0.0, WaitEnded(rounds.job.wait_seq))
     assert view.failure is not None
     assert (view.failure.node, view.failure.rivals) == ("a", (2, 3))

@@ -12,7 +12,7 @@ from holdfast.elastic import events
 from holdfast.elastic._impl.agents import LocalElasticAgent
 from holdfast.observe.events import destinations
 from holdfast.processes.logs.specs import DefaultLogsSpecs
-from holdfast.rendezvous.single_node_handler import SingleNodeHandler
+from holdfast.rendezvous.worker_store import SingleNodeHandler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from holdfast.rendezvous.etcd_handler import EtcdHandler
     from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo
+    from holdfast.rendezvous.membership_handler import MembershipHandler
 
 LOCAL = "127.0.0.1"
 PREFIX = "/jobs"
@@ -198,7 +198,7 @@ def test_unreachable_etcd_reports_no_waiting_nodes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("create", [create_rdzv_handler, get_rendezvous_handler])
 def test_handlers_made_from_parameters(
-    etcd: Etcd, create: Callable[[RendezvousParameters], EtcdHandler]
+    etcd: Etcd, create: Callable[[RendezvousParameters], MembershipHandler]
 ) -> None:
     more = {"etcd_prefix": "/mine", "settle": 5, "timeout": 30}
     params = RendezvousParameters("etcd", etcd.endpoint, create.__name__, 2, 2, LOCAL, **more)

@@ -7,7 +7,6 @@ import pytest
 
 from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from holdfast.elastic._impl.agents import SimpleElasticAgent
-from holdfast.processes.failures.failure import ProcessFailure
 from holdfast.processes.signals import SignalException, SignalWatch
 from rendezvous_fakes import ScriptedRendezvous
 
@@ -93,15 +92,6 @@ def _handlers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert handlers() == before
 
 
-def test_workers_that_succeed() -> None:
-    agent = scripted(HEALTHY, HEALTHY, RunResult(SUCCEEDED, {0: "a", 1: "b"}))
-    result = agent.run()
-    assert result == RunResult(SUCCEEDED, {0: "a", 1: "b"})
-    assert agent.story == ["join", "start", "look", "look", "look", "shutdown SIGTERM 30"]
-    assert agent.get_worker_group().state is SUCCEEDED
-    assert agent.restart_count == 0
-
-
 @pytest.mark.parametrize("bad", [FAILED, UNHEALTHY])
 def test_failure_restarts_workers_while_the_budget_lasts(bad: WorkerState) -> None:
     agent = scripted(bad, HEALTHY, bad, SUCCEEDED, max_restarts=2)
@@ -117,20 +107,6 @@ def test_failure_restarts_workers_while_the_budget_lasts(bad: WorkerState) -> No
     ]
     stopped = WorkerState.STOPPED
     assert counts == [(0, WorkerState.INIT), (1, stopped), (2, stopped)]
-
-
-@pytest.mark.parametrize("bad", [FAILED, UNHEALTHY])
-@pytest.mark.parametrize("max_restarts", [0, 1])
-def test_failure_without_budget_is_the_result(bad: WorkerState, max_restarts: int) -> None:
-    last = RunResult(bad, failures={1: ProcessFailure(1, 4001, 3, "/nowhere")})
-    agent = scripted(*[bad] * max_restarts, last, max_restarts=max_restarts)
-    result = agent.run()
-    assert result.is_failed()
-    assert result.failures == last.failures
-    again = ["join", "start", "look", "stop"]
-    assert agent.story == [*again * (max_restarts + 1), "shutdown SIGTERM 30"]
-    assert agent.get_worker_group().state is FAILED
-    assert agent.restart_count == max_restarts
 
 
 def test_handler_that_reports_changes_is_not_polled() -> None:

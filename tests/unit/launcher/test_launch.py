@@ -17,7 +17,7 @@ from holdfast.processes.failures.failure import ChildFailedError
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
 from holdfast.rendezvous.registry import rendezvous_handler_registry as registry
-from holdfast.rendezvous.single_node_handler import SingleNodeHandler
+from holdfast.rendezvous.worker_store import SingleNodeHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -32,7 +32,7 @@ from holdfast.processes.signals import SignalException
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.rendezvous.rendezvous_errors import RendezvousTimeoutError
-from holdfast.rendezvous.single_node_handler import SingleNodeHandler
+from holdfast.rendezvous.worker_store import SingleNodeHandler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.processes.logs.specs import DefaultLogsSpecs
-from holdfast.processes.workers.command_workers import (
+from holdfast.processes.workers.group import (
+    GroupSpec,
     SubprocessContext,
     SubprocessHandler,
     replace_subprocess_handler,
 )
-from holdfast.processes.workers.group import GroupSpec
 from real_jobs import News, Watched
 
 if TYPE_CHECKING:

@@ -12,14 +12,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.core import blame
+from holdfast.core.supervision import WorkerExited, WorkersStopped
 from holdfast.errors import EnvironmentProblem
 from holdfast.processes import poll
 from holdfast.processes.keeper import keeper_client
 from holdfast.processes.keeper.keeper_client import Keeper
 from holdfast.processes.keeper.keeper_program import descendants_of
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
-from holdfast.processes.workers.command_workers import SubprocessContext
-from holdfast.processes.workers.group import GroupSpec, StopEnded, WorkerExit, is_retryable
+from holdfast.processes.procfs import is_stopped
+from holdfast.processes.workers.group import (
+    GroupSpec,
+    SubprocessContext,
+    WorkerExit,
+    is_retryable,
+)
 from real_jobs import News, Watched
 
 if TYPE_CHECKING:
@@ -99,7 +105,9 @@ def until(
         wait_s = max(0.0, deadline - time.monotonic())
         select.select([context.fileno()], [], [], wait_s + 0.001)
         events = context.poll_events(time.monotonic())
-        seen += [event for event in events if isinstance(event, WorkerExit)]
+        seen += [
+            context._exits[event.local_rank] for event in events if isinstance(event, WorkerExited)
+        ]
         assert done() or time.monotonic() < give_up_at, "nothing happened"
     return seen
 
@@ -304,6 +312,8 @@ def test_stubborn_workers_of_a_stopped_keeper_are_killed(
     keeper = context._keeper.pid
     everyone = Watched(*descendants_of(keeper), keeper)
     os.kill(keeper, signal.SIGSTOP)
+    while not is_stopped(keeper):  # The signal takes effect later on a busy machine.
+        time.sleep(0.001)
     context.close(timeout=0.01)
     everyone.gone_already()
     assert context.left_behind == []
@@ -330,11 +340,11 @@ def test_end_of_a_stop_is_reported_once(group: Group) -> None:
     context = group.start(WAITS, ready=1)
     context.begin_stop(signal.SIGTERM, 1000)
     events: list[object] = []
-    while not any(isinstance(event, StopEnded) for event in events):
+    while not any(isinstance(event, WorkersStopped) for event in events):
         poll.wait_for(context.next_deadline(), context.fileno())
         events += context.poll_events(time.monotonic())
-    assert [type(event) for event in events] == [WorkerExit, StopEnded]
-    assert events[-1] == StopEnded(())
+    assert [type(event) for event in events] == [WorkerExited, WorkersStopped]
+    assert events[-1] == WorkersStopped(0)
     assert context.poll_events(time.monotonic()) == []
     assert context.next_deadline() is None
 
@@ -346,7 +356,7 @@ def test_stop_without_workers_is_due_at_once(group: Group) -> None:
     until(context, context.all_ended)
     context.begin_stop(signal.SIGTERM, 1000)
     assert context.next_deadline() == 0.0
-    assert context.poll_events(time.monotonic()) == [StopEnded(())]
+    assert context.poll_events(time.monotonic()) == [WorkersStopped(0, failed=True)]
 
 
 # Output is followed from the first of it, if somebody takes in the events.

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.processes.logs.specs import LogsDest
-from holdfast.processes.logs.stdio import WorkerStdio
+from holdfast.processes.logs.specs import LogsDest, WorkerStdio
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -100,7 +100,7 @@ def test_lost_zygote_is_restarted_while_workers_run(started: Started) -> None:
 def test_failed_start_cancels_its_requests(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.processes.logs.stdio import WorkerStdio
+    from holdfast.processes.logs.specs import WorkerStdio
 
     real = WorkerStdio.open
 

@@ -28,7 +28,7 @@ from holdfast.rendezvous.backend_handler import (
     RendezvousBackend,
     create_handler,
 )
-from holdfast.rendezvous.polled_handler import ALL_HERE
+from holdfast.rendezvous.membership_handler import ALL_HERE
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters, RendezvousTimeout
 from holdfast.rendezvous.rendezvous_errors import (
     RendezvousClosedError,
@@ -92,7 +92,7 @@ class Cluster:
             RendezvousTimeout(**times),
             **{"keep_alive_interval": 0.1, "keep_alive_max_attempt": 100, **more},
         )
-        handler._away_s = more.pop("away_s", LONG_S)
+        handler.access.away_s = more.pop("away_s", LONG_S)
         self.handlers.append(handler)
         return handler
 
@@ -263,7 +263,7 @@ def test_temporary_backend_failure_costs_no_restart(cluster: Cluster) -> None:
 @pytest.mark.parametrize("hangs", [False, True])
 def test_unreachable_backend_is_a_loss_after_the_limit(cluster: Cluster, hangs: bool) -> None:
     handler = cluster.add(1, 1)
-    handler._away_s = 0.3
+    handler.access.away_s = 0.3
     handler.next_rendezvous()
     connection = handler.enter()
     connection.take()

@@ -10,8 +10,9 @@ import pytest
 
 from holdfast.errors import UsageError
 from holdfast.rendezvous import registry, rendezvous_errors
-from holdfast.rendezvous.coordinator_handler import CoordinatorHandler
-from holdfast.rendezvous.etcd_handler import EtcdHandler
+from holdfast.rendezvous.coordinator_handler import CoordinatorAccess
+from holdfast.rendezvous.etcd_handler import EtcdAccess
+from holdfast.rendezvous.membership_handler import MembershipHandler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.registry import (
     RegistryWithPlugins,
@@ -76,12 +77,12 @@ def test_built_in_names_are_taken(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("etcd", EtcdHandler), ("etcd-v2", EtcdHandler), ("holdfast", CoordinatorHandler)],
+    [("etcd", EtcdAccess), ("etcd-v2", EtcdAccess), ("holdfast", CoordinatorAccess)],
 )
 def test_every_coordinator_backend_creates_its_handler(name: str, kind: type) -> None:
     handler = get_rendezvous_handler(params(name, join_timeout=7))
-    assert type(handler) is kind
-    assert isinstance(handler, CoordinatorHandler)
+    assert isinstance(handler, MembershipHandler)
+    assert type(handler.access) is kind
     assert (handler.get_backend(), handler.join_timeout_s) == (name, 7.0)
 
 

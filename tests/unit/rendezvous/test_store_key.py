@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.core.protocol import NodeRole, View
-from holdfast.rendezvous.coordinator_handler import CoordinatorHandler
+from holdfast.rendezvous.coordinator_handler import CoordinatorAccess
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.wire.handshake import job_token
 
@@ -19,9 +19,9 @@ VIEW = View(
 
 
 def key_with(token: bytes, run_id: str = "job") -> bytes:
-    handler = CoordinatorHandler(RendezvousParameters("c10d", "localhost:0", run_id, 1, 2))
-    handler._job_token = job_token(token, run_id) if token else b""
-    return handler._store_key(VIEW)
+    access = CoordinatorAccess(RendezvousParameters("c10d", "localhost:0", run_id, 1, 2))
+    access.job_token = job_token(token, run_id) if token else b""
+    return access.store_key(VIEW)
 
 
 def test_store_key_depends_on_the_job_token() -> None:

@@ -13,8 +13,7 @@ import pytest
 from holdfast.errors import EnvironmentProblem
 from holdfast.net.listening import ReservedPort
 from holdfast.rendezvous import worker_store
-from holdfast.rendezvous.single_node_handler import SingleNodeHandler
-from holdfast.rendezvous.worker_store import WorkerStore
+from holdfast.rendezvous.worker_store import SingleNodeHandler, WorkerStore
 from holdfast.store.store_errors import DistNetworkError
 from holdfast.store.tcp.store_client import TCPStore
 

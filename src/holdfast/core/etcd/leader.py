@@ -95,10 +95,9 @@ from holdfast.core.etcd.witness import (
     WitnessEffect,
 )
 from holdfast.core.failure_hold import FailureHold, must_hold
-from holdfast.core.first_failure import dated
+from holdfast.core.first_failure import with_local_times
 from holdfast.core.liveness import AttendedClock
 from holdfast.core.machine import TICK, Event, Story, Tick
-from holdfast.core.memory import recall, remember
 from holdfast.core.protocol import Heartbeat, Status, View
 from holdfast.core.rounds import (
     Job,
@@ -109,6 +108,7 @@ from holdfast.core.rounds import (
     WaitTimers,
     close_broken,
 )
+from holdfast.core.saved_jobs import restore_job, snapshot_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -170,7 +170,7 @@ class LedJob:
         self._waits = WaitTimers()  # By the attended clock.
         self._hold = FailureHold()
         self._late: dict[int, Status] = {}  # Came when all was over but for the report.
-        self._waits.observe(self._clock.look(now), self.rounds)
+        self._waits.observe(self._clock.read(now), self.rounds)
 
     @property
     def job(self) -> Job:
@@ -229,7 +229,7 @@ class LedJob:
                 return self._lost(now, lost, cause)
             case Tick():
                 views: dict[Peer, View] = {}
-                for ended, cause in self._waits.ended(self._clock.look(now)):
+                for ended, cause in self._waits.ended(self._clock.read(now)):
                     _merge(views, self._decide(now, ended, cause))
                 return [*views.values()]
 
@@ -238,12 +238,12 @@ class LedJob:
         end = self._waits.next_end
         if end is None:
             return None
-        rest = end - self._clock.look(now)
+        rest = end - self._clock.read(now)
         # Looking at least every step is what makes the whole of the time count.
         return now + max(0.0, min(rest, self._clock.step_s))
 
     def _reported(self, now: float, status: Status, roll_call: int) -> list[View]:
-        status, info = dated(now, status), status.info
+        status, info = with_local_times(now, status), status.info
         if roll_call > self.roll_call + ROLL_CALLS_AHEAD_MAX:
             roll_call = 0  # Nobody has called that: it would be counted on from.
         # The stored number may have gone with the lease of the job.
@@ -255,8 +255,8 @@ class LedJob:
                 self.roll_call += 1
             return self._release(now)
         # The leader itself must not wait for responses when it leaves: it hands over.
-        if info.incarnation != self.own_incarnation and self._hold.must_follow(status):
-            self._hold.follow(status)
+        if info.incarnation != self.own_incarnation and self._hold.must_hold_departure(status):
+            self._hold.hold_departure(status)
             return self._release(now)
         views = self._decide(now, status)
         views += self._release(now)
@@ -272,7 +272,7 @@ class LedJob:
             self._late.pop(one.incarnation, None)
         leaving = [one for one in lost if (one.node, one.incarnation) in self._hold.leaving]
         for one in leaving:
-            self._hold.follow(one)
+            self._hold.hold_departure(one)
         lost = tuple(one for one in lost if one not in leaving)
         views = self._decide(now, NodesLost(lost), cause) if lost else []
         return views + self._release(now)
@@ -281,7 +281,7 @@ class LedJob:
         """Decide about the failures that need not be held any longer."""
         if self.own_is_underway:
             return []
-        self._hold.excuse(self.own_incarnation)
+        self._hold.exempt(self.own_incarnation)
         views: dict[Peer, View] = {}
         failures, endings = self._hold.release(self.job)
         for status in failures:
@@ -308,7 +308,7 @@ class LedJob:
             late, self._late = self._late, {}
             for status in late.values():
                 views += self.rounds.handle(now, status)
-        self._waits.observe(self._clock.look(now), self.rounds)
+        self._waits.observe(self._clock.read(now), self.rounds)
         self.is_changed = self.is_changed or self._mark() != before
         if self.decisions is not None:
             job = self.job
@@ -422,11 +422,11 @@ def inherit(
     job, before = record.job, record.job.term
     known = ((node.info.node, node.info.incarnation) for node in job.nodes.values())
     if job.outcome is None and not any(peer in alive for peer in known):
-        job = recall(remember(job), patience_s=0.0)
+        job = restore_job(snapshot_job(job), patience_s=0.0)
         job.silence_s, job.retired = lease_s, record.job.retired
     job.term = max(term, before + 1)
     if job.failure is not None:  # Its times are by the clock of another leader.
-        job.failure = msgspec.structs.replace(job.failure, ended_ns=0, spoke_ns=0)
+        job.failure = msgspec.structs.replace(job.failure, ended_ns=0, traceback_ns=0)
     job.fence_floor = term  # etcd's revision: it only grows.
     return job
 

@@ -662,6 +662,9 @@ class LocalElasticAgent(SimpleElasticAgent):
                 return RunResult(WorkerState.UNHEALTHY)
         if result is None:
             return RunResult(WorkerState.HEALTHY)
+        if not isinstance(context, PContext):
+            for failure in result.failures.values():
+                self._processes.explain(failure)
         return self._processes.outcome(result)
 
     def _act_on_detections(self) -> str:

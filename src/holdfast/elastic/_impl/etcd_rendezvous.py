@@ -21,7 +21,8 @@ from holdfast.elastic._impl.etcd_v2_client import adapted
 from holdfast.etcd.generation_stores import GenerationStores
 from holdfast.etcd.sync_client import EtcdClient, EtcdError
 from holdfast.rendezvous import rdzv_conf
-from holdfast.rendezvous.etcd_handler import EtcdHandler, etcd_settings_of
+from holdfast.rendezvous.etcd_handler import EtcdAccess, etcd_settings_of
+from holdfast.rendezvous.membership_handler import MembershipHandler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.rendezvous_errors import (
     RendezvousConnectionError,
@@ -68,11 +69,11 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     return EtcdRendezvousHandler(impl, params.local_addr)
 
 
-class EtcdRendezvousHandler(EtcdHandler):
+class EtcdRendezvousHandler(MembershipHandler):
     """A node's rendezvous on etcd, made from an `EtcdRendezvous`, whose node it is from then on."""
 
     def __init__(self, rdzv_impl: EtcdRendezvous, local_addr: str | None) -> None:
-        super().__init__(rdzv_impl.parameters(local_addr), etcd=rdzv_impl.client.settings)
+        super().__init__(EtcdAccess(rdzv_impl.parameters(local_addr), rdzv_impl.client.settings))
         self.seat: View | None = None
         """The last round that was returned."""
         self._rdzv_impl = rdzv_impl

@@ -11,7 +11,7 @@ import os
 from abc import ABCMeta
 from typing import TYPE_CHECKING
 
-from holdfast.processes.workers import command_workers, function_workers, group
+from holdfast.processes.workers import function_workers, group
 from holdfast.processes.workers.group import GroupSpec
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class PContext(group.PContext, metaclass=MadeByHoldfast):
         super().__init__(GroupSpec(*how, "spawn", None, *filters))
 
 
-class SubprocessContext(command_workers.SubprocessContext, metaclass=MadeByHoldfast):
+class SubprocessContext(group.SubprocessContext, metaclass=MadeByHoldfast):
     """Workers that are commands, with TorchElastic's constructor."""
 
     def __init__(

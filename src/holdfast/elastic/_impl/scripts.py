@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
-from holdfast.agent.worker_env import substitute_local_rank
+from holdfast.agent.worker_processes import substitute_local_rank
 from holdfast.elastic._impl.torch_types import torchs_store_errors
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.net.addresses import Address

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from holdfast.errors import UsageError
 from holdfast.net.endpoints import format_endpoint
-from holdfast.rendezvous.coordinator_handler import CoordinatorHandler
+from holdfast.rendezvous.coordinator_handler import CoordinatorAccess
+from holdfast.rendezvous.membership_handler import MembershipHandler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
 
-class StaticTCPRendezvous(CoordinatorHandler):
+class StaticTCPRendezvous(MembershipHandler):
     """A rendezvous of nodes with fixed ranks and the address of the first node."""
 
     def __init__(
@@ -39,7 +40,7 @@ class StaticTCPRendezvous(CoordinatorHandler):
             rank=rank,
             timeout=timeout,
         )
-        super().__init__(params, fixed_rank=rank)
+        super().__init__(CoordinatorAccess(params, fixed_rank=rank))
         self.master_addr = master_addr
         self.master_port = master_port
         self.rank = rank

@@ -139,14 +139,14 @@ class ProcessFailure:
         seconds = self.timestamp or self.observed_ns // 1_000_000_000
         return time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(seconds))
 
-    def spoke_ns(self) -> int:
+    def traceback_ns(self) -> int:
         """Return the latest time at which it began to report a reason; 0 if it reported none."""
         said = [moment for moment in (self.recorded_ns, self.words_ns) if moment]
         return min(*said, self.observed_ns) if said else 0
 
     def happened_ns(self) -> int:
         """Return the latest time of the failure, in nanoseconds since the epoch."""
-        return self.spoke_ns() or self.observed_ns
+        return self.traceback_ns() or self.observed_ns
 
     def came_after(self, moment_ns: int) -> bool:
         """Return whether the worker failed after a moment, such as the start of the stop.
@@ -296,7 +296,7 @@ class ChildFailedError(Exception):
                     rank,
                     failure.trace(),
                     min(failure.observed_ns, later[failure.order]),
-                    failure.spoke_ns(),
+                    failure.traceback_ns(),
                     failure.order,
                     failure.consequence,
                 )

@@ -213,7 +213,7 @@ def _part_from_the_parent() -> None:
 
     Exit handlers of the parent are dropped, too.
     """
-    from holdfast.processes.logs.stdio import is_descriptor
+    from holdfast.processes.logs.specs import is_descriptor
 
     atexit._clear()
     for name, fd, errors in (("stdout", 1, "strict"), ("stderr", 2, "backslashreplace")):

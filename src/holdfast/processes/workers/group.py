@@ -1,21 +1,27 @@
 """A group of worker processes on this node: start, events, stop, results.
 
-`PContext` is one start of the workers of a `GroupSpec`. Its two kinds differ in what a worker is:
-a command (`SubprocessContext`) or a function (`MultiprocessContext`). Nothing polls at intervals:
+`PContext` is one start of the workers of a `GroupSpec`. Its two kinds differ in what a worker is: a
+command (`SubprocessContext`), or a function (`MultiprocessContext` in `function_workers`). Nothing polls at intervals:
 one epoll descriptor covers the keeper's events, the zygote's, the workers' return values, and
 pidfds of processes that a replaced subprocess handler started.
 
 There are two interfaces. TorchElastic's is `start`, `wait`, `pids` and `close`. The agent, which
 decides what an exit means, waits until `fileno()` is readable or `next_deadline()` passes, and takes
-the events of `poll_events`: a `WorkerExit` for each worker and, after `begin_stop`, one `StopEnded`.
+the events of `poll_events`: a `WorkerExited` for each worker and, after `begin_stop`, one
+`WorkersStopped`.
 
 A worker that fails because of a peer often exits before that peer. If it shows no reason of its own,
-its `WorkerExit` is delayed until another worker fails with a reason, up to `EXIT_NS_MAX`. Otherwise
+its `WorkerExited` is delayed until another worker fails with a reason, up to `EXIT_NS_MAX`. Otherwise
 the stop that follows would end the peer too early, and hide the reason.
+
+As in TorchElastic, a program can replace the start of commands: it derives a class from
+`SubprocessHandler` and registers a factory with `replace_subprocess_handler`. Such a process is not
+below the keeper. A pidfd reports its exit, the handler stops it, and the agent kills its descendants,
+or its process group once it has exited.
 
 The path of a worker's exit: the keeper (`keeper/keeper_program.py`) reaps the process, its client
 (`keeper/keeper_client.py`) turns the message into `Exited`, `_receive_keeper_events` and
-`_worker_exited` record it here, and the agent receives it from `poll_events`.
+`_worker_exited` record it here, and `poll_events` gives it to the agent's loop.
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.core import blame, stopping
+from holdfast.core import blame, stopping, supervision
 from holdfast.core.machine import TICK
 from holdfast.core.values import Value
 from holdfast.defaults import REAP_S, SHUTDOWN_S
@@ -37,22 +43,25 @@ from holdfast.errors import SHORTAGES, EnvironmentProblem, shortage_hint
 from holdfast.lazy_dataclass import factory_field, lazy_dataclass
 from holdfast.processes.failures.oom_kills import OomKills
 from holdfast.processes.keeper import keeper_client
-from holdfast.processes.keeper.keeper_program import descendants_of
-from holdfast.processes.logs.stdio import WorkerStdio
+from holdfast.processes.keeper.keeper_client import Keeper
+from holdfast.processes.keeper.keeper_program import descendants_of, send_signal
+from holdfast.processes.logs.specs import WorkerStdio
 from holdfast.processes.poll import min_of, wait_for
 from holdfast.processes.procfs import is_stopped, state_of
+from holdfast.processes.signals import as_enum
 from holdfast.side_thread import Hung, SideThread
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import Any, TextIO
+    from typing import IO, Any, TextIO
 
     from holdfast.core.machine import Effect, Event
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.processes.keeper.deadline import WorkersDeadline
-    from holdfast.processes.keeper.keeper_client import Keeper
     from holdfast.processes.logs.specs import LogsSpecs
     from holdfast.processes.zygote.warm_start import WarmStart
+
 
 # The limit for reading what a failed worker has written: its file system may not respond.
 READ_S_MAX = 2.0
@@ -64,6 +73,8 @@ LAST_MS_MAX = 1_000
 ORDER_OF_GIVEN_UP = 1 << 20
 # Temporary errors of an exec.
 RETRYABLE_ERRORS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ETXTBSY)
+
+_factory: Callable[..., SubprocessHandler] | None = None  # What starts commands, if replaced.
 
 
 @lazy_dataclass
@@ -98,16 +109,6 @@ class WorkerExit(Value):
         return self.exitcode != 0 or bool(self.detail)
 
 
-class StopEnded(Value):
-    """The stop has ended: all processes have exited, except these, which survive SIGKILL."""
-
-    left_behind: tuple[int, ...]
-
-
-class WorkersKilled(Value):
-    """The keeper kills all workers: their deadline has passed."""
-
-
 class GroupSpec(Value):
     """One start of a group of workers. All mappings are by local rank, 0 to n-1."""
 
@@ -132,9 +133,6 @@ class GroupSpec(Value):
 
     Then the group follows the workers' output from its first byte, or from `follow_output` on.
     """
-
-
-GroupEvent = WorkerExit | WorkersKilled | StopEnded
 
 
 def is_retryable(error: tuple[int, str] | None) -> bool:
@@ -243,7 +241,12 @@ class PContext(ABC):
         self._started: dict[int, int] = {}  # rank -> pid
         self._running: set[int] = set()
         self._exits: dict[int, WorkerExit] = {}
-        self._pending: list[GroupEvent] = []
+        self.generation = 0
+        """Of the events; as `explain`, for the agent to set."""
+        self.explain: Callable[[ProcessFailure], None] | None = None
+        """Adds what the agent knows to a failure."""
+        self._pending: list[WorkerExit | keeper_client.Expired] = []
+        self._failures_at_end: dict[int, ProcessFailure] | None = None
         self._held: list[WorkerExit] = []  # To let their cause appear first.
         self._held_until = 0.0
         self._stop: stopping.Stop | None = None
@@ -312,6 +315,7 @@ class PContext(ABC):
         if self._closed:
             return
         self.begin_stop(death_sig or self.stop_signal, timeout)
+        self._stop_reported = True  # The caller takes no events.
         while not self.stop_ended:
             self._block(self.next_deadline())
             self.poll_events(time.monotonic())
@@ -323,8 +327,8 @@ class PContext(ABC):
         """Return the descriptor that is readable when `poll_events` has something."""
         return self._epoll.fileno()
 
-    def poll_events(self, now: float) -> list[GroupEvent]:
-        """Read what happened, continue a stop, and return the new events."""
+    def poll_events(self, now: float) -> list[Event]:
+        """Read what happened, continue a stop, and return the new events for the supervision."""
         self._read_all()
         if self._held and (now >= self._held_until or len(self._exits) == self._world_size):
             self._let_go()
@@ -332,10 +336,18 @@ class PContext(ABC):
             self._perform(self._stop.handle(now, TICK, self._stop.story.last))
             if self._stop.ended:  # The time ended before all processes had exited.
                 self._check_keeper()
+        events: list[Event] = []
+        for one in self._pending:
+            match one:
+                case WorkerExit(rank=rank, failed=failed, retryable=retryable):
+                    events.append(
+                        supervision.WorkerExited(self.generation, rank, failed, retryable)
+                    )
+                case keeper_client.Expired():
+                    events.append(supervision.WorkersExpired(self.generation))
+        self._pending.clear()
         if self.stop_ended and not self._stop_reported:
-            self._stop_reported = True
-            self._pending.append(StopEnded(tuple(self.left_behind)))
-        events, self._pending = self._pending, []
+            events.append(self.stopped())
         return events
 
     def next_deadline(self) -> float | None:
@@ -355,7 +367,7 @@ class PContext(ABC):
         node: str = "",
         cause: str = "",
     ) -> None:
-        """Begin to stop the workers; `StopEnded` follows when all processes have exited.
+        """Begin to stop the workers; `WorkersStopped` follows when all processes have exited.
 
         `unresponsive` are local ranks that cannot react to a signal: they get SIGKILL at once.
         `node` and `cause` are for the story of the stop.
@@ -414,19 +426,38 @@ class PContext(ABC):
         failed = [exited for exited in self._exits.values() if exited.failed]
         return min(failed, key=lambda exited: exited.order, default=None)
 
+    def stopped(self) -> Event:
+        """Return the event at the end of a stop."""
+        self._stop_reported = True
+        failed = any(failure.failed_by_itself() for failure in self._all_failures().values())
+        return supervision.WorkersStopped(self.generation, len(self.left_behind), failed)
+
     def failures_so_far(self) -> dict[int, ProcessFailure]:
         """Return the failures so far; their output may be incomplete."""
-        return {
-            rank: self._failure(exited) for rank, exited in self._exits.items() if exited.failed
-        }
+        return self._explained(exited for exited in self._exits.values() if exited.failed)
+
+    def _explained(self, exits: Iterable[WorkerExit]) -> dict[int, ProcessFailure]:
+        failures = {exited.rank: self._failure(exited) for exited in exits}
+        if self.explain is not None:
+            for failure in failures.values():
+                self.explain(failure)
+        return failures
+
+    def _all_failures(self) -> dict[int, ProcessFailure]:
+        """Return all failures after a stop, with the end of each worker's standard error."""
+        if self._failures_at_end is None:
+            self._finish_output()
+            given_up = self.given_up.items()
+            self._failures_at_end = {
+                **dict(sorted(self.failures_so_far().items())),
+                **self._explained(exit_of_unkillable(*one, self.reap_s) for one in given_up),
+            }
+        return self._failures_at_end
 
     def result(self) -> RunProcsResult:
-        """Return how the workers exited, with the end of each failure's standard error."""
-        self._finish_output()
+        """Return how the workers exited, after a stop."""
         outcome = RunProcsResult(stdouts=self.stdouts, stderrs=self.stderrs)
-        outcome.failures.update(sorted(self.failures_so_far().items()))
-        for rank, pid in self.given_up.items():
-            outcome.failures[rank] = self._failure(exit_of_unkillable(rank, pid, self.reap_s))
+        outcome.failures.update(self._all_failures())
         if not outcome.failures:
             outcome.return_values = self.return_values()
         return outcome
@@ -582,7 +613,7 @@ class PContext(ABC):
                             rank, pid, exitcode, detail, retryable=retryable, at_ns=at_ns
                         )
                 case keeper_client.Expired():
-                    self._pending.append(WorkersKilled())
+                    self._pending.append(event)
                 case keeper_client.Empty():
                     self._stop_event(stopping.LeftoversGone())
                 case keeper_client.KeeperLost():
@@ -787,6 +818,180 @@ class PContext(ABC):
         wait_for(deadline, self._epoll.fileno())
 
 
+# Commands.
+
+
+class SubprocessHandler:
+    """One command worker: its `Popen`, its log files, and how it is signalled."""
+
+    def __init__(
+        self,
+        entrypoint: str,
+        args: tuple[Any, ...],
+        env: dict[str, str],
+        stdout: str | None,
+        stderr: str | None,
+        local_rank_id: int,
+        numa_options: object = None,
+    ) -> None:
+        self._files: list[IO[bytes]] = []
+        self._stdout = self._open(stdout)
+        self._stderr = self._open(stderr)
+        self.local_rank_id = local_rank_id
+        try:
+            words = (entrypoint, *map(str, args))
+            environment = {**keeper_client.inherited_environment(), **env}
+            if numa_options is None:
+                self.proc = self._popen(words, environment)
+            else:
+                from holdfast.numa.binding import OnCpus, cpus_of_workers
+
+                chosen = cpus_of_workers(numa_options, [local_rank_id])
+                with OnCpus(chosen.get(local_rank_id, ())):
+                    self.proc = self._popen(words, environment)
+        except BaseException:
+            self._close_files()
+            raise
+
+    def close(self, death_sig: signal.Signals | None = None) -> None:
+        """Signal the process group, by default with SIGTERM, and close the log files."""
+        try:
+            os.killpg(self.proc.pid, death_sig or signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+        self._close_files()
+
+    def _close_files(self) -> None:
+        for stream in self._files:
+            stream.close()
+        self._files.clear()
+
+    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        import subprocess
+
+        return subprocess.Popen(
+            args, env=env, stdout=self._stdout, stderr=self._stderr, start_new_session=True
+        )
+
+    def _open(self, path: str | None) -> IO[bytes] | None:
+        if not path:
+            return None
+        stream = open(path, "wb")  # noqa: SIM115 (closed with the worker)
+        self._files.append(stream)
+        return stream
+
+
+def get_subprocess_handler(
+    entrypoint: str,
+    args: tuple[Any, ...],
+    env: dict[str, str],
+    stdout: str | None,
+    stderr: str | None,
+    local_rank_id: int,
+    numa_options: object = None,
+) -> SubprocessHandler:
+    """Make the handler of one command worker, by the registered factory if there is one."""
+    return (_factory or SubprocessHandler)(
+        entrypoint=entrypoint,
+        args=args,
+        env=env,
+        stdout=stdout,
+        stderr=stderr,
+        local_rank_id=local_rank_id,
+        numa_options=numa_options,
+    )
+
+
+def replace_subprocess_handler(
+    factory: Callable[..., SubprocessHandler] | None,
+) -> Callable[..., SubprocessHandler] | None:
+    """Start command workers by `factory`; None restores the default.
+
+    The factory gets the arguments of `get_subprocess_handler` by name. Returns the previous factory.
+    """
+    global _factory
+    previous, _factory = _factory, factory
+    return previous
+
+
+def custom_handler_factory() -> Callable[..., SubprocessHandler] | None:
+    """Return the registered factory, or None."""
+    return _factory
+
+
+class SubprocessContext(PContext):
+    """Workers that are commands; `entrypoint` is the program, `args` its arguments by rank."""
+
+    def __init__(self, spec: GroupSpec, **resources: Any) -> None:
+        super().__init__(spec, **resources)
+        self.subprocess_handlers: dict[int, SubprocessHandler] = {}
+        self._pidfds: dict[int, int] = {}  # rank -> pidfd
+
+    def _start(self) -> None:
+        # Replaced handlers need the keeper, too: it reports that no process is left.
+        self._use_keeper(self._keeper or Keeper.start())
+        if custom_handler_factory() is not None:
+            for rank in range(self.nprocs):
+                self._start_by_handler(rank)
+            return
+        self._choose_cpus()
+        for rank in range(self.nprocs):
+            self._spawn(rank, [str(self.entrypoint), *map(str, self.args[rank])])
+        self._await_spawned()
+
+    def _start_by_handler(self, rank: int) -> None:
+        handler = get_subprocess_handler(
+            entrypoint=str(self.entrypoint),
+            args=self.args[rank],
+            env=self.envs[rank],
+            stdout=self.stdouts[rank] or None,
+            stderr=self.stderrs[rank] or None,
+            local_rank_id=rank,
+            numa_options=self.spec.numa_options,
+        )
+        self.subprocess_handlers[rank] = handler
+        self._pidfds[rank] = os.pidfd_open(handler.proc.pid)
+        self._worker_started(rank, handler.proc.pid)
+        self._watch(self._pidfds[rank], lambda: self._handler_exited(rank))
+        self._stdio.note_files(rank)
+
+    def _handler_exited(self, rank: int) -> None:
+        handler = self.subprocess_handlers[rank]
+        self._unwatch(self._pidfds[rank])
+        # Before it is reaped: until then its number, and so the group, cannot be reused.
+        handler.close(as_enum(signal.SIGKILL))
+        self._worker_exited(rank, handler.proc.pid, handler.proc.wait())
+
+    def _keeper_lost(self) -> None:
+        # Workers of replaced handlers are not below the keeper, so they survive its end.
+        orphaned = [rank for rank in self.subprocess_handlers if rank in self._running]
+        for rank in orphaned:
+            self._kill_tree(rank)
+        super()._keeper_lost()
+        for rank in orphaned:
+            if select.select([self._pidfds[rank]], [], [], self.reap_s)[0]:
+                self._handler_exited(rank)
+
+    def _signal_leader(self, rank: int, signum: int) -> None:
+        if rank in self.subprocess_handlers:
+            self.subprocess_handlers[rank].close(as_enum(signum))
+        else:
+            super()._signal_leader(rank, signum)
+
+    def _kill_tree(self, rank: int) -> None:
+        if rank in self.subprocess_handlers:
+            pid = self.subprocess_handlers[rank].proc.pid
+            # The leader first: it could start others.
+            for one in [pid, *descendants_of(pid)]:
+                send_signal(one, signal.SIGKILL)
+        else:
+            super()._kill_tree(rank)
+
+    def _release(self) -> None:
+        for pidfd in self._pidfds.values():
+            os.close(pidfd)
+
+
 def start_group(
     spec: GroupSpec,
     *,
@@ -801,11 +1006,9 @@ def start_group(
     context: PContext
     try:
         if isinstance(spec.entrypoint, str):
-            # Only one of the two is loaded, as a plain start should be fast.
-            from holdfast.processes.workers.command_workers import SubprocessContext
-
             context = SubprocessContext(spec, keeper=keeper, warm=warm, deadline=deadline)
         else:
+            # Most jobs run commands.
             from holdfast.processes.workers.function_workers import MultiprocessContext
 
             if spec.start_method != "spawn":

@@ -28,9 +28,9 @@ from holdfast.processes.keeper.keeper_client import (
     working_directory,
 )
 from holdfast.processes.keeper.keeper_program import descendants_of
-from holdfast.processes.logs.stdio import hold_standard_places
+from holdfast.processes.logs.specs import hold_standard_places
 from holdfast.processes.poll import wait_for
-from holdfast.processes.workers.command_workers import custom_handler_factory
+from holdfast.processes.workers.group import custom_handler_factory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

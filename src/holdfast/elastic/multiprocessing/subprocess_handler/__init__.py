@@ -6,6 +6,6 @@ from holdfast.elastic.multiprocessing.subprocess_handler import (  # noqa: F401 
     handlers,
     subprocess_handler,
 )
-from holdfast.processes.workers.command_workers import SubprocessHandler, get_subprocess_handler
+from holdfast.processes.workers.group import SubprocessHandler, get_subprocess_handler
 
 __all__ = ["SubprocessHandler", "get_subprocess_handler"]

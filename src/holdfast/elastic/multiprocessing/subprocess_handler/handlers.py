@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.processes.workers.command_workers import get_subprocess_handler
+from holdfast.processes.workers.group import get_subprocess_handler
 
 __all__ = ["get_subprocess_handler"]

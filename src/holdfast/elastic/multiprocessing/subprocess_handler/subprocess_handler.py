@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.processes.workers.command_workers import SubprocessHandler
+from holdfast.processes.workers.group import SubprocessHandler
 
 __all__ = ["SubprocessHandler"]

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.agent import worker_env
+from holdfast.agent import worker_processes
 from holdfast.agent.spec import Worker, WorkerGroup, WorkerSpec
 from holdfast.errors import UsageError
-from holdfast.rendezvous.single_node_handler import SingleNodeHandler
+from holdfast.rendezvous.worker_store import SingleNodeHandler
 
 
 def group(**settings: Any) -> WorkerGroup:
@@ -26,7 +26,7 @@ def environment_of(
     made: WorkerGroup, local_rank: int = 2, inherited: dict[str, str] | None = None
 ) -> dict[str, str]:
     worker = Worker(local_rank, 10 + local_rank, 4 + local_rank, 20, 12)
-    return worker_env.worker_environment(
+    return worker_processes.worker_environment(
         made, worker, generation=3, restart_count=2, inherited=inherited or {}
     )
 
@@ -75,9 +75,9 @@ def test_virtual_local_rank_is_0_with_one_visible_device() -> None:
     ],
 )
 def test_substitution_replaces_only_local_rank(arg: object, expected: object) -> None:
-    assert worker_env.substitute_local_rank(arg, 3) == expected
+    assert worker_processes.substitute_local_rank(arg, 3) == expected
 
 
 @given(st.text(alphabet="${}abc \\1"))
 def test_substitution_keeps_other_text(text: str) -> None:
-    assert worker_env.substitute_local_rank(text, 3) == text
+    assert worker_processes.substitute_local_rank(text, 3) == text

@@ -1,9 +1,9 @@
-"""TorchElastic's polled interface on top of a `Membership`, which pushes views: `PolledHandler`.
+"""The rendezvous handler of all backends with a `Membership`: `MembershipHandler`.
 
 Holdfast's agents `enter` the job and follow the views that the membership delivers. An agent that knows
 only TorchElastic's interface requests a round (`next_rendezvous`) and polls whether it must request
-another (`num_nodes_waiting`); it counts restarts itself. The handlers for coordinator, etcd, backends and
-the torchrun plug-in derive from `PolledHandler` and only make the membership.
+another (`num_nodes_waiting`); it counts restarts itself. A `JobAccess` makes the membership; there is
+one for coordinator, etcd and shared state.
 
 A polling agent checks its membership only while its workers run, not while it waits for other nodes. A
 node that leaves during such a wait would block it. So `next_rendezvous` returns a round only when all of
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import select
 import time
-from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from holdfast import console
@@ -22,14 +21,14 @@ from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.protocol import NodePhase, NodeRole, RefusalReason, View
 from holdfast.membership.interface import JoinRefused
 from holdfast.rendezvous.handler import (
-    CoordinatedRendezvousHandler,
+    RendezvousHandler,
     RendezvousInfo,
     RendezvousStoreInfo,
 )
+from holdfast.rendezvous.job_access import ANNOUNCE_S, JobAccess, JoinRequest
 from holdfast.rendezvous.rendezvous_errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
-    RendezvousError,
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
@@ -38,15 +37,10 @@ from holdfast.wire.wire_limits import STORE_KEYS_MAX
 
 if TYPE_CHECKING:
     from holdfast.membership.interface import Membership
-    from holdfast.store.store_interface import RoundStore
 
-LEAVE_S = 2.0  # How long a leaving node waits until its report has arrived.
 POLL_S = (0.005, 0.1)  # The first and the longest pause while a wait for keys polls the store.
 POLL_S_PER_NODE = 0.001  # All nodes together poll at most a thousand times a second.
 NEWS_S = 1.0  # How long one wait for news lasts; then other conditions are checked.
-ANNOUNCE_S = 5.0
-"""How often a node that waits for the others repeats that it has arrived, because a new coordinator does
-not know it."""
 ALL_HERE = "all"
 
 
@@ -54,64 +48,36 @@ class RoundOver(Exception):
     """The round ended during a wait; the text says why."""
 
 
-class PolledHandler(CoordinatedRendezvousHandler):
-    """The common part of all handlers with a `Membership`."""
+class MembershipHandler(RendezvousHandler):
+    """A node's rendezvous, whose decisions a coordinator, a leader or common rules make for all nodes.
 
-    authority = "the coordinator"
-    """What runs the job's rounds, in messages."""
-    close_timeout_s: float | None = None
-    """How long `set_closed` waits until the job is closed; None if it does not wait."""
-    leave_timeout_s = LEAVE_S
-    given_id = ""
-    """The setting that names this node, if any; two nodes may share it by mistake."""
+    They form rounds, count restarts and end the job. Holdfast's agents call `enter` once and follow the
+    views that the membership delivers; the methods of `RendezvousHandler` are for other agents.
+    """
+
+    has_membership = True
+    polls_membership = False
     announce = staticmethod(console.info)
     """Prints the node's progress."""
     round: View | None = None
     """The round that the node is in, as it started."""
 
-    def __init__(
-        self,
-        *,
-        backend: str,
-        run_id: str,
-        node_id: str,
-        join_timeout_s: float,
-        worker_store: bool,
-        store_address: str = "",
-        store_access: str = "hosts",
-    ) -> None:
-        self.node_id = node_id
-        self._backend_name = backend
-        self._run_id = run_id
-        self._join_timeout_s = join_timeout_s
-        self._workers_serve = worker_store
-        self._store_address = store_address
-        self._store_access = store_access
+    def __init__(self, access: JobAccess) -> None:
+        self.access = access
+        self.node_id = access.node_id
+        """This node's name in the job."""
         self._worker_store: WorkerStore | None = None
         self._connection: Membership | None = None
         self._stood_by = False
         self._has_left = True  # Whether the others know that it left, or need not.
         self._clear = (0, 0)  # As last reported, with the view's term.
-        self._is_polled = False  # Whether the agent polls.
-
-    @abstractmethod
-    def _make_connection(
-        self,
-        *,
-        role: str,
-        local_world_size: int,
-        max_restarts: int,
-        ports: tuple[int, ...],
-        store_key: bytes,
-    ) -> Membership:
-        """Return a started membership."""
 
     # For agents that follow views.
 
     @property
     def use_agent_store(self) -> bool:
         """The agent of the first node serves the workers' store, unless rank 0 serves it."""
-        return not self._workers_serve
+        return not self.access.workers_serve
 
     @property
     def serves_workers(self) -> bool:
@@ -128,9 +94,14 @@ class PolledHandler(CoordinatedRendezvousHandler):
         return self._worker_store.take_failure() if self._worker_store is not None else ""
 
     @property
+    def endpoint(self) -> str:
+        """The endpoint, as a user writes it."""
+        return self.access.endpoint
+
+    @property
     def join_timeout_s(self) -> float:
         """How long a node waits for a round with enough nodes."""
-        return self._join_timeout_s
+        return self.access.join_timeout_s
 
     def enter(
         self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
@@ -140,16 +111,13 @@ class PolledHandler(CoordinatedRendezvousHandler):
             self._worker_store = WorkerStore(
                 ports=PORTS,
                 served=self.use_agent_store,
-                address=self._store_address,
-                access=self._store_access,
+                address=self.access.store_address,
+                access=self.access.store_access,
             )
             try:
-                self._connection = self._make_connection(
-                    role=role,
-                    local_world_size=local_world_size,
-                    max_restarts=max_restarts,
-                    ports=self._worker_store.numbers,
-                    store_key=self._worker_store.secret,
+                store = self._worker_store
+                self._connection = self.access.connect(
+                    JoinRequest(role, local_world_size, max_restarts, store.numbers, store.secret)
                 )
             except BaseException:
                 self._worker_store.close()
@@ -170,20 +138,16 @@ class PolledHandler(CoordinatedRendezvousHandler):
             size=view.size,
             host=view.master_addr,
             number=view.master_port,
-            key=self._store_key(view),
+            key=self.access.store_key(view),
         )
         if store.numbers != held:
             self._connection.hold_ports(store.numbers)
-
-    def _store_key(self, view: View) -> bytes:
-        """Return the key of the workers' store of a view."""
-        return view.store_key
 
     def info_of(self, view: View) -> RendezvousInfo:
         """Return a member's view as TorchElastic's `RendezvousInfo`."""
         assert self._connection is not None
         self.serve_workers(view)
-        store = self._connection.store(self.scope_of(view))
+        store = self._connection.store(self.access.scope_of(view))
         return RendezvousInfo(store, view.rank, view.size, self.meeting_point(view))
 
     def meeting_point(self, view: View) -> RendezvousStoreInfo:
@@ -191,10 +155,6 @@ class PolledHandler(CoordinatedRendezvousHandler):
         assert self._worker_store is not None
         where = view.master_addr, view.master_port
         return RendezvousStoreInfo(*self._worker_store.meeting_point(view.generation, *where))
-
-    def scope_of(self, view: View) -> str:
-        """Return the scope of a round's keys in the job's store."""
-        return f"{view.round_term}/{view.round}/{view.generation}"
 
     # Messages, one line each.
 
@@ -206,34 +166,30 @@ class PolledHandler(CoordinatedRendezvousHandler):
         if view is not None:
             here = f"{view.present} of {view.needed} nodes"
             return f"{here} joined at {self.endpoint} within {limit} (join_timeout)"
-        problem = connection.problem() or f"no response from {self._authority_at}"
+        problem = connection.problem() or f"no response from {self.access.authority_at}"
         return f"{problem} (join_timeout: {limit})"
 
     def describe_loss(self, lost: CoordinatorLost) -> str:
         """Return what is unreachable, since when and why."""
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - lost.away_s))
         why = f": {lost.why}" if lost.why else ""
-        return f"{self._authority_at} has been unreachable since {since} ({lost.away_s:.0f} s){why}"
+        return f"{self.access.authority_at} has been unreachable since {since} ({lost.away_s:.0f} s){why}"
 
     def describe_refusal(self, why: str, reason: RefusalReason | None = None) -> str:
         """Return why this node cannot join the job."""
-        if reason is RefusalReason.REPLACED and self.given_id:
-            why = f"{why}; was another node started with {self.given_id}?"
-        return f"{self.endpoint}: {why}"
-
-    @property
-    def _authority_at(self) -> str:
-        return f"{self.authority} at {self.endpoint}"
+        if reason is RefusalReason.REPLACED and self.access.given_id:
+            why = f"{why}; was another node started with {self.access.given_id}?"
+        return f"{self.access.refused_by}: {why}"
 
     # TorchElastic's interface.
 
     def get_backend(self) -> str:
         """Return the name of the backend, as in `--rdzv-backend`."""
-        return self._backend_name
+        return self.access.backend
 
     def get_run_id(self) -> str:
         """Return the job's id."""
-        return self._run_id
+        return self.access.run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait until this node and all other members have arrived in a new round."""
@@ -261,17 +217,18 @@ class PolledHandler(CoordinatedRendezvousHandler):
         """End the job for all nodes."""
         connection = self._enter_polled()
         connection.report(NodePhase.CLOSING, self._generation)
-        if self.close_timeout_s is None:
+        limit_s = self.access.close_timeout_s
+        if limit_s is None:
             return
-        deadline = time.monotonic() + self.close_timeout_s
+        deadline = time.monotonic() + limit_s
         while not self.is_closed():
             view = connection.view
             if view is not None and view.role is NodeRole.REFUSED:
                 raise RendezvousConnectionError(self.describe_refusal(view.why, view.refusal))
             if time.monotonic() >= deadline:
                 raise RendezvousTimeoutError(
-                    f"the job {self.get_run_id()!r} could not be closed in "
-                    f"{self.close_timeout_s:g} s: {connection.problem() or 'no response'}"
+                    f"the job {self.get_run_id()!r} could not be closed in {limit_s:g} s: "
+                    f"{connection.problem() or 'no response'}"
                 )
             self._await_news(connection, deadline)
 
@@ -290,18 +247,21 @@ class PolledHandler(CoordinatedRendezvousHandler):
         """Leave the job, which continues without this node, and release all resources."""
         connection, self._connection = self._connection, None
         self.round, self._stood_by = None, False
-        if connection is not None:
-            self._has_left = connection.leave(self.leave_timeout_s)
-            connection.close()
-        if self._worker_store is not None:
-            self._worker_store.close()
-            self._worker_store = None
+        try:
+            if connection is not None:
+                self._has_left = connection.leave(self.access.leave_timeout_s)
+                connection.close()
+            if self._worker_store is not None:
+                self._worker_store.close()
+                self._worker_store = None
+        finally:
+            self.access.close()
         return True
 
     # Waiting for a round.
 
     def _enter_polled(self) -> Membership:
-        self._is_polled = True
+        self.access.is_polled = True
         return self.enter()
 
     @property
@@ -367,7 +327,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
         """
         if view.size == 1:
             return
-        store = self._arrivals(connection, f"arrivals/{self.scope_of(view)}")
+        store = self.access.arrivals(connection, f"arrivals/{self.access.scope_of(view)}")
         awaited = [[ALL_HERE]]
         if view.rank == 0:
             ranks = [str(rank) for rank in range(1, view.size)]
@@ -403,10 +363,6 @@ class PolledHandler(CoordinatedRendezvousHandler):
             time.sleep(pause_s)
             pause_s = min(pause_s_max, pause_s * 1.2)
 
-    def _arrivals(self, connection: Membership, scope: str) -> RoundStore:
-        """Return the store in which nodes announce their arrival; its calls should not block for long."""
-        return connection.store(scope)
-
     def why_over(self, round_: View) -> str:
         """Return why a round of this node has ended, or nothing while it lasts."""
         view = self._newest_view()
@@ -436,7 +392,5 @@ class PolledHandler(CoordinatedRendezvousHandler):
                 case CoordinatorLost():
                     raise RendezvousConnectionError(self.describe_loss(news))
                 case JoinRefused(why):
-                    raise self._refusal(why)
-
-    def _refusal(self, why: str) -> RendezvousError:
-        return RendezvousConnectionError(self.describe_refusal(why))
+                    raise self.access.error_of(connection, self.describe_refusal(why))
+        self.access.check(connection)

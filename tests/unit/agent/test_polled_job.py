@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.agent import rank_exchange
+from holdfast.agent import polled_job
 from holdfast.agent.spec import WorkerGroup, WorkerSpec
 from holdfast.core.ranks import NodeRanks
 from holdfast.processes.signals import SignalException
@@ -58,9 +58,7 @@ def ranks_of(make_store: Callable[[], Any], nodes: list[tuple[str, int]]) -> lis
     """Have every node's agent learn its ranks, all at once, the first node last."""
     with ThreadPoolExecutor(len(nodes)) as pool:
         learning = [
-            pool.submit(
-                rank_exchange.node_ranks, make_store(), rank, len(nodes), spec(*nodes[rank])
-            )
+            pool.submit(polled_job.node_ranks, make_store(), rank, len(nodes), spec(*nodes[rank]))
             for rank in reversed(range(len(nodes)))
         ]
         return [one.result() for one in reversed(learning)]
@@ -74,10 +72,10 @@ def test_ranks_count_per_role_and_over_all_nodes(make_store: Callable[[], Any]) 
 
 
 def test_single_or_identical_nodes_need_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rank_exchange.node_ranks(None, 0, 1, spec("trainer", 3)) == NodeRanks(0, 3, 0, 3)
-    rank_exchange.exit_barrier(node(None, 0, 1), SOON_S)
+    assert polled_job.node_ranks(None, 0, 1, spec("trainer", 3)) == NodeRanks(0, 3, 0, 3)
+    polled_job.exit_barrier(node(None, 0, 1), SOON_S)
     monkeypatch.setenv("TORCH_ELASTIC_WORKER_IDENTICAL", "1")
-    assert rank_exchange.node_ranks(None, 2, 3, spec("trainer", 4)) == NodeRanks(8, 12, 8, 12)
+    assert polled_job.node_ranks(None, 2, 3, spec("trainer", 4)) == NodeRanks(8, 12, 8, 12)
 
 
 @pytest.mark.torch
@@ -102,7 +100,7 @@ def test_rank_exchange_works_with_torch_agents(first_is_torch: bool) -> None:
         )
 
     def by_us(rank: int) -> NodeRanks:
-        return rank_exchange.node_ranks(store, rank, len(NODES), spec(*NODES[rank]))
+        return polled_job.node_ranks(store, rank, len(NODES), spec(*NODES[rank]))
 
     turns = [by_torch, by_us] if first_is_torch else [by_us, by_torch]
     with ThreadPoolExecutor(len(NODES)) as pool:
@@ -146,15 +144,15 @@ def knowing_store_of_torch(*ranks: int) -> Any:
 def test_rank_exchange_needs_only_torchs_store_methods(kind: Callable[..., Any]) -> None:
     for rank in (0, 1):
         store = kind(4 * rank, 8, 2 * rank, 4)
-        found = rank_exchange.node_ranks(store, rank, 2, spec("trainer", 4), lambda: False)
+        found = polled_job.node_ranks(store, rank, 2, spec("trainer", 4), lambda: False)
         assert found == NodeRanks(4 * rank, 8, 2 * rank, 4)
-        rank_exchange.exit_barrier(node(store, rank, 2), SOON_S)
+        polled_job.exit_barrier(node(store, rank, 2), SOON_S)
 
 
 def test_missing_node_breaks_the_round() -> None:
     answers = [True, False, False]
-    with pytest.raises(rank_exchange.RoundBroken):
-        rank_exchange.node_ranks(MemoryStore(), 0, 2, spec("trainer", 1), answers.pop)
+    with pytest.raises(polled_job.RoundBroken):
+        polled_job.node_ranks(MemoryStore(), 0, 2, spec("trainer", 1), answers.pop)
     assert answers == []
 
 
@@ -167,11 +165,11 @@ def node(store: Any, rank: int, size: int) -> WorkerGroup:
 def test_barrier_waits_for_the_last_node(make_store: Callable[[], Any]) -> None:
     with ThreadPoolExecutor(3) as pool:
         early = [
-            pool.submit(rank_exchange.exit_barrier, node(make_store(), rank, 3), LATE_S)
+            pool.submit(polled_job.exit_barrier, node(make_store(), rank, 3), LATE_S)
             for rank in (2, 0)
         ]
         assert not any(one.done() for one in early)
-        rank_exchange.exit_barrier(node(make_store(), 1, 3), LATE_S)
+        polled_job.exit_barrier(node(make_store(), 1, 3), LATE_S)
         for one in early:
             one.result()
 
@@ -187,12 +185,12 @@ class BrokenStore:
 
 
 def test_only_a_signal_interrupts_the_barrier(caplog: pytest.LogCaptureFixture) -> None:
-    rank_exchange.exit_barrier(node(MemoryStore(), 0, 2), SOON_S)
-    rank_exchange.exit_barrier(node(BrokenStore(ConnectionResetError("reset")), 0, 2), LATE_S)
+    polled_job.exit_barrier(node(MemoryStore(), 0, 2), SOON_S)
+    polled_job.exit_barrier(node(BrokenStore(ConnectionResetError("reset")), 0, 2), LATE_S)
     assert len(caplog.messages) == 2
     ended = SignalException("ended", signal.SIGTERM)
     with pytest.raises(SignalException):
-        rank_exchange.exit_barrier(node(BrokenStore(ended), 0, 2), LATE_S)
+        polled_job.exit_barrier(node(BrokenStore(ended), 0, 2), LATE_S)
 
 
 @pytest.mark.parametrize(
@@ -206,5 +204,5 @@ def test_foreign_value_in_the_store_is_a_one_line_error(value: bytes) -> None:
         store = MemoryStore(SOON_S)
         store.set(f"torchelastic/{key}", value)
         with pytest.raises(RendezvousStateError, match=key) as raised:
-            rank_exchange.node_ranks(store, rank, 2, spec("trainer", 1))
+            polled_job.node_ranks(store, rank, 2, spec("trainer", 1))
         assert str(raised.value).isprintable()

@@ -1,0 +1,150 @@
+"""How a node reaches its job: `JobAccess`, one for each kind of backend.
+
+A `MembershipHandler` has one. `coordinator_handler`, `etcd_handler` and `backend_handler` implement it.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.core.protocol import NodeInfo
+from holdfast.membership.interface import draw_incarnation
+from holdfast.rendezvous import rdzv_conf
+from holdfast.rendezvous.rendezvous_errors import RendezvousConnectionError
+
+if TYPE_CHECKING:
+    from holdfast.core.protocol import View
+    from holdfast.membership.interface import Membership
+    from holdfast.rendezvous.rdzv_conf import RendezvousParameters
+    from holdfast.rendezvous.rendezvous_errors import RendezvousError
+    from holdfast.store.store_interface import RoundStore
+
+LEAVE_S = 2.0
+"""How long a leaving node waits until its report has arrived."""
+ANNOUNCE_S = 5.0
+"""How often a node that waits for the others repeats that it has arrived, because a new coordinator does
+not know it."""
+
+
+class JoinRequest(NamedTuple):
+    """The node as it joins the job."""
+
+    role: str
+    local_world_size: int
+    max_restarts: int
+    ports: tuple[int, ...]
+    """Of the workers' store, as the node has reserved them."""
+    store_key: bytes
+
+
+class JobAccess(ABC):
+    """How a node reaches its job."""
+
+    authority = "the coordinator"
+    """What runs the job's rounds, in messages."""
+    close_timeout_s: float | None = None
+    """How long `set_closed` waits until the job is closed; None if it does not wait."""
+    leave_timeout_s = LEAVE_S
+    given_id = ""
+    """The setting that names this node, if any; two nodes may share it by mistake."""
+    is_polled = False
+    """Whether the agent polls, as those of other launchers do; set before `connect`."""
+
+    def __init__(
+        self,
+        *,
+        backend: str,
+        run_id: str,
+        node_id: str,
+        join_timeout_s: float,
+        workers_serve: bool,
+        store_address: str = "",
+        store_access: str = "hosts",
+    ) -> None:
+        self.backend = backend
+        """The name of the backend, as in `--rdzv-backend`."""
+        self.run_id = run_id
+        self.node_id = node_id
+        """This node's name in the job."""
+        self.join_timeout_s = join_timeout_s
+        """How long a node waits for a round with enough nodes."""
+        self.workers_serve = workers_serve
+        """Whether the worker of rank 0 serves the workers' store."""
+        self.store_address = "" if workers_serve else store_address
+        """The address of the workers' store here; empty for all addresses of this host."""
+        self.store_access = store_access
+
+    @property
+    @abstractmethod
+    def endpoint(self) -> str:
+        """The endpoint, as a user writes it."""
+
+    @property
+    def authority_at(self) -> str:
+        """What runs the job's rounds, and where, in messages."""
+        return f"{self.authority} at {self.endpoint}"
+
+    @property
+    def refused_by(self) -> str:
+        """What refuses a node, in messages."""
+        return self.endpoint
+
+    @abstractmethod
+    def connect(self, node: JoinRequest) -> Membership:
+        """Return a started membership."""
+
+    def store_key(self, view: View) -> bytes:
+        """Return the key of the workers' store of a view."""
+        return view.store_key
+
+    def scope_of(self, view: View) -> str:
+        """Return the scope of a round's keys in the job's store."""
+        return f"{view.round_term}/{view.round}/{view.generation}"
+
+    def arrivals(self, membership: Membership, scope: str) -> RoundStore:
+        """Return the store in which nodes announce their arrival; its calls should not block for long."""
+        return membership.store(scope)
+
+    def error_of(self, membership: Membership, why: str) -> RendezvousError:
+        """Return the error of a node that could not join, by the membership's reason."""
+        del membership
+        return RendezvousConnectionError(why)
+
+    def check(self, membership: Membership) -> None:  # noqa: B027 (most backends need none)
+        """Raise if waiting for news is useless."""
+
+    def close(self) -> None:  # noqa: B027 (most backends need none)
+        """Release what outlives the membership."""
+
+
+def new_node_id() -> str:
+    """Return a name for a node that was not given one."""
+    return f"{os.uname().nodename}-{os.getpid()}-{os.urandom(6).hex()}"
+
+
+def node_info(
+    access: JobAccess,
+    params: RendezvousParameters,
+    request: JoinRequest,
+    *,
+    self_fencing: bool,
+    fixed_rank: int = -1,
+) -> NodeInfo:
+    """Describe this node as it joins."""
+    conf = rdzv_conf.parse(params)
+    return NodeInfo(
+        node=access.node_id,
+        incarnation=draw_incarnation(),
+        role=request.role,
+        local_world_size=request.local_world_size,
+        host=os.uname().nodename,
+        label=conf.label,
+        address=params.local_addr or access.store_address,
+        ports=request.ports,
+        store_key=request.store_key,
+        fixed_rank=fixed_rank,
+        self_fencing=self_fencing,
+        yields=bool(conf.replace),
+    )
