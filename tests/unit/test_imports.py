@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import holdfast
 
 VERSION_MODULES_MAX = 8
 
@@ -21,6 +24,7 @@ HEAVY = {
 
 PROGRAM = """
 import sys
+from pathlib import Path
 bare = set(sys.modules)
 {body}
 print("loaded", *sorted(set(sys.modules) - bare))
@@ -105,3 +109,14 @@ def test_postponed_extension_and_package_have_all_their_names() -> None:
         "import array, json.decoder; from json import loads\n"
         "assert array.array('i', [1])[0] == 1 and loads('[1]') == json.loads('[1]') == [1]"
     )
+
+
+def test_main_thread_is_the_one_that_executes_postponed_threading() -> None:
+    run = ["run", "--tee", "3", "--no-python", "/bin/echo", "hello"]
+    loaded_by(
+        "from holdfast.cli.main import POSTPONED, dispatch, postpone; postpone(*POSTPONED)\n"
+        f"assert dispatch({run!r}) == 0\n"
+        "import threading; assert threading.main_thread() is threading.current_thread()"
+    )
+    sources = Path(holdfast.__file__).parent.rglob("*.py")
+    assert not [path for path in sources if "start_new_thread" in path.read_text()]

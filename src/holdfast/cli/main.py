@@ -61,7 +61,11 @@ class Stopped(KeyboardInterrupt):
 
 
 class PostponedModule(type(sys)):  # type: ignore[misc]
-    """A module that is searched and executed when one of its names is used for the first time."""
+    """A module that is searched and executed when one of its names is used for the first time.
+
+    The main thread must execute `threading`, which takes the thread that does for the main thread. It does:
+    all other threads are created with `threading`.
+    """
 
     TYPE_CHECKING = False  # That of `typing` is known without executing it.
     _lock = RLock()
