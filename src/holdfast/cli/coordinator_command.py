@@ -102,10 +102,10 @@ def build_parser(name: str) -> CommandParser:
     parser.add_argument(
         "--take-over",
         action="store_true",
-        help="take over from the coordinator of the agents that have this list as --rdzv-endpoint, at this "
-        "machine's endpoint in the list. Use this only if the machine of that coordinator is lost: the "
-        "command cannot verify that, and fails only if a coordinator responds. It exits when all jobs that "
-        "it took over have ended",
+        help="take over from a lost coordinator, at this machine's endpoint in the list. The agents must "
+        "have the same list as --rdzv-endpoint. Use this only if the machine of that coordinator is lost: "
+        "the command cannot verify that, and fails only if a coordinator responds. It exits when all jobs "
+        "that it took over have ended",
     )
     parser.add_argument(
         "--rdzv-conf",

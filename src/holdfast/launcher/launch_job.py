@@ -66,7 +66,7 @@ def refusal_behind(problem: Exception) -> EnvironmentProblem | None:
 
 REPORT_FILE = "failure.json"
 REPORT_S = 5.0
-"""Limit for writing it. A file system that hangs does not delay the end of the job further."""
+"""The time limit for writing the report, so that a hanging file system does not delay the end of the job."""
 
 
 class elastic_launch:  # noqa: N801 (TorchElastic's name)
@@ -163,7 +163,7 @@ def _run(launch: Launch, health_check_server: HealthServer | None) -> dict[int, 
         console.notice(str(end))  # This node was a standby and was not needed.
         return {}
     except (OSError, RuntimeError, ImportError) as problem:
-        # The errors of workers are results. This is an error of starting or watching them.
+        # A worker's error is a result. This is an error of starting or supervising workers.
         refused = refusal_behind(problem)
         if refused is None:
             raise
@@ -174,7 +174,7 @@ def _run(launch: Launch, health_check_server: HealthServer | None) -> dict[int, 
         finally:
             observers.end()
         try:
-            if failure is None:  # Also after a signal: only a failure needs its logs.
+            if failure is None:  # Only a failure needs its logs; a signal does not.
                 discard_logs(logs_specs, ran=result is not None)
             elif type(logs_specs) is DefaultLogsSpecs:
                 logs_specs.keep()
@@ -399,7 +399,7 @@ def failure_of(launch: Launch, result: RunResult, machine: Supervision) -> Excep
 def write_report(error: ChildFailedError, path: str, launch: Launch, generation: int) -> None:
     """Write the failure as JSON beside the logs.
 
-    A full disk must not hide the failure; nor must a module of the user's that shadows one of ours.
+    Neither a full disk nor a user's module that shadows one of ours may hide the failure.
     """
     try:
         from holdfast.processes.failures import failure_report  # It needs msgspec.
