@@ -165,7 +165,7 @@ class SideServices:
         """Serve what has arrived or is due."""
         if self._probe is not None:
             try:
-                self._probe.answer()
+                self._probe.respond()
             except OSError as problem:
                 console.warning(f"health probe disabled: {problem}")
                 self._close_probe()

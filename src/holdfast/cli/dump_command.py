@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.cli.operate import add_job_flags, choice_of, connect, print_text
 from holdfast.cli.parser import CommandParser
-from holdfast.control.connection import JobNotFound
+from holdfast.control.job_client import JobNotFound
 from holdfast.control.stack_groups import grouped
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.printable import visible

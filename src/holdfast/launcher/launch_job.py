@@ -137,11 +137,11 @@ def cluster_of(launch: Launch) -> AbstractContextManager[object]:
     if Backend.named(launch.config.rdzv_backend) is not Backend.HA:
         return nullcontext()
     from holdfast.etcd.cluster_member import running_member
-    from holdfast.rendezvous.ha_handler import list_of
+    from holdfast.rendezvous.ha_handler import cluster_list_of
     from holdfast.rendezvous.rdzv_conf import parse
 
     params = parameters_of(launch.config, launch.run_id)
-    return running_member(list_of(params), patience_s=parse(params).coordinator_timeout)
+    return running_member(cluster_list_of(params), patience_s=parse(params).coordinator_timeout)
 
 
 def _run(launch: Launch, health_check_server: HealthServer | None) -> dict[int, Any]:

@@ -26,8 +26,7 @@ from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.membership import threaded
 from holdfast.membership.coordinator import CoordinatorMembership
 from holdfast.membership.interface import JoinRefused, News
-from holdfast.membership.mailbox import LOSSES_MAX, Mailbox
-from holdfast.membership.session_driver import SessionDriver, status_change
+from holdfast.membership.threaded import LOSSES_MAX, Mailbox, SessionDriver, status_change
 from holdfast.net.tls import TlsFiles
 from in_loop import in_loop
 from real_coordinators import eventually, fault, member, node, started, until

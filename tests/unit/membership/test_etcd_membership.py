@@ -20,9 +20,9 @@ from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.etcd.generation_stores import GenerationStores
 from holdfast.etcd.job_records import read_job, read_run_ids
 from holdfast.etcd.sync_client import EtcdClient
-from holdfast.membership.etcd_connection import EtcdConnector
+from holdfast.membership.etcd import EtcdConnector
 from holdfast.membership.interface import JoinRefused
-from holdfast.membership.session_driver import SessionDriver
+from holdfast.membership.threaded import SessionDriver
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.store import DistStoreError

@@ -28,7 +28,7 @@ from holdfast.rendezvous.backend_handler import (
     RendezvousBackend,
     create_handler,
 )
-from holdfast.rendezvous.membership_handler import ALL_HERE
+from holdfast.rendezvous.membership_handler import ALL_ARRIVED
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters, RendezvousTimeout
 from holdfast.rendezvous.rendezvous_errors import (
     RendezvousClosedError,
@@ -149,7 +149,7 @@ def test_failing_store_is_retried_when_all_members_have_arrived(cluster: Cluster
         failures = 1
 
         def set(self, key: str, value: str | bytes) -> None:
-            if key.endswith(ALL_HERE) and self.failures:
+            if key.endswith(ALL_ARRIVED) and self.failures:
                 self.failures -= 1
                 raise ConnectionError("it was away for a moment")
             super().set(key, value)

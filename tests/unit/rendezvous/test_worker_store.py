@@ -148,7 +148,7 @@ def test_used_port_is_drawn_again() -> None:
     first = stores.open(0)
     stores.open(1)
     held = [ReservedPort() for _ in range(3)]
-    stores._past |= {one.number for one in held}
+    stores._used_numbers |= {one.number for one in held}
     for one in held:
         one.release()
     stores.open(2)
