@@ -120,3 +120,14 @@ def test_main_thread_is_the_one_that_executes_postponed_threading() -> None:
     )
     sources = Path(holdfast.__file__).parent.rglob("*.py")
     assert not [path for path in sources if "start_new_thread" in path.read_text()]
+
+
+def test_postponed_module_that_failed_is_executed_again(tmp_path: Path) -> None:
+    program = "import os, sys\nif not hasattr(sys, 'tried'):\n    sys.tried = 1; 1 / 0\nlast = 2\n"
+    (tmp_path / "hasty.py").write_text(program)
+    loaded_by(
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from holdfast.cli.main import postpone; postpone('hasty'); import hasty\n"
+        "try: hasty.last\n"
+        "except ZeroDivisionError: assert hasty.last == 2 and type(hasty) is type(sys)"
+    )

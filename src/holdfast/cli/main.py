@@ -68,7 +68,7 @@ class PostponedModule(type(sys)):  # type: ignore[misc]
     """
 
     TYPE_CHECKING = False  # That of `typing` is known without executing it.
-    _lock = RLock()
+    _lock: Any = RLock()
     _is_executed = False
 
     def __getattr__(self, name: str) -> Any:
@@ -78,27 +78,35 @@ class PostponedModule(type(sys)):  # type: ignore[misc]
             # The import statement looks for `__path__`, which only a package has.
             is_used = name != "__path__" or "__path__" in self.__dict__
             if is_used and not self._is_executed:
-                self._is_executed = True
-                loader: Any = self.__loader__
-                made = loader.create_module(self.__spec__)  # Only that of an extension makes one.
-                loader.exec_module(made or self)
-                self.__dict__.update(vars(made or self))
-                self.__class__ = type(sys)  # type: ignore[assignment]
+                self._execute()
         return type(sys).__getattribute__(self, name)
+
+    def _execute(self) -> None:
+        loader: Any = self.__loader__
+        self._is_executed = True
+        try:
+            made = loader.create_module(self.__spec__)  # Only that of an extension makes one.
+            loader.exec_module(made or self)
+        except BaseException:  # It may be a signal's. The next use executes it again.
+            self._is_executed = False
+            raise
+        self.__dict__.update(vars(made or self))
+        self.__class__ = type(sys)  # type: ignore[assignment]
 
     def _find(self) -> None:
         package = self.__name__.rpartition(".")[0]
         path = __import__(package, fromlist=["*"]).__path__ if package else None
         found = (finder.find_spec(self.__name__, path) for finder in sys.meta_path)
-        self.__spec__ = next(spec for spec in found if spec is not None)
-        self.__loader__ = self.__spec__.loader
-        self.__file__ = self.__spec__.origin
-        if self.__spec__.submodule_search_locations is not None:
-            self.__path__ = self.__spec__.submodule_search_locations
+        spec = next(spec for spec in found if spec is not None)
+        if spec.submodule_search_locations is not None:
+            self.__path__ = spec.submodule_search_locations
+        self.__loader__, self.__file__ = spec.loader, spec.origin
+        self.__spec__ = spec
 
 
 def postpone(*names: str) -> None:
     """Execute these modules at their first use, not at their first import."""
+    os.register_at_fork(after_in_child=PostponedModule._lock._at_fork_reinit)
     for name in names:
         if name not in sys.modules:
             sys.modules[name] = PostponedModule(name)
