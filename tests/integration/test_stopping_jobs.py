@@ -127,7 +127,7 @@ def test_a_worker_has_its_time_and_then_is_killed_with_its_family(tmp_path: Path
         code, _, err = job.end()
         family.gone_already()
         assert code == 143
-        assert "did not end in time: killed" in err
+        assert "did not exit in time: killed it" in err
 
 
 def test_the_same_time_holds_when_a_failure_brings_workers_down(tmp_path: Path) -> None:
