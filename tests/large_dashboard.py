@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.cli.dashboard_command import Commands, TokenFile
-from holdfast.control.connection import ControlProblem
+from holdfast.control.job_client import ControlProblem
 from holdfast.net.http_server import listen_tcp
 from holdfast.views.dashboard.access import Access, draw_token
 from holdfast.views.dashboard.watched_job import WatchedJob

@@ -12,8 +12,7 @@ import json
 import sys
 import time
 
-from holdfast.control.discovery import LocalJob
-from holdfast.control.job_client import open_job
+from holdfast.control.discovery import LocalJob, open_job
 from holdfast.wire.control import Here, LogsQuery
 
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from fleet import RUN_ID, Agent, Fleet, cpu_s_of, serve  # type: ignore[import-not-found]
 
-from holdfast.control.connection import Endpoint
-from holdfast.control.job_client import open_job
+from holdfast.control.discovery import open_job
+from holdfast.control.job_client import Endpoint
 from holdfast.net.listening import try_bind
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.messages import NodeReport, Watch, WorkerReport, decode

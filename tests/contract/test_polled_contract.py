@@ -137,7 +137,7 @@ def test_standby_outlasts_the_join_timeout_and_exits_with_success(nodes: Nodes) 
     member.next_rendezvous()
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(spare.next_rendezvous)
-        until(lambda: spare._stood_by)
+        until(lambda: spare._was_standby)
         with pytest.raises(TimeoutError):  # Longer than its join_timeout.
             waiting.result(1.2)
         member.set_closed()

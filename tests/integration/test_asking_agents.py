@@ -20,7 +20,7 @@ import pytest
 
 from chaos.network import Network, address, missing
 from etcd_teams import EtcdTeam
-from holdfast.control.connection import open_contact
+from holdfast.control.job_client import open_contact
 from holdfast.control.node_server import QUERIES_MAX
 from holdfast.core.etcd.keys import NodeRecord, read_record
 from holdfast.net.agent_port import ControlCredentials

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.control.connection import Endpoint
-from holdfast.control.discovery import local_jobs
+from holdfast.control.discovery import local_jobs, open_job
 from holdfast.control.history import RESTART_STAGES
-from holdfast.control.job_client import open_job
+from holdfast.control.job_client import Endpoint
 from holdfast.control.job_feed import Feed
 from holdfast.control.live_job import LiveJob
 from holdfast.views.top.app import Top

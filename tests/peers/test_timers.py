@@ -104,7 +104,7 @@ def take_until(server: FileTimerServer, timers: int) -> int:
         now = time.monotonic()
         assert now < give_up
         poll.poll((min(server.next_deadline() or give_up, give_up) - now) * 1000 + 1)
-        if ended := server.take(time.monotonic()):
+        if ended := server.check(time.monotonic()):
             return ended
     return 0
 

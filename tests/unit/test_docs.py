@@ -20,6 +20,7 @@ import pytest
 from holdfast.cli.completion_command import flags_of_commands
 from holdfast.cli.operate import TEXTS
 from holdfast.cli.run_command import build_parser
+from holdfast.control.step_rates import Progress, RankSeries, RankSummary
 from holdfast.launcher.config import FLAGS
 from holdfast.observe.timeline import KINDS, UNRECORDED
 from holdfast.rendezvous.backends import Backend
@@ -209,13 +210,13 @@ def test_every_key_of_a_report_is_documented() -> None:
         "Keys of a generation": (model.Generation, "Keys of a node"),
         "Keys of a node": (model.Node, "Keys of a failure"),
         "Keys of a failure": (model.Failure, "Keys of `progress`"),
-        "Keys of `progress`": (model.Progress, "\0"),
+        "Keys of `progress`": (Progress, "\0"),
     }
     for after, (kind, until) in parts.items():
         assert table_keys(page, after, until) == set(kind.__struct_fields__)
-    inner = {model.Outcome, model.Cost, model.Span, model.NodeSpan, model.Tail, model.RankSeries}
+    inner = {model.Outcome, model.Cost, model.Span, model.NodeSpan, model.Tail, RankSeries}
     text = page.read_text()
-    named = {name for kind in inner | {model.RankSummary} for name in kind.__struct_fields__}
+    named = {name for kind in inner | {RankSummary} for name in kind.__struct_fields__}
     assert {name for name in named if f"`{name}`" not in text} == set()
 
 

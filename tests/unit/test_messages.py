@@ -16,7 +16,7 @@ from holdfast import console
 from holdfast.core.protocol import NodePhase
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import EnvironmentProblem
-from holdfast.membership import session_driver
+from holdfast.membership import threaded
 from holdfast.rendezvous.coordinator_handler import CoordinatorAccess
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from real_coordinators import Coordinator, eventually, fault, member, node, started, until
@@ -162,8 +162,8 @@ def test_coordinator_that_stays_lost_is_reported_periodically(
 ) -> None:
     lines: list[str] = []
     monkeypatch.setattr(console, "notice", lines.append)
-    monkeypatch.setattr(session_driver, "OUTAGE_NOTICE_S", 0.1)
-    monkeypatch.setattr(session_driver, "OUTAGE_REMIND_S", 0.1)
+    monkeypatch.setattr(threaded, "OUTAGE_NOTICE_S", 0.1)
+    monkeypatch.setattr(threaded, "OUTAGE_REMIND_S", 0.1)
     with Coordinator("--endpoint=localhost:0") as first:
         one = node(first.port, "a", nodes=1, timeouts=SessionTimeouts(away_s=1.0))
         with started(one):

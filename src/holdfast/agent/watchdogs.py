@@ -186,7 +186,7 @@ class Watchdogs:
         late: dict[int, list[FileTimerRequest]] = {}
         if self._timers is not None:
             try:
-                late = self._timers.look(now)
+                late = self._timers.collect_late(now)
                 self._late_timers.update(late)
             except OSError as problem:
                 console.warning(f"timers disabled: {problem}")

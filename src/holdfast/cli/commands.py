@@ -26,7 +26,7 @@ TABLE = (
     Command(
         "coordinator", "run a coordinator without an agent", "holdfast.cli.coordinator_command"
     ),
-    Command("token", "create your token, or print that of one job", "holdfast.cli.token_command"),
+    Command("token", "create your token, or derive others from it", "holdfast.cli.token_command"),
     Command("ps", "list the jobs on this machine, or at a coordinator", _RUNNING),
     Command("status", "show the state of a job", _RUNNING),
     Command("top", "watch and steer a job in the terminal", _RUNNING, extra="top"),

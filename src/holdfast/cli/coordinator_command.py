@@ -102,10 +102,10 @@ def build_parser(name: str) -> CommandParser:
     parser.add_argument(
         "--take-over",
         action="store_true",
-        help="take over from the coordinator of the agents that have this list as --rdzv-endpoint, at this "
-        "machine's endpoint in the list. Use this only if the machine of that coordinator is lost: the "
-        "command cannot verify that, and fails only if a coordinator responds. It exits when all jobs that "
-        "it took over have ended",
+        help="take over from a lost coordinator, at this machine's endpoint in the list. The agents must "
+        "have the same list as --rdzv-endpoint. Use this only if the machine of that coordinator is lost: "
+        "the command cannot verify that, and fails only if a coordinator responds. It exits when all jobs "
+        "that it took over have ended",
     )
     parser.add_argument(
         "--rdzv-conf",
@@ -356,7 +356,7 @@ def _run_member(args: argparse.Namespace) -> None:
     # Only --ha needs these modules and the package h11.
     from holdfast.etcd.cluster_list import advice, parse_machines
     from holdfast.etcd.cluster_member import running_member
-    from holdfast.rendezvous.ha_handler import list_of
+    from holdfast.rendezvous.ha_handler import cluster_list_of
 
     if args.endpoint != DEFAULT_ENDPOINT or args.state or args.take_over:
         other = "--state" if args.state else "--take-over" if args.take_over else "--endpoint"
@@ -368,7 +368,7 @@ def _run_member(args: argparse.Namespace) -> None:
     run_id = args.rdzv_id or "none"
     params = RendezvousParameters("ha", args.ha, run_id, 1, 1, **given)
     patience_s = parse(params).coordinator_timeout
-    machines = list_of(params)
+    machines = cluster_list_of(params)
 
     async def serve() -> signal.Signals:
         loop = asyncio.get_running_loop()

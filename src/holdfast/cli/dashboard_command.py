@@ -16,9 +16,13 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.cli.operate import add_job_flags, choice_of, choose_job, connect, parse_ranks
 from holdfast.cli.parser import CommandParser
-from holdfast.control.connection import ControlProblem, JobNotFound, JobUnreachable, RequestRefused
-from holdfast.control.discovery import local_jobs
-from holdfast.control.job_client import open_job
+from holdfast.control.discovery import local_jobs, open_job
+from holdfast.control.job_client import (
+    ControlProblem,
+    JobNotFound,
+    JobUnreachable,
+    RequestRefused,
+)
 from holdfast.control.job_logs import follow_logs
 from holdfast.control.runtime_dir import runtime_dir
 from holdfast.errors import EnvironmentProblem, UsageError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.cli.operate import add_job_flags, choice_of, connect, print_text
 from holdfast.cli.parser import CommandParser
-from holdfast.control.connection import JobNotFound
+from holdfast.control.job_client import JobNotFound
 from holdfast.control.stack_groups import grouped
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.printable import visible
@@ -37,7 +37,7 @@ NOTHING_FOUND = 1
 
 DESCRIPTION = """\
 Show the Python stacks of all threads of the workers on this machine, or of all
-nodes of a job. The scripts need not import anything of Holdfast.
+nodes of a job. The scripts need not import Holdfast.
 """
 EXAMPLES = """\
 examples:
@@ -93,7 +93,9 @@ def execute(args: argparse.Namespace) -> None:
     """Print the stacks, worker by worker, or of all nodes."""
     if args.all_nodes or choice_of(args).is_elsewhere:
         if args.pids or args.subprocesses:
-            raise UsageError("--all-nodes: accepted without PID and --subprocesses")
+            raise UsageError(
+                "--all-nodes: conflicts with PID and --subprocesses; accepted: one of them"
+            )
         _dump_all_nodes(args)
         return
 
@@ -157,12 +159,12 @@ def _dump_all_nodes(args: argparse.Namespace) -> None:
             job = await client.status()
             turns = asyncio.Semaphore(NODES_AT_ONCE)
 
-            async def ask(name: str) -> NodeStacks:
+            async def query(name: str) -> NodeStacks:
                 async with turns:
                     return await client.stacks(name)
 
             found = await asyncio.gather(
-                *(ask(node.node) for node in job.nodes if node.first_rank >= 0)
+                *(query(node.node) for node in job.nodes if node.first_rank >= 0)
             )
         stacks = [(one.rank, one.text) for node in found for one in node.workers]
         return stacks, [f"{node.node}: {node.problem}" for node in found if node.problem]

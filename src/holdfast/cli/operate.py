@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.cli.parser import CommandParser
-from holdfast.control import job_client
-from holdfast.control.connection import JobUnreachable
+from holdfast.control import discovery
 from holdfast.control.discovery import Directory, JobChoice, local_jobs, place_of, stored_jobs
+from holdfast.control.job_client import JobUnreachable
 from holdfast.control.job_logs import follow_logs
 from holdfast.core.limits import GRACE_S_MAX, REQUEST_WHY_CHARS_MAX
 from holdfast.core.requests import Action
@@ -288,7 +288,7 @@ def choice_of(args: argparse.Namespace) -> JobChoice:
 
 async def connect(args: argparse.Namespace) -> JobClient:
     """Return a client of the chosen job."""
-    return await job_client.connect(choice_of(args), report_waiting)
+    return await discovery.connect(choice_of(args), report_waiting)
 
 
 def report_waiting(pids: list[str]) -> None:
@@ -315,7 +315,7 @@ async def _jobs_of(choice: JobChoice) -> list[JobSummary]:
     place = place_of(choice)
     if isinstance(place, Directory):
         return await stored_jobs(place)
-    async with await job_client.open_job(place) as client:
+    async with await discovery.open_job(place) as client:
         return await client.jobs()
 
 

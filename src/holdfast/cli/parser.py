@@ -23,7 +23,7 @@ HELP_INDENT = 26
 SUGGESTIONS_MAX = 1
 STRAY_CHARS_MAX = 2
 """A word that is a prefix of one flag, except for this many letters at its end, means that flag."""
-PREFIX_CHARS_MIN = 6  # Shorter prefixes, like `--no-`, say little.
+PREFIX_CHARS_MIN = 6  # Shorter prefixes, like `--no-`, match too much.
 SIMILARITY_MIN = 0.6
 RDZV, RDZV_SIMILARITY_MIN = "--rdzv-", 0.8  # They all start with the same letters.
 

@@ -1,8 +1,8 @@
 """The command `run`: from a command line to a launched job.
 
-`config_from_args` only translates, for any number of nodes and without looking at the script. `run`
-decides which rendezvous the job gets, rejects what cannot work, and launches. Neither changes the
-environment or the namespace it is given.
+`config_from_args` only translates, for any number of nodes, and does not read the script. `run` chooses
+the rendezvous of the job, rejects what cannot work, and launches. Neither changes the environment or the
+caller's namespace.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ LOG_LINE_PREFIX_ENV = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 USAGE = "holdfast run [flags] SCRIPT [arguments of the script]"
 
 DESCRIPTION = """\
-Start a script several times, as the workers of one job, and supervise them. If
-one fails, all are stopped. They are restarted if restarts are left; otherwise
-the failure is reported. Everything after SCRIPT is passed to it unchanged."""
+Start SCRIPT several times, as the workers of one job, and supervise them. If one
+fails, stop all of them; then restart them while restarts remain, or else report
+the failure. SCRIPT gets all arguments that follow it, unchanged."""
 
 EPILOG = """\
 Flags can be written with - or _ (--max-restarts, --max_restarts), and abbreviated
@@ -109,7 +109,7 @@ def build_parser(name: str = "run") -> ScriptParser:
 
 def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
     # argparse converts a default that is text, but only if the command line has no value. So an invalid
-    # variable is no obstacle to `--help`, nor to a command line that has the flag.
+    # variable breaks neither `--help` nor a command line that has the flag.
     default = flag.default_now()
     if flag.metavar:
         group.add_argument(
@@ -253,7 +253,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def execute(args: argparse.Namespace) -> None:
-    """Run the job, and write a failure to the error file that this process was given, if any."""
+    """Run the job; if it fails, write the failure to this process's own error file, if it has one."""
     if not os.environ.get("TORCHELASTIC_ERROR_FILE"):
         run(args)
         return
@@ -323,7 +323,7 @@ def _has_multi_node_flags(args: argparse.Namespace) -> bool:
 
 
 def _job_wide(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings of the job that were given by flags of their own."""
+    """Return the job-wide settings whose flags are set."""
     given = [(flag, getattr(args, flag.dest, flag.default)) for flag in FLAGS if flag.key]
     return {flag.key: value for flag, value in given if value != flag.default}
 

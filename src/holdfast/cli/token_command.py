@@ -1,7 +1,7 @@
 """The command `token`: creates the user's token, and derives the tokens of single jobs from it.
 
 It is the token that this user's agents have: from `HOLDFAST_TOKEN_FILE` or `HOLDFAST_TOKEN`, otherwise
-from the user's own file. The command prints it only on request, since it opens all jobs.
+from the user's own file. The command prints it only on request, because it gives access to all jobs.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ def build_parser(name: str) -> CommandParser:
     what.add_argument(
         "--job",
         metavar="ID",
-        help="print the token of one job, which opens no other; ID is its --rdzv-id",
+        help="print a token that gives access to one job only; ID is its --rdzv-id",
     )
     what.add_argument(
-        "--show", action="store_true", help="print the token itself, which opens all jobs"
+        "--show", action="store_true", help="print the token itself, which gives access to all jobs"
     )
     what.add_argument(
         "--new",
         action="store_true",
-        help="create another one. Running agents and coordinators keep the old one until they end",
+        help="replace the token. Running agents and coordinators keep the old one until they exit",
     )
     parser.add_argument(
         "--read-only",
         "--read_only",
         action="store_true",
-        help="print a token that allows to watch, but not to change, all jobs, or one with --job",
+        help="print a token that permits watching all jobs (with --job: one job), but no changes",
     )
     return parser
 
@@ -85,7 +85,7 @@ def execute(args: argparse.Namespace) -> None:
             raise UsageError(
                 f"{VARIABLE} is set, so the token is not in a file", hint=f"unset {VARIABLE}"
             )
-        token, what = load_token(os.environ), f"the token is that of {VARIABLE}"
+        token, what = load_token(os.environ), f"{VARIABLE} has the token"
         assert token is not None
     else:
         made = (args.new or not os.path.lexists(path)) and make_token(path, replace=args.new)
@@ -116,10 +116,10 @@ def _file() -> str | None:
 def _of_job(token: bytes, run_id: str) -> bytes:
     if not 0 < len(run_id) <= RUN_ID_CHARS_MAX:
         raise UsageError(
-            f"--job: accepted: the run id of a job, 1 to {RUN_ID_CHARS_MAX} characters"
+            f"--job: {run_id!r} is not a run id; accepted: 1 to {RUN_ID_CHARS_MAX} characters"
         )
     if is_job_token(token):
-        raise UsageError("--job: the token is already that of one job, and derives no others")
+        raise UsageError("--job: this is already the token of one job; accepted: your own token")
     return job_token(token, run_id)
 
 

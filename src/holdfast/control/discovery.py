@@ -11,19 +11,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from holdfast.control.connection import (
+from holdfast.control.job_client import (
     CONNECT_S,
+    Agents,
     ControlProblem,
     Endpoint,
+    JobClient,
     JobNotFound,
     JobUnreachable,
+    open_contact,
+    open_endpoint,
     open_socket,
+    tls_of,
     unpacked,
 )
 from holdfast.control.runtime_dir import pid_of, sockets_here
@@ -38,8 +44,9 @@ from holdfast.wire.handshake import READ_ONLY_PREFIX
 from holdfast.wire.job_summary import printable_summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+    from holdfast.control.job_client import ControlConnection
     from holdfast.core.rounds import Job
     from holdfast.etcd.etcd_settings import EtcdSettings
     from holdfast.etcd.sync_client import EtcdClient
@@ -54,6 +61,10 @@ ACCEPTED = ("c10d", "static", "etcd", "etcd-v2", "file")
 LATE_S = 2.0
 """If an agent takes longer to respond, the command names it."""
 NAMES_SHOWN = 10
+GIVE_UP_S = 10.0
+"""If no agent has responded after this time, give up. A firewall may drop all packets."""
+STAGGER_S = 0.5
+"""If an agent has not responded after this time, try the next one in parallel."""
 ELSEWHERE = "for a job on other machines, give --rdzv-endpoint and its --rdzv-backend, or --ha"
 
 
@@ -300,9 +311,9 @@ class HaDirectory(EtcdDirectory):
     def __init__(self, params: RendezvousParameters) -> None:
         from holdfast.etcd.cluster_list import Certificates
         from holdfast.etcd.job_records import DEFAULT_PREFIX
-        from holdfast.rendezvous.ha_handler import control_access, list_of
+        from holdfast.rendezvous.ha_handler import cluster_list_of, control_access
 
-        of = list_of(params, make_token=False)
+        of = cluster_list_of(params, make_token=False)
         self._certificates = Certificates(of)
         self._own_access = control_access(of, self._certificates)
         etcd = of.client_settings(self._certificates.guard)
@@ -428,3 +439,113 @@ async def stored_jobs(place: Directory) -> list[JobSummary]:
 
 
 Place = Endpoint | LocalJob | Directory
+
+
+# The client of a job.
+
+
+async def connect(
+    choice: JobChoice, on_late: Callable[[list[str]], None] | None = None
+) -> JobClient:
+    """Return a client of the chosen job. Raise if no job, or more than one, matches."""
+    place, neighbours = await find_job(choice, on_late)
+    client = await open_job(place, neighbours)
+    if not client.run_id:
+        try:
+            client.run_id = only_one(
+                [one.run_id for one in await client.jobs()], f"at {choice.endpoint}"
+            )
+        except BaseException:
+            client.close()
+            raise
+    return client
+
+
+async def open_job(place: Place, neighbours: Iterable[LocalJob] = ()) -> JobClient:
+    """Return a client of a job, or raise `ControlProblem`.
+
+    `neighbours` are the job's other agents on this machine. The client sends a query about one of their
+    nodes directly to its agent.
+    """
+    if isinstance(place, LocalJob):
+        here = place.here
+        connection = await open_socket(place.path, here.run_id, here.node)
+        sockets = {one.here.node: one.path for one in neighbours if one.here.node}
+        return JobClient(Agents(connection, passes_on=here.coordinated, beside=sockets))
+    if isinstance(place, Directory):
+        try:
+            return await _open_listed(place)
+        except BaseException:
+            place.close()
+            raise
+    connection = await open_endpoint(place)
+    read_only = (place.token or b"").startswith(READ_ONLY_PREFIX)
+    return JobClient(Agents(connection, passes_on=True), read_only=read_only)
+
+
+async def _open_listed(place: Directory) -> JobClient:
+    connection, found = await _open_anyone(place)
+
+    async def reopen() -> ControlConnection:
+        return (await _open_anyone(place))[0]
+
+    look = lambda: read(place.contacts)  # noqa: E731
+    agents = Agents(connection, passes_on=False, look=look, reopen=reopen, found=found)
+    return JobClient(agents, read_only=found.read_only, closed=place.close)
+
+
+async def _open_anyone(place: Directory) -> tuple[ControlConnection, control.Contacts]:
+    """Return a connection to the leader's agent, or to the first other agent that responds."""
+    found = await read(place.contacts)
+    reachable = [one for one in found.contacts if one.port]
+    if not reachable:
+        where = f"of {place.run_id!r} at {place.where}"
+        if not found.contacts:
+            job = await read(lambda: place.summary(place.run_id))
+            over = f"; the job is over: {job.outcome}" if job is not None and job.outcome else ""
+            raise JobNotFound(f"there is no agent {where}{over}")
+        raise JobUnreachable(
+            f"the agents {where} are reachable only from their own hosts (control=off)"
+        )
+    return await _first_that_responds(reachable, place, found), found
+
+
+async def _first_that_responds(
+    reachable: list[control.Contact], place: Directory, found: control.Contacts
+) -> ControlConnection:
+    tls = tls_of(found)
+    now = asyncio.get_running_loop().time
+    deadline = now() + GIVE_UP_S
+    others = reachable[1:]
+    random.shuffle(others)  # Neighbours in the list may share a rack that is unreachable.
+    left = [*others, reachable[0]]
+    trying: set[asyncio.Task[ControlConnection]] = set()
+    responded: list[ControlConnection] = []
+    problem: ControlProblem | None = None
+    try:
+        while not responded and (left or trying):
+            if left:
+                work = open_contact(left.pop(), place.run_id, found, tls)
+                trying.add(asyncio.ensure_future(work))
+            done, trying = await asyncio.wait(
+                trying, timeout=STAGGER_S if left else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            if now() >= deadline:
+                left.clear()
+            for one in done:
+                try:
+                    responded.append(one.result())
+                except ControlProblem as refused:
+                    problem = problem or refused
+    finally:
+        for one in trying:
+            one.cancel()
+    if responded:
+        for connection in responded[1:]:
+            connection.close()
+        return responded[0]
+    job = await read(lambda: place.summary(place.run_id))
+    if job is not None and job.outcome:
+        raise JobNotFound(f"job {place.run_id!r} is over: {job.outcome}")
+    assert problem is not None
+    raise problem

@@ -1,13 +1,17 @@
 """A client of running jobs: reads their state, events, logs and stacks, and requests changes.
 
-    async with await connect(JobChoice(run_id="nightly")) as job:
+    async with await discovery.connect(JobChoice(run_id="nightly")) as job:
         summary = await job.status(watch=True)
         async for event in job.events(follow=True):
             ...
 
 A `JobClient` belongs to one asyncio loop. Any number of calls may be pending at once. Every failure
-raises a `ControlProblem`. The client makes all text that it receives printable, except the output of
-workers.
+raises a `ControlProblem` with one line for the user. The client makes all text that it receives
+printable, except the output of workers.
+
+A coordinator passes queries on to nodes. In a job without one, the client connects to each agent: at
+its socket if the agent is on this machine, otherwise at its port. Connections open when they are first
+needed. If an agent is unreachable, the client names it with the reason, and the others do not wait.
 """
 
 from __future__ import annotations
@@ -15,51 +19,110 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
-import random
 import secrets
-from typing import TYPE_CHECKING, Self
+import time
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 
-from holdfast.control.connection import (
-    ANSWER_S,
-    Agents,
-    ControlProblem,
-    JobNotFound,
-    JobUnreachable,
-    open_contact,
-    open_endpoint,
-    open_socket,
-    tls_of,
-    unpacked,
-)
-from holdfast.control.discovery import Directory, LocalJob, find_job, only_one, read
 from holdfast.control.history import NodeHistory
-from holdfast.control.merged_events import MergedEvents, events_at, printable_event
+from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
 from holdfast.core.limits import NAME_CHARS_MAX, REQUEST_WHY_CHARS_MAX
 from holdfast.core.protocol import Request
-from holdfast.printable import one_line, visible
+from holdfast.core.requests import RequestRefusal
+from holdfast.errors import HoldfastError
+from holdfast.net.endpoints import format_endpoint
+from holdfast.net.listening import raise_descriptor_limit
+from holdfast.net.tls import mutual_context
+from holdfast.printable import one_line, quoted, visible
 from holdfast.wire import control
-from holdfast.wire.handshake import READ_ONLY_PREFIX
+from holdfast.wire.frames import FrameReader, encode_frame
+from holdfast.wire.handshake import READ_ONLY_ALL_PREFIX
 from holdfast.wire.job_summary import printable_summary
-from holdfast.wire.messages import JobSummary, Query
+from holdfast.wire.messages import Goodbye, JobSummary, NodeReport, Query, Reply, decode
+from holdfast.wire.wire_errors import WireError
+from holdfast.wire.wire_limits import STATUS_FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    import ssl
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from types import TracebackType
 
-    from holdfast.control.connection import ControlConnection
-    from holdfast.control.discovery import JobChoice, Place
+    from holdfast.coordinator.connect import ClientConnection
     from holdfast.core.requests import Action
-    from holdfast.wire.messages import EventRecord
+    from holdfast.wire.messages import EventRecord, Message
 
 WATCH_S = 2.5
 """How long to wait for the first report of a node."""
-GIVE_UP_S = 10.0
-"""If no agent has responded after this time, give up. A firewall may drop all packets."""
-STAGGER_S = 0.5
-"""If an agent has not responded after this time, try the next one in parallel."""
 WINDOW_BYTES_MIN = 1_024
+CONNECT_S = 5.0
+ANSWER_S = 30.0
+"""How long a reply may take; more than any limit of the side that answers."""
+ALIVE_S = 60.0
+"""A client that only receives sends something this often: servers close silent connections."""
+REPLIES_MAX = 4_096
+"""Replies to one query that the reader has not taken yet; log streams have their own limit."""
+MANY_AGENTS = 256
+"""With more agents, the connections may need more descriptors than a process gets by default."""
+CONNECTING_MAX = 32
+"""Connections that open at the same time."""
+AGAIN_S = 5.0
+"""The pause before another attempt to reach an agent."""
+LOOK_S = 1.0
+"""The pause between two lookups of where the agents are, at least."""
+REPORTS_S = 0.5
+"""The minimum time that a status waits for agents. It also accepts reports that are seconds old."""
+REPORT_S_PER_NODE = 0.005
+"""Several times the work of opening one connection."""
+AGENT = "the agent"
+RECENT_S = 5.0
+"""How long agents may take to send their recent events."""
+KNOWN_MAX = 1_024
+"""Events of a node that the client recognizes when it gets them again; the node keeps fewer."""
+CLOCKS_DIFFER_S = 0.1
+"""A smaller difference may be the delay of the network."""
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class ControlProblem(HoldfastError):
+    """A query or a request to a job failed. The subclass gives the kind of problem."""
+
+
+class JobUnreachable(ControlProblem):
+    """No agent or coordinator of the job responded."""
+
+    exit_code = 69
+
+
+class JobNotFound(ControlProblem):
+    """There is no such job, node or worker, or the job is over."""
+
+    exit_code = 1
+
+
+class RequestRefused(ControlProblem):
+    """The job refuses the request; `refusal` is the value of a `RequestRefusal`."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, refusal: str) -> None:
+        super().__init__(message)
+        self.refusal = refusal
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a coordinator is, and how to connect to it."""
+
+    host: str
+    port: int
+    run_id: str = ""
+    token: bytes | None = None
+    tls: ssl.SSLContext | None = None
+    server_name: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.host}:{self.port}, run_id={self.run_id!r})"
 
 
 class NodeStacks(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,113 +320,6 @@ class JobClient:
         return found
 
 
-async def connect(
-    choice: JobChoice, on_late: Callable[[list[str]], None] | None = None
-) -> JobClient:
-    """Return a client of the chosen job. Raise if no job, or more than one, matches."""
-    place, neighbours = await find_job(choice, on_late)
-    client = await open_job(place, neighbours)
-    if not client.run_id:
-        try:
-            client.run_id = only_one(
-                [one.run_id for one in await client.jobs()], f"at {choice.endpoint}"
-            )
-        except BaseException:
-            client.close()
-            raise
-    return client
-
-
-async def open_job(place: Place, neighbours: Iterable[LocalJob] = ()) -> JobClient:
-    """Return a client of a job, or raise `ControlProblem`.
-
-    `neighbours` are the job's other agents on this machine. The client sends a query about one of their
-    nodes directly to its agent.
-    """
-    if isinstance(place, LocalJob):
-        here = place.here
-        connection = await open_socket(place.path, here.run_id, here.node)
-        sockets = {one.here.node: one.path for one in neighbours if one.here.node}
-        return JobClient(Agents(connection, passes_on=here.coordinated, beside=sockets))
-    if isinstance(place, Directory):
-        try:
-            return await _open_listed(place)
-        except BaseException:
-            place.close()
-            raise
-    connection = await open_endpoint(place)
-    read_only = (place.token or b"").startswith(READ_ONLY_PREFIX)
-    return JobClient(Agents(connection, passes_on=True), read_only=read_only)
-
-
-async def _open_listed(place: Directory) -> JobClient:
-    connection, found = await _open_anyone(place)
-
-    async def reopen() -> ControlConnection:
-        return (await _open_anyone(place))[0]
-
-    look = lambda: read(place.contacts)  # noqa: E731
-    agents = Agents(connection, passes_on=False, look=look, reopen=reopen, found=found)
-    return JobClient(agents, read_only=found.read_only, closed=place.close)
-
-
-async def _open_anyone(place: Directory) -> tuple[ControlConnection, control.Contacts]:
-    """Return a connection to the leader's agent, or to the first other agent that responds."""
-    found = await read(place.contacts)
-    reachable = [one for one in found.contacts if one.port]
-    if not reachable:
-        where = f"of {place.run_id!r} at {place.where}"
-        if not found.contacts:
-            job = await read(lambda: place.summary(place.run_id))
-            over = f"; the job is over: {job.outcome}" if job is not None and job.outcome else ""
-            raise JobNotFound(f"there is no agent {where}{over}")
-        raise JobUnreachable(
-            f"the agents {where} are reachable only from their own hosts (control=off)"
-        )
-    return await _first_that_responds(reachable, place, found), found
-
-
-async def _first_that_responds(
-    reachable: list[control.Contact], place: Directory, found: control.Contacts
-) -> ControlConnection:
-    tls = tls_of(found)
-    now = asyncio.get_running_loop().time
-    deadline = now() + GIVE_UP_S
-    others = reachable[1:]
-    random.shuffle(others)  # Neighbours in the list may share a rack that is unreachable.
-    left = [*others, reachable[0]]
-    trying: set[asyncio.Task[ControlConnection]] = set()
-    responded: list[ControlConnection] = []
-    problem: ControlProblem | None = None
-    try:
-        while not responded and (left or trying):
-            if left:
-                work = open_contact(left.pop(), place.run_id, found, tls)
-                trying.add(asyncio.ensure_future(work))
-            done, trying = await asyncio.wait(
-                trying, timeout=STAGGER_S if left else None, return_when=asyncio.FIRST_COMPLETED
-            )
-            if now() >= deadline:
-                left.clear()
-            for one in done:
-                try:
-                    responded.append(one.result())
-                except ControlProblem as refused:
-                    problem = problem or refused
-    finally:
-        for one in trying:
-            one.cancel()
-    if responded:
-        for connection in responded[1:]:
-            connection.close()
-        return responded[0]
-    job = await read(lambda: place.summary(place.run_id))
-    if job is not None and job.outcome:
-        raise JobNotFound(f"job {place.run_id!r} is over: {job.outcome}")
-    assert problem is not None
-    raise problem
-
-
 def author() -> str:
     """Return the name that requests carry as their author: `user@host`."""
     try:
@@ -371,3 +327,561 @@ def author() -> str:
     except (KeyError, OSError):
         user = str(os.getuid())
     return one_line(f"{user}@{os.uname().nodename}", NAME_CHARS_MAX)
+
+
+# Connections: queries and their replies, one connection per agent or coordinator.
+
+
+class ControlConnection:
+    """A connection to a coordinator or an agent, with the queries that have no reply yet.
+
+    A subclass, or an opener below, provides `send` and `close`.
+    """
+
+    def __init__(self, run_id: str, node: str = "") -> None:
+        self.run_id = run_id
+        self.node = node
+        """The node whose agent is the peer; empty for a coordinator."""
+        self.problem = ""
+        """Why the connection has ended, if it has."""
+        self.send: Callable[[Query], None]
+        self.close: Callable[[], object]
+        self._replies: dict[int, asyncio.Queue[Reply]] = {}
+        self._ids = 0
+
+    def use(self, connection: ClientConnection) -> None:
+        connection.expect_large(STATUS_FRAME_BYTES_MAX)
+        connection.on_message = self.received
+        connection.on_closed = self.ended
+        self.send, self.close = connection.send_whole, connection.abort
+
+    async def query(self, what: str, *, body: bytes = b"", limit_s: float = ANSWER_S) -> Reply:
+        """Send a query and return its only reply."""
+        number, replies = self._begin()
+        try:
+            self.send(Query(id=number, what=what, run_id=self.run_id, body=body))
+            async with asyncio.timeout(limit_s):
+                return _checked(await replies.get())
+        except TimeoutError:
+            self.ended(f"no response within {limit_s:g} s")
+            self.close()
+            raise JobUnreachable(self.problem) from None
+        finally:
+            del self._replies[number]
+
+    async def stream(self, what: str, *, node: str = "", body: bytes = b"") -> AsyncIterator[Reply]:
+        """Send a query and yield its replies; an empty last reply is omitted."""
+        number, replies = self._begin()
+        is_over = False
+        try:
+            self.send(Query(id=number, what=what, run_id=self.run_id, node=node, body=body))
+            while not is_over:
+                try:
+                    async with asyncio.timeout(ALIVE_S):
+                        reply = await replies.get()
+                except TimeoutError:
+                    body = control.pack(control.More(size=0))
+                    self.send(Query(id=number, what=control.MORE, run_id=self.run_id, body=body))
+                    continue
+                is_over = reply.last or bool(reply.refusal)
+                if _checked(reply).body:
+                    yield reply
+        finally:
+            del self._replies[number]
+            if not is_over and not self.problem:
+                self.send(Query(id=number, what=control.CANCEL, run_id=self.run_id))
+
+    def _begin(self) -> tuple[int, asyncio.Queue[Reply]]:
+        if self.problem:
+            raise JobUnreachable(self.problem)
+        self._ids += 1
+        queue: asyncio.Queue[Reply] = asyncio.Queue()
+        self._replies[self._ids] = queue
+        return self._ids, queue
+
+    def received(self, message: Message) -> None:
+        if isinstance(message, Goodbye):
+            self.ended(quoted(message.why) or "the connection was closed")
+        elif isinstance(message, Reply):
+            queue = self._replies.get(message.id)
+            if queue is not None and queue.qsize() < REPLIES_MAX:
+                queue.put_nowait(message)
+            elif queue is not None:
+                self.ended("receive buffer overflow; closing the connection")
+                self.close()
+
+    def ended(self, why: str) -> None:
+        if self.problem:
+            return
+        self.problem = why
+        lost = RequestRefusal.NO_ANSWER.value
+        for number, queue in self._replies.items():
+            queue.put_nowait(Reply(id=number, refusal=lost, why=why))
+
+
+def _checked(reply: Reply) -> Reply:
+    """Return a reply; if it is a refusal, raise the matching error."""
+    if not reply.refusal:
+        return reply
+    why = one_line(reply.why) or reply.refusal
+    if reply.refusal == RequestRefusal.NO_ANSWER.value:
+        raise JobUnreachable(why)
+    if reply.refusal == RequestRefusal.NO_SUCH_JOB.value:
+        raise JobNotFound(why)
+    raise RequestRefused(why, reply.refusal)
+
+
+class _AtSocket(asyncio.Protocol):
+    """A connection to an agent's socket."""
+
+    def __init__(self, receive: Callable[[Message], None], closed: Callable[[str], None]) -> None:
+        self._reader = FrameReader(STATUS_FRAME_BYTES_MAX)
+        self._receive, self._closed = receive, closed
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._reader.feed(data):
+                self._receive(decode(body))
+        except WireError as problem:
+            self._closed(f"the agent sent an invalid message: {problem}")
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closed(str(exc) if exc else "the agent has exited")
+
+    def send(self, message: Query) -> None:
+        if self._transport is not None:
+            self._transport.write(encode_frame(message))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+async def open_endpoint(place: Endpoint) -> ControlConnection:
+    """Return a connection to a coordinator."""
+    is_for_all = place.token is not None and place.token.startswith(READ_ONLY_ALL_PREFIX)
+    connector = CoordinatorConnector(
+        place.host,
+        place.port,
+        run_id="" if is_for_all else place.run_id,
+        token=place.token,
+        tls=place.tls,
+        server_name=place.server_name,
+        own_users_only=place.token is None,
+    )
+    where = f"the coordinator at {place.host}:{place.port}"
+    try:
+        connection = await connector.connect()
+    except ConnectFailed as problem:
+        raise JobUnreachable(f"cannot connect to {where}: {problem.why}") from None
+    opened = ControlConnection(place.run_id)
+    opened.use(connection)
+    return opened
+
+
+async def open_socket(path: str, run_id: str, node: str = "") -> ControlConnection:
+    """Return a connection to an agent at its own socket."""
+    opened = ControlConnection(run_id, node)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, protocol = await loop.create_unix_connection(
+                lambda: _AtSocket(opened.received, opened.ended), path
+            )
+    except (OSError, TimeoutError) as problem:
+        why = getattr(problem, "strerror", "") or "no response"
+        raise JobUnreachable(f"cannot connect to {path}: {why}") from None
+    opened.send, opened.close = protocol.send, protocol.close
+    return opened
+
+
+async def open_contact(
+    contact: control.Contact, run_id: str, found: control.Contacts, tls: ssl.SSLContext | None
+) -> ControlConnection:
+    """Return a connection to an agent at its control port; `tls` is that of `tls_of`."""
+    connector = CoordinatorConnector(
+        contact.address,
+        contact.port,
+        run_id=found.run_id,
+        tls=tls,
+        secret=contact.secret,
+        read_only=found.read_only,
+        server=AGENT,
+    )
+    opened = ControlConnection(run_id, contact.node)
+    try:
+        opened.use(await connector.connect())
+    except ConnectFailed as problem:
+        raise JobUnreachable(f"cannot connect to {named(contact)}: {problem.why}") from None
+    return opened
+
+
+def tls_of(found: control.Contacts) -> ssl.SSLContext | None:
+    """Return the TLS context for connections to agents; None if they are not encrypted."""
+    if not found.pem:
+        return None
+    try:
+        ca, cert, key = found.pem
+        return mutual_context(ca, cert, key, serving=False)
+    except (ValueError, OSError) as problem:  # An `SSLError` is both.
+        raise JobUnreachable(f"the certificates of the job are not usable: {problem}") from None
+
+
+def named(contact: control.Contact) -> str:
+    """Return the agent's name for a message."""
+    return f"{AGENT} at {format_endpoint(quoted(contact.address), contact.port)}"
+
+
+def unpacked(kind: type[T], body: bytes) -> T:
+    """Return the struct in the body of a reply."""
+    try:
+        return control.unpack(kind, body)
+    except WireError as problem:
+        raise JobUnreachable(f"the reply is not valid: {problem}") from None
+
+
+class Agents:
+    """The connections of a client: `own` to one agent or the coordinator, and others to further agents.
+
+    With `passes_on`, the peer of `own` answers for all nodes. `beside` maps nodes to the sockets of their
+    agents on this machine. `look` returns the contacts of the other agents. `reopen` returns a connection
+    to another agent, which replaces `own`.
+    """
+
+    def __init__(
+        self,
+        own: ControlConnection,
+        *,
+        passes_on: bool,
+        beside: Mapping[str, str] | None = None,
+        look: Callable[[], Awaitable[control.Contacts]] | None = None,
+        reopen: Callable[[], Awaitable[ControlConnection]] | None = None,
+        found: control.Contacts | None = None,
+    ) -> None:
+        self.passes_on = passes_on
+        self.on_unreached: Callable[[str], object] = lambda _: None
+        """Receives one line per unreachable agent and reason."""
+        self.own = own
+        self._reopen = reopen
+        self._reopening = asyncio.Lock()
+        self._beside = dict(beside or {})
+        self._look = look or self._query_own
+        self._looked_at = -LOOK_S
+        self._looking = asyncio.Lock()
+        self._found = control.Contacts()
+        self._contacts: dict[str, control.Contact] = {}
+        self._tls: ssl.SSLContext | None = None
+        self._opened: dict[str, ControlConnection] = {}
+        self._opening: dict[str, asyncio.Task[ControlConnection | ControlProblem]] = {}
+        self._turns = asyncio.Semaphore(CONNECTING_MAX)
+        self._unreached: dict[str, tuple[float, ControlProblem]] = {}
+        self._reporting: dict[str, asyncio.Task[None]] = {}
+        self._reports: dict[str, tuple[float, NodeReport]] = {}
+        if found is not None:
+            self._take(found)
+
+    def close(self) -> None:
+        for task in (*self._opening.values(), *self._reporting.values()):
+            task.cancel()
+        for one in (self.own, *self._opened.values()):
+            one.close()
+
+    @property
+    def unreached(self) -> list[str]:
+        """One line per node whose agent is unreachable now."""
+        return [_about(node, problem) for node, (_, problem) in sorted(self._unreached.items())]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the agent at `own` has exited, and another can replace it."""
+        return bool(self.own.problem) and self._reopen is not None
+
+    async def any_connection(self) -> ControlConnection:
+        """Return a connection for queries about the whole job. If its agent has exited, use another agent."""
+        async with self._reopening:
+            if self._reopen is not None and self.is_lost:
+                self.own = await self._reopen()
+            return self.own
+
+    async def at(self, node: str) -> ControlConnection:
+        """Return the connection for queries about a node; raise `ControlProblem` without one."""
+        is_own = node == self.own.node and not self.is_lost
+        if not node or is_own or (self.passes_on and node not in self._beside):
+            return await self.any_connection()
+        opened = self._opened.get(node)
+        if opened is not None and not opened.problem:
+            return opened
+        again_at, problem = self._unreached.get(node, (0.0, None))
+        if problem is not None and asyncio.get_running_loop().time() < again_at:
+            raise problem
+        if node not in self._opening:
+            self._opening[node] = asyncio.ensure_future(self._open(node))
+        outcome = await asyncio.shield(self._opening[node])
+        if isinstance(outcome, ControlProblem):
+            raise outcome
+        return outcome
+
+    async def nodes(self) -> list[str]:
+        """Return the nodes of all known agents, starting with the node of `own`."""
+        try:
+            await self._look_again()
+        except ControlProblem as problem:
+            if self.own.problem:
+                raise
+            self.on_unreached(problem.message)
+        own = () if self.is_lost else (self.own.node,)
+        return [*dict.fromkeys((*own, *self._contacts))]
+
+    async def _open(self, node: str) -> ControlConnection | ControlProblem:
+        try:
+            async with self._turns:
+                path = self._beside.get(node)
+                if path is not None:
+                    opened = await open_socket(path, self.own.run_id, node)
+                else:
+                    contact = await self._contact_of(node)
+                    run_id = self.own.run_id
+                    opened = await open_contact(contact, run_id, self._found, self._tls)
+        except ControlProblem as problem:
+            self._contacts.pop(node, None)  # The node may have another address by now.
+            again_at = asyncio.get_running_loop().time() + AGAIN_S
+            known = self._unreached.get(node)
+            self._unreached[node] = (again_at, problem)
+            if known is None or known[1].message != problem.message:
+                self.on_unreached(_about(node, problem))
+            return problem
+        finally:
+            del self._opening[node]
+        self._unreached.pop(node, None)
+        self._opened[node] = opened
+        return opened
+
+    async def _contact_of(self, node: str) -> control.Contact:
+        if node not in self._contacts:
+            await self._look_again()
+        contact = self._contacts.get(node)
+        if contact is None:
+            raise JobNotFound("the node is not in the job")
+        if not contact.port:
+            raise JobUnreachable("its agent is reachable only from its own host (control=off)")
+        return contact
+
+    async def _look_again(self) -> None:
+        """Look up the contacts of the agents, unless the last lookup is recent."""
+        async with self._looking:
+            now = asyncio.get_running_loop().time()
+            if now - self._looked_at >= LOOK_S:
+                self._looked_at = now
+                self._take(await self._look())
+
+    def _take(self, found: control.Contacts) -> None:
+        if found.pem and found.pem != self._found.pem:
+            self._tls = tls_of(found)
+        if len(found.contacts) > MANY_AGENTS:
+            raise_descriptor_limit()
+        self._found = found
+        self._contacts = {one.node: one for one in found.contacts}
+
+    async def _query_own(self) -> control.Contacts:
+        found = control.Contacts()
+        async for reply in self.own.stream(control.CONTACTS):
+            part = unpacked(control.Contacts, reply.body)
+            contacts = found.contacts + part.contacts
+            found = msgspec.structs.replace(part, contacts=contacts, pem=part.pem or found.pem)
+        return found
+
+    # Reports.
+
+    async def reports(self, nodes: Sequence[str], wait_s: float) -> dict[str, NodeReport]:
+        """Return the reports of those nodes that respond in time."""
+        loop = asyncio.get_running_loop()
+        for node in nodes:
+            if node not in self._reporting:
+                self._reporting[node] = asyncio.ensure_future(self._report_of(node))
+        limit_s = max(wait_s, REPORTS_S, REPORT_S_PER_NODE * len(nodes))
+        await asyncio.wait([self._reporting[node] for node in nodes], timeout=limit_s)
+        recent = loop.time() - AGAIN_S
+        names = {*nodes}
+        self._reports = {
+            node: one for node, one in self._reports.items() if node in names and one[0] >= recent
+        }
+        self._unreached = {node: one for node, one in self._unreached.items() if node in names}
+        for node in nodes:
+            if node in self._reporting and node not in self._reports:
+                contact = self._contacts.get(node)
+                who = named(contact) if contact is not None else AGENT
+                late = JobUnreachable(f"no response from {who} within {limit_s:g} s")
+                self._unreached.setdefault(node, (loop.time(), late))
+        return {node: report for node, (_, report) in self._reports.items()}
+
+    async def _report_of(self, node: str) -> None:
+        try:
+            connection = await self.at(node)
+            reply = await connection.query(control.REPORT)
+            report = unpacked(NodeReport, reply.body)
+        except ControlProblem as problem:
+            again_at = asyncio.get_running_loop().time() + AGAIN_S
+            self._unreached.setdefault(node, (again_at, problem))
+        else:
+            self._reports[node] = (asyncio.get_running_loop().time(), report)
+            self._unreached.pop(node, None)
+        finally:
+            del self._reporting[node]
+
+
+def _about(node: str, problem: ControlProblem) -> str:
+    return f"{quoted(node)}: {problem.message}"
+
+
+# The events of a job without a coordinator: those of all its agents, in one order.
+
+
+async def events_at(
+    connection: ControlConnection, *, follow: bool, node: str = ""
+) -> AsyncIterator[control.Events]:
+    """Yield the recent events that a peer knows; with `follow`, also each new one."""
+    body = control.pack(control.EventsQuery(follow=follow))
+    async for reply in connection.stream(control.EVENTS, node=node, body=body):
+        yield unpacked(control.Events, reply.body)
+
+
+class MergedEvents:
+    """The events of all agents of a job without a coordinator, in one order.
+
+    Recent events are ordered by their age, because the clocks of hosts may differ; new events by their
+    arrival. Agents that join or rejoin later are followed too.
+    """
+
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
+        self._skews: dict[str, float] = {}  # How far this clock is ahead of a node's.
+        self._known: dict[
+            str, dict[EventRecord, None]
+        ] = {}  # The newest known events of each node.
+        self._fresh: asyncio.Queue[EventRecord] = asyncio.Queue(REPLIES_MAX)
+        self._changed = asyncio.Event()
+        self._listening: dict[str, asyncio.Task[None]] = {}
+        self._again_at: dict[str, float] = {}  # When to try a silent agent again.
+        self._followed: set[str] = set()
+        self._watching: asyncio.Task[None] | None = None
+        self._end: ControlProblem = JobUnreachable("all agents have exited")
+
+    def close(self) -> None:
+        for task in (*self._listening.values(), *([self._watching] if self._watching else ())):
+            task.cancel()
+
+    async def kept(self) -> list[EventRecord]:
+        """Return the recent events of the agents that respond in time."""
+        asked = [asyncio.ensure_future(self._kept_of(node)) for node in await self._agents.nodes()]
+        done, late = await asyncio.wait(asked, timeout=RECENT_S)
+        for one in late:
+            one.cancel()
+        found: list[EventRecord] = []
+        problems: list[ControlProblem] = []
+        for one in done:
+            try:
+                found += one.result()
+            except ControlProblem as problem:
+                problems.append(problem)
+        if len(problems) == len(asked):
+            raise problems[0]
+        return sorted(found, key=lambda event: event.wall)
+
+    async def next(self) -> EventRecord:
+        """Return the next event; raise `ControlProblem` once no agent is left."""
+        while True:
+            if self._watching is None:
+                self._watching = asyncio.ensure_future(self._watch())
+            fresh = asyncio.ensure_future(self._fresh.get())
+            try:
+                await asyncio.wait((fresh, self._watching), return_when=asyncio.FIRST_COMPLETED)
+                if fresh.done():
+                    return fresh.result()
+                self._watching.result()
+            finally:
+                fresh.cancel()
+            if not self._agents.is_lost:
+                raise self._end
+            try:
+                await self._agents.any_connection()
+            except ControlProblem as problem:
+                # Report that the job is over. If the etcd of --ha has exited too, `_end` explains more.
+                raise (problem if isinstance(problem, JobNotFound) else self._end) from None
+            self._watching = None
+            await asyncio.sleep(LOOK_S)
+
+    async def _kept_of(self, node: str) -> list[EventRecord]:
+        connection = await self._agents.at(node)
+        async for found in events_at(connection, follow=False):
+            self._note(node, found)
+        return [self._placed(node, event) for event in self._known.get(node, ())]
+
+    async def _watch(self) -> None:
+        """Follow all agents, also those that join later, until none is left."""
+        now = asyncio.get_running_loop().time
+        while True:
+            try:
+                nodes = await self._agents.nodes()
+            except ControlProblem:
+                nodes = []  # Continue with the agents that are followed already.
+            for node in nodes:
+                if node not in self._listening and now() >= self._again_at.get(node, 0.0):
+                    self._listening[node] = asyncio.ensure_future(self._listen(node))
+            self._again_at = {node: at for node, at in self._again_at.items() if node in nodes}
+            if not self._listening:
+                return
+            self._changed.clear()
+            try:
+                # An agent may be unreachable for a while, as long as others send events.
+                async with asyncio.timeout(AGAIN_S if self._again_at and self._followed else None):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(LOOK_S)
+
+    async def _listen(self, node: str) -> None:
+        try:
+            connection = await self._agents.at(node)
+            self._followed.add(node)
+            self._again_at.pop(node, None)
+            async for found in events_at(connection, follow=True):
+                for event in self._note(node, found):
+                    await self._fresh.put(self._placed(node, event))
+                self._changed.set()
+        except ControlProblem as problem:
+            self._end = problem
+        finally:
+            self._followed.discard(node)
+            self._again_at[node] = asyncio.get_running_loop().time() + AGAIN_S
+            del self._listening[node]
+            self._changed.set()
+
+    def _note(self, node: str, found: control.Events) -> list[EventRecord]:
+        """Note some events of a node; return the new ones."""
+        if found.now:
+            skew = time.time() - found.now
+            self._skews[node] = min(self._skews.get(node, skew), skew)
+        known = self._known.setdefault(node, {})
+        fresh = [event for event in found.events if event not in known]
+        known.update(dict.fromkeys(fresh))
+        for old in [*known][: max(0, len(known) - KNOWN_MAX)]:
+            del known[old]
+        return fresh
+
+    def _placed(self, node: str, event: EventRecord) -> EventRecord:
+        """Return an event with its time by this clock."""
+        skew = self._skews.get(node, 0.0)
+        if abs(skew) >= CLOCKS_DIFFER_S:
+            event = msgspec.structs.replace(event, wall=max(0.0, event.wall + skew))
+        return printable_event(event)
+
+
+def printable_event(event: EventRecord) -> EventRecord:
+    """Return an event whose texts are safe to print."""
+    return msgspec.structs.replace(event, source=quoted(event.source), text=one_line(event.text))

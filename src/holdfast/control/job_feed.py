@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from holdfast.control.connection import ControlProblem, JobUnreachable
+from holdfast.control.job_client import ControlProblem, JobUnreachable
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:

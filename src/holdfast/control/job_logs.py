@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from holdfast.control.connection import ControlProblem, JobNotFound
+from holdfast.control.job_client import ControlProblem, JobNotFound
 from holdfast.numa.affinity import format_ranges
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 AGENT = "the agent"
 HALF_OPEN_MAX = 64
 IDLE_S = 300.0
-"""Clients send something every minute (`control.connection.ALIVE_S`)."""
+"""Clients send something every minute (`control.job_client.ALIVE_S`)."""
 SWEEP_S = 30.0
 
 

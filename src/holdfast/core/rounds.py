@@ -20,7 +20,7 @@ The rules:
 3.  If a member is lost or leaves, the round ends. A standby takes over its ranks immediately;
     otherwise the survivors regroup if at least min remain; otherwise the job waits for nodes. If all
     workers of the member have succeeded, the round continues without it.
-4.  Survivors keep their order and, where the size allows, their ranks (`core.node_order`).
+4.  Survivors keep their order and, where the size allows, their ranks (`core.ranks`).
 5.  If a worker fails, all members start the next generation in the same round (`core.policy`).
 6.  Generation, fence and restart count belong to the job and never decrease, under any coordinator. So
     a node that reports numbers too far ahead is refused. Only failures are charged to the budget. If
@@ -92,7 +92,6 @@ from holdfast.core.first_failure import first_of, with_rivals
 from holdfast.core.job_settings import JobSettings, check_settings, differences
 from holdfast.core.limits import REPORTED_COUNTER_MAX, STORE_KEY_BYTES, VIEW_MEMBERS_MAX
 from holdfast.core.machine import Event, InvalidEvent, Story
-from holdfast.core.node_order import order_nodes
 from holdfast.core.policy import RestartBudget, Verdict, judge
 from holdfast.core.protocol import (
     ControlPort,
@@ -115,7 +114,7 @@ from holdfast.core.protocol import (
     sanitized_failure,
     sanitized_request,
 )
-from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks
+from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks, order_nodes
 from holdfast.core.requests import (
     GRANTED,
     Action,

@@ -1,11 +1,11 @@
-"""`LaunchConfig`, everything one agent needs to run a job, and `FLAGS`, what sets it on the command line.
+"""`LaunchConfig` has everything that one agent needs to run a job; `FLAGS` sets it on the command line.
 
-A flag with a field has its row in `FLAGS` and its field in `LaunchConfig`, here, and nothing in between:
-`cli.run_command` copies the value. A setting that all nodes must agree on is declared in `core.job_settings`;
-the row of its flag has the `key` of that setting.
+A flag has a row in `FLAGS` and usually a field in `LaunchConfig`. `cli.run_command` copies the value.
+`core.job_settings` declares the settings on which all nodes must agree; the row of such a flag has the `key`
+of its setting.
 
-Making a config has no effects: it creates no directory, sets no variable, and copies the mappings of the
-caller. It does not check what only the launch can know, such as whether the coordinator can be reached.
+Creating a config has no effects: it creates no directory, sets no variable, and copies the mappings of the
+caller. It does not check what only the launch can find out, such as whether the coordinator is reachable.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ class LaunchConfig:
     and are given by keyword:
 
     stop_signal
-        The signal, by name, that asks workers to stop before they are killed.
+        The name of the signal that workers get before SIGKILL.
     capture_stderr
-        Whether the last lines of each worker's stderr are kept for the failure report. Without
-        it workers inherit stderr, and the report does not have these lines.
+        Whether to keep the last lines of each worker's stderr for the failure report. If not, workers
+        inherit stderr, and the report does not have these lines.
     omp_num_threads
-        The `OMP_NUM_THREADS` of the workers; `None` leaves their environment alone.
+        The `OMP_NUM_THREADS` of the workers; `None` does not set it.
     exit_barrier_timeout
         How long a finished node waits for the agents of other nodes.
     preload
-        Modules that each node imports once, in a process that all its workers are forked from. `"auto"`
+        Modules that each node imports once, in a process that then forks all its workers. `"auto"`
         stands for the installed modules that the script, or the function's module, imports at its top
         level. Text is split at its commas.
     worker_store
         Whether the worker of rank 0, not the agent, hosts the workers' store at `MASTER_PORT`.
     metrics_port, metrics_addr
-        Where this node serves Prometheus metrics: any free port for 0, on loopback by default. `None` serves
-        none.
+        Where this node serves Prometheus metrics. Port 0 selects a free port, `None` turns this off; the
+        default address is loopback.
     dashboard_port
-        The port at which the agent of the first node serves the dashboard of the job, on loopback; any free
-        one for 0. `None` serves none.
+        The port at which the agent of the first node serves the dashboard of the job, on loopback. 0 selects
+        a free port, `None` turns this off.
     standalone
-        Whether the job is independent of other machines. A job of one node that names an endpoint and is not
-        standalone has its workers' store at this host's name, as with torchrun.
+        Whether the job is independent of other machines. If it is not, and a job of one node names an
+        endpoint, its workers' store is at this host's name, as with torchrun.
     story
         The file to which this node's agent appends every step, with its cause; `-` for standard error.
         The variable `HOLDFAST_DEBUG` is the default.
@@ -178,7 +178,7 @@ class Flag(Value):
         ]
 
     def default_now(self) -> object:
-        """Return the default. It is text still to be converted if a variable holds it."""
+        """Return the default. If a variable holds it, it is text that is not converted yet."""
         text = os.environ.get(self.variable) if self.from_environment else None
         if text is not None:
             return values.FromEnvironment(text, self.variable)
@@ -249,11 +249,11 @@ FLAGS = (
     ),
     Flag(
         FAILURES, "--stop-signal", "SIGTERM", "NAME",
-        "signal that asks workers to stop (SIGTERM)", values.stop_signal, field="stop_signal",
+        "signal that stops workers before SIGKILL (SIGTERM)", values.stop_signal, field="stop_signal",
     ),
     Flag(
         FAILURES, "--signals-to-handle", DEFAULT_SIGNALS, "NAMES",
-        f"signals to this command that stop the job ({DEFAULT_SIGNALS})",
+        f"signals that stop the job when this command receives them ({DEFAULT_SIGNALS})",
         values.signals, field="signals_to_handle",
     ),
     Flag(
@@ -303,8 +303,8 @@ FLAGS = (
     ),
     Flag(
         OUTPUT, "--event-log-handler", "null", "NAME",
-        "where job events go besides the log directory: console, logging, otel or a plug-in; "
-        "nowhere else for null, jsonl and dynamic_rendezvous (null)", field="event_log_handler",
+        "destination of job events besides the log directory: console, logging, otel or a plug-in; "
+        "null, jsonl and dynamic_rendezvous add none (null)", field="event_log_handler",
     ),
     Flag(
         OUTPUT, "--metrics-port", None, "PORT",
@@ -313,7 +313,7 @@ FLAGS = (
     ),
     Flag(
         OUTPUT, "--metrics-addr", "", "ADDR",
-        "address for --metrics-port; anyone who can reach it can read them (127.0.0.1)",
+        "address for --metrics-port; anyone who can reach it can read the metrics (127.0.0.1)",
         field="metrics_addr",
     ),
     Flag(
@@ -347,12 +347,13 @@ FLAGS = (
     Flag(
         RENDEZVOUS, "--rdzv-endpoint", "", "HOST[:PORT]",
         "address of the coordinator, which the agent on that host runs; or several addresses in order, so "
-        "that a later host can take over (holdfast coordinator --take-over); or the etcd endpoints",
+        "that a later host can take over (holdfast coordinator --take-over); or the etcd endpoints; or the "
+        "shared folder",
     ),
     Flag(
         RENDEZVOUS, "--ha", None, "HOST[:PORT],...",
-        "survive the loss of any machine: these hosts, preferably three, run an etcd for the job; the same "
-        "list on every node (none)",
+        "survive the loss of any machine: these hosts, preferably three, run an etcd for the job; give the "
+        "same list on every node (none)",
     ),
     Flag(
         RENDEZVOUS, "--rdzv-id", "none", "ID",

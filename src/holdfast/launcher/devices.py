@@ -42,13 +42,13 @@ def cpu_count() -> int:
 def gpu_count() -> int:
     """Return how many GPUs workers will see: NVIDIA's, or else what PyTorch counts."""
     if _is_torch_here():
-        return ask_torch("gpu")
-    return nvidia_count() or (ask_torch("gpu") if _signs_of_other_accelerators() else 0)
+        return torch_count("gpu")
+    return nvidia_count() or (torch_count("gpu") if _signs_of_other_accelerators() else 0)
 
 
 def xpu_count() -> int:
     """Return how many Intel GPUs workers will see; only PyTorch knows."""
-    return ask_torch("xpu")
+    return torch_count("xpu")
 
 
 def accelerator_count() -> int:
@@ -58,20 +58,20 @@ def accelerator_count() -> int:
     CPUs.
     """
     if _is_torch_here():
-        return ask_torch("auto")
+        return torch_count("auto")
     found = nvidia_count()
     if found == 0 and (_signs_of_other_accelerators() or has_foreign_backend()):
-        found = ask_torch("auto")
+        found = torch_count("auto")
     return found
 
 
 def named_backend_count(name: str) -> int:
     """Return the devices of an out-of-tree PyTorch backend such as `npu`, 0 if it is unknown."""
-    return ask_torch(name) if has_foreign_backend() else 0
+    return torch_count(name) if has_foreign_backend() else 0
 
 
 def nvidia_count() -> int:
-    """Return how many NVIDIA GPUs there are that `CUDA_VISIBLE_DEVICES` shows to workers."""
+    """Return the number of NVIDIA GPUs that `CUDA_VISIBLE_DEVICES` shows to workers."""
     in_proc = len(_names_in(NVIDIA_PROC))
     in_dev = sum(name.removeprefix("nvidia").isdecimal() for name in _names_in(DEV))
     # A container may hide GPUs in only one of the two places.
@@ -98,7 +98,7 @@ def has_foreign_backend() -> bool:
     return bool(entry_points(group="torch.backends"))
 
 
-def ask_torch(kind: str) -> int:
+def torch_count(kind: str) -> int:
     """Return PyTorch's count of `kind` in the workers' interpreter; 0 without PyTorch."""
     question = _TORCH_QUESTIONS.get(kind) or _TORCH_QUESTION_BY_NAME.format(name=kind)
     if _is_torch_here():
@@ -117,7 +117,7 @@ def ask_torch(kind: str) -> int:
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    # Libraries may print while they are imported: the answer is the last line.
+    # Libraries may print while they are imported, so the count is the last line.
     answer = done.stdout.decode(errors="replace").strip().rpartition("\n")[2]
     return int(answer) if done.returncode == 0 and answer.isdecimal() else 0
 

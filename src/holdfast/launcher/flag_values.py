@@ -28,9 +28,9 @@ RDZV_CONF_RESERVED = frozenset(
 
 LOGS_SPECS_GROUP = "torchrun.logs_specs"
 PRELOAD_AUTO = "auto"
-"""Stands in `preload` for the modules that the workers' program imports first."""
+"""In `preload`, this stands for the modules that the workers' program imports first."""
 WORKERS_MAX = 1 << 16
-"""A typo above this would exhaust the memory before the first worker is refused."""
+"""The limit for `--nproc-per-node`. A typo above it would exhaust the memory before any worker fails."""
 
 _ON = frozenset({"true", "yes", "on"})
 _OFF = frozenset({"false", "no", "off", ""})

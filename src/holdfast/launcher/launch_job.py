@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent.assembly import agent_of
+from holdfast.agent.loop import LoopSettings
 from holdfast.agent.spec import WorkerSpec, run_script_path
 from holdfast.agent.worker_processes import ProcessSettings
 from holdfast.core.values import Value
@@ -33,7 +34,7 @@ from holdfast.side_thread import SideThread
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
-    from typing import Any
+    from typing import Any, TypeVar
 
     from holdfast.agent.loop import AgentLoop
     from holdfast.agent.side_services import HealthServer
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from holdfast.processes.logs.specs import LogsSpecs
     from holdfast.rendezvous.handler import RendezvousHandler
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
+
+    Settings = TypeVar("Settings", bound=Value)
 
 # Hints by the error number.
 OS_ERROR_HINTS = {
@@ -66,7 +69,7 @@ def refusal_behind(problem: Exception) -> EnvironmentProblem | None:
 
 REPORT_FILE = "failure.json"
 REPORT_S = 5.0
-"""Limit for writing it. A file system that hangs does not delay the end of the job further."""
+"""The time limit for writing the report, so that a hanging file system does not delay the end of the job."""
 
 
 class elastic_launch:  # noqa: N801 (TorchElastic's name)
@@ -137,11 +140,11 @@ def cluster_of(launch: Launch) -> AbstractContextManager[object]:
     if Backend.named(launch.config.rdzv_backend) is not Backend.HA:
         return nullcontext()
     from holdfast.etcd.cluster_member import running_member
-    from holdfast.rendezvous.ha_handler import list_of
+    from holdfast.rendezvous.ha_handler import cluster_list_of
     from holdfast.rendezvous.rdzv_conf import parse
 
     params = parameters_of(launch.config, launch.run_id)
-    return running_member(list_of(params), patience_s=parse(params).coordinator_timeout)
+    return running_member(cluster_list_of(params), patience_s=parse(params).coordinator_timeout)
 
 
 def _run(launch: Launch, health_check_server: HealthServer | None) -> dict[int, Any]:
@@ -163,7 +166,7 @@ def _run(launch: Launch, health_check_server: HealthServer | None) -> dict[int, 
         console.notice(str(end))  # This node was a standby and was not needed.
         return {}
     except (OSError, RuntimeError, ImportError) as problem:
-        # The errors of workers are results. This is an error of starting or watching them.
+        # A worker's error is a result. This is an error of starting or supervising workers.
         refused = refusal_behind(problem)
         if refused is None:
             raise
@@ -174,7 +177,7 @@ def _run(launch: Launch, health_check_server: HealthServer | None) -> dict[int, 
         finally:
             observers.end()
         try:
-            if failure is None:  # Also after a signal: only a failure needs its logs.
+            if failure is None:  # Only a failure needs its logs; a signal does not.
                 discard_logs(logs_specs, ran=result is not None)
             elif type(logs_specs) is DefaultLogsSpecs:
                 logs_specs.keep()
@@ -329,23 +332,26 @@ def make_agent(
     if config.omp_num_threads is not None:
         worker_env["OMP_NUM_THREADS"] = str(config.omp_num_threads)
     assert config.shutdown_timeout is not None
-    settings = ProcessSettings(
-        launch.logs_specs,
-        start_method=config.start_method,
-        log_line_prefix_template=config.log_line_prefix_template,
+    settings = settings_of(
+        ProcessSettings,
+        config,
+        logs_specs=launch.logs_specs,
         stop_signal=parse_signal(config.stop_signal, flag="--stop-signal"),
-        capture_stderr=config.capture_stderr,
         worker_env=worker_env,
         preload=preload_of(config, launch.entrypoint, launch.args),
     )
     return agent_of(
         spec,
         settings,
-        exit_barrier_s=config.exit_barrier_timeout,
-        shutdown_s=config.shutdown_timeout,
+        loop=settings_of(LoopSettings, config),
         health_server=health_check_server,
-        signals_to_handle=config.signals_to_handle,
     )
+
+
+def settings_of(kind: type[Settings], config: LaunchConfig, **computed: Any) -> Settings:
+    """Return settings of the agent: the fields of `config` with the same names, and `computed` ones."""
+    names = (name for name in kind.__match_args__ if name not in computed)
+    return kind(**computed, **{name: getattr(config, name) for name in names})
 
 
 def preload_of(
@@ -399,7 +405,7 @@ def failure_of(launch: Launch, result: RunResult, machine: Supervision) -> Excep
 def write_report(error: ChildFailedError, path: str, launch: Launch, generation: int) -> None:
     """Write the failure as JSON beside the logs.
 
-    A full disk must not hide the failure; nor must a module of the user's that shadows one of ours.
+    Neither a full disk nor a user's module that shadows one of ours may hide the failure.
     """
     try:
         from holdfast.processes.failures import failure_report  # It needs msgspec.

@@ -9,14 +9,14 @@ An import counts if a worker certainly or probably runs it: a statement of the m
 imports inside a function or a class do not count. Below `if __name__ == "__main__"` an import counts if the
 source is a worker's program, not if it is the module of a function.
 
-A script that sets a variable which modules read at import (`HF_HOME`, `OMP_NUM_THREADS`, `TORCH_LOGS`, ...)
-sets it for the imports that follow. Of these, only modules of the standard library are preloaded: any other
-may import the module that reads the variable.
+A script may set a variable that modules read at import (`HF_HOME`, `OMP_NUM_THREADS`, `TORCH_LOGS`, ...). Of
+the imports that follow, `auto` preloads only modules of the standard library, because any other module may
+import the one that reads the variable.
 
 A module is installed if the directory where Python finds it first has the standard library or is named
 `site-packages` (`dist-packages` on Debian). Everything else (beside the script, in the working directory,
 on PYTHONPATH, an editable install) is under development: it may change between two starts of the workers,
-and may read at import which worker it is in.
+and may read its worker's rank at import.
 """
 
 from __future__ import annotations
@@ -244,10 +244,10 @@ def installed_among(
     return list(names)
 
 
-# torch imports this, which takes as long as torch itself, when the first optimizer is made.
+# torch imports this when the script creates the first optimizer. It takes as long as importing torch.
 LATE_IMPORT, OF_TORCH, ITS_WORD = "torch._dynamo", "torch", b"optim"
 
-# A script is a few kilobytes. More than this was generated, and would take seconds to parse.
+# A script has a few kilobytes. A larger source was generated, and would take seconds to parse.
 SOURCE_BYTES_MAX = 4 << 20
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.core.job_settings import JobSettings
     from holdfast.core.protocol import NodeInfo, Request
     from holdfast.core.session import SessionTimeouts
-    from holdfast.membership.session_driver import SessionDriver
+    from holdfast.membership.threaded import SessionDriver
     from holdfast.net.addresses import Address
     from holdfast.net.tls import TlsFiles, TlsToken
     from holdfast.wire.messages import NodeReport, StoreCall, StoreResult, Watch

@@ -1,6 +1,7 @@
-"""CPU binding: workers on CPUs near their GPUs, according to `AffinityMode` and `NumaOptions`.
+"""CPU binding of workers to CPUs near their GPUs, according to `AffinityMode` and `NumaOptions`.
 
-The names load on first use: every agent needs `visible_devices`, few need `dataclasses`, which takes a megabyte.
+The names are imported on first use: every agent needs `visible_devices`, but few need `dataclasses`, which takes a
+megabyte.
 """
 
 from __future__ import annotations

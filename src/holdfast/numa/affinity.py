@@ -1,4 +1,4 @@
-"""Which CPUs a worker is bound to, given the CPUs and the GPUs of the machine.
+"""Selects the CPUs that a worker is bound to, given the CPUs and the GPUs of the machine.
 
 A worker's GPU is the one whose number is the worker's local rank; its CPUs are near that GPU. CPUs that the agent
 may not use are ignored.
@@ -38,7 +38,7 @@ class NumaNode(Value):
 
 
 class Machine(Value):
-    """The input of the decision. `gpus` has the NUMA node of each GPU, by its number."""
+    """The input of the selection. `gpus` has the NUMA node of each GPU, by its number."""
 
     nodes: tuple[NumaNode, ...]
     gpus: tuple[int, ...]
@@ -71,7 +71,7 @@ def cpus_of(machine: Machine, mode: str, gpu: int, allowed: Iterable[int]) -> li
 
 
 def _allowed_part(machine: Machine, allowed: frozenset[int]) -> dict[int, tuple[Cpu, ...]]:
-    """Return the usable CPUs of each node, the lowest first; nodes without any are left out."""
+    """Return the usable CPUs of each node, the lowest first; nodes without usable CPUs are omitted."""
     usable = {
         node.number: tuple(
             sorted((cpu for cpu in node.cpus if cpu.number in allowed), key=lambda cpu: cpu.number)
@@ -91,7 +91,7 @@ def _on_socket(
 
 
 def _own_cores(near: tuple[Cpu, ...], node: int, position: int, sharers: int) -> tuple[Cpu, ...]:
-    """Divide the node's cores among its GPUs, in order; the first ones get the remainder."""
+    """Divide the node's cores among its GPUs, in order; the first GPUs get the remainder."""
     cores = _grouped(near, lambda cpu: cpu.core)
     each, over = divmod(len(cores), sharers)
     if each == 0:
@@ -121,7 +121,7 @@ def _grouped(cpus: Iterable[Cpu], key: Callable[[Cpu], int]) -> dict[int, list[C
 
 
 def parse_ranges(text: str) -> list[int]:
-    """Return the numbers that the kernel means by `0-3,8,10-11`; none for an empty text."""
+    """Parse the kernel's format, such as `0-3,8,10-11`; an empty text has no numbers."""
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -131,7 +131,7 @@ def parse_ranges(text: str) -> list[int]:
 
 
 def format_ranges(numbers: Iterable[int]) -> str:
-    """Return numbers as the kernel writes them: `0-3,8,10-11`."""
+    """Return numbers in the kernel's format, such as `0-3,8,10-11`."""
     parts: list[list[int]] = []
     for number in sorted(set(numbers)):
         if parts and parts[-1][-1] == number - 1:

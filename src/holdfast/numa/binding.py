@@ -1,8 +1,8 @@
-"""`NumaOptions`: how to bind workers to CPUs near their GPUs, and the resulting CPUs on this machine.
+"""`NumaOptions`, which say how to bind workers to CPUs near their GPUs, and the resulting CPUs on this machine.
 
-This module decides. The worker's process binds itself before its program starts, so all its threads and children
-are bound and the agent never is. It sets no memory policy: the kernel allocates memory near the CPU that
-first uses it.
+This module only selects the CPUs. The worker's process binds itself before its program starts, so all its threads
+and children are bound, and the agent is not. There is no memory policy: the kernel allocates memory near the CPU
+that first uses it.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 __all__ = ["AffinityMode", "NumaOptions"]
 
 ROOT = "/"
-"""Where the kernel's file systems are mounted."""
+"""The folder in which the kernel's file systems are mounted."""
 
-_logged: set[str] = set()  # A restart need not log them again.
+_logged: set[str] = set()  # Messages that a restart does not log again.
 
 
 class AffinityMode(str, Enum):  # noqa: UP042 (StrEnum's text differs from PyTorch's)
     """Which CPUs a worker gets, relative to the GPU whose number is its local rank."""
 
     NODE = "node"
-    """All of the GPU's NUMA node."""
+    """All CPUs of the GPU's NUMA node."""
     SOCKET = "socket"
-    """All of the socket of this NUMA node."""
+    """All CPUs of the socket of this NUMA node."""
     EXCLUSIVE = "exclusive"
     """Cores of the NUMA node that no other GPU's worker gets."""
     CORE_COMPLEX = "core-complex"
-    """Cores of the NUMA node that share one cache, another one for each GPU if there are enough."""
+    """Cores of the NUMA node that share one cache; each GPU has another cache if there are enough."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ def cpus_of_workers(
 ) -> dict[int, list[int]]:
     """Return the CPUs of each worker by local rank; empty without binding.
 
-    `options` are `NumaOptions`, PyTorch's or Holdfast's, or None. `root` is where the file system of the machine is
-    mounted.
+    `options` are PyTorch's or Holdfast's `NumaOptions`, or None. `root` is the folder in which the file system of the
+    machine is mounted.
     """
     if options is None:
         return {}
@@ -75,12 +75,12 @@ def cpus_of_workers(
             return {}
         raise EnvironmentProblem(
             f"--numa-binding {mode}: {why}",
-            hint="leave --numa-binding out, or NumaOptions, to start workers unbound",
+            hint="remove --numa-binding, or NumaOptions, to start workers unbound",
         ) from problem
 
 
 def mode_of(options: object) -> str:
-    """Return the mode that options name, or raise."""
+    """Return the mode of these options, or raise `UsageError`."""
     chosen = getattr(options, "affinity_mode", options)
     mode = getattr(chosen, "value", chosen)
     if mode not in affinity.MODES:
@@ -142,7 +142,7 @@ def _log_once(text: str, level: int = console.NOTICE) -> None:
 class OnCpus:
     """Bind the processes that this thread starts inside the context to these CPUs, if any.
 
-    The thread itself is bound too meanwhile; other threads of this process are not.
+    Inside the context the thread itself is bound too; other threads of this process are not.
     """
 
     def __init__(self, cpus: Iterable[int]) -> None:

@@ -1,9 +1,9 @@
 """This machine's CPUs, NUMA nodes and GPUs, read from the kernel's file system.
 
-A missing file is no failure: what the kernel does not report is None or absent in the result, and only a decision
-that needs it raises. No vendor library is used. NVIDIA's driver lists its cards in `/proc`, AMD's in
-`/sys/class/kfd` in HIP's order; otherwise the PCI bus is read. CUDA orders cards from fast to slow by its
-own rule, and those of one model by PCI address. Only CUDA knows the order of mixed models, unless
+A missing file is not an error: a value that the kernel does not report is None or absent in the result, and only a
+selection that needs it raises. No vendor library is used. NVIDIA's driver lists its cards in `/proc`; AMD's lists
+them in `/sys/class/kfd`, in HIP's order; otherwise this module reads the PCI bus. CUDA orders cards from fast to slow
+by its own rule, and cards of one model by PCI address. So the order of mixed models is unknown, unless
 `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
 """
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 NODES = "sys/devices/system/node"
 CPUS = "sys/devices/system/cpu"
 PCI_DEVICES = "sys/bus/pci/devices"
-# Instruction caches do not show what CPUs share.
+# Instruction caches are ignored: they do not show which CPUs share data.
 CACHES_OF_DATA = ("Data", "Unified")
 
 
 def read_machine(root: str, gpu_addresses: Iterable[str]) -> Machine:
-    """Return the machine whose file system begins at `root`, with these GPUs by PCI address."""
+    """Return the machine whose file system is mounted at `root`, with the GPUs at these PCI addresses."""
     nodes = tuple(
         NumaNode(number, tuple(_cpus(root, _numbers(root, NODES, f"node{number}", "cpulist"))))
         for number in numbered(os.path.join(root, NODES), "node")
@@ -74,7 +74,7 @@ def _sharing_last_cache(root: str, cpu: int) -> list[int]:
 
 
 def numbered(folder: str, word: str) -> list[int]:
-    """Return the numbers of the entries named by this word and a number."""
+    """Return the numbers of the entries whose names are this word and a number."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -104,7 +104,7 @@ GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 
 
 class Gpu(Value):
-    """One card. `unique` is its UUID in lists of visible devices, empty if not known."""
+    """One card. `unique` is its UUID in lists of visible devices, empty if unknown."""
 
     address: str
     unique: str
@@ -116,7 +116,7 @@ class Gpus(Value):
 
     cards: tuple[Gpu, ...]
     models: tuple[str, ...] = ()
-    """The models of all cards, if their order is not known."""
+    """The models of all cards, if the order of the cards is unknown."""
 
 
 def read_gpus(root: str, env: Mapping[str, str]) -> Gpus:

@@ -1,6 +1,6 @@
 """The variables that restrict a process to some of the machine's accelerators.
 
-A list is read as CUDA reads it: up to the first entry that names no device.
+A list is parsed as CUDA parses it: up to the first entry that names no device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ALWAYS = "CUDA_VISIBLE_DEVICES"
 """Selects a worker's one device for CUDA, and for HIP, which reads it too."""
 
 IF_SET = (
-    "HIP_VISIBLE_DEVICES",  # AMD; counts before CUDA's.
+    "HIP_VISIBLE_DEVICES",  # AMD; takes precedence over CUDA's.
     "ZE_AFFINITY_MASK",  # Intel
     "ASCEND_RT_VISIBLE_DEVICES",  # Huawei
     "MLU_VISIBLE_DEVICES",  # Cambricon
@@ -28,16 +28,16 @@ IF_SET = (
 
 
 def one_device_each(inherited: Mapping[str, str], local_rank: int) -> dict[str, str]:
-    """Return the variables that give a worker one device, out of those that its agent sees.
+    """Return the variables that give a worker one of the devices that its agent sees.
 
-    `ROCR_VISIBLE_DEVICES` is left as it is: HIP's numbers count within what that one shows.
+    `ROCR_VISIBLE_DEVICES` is unchanged: HIP numbers the devices that it shows.
     """
     shown = {ALWAYS: _own_entry(ALWAYS, inherited.get(ALWAYS), local_rank)}
     for name in IF_SET:
         if inherited.get(name):
             shown[name] = _own_entry(name, inherited[name], local_rank)
     if ALWAYS not in inherited and IF_SET[0] in shown:
-        # HIP takes the one or the other; a program that takes both must see the same device.
+        # HIP reads one or the other; a program that reads both must see the same device.
         shown[ALWAYS] = shown[IF_SET[0]]
     return shown
 
@@ -55,10 +55,9 @@ def _own_entry(name: str, visible: str | None, local_rank: int) -> str:
 
 
 def visible_numbers(visible: str, names: Sequence[str]) -> list[int]:
-    """Return the numbers of the devices that a list shows, in its order.
+    """Return the numbers of the devices in a list, in the order of the list.
 
-    `names` has the unique name of each device, empty where it is not known; an entry may be the
-    beginning of one, if it is of no other.
+    `names` has the unique name of each device, empty if it is unknown. An entry may be a unique prefix of a name.
     """
     shown: list[int] = []
     for entry in visible.split(","):

@@ -1,7 +1,7 @@
 """Observing a run: lifecycle events, and the events, metrics and health checks derived from them.
 
-Every start checks whether the program configured a handler, without importing anything: a program that
-configured one has imported the module that received it.
+The functions here check at every start whether the program configured a handler. They import nothing: a program
+that configured a handler has imported the module with the configuration.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Calls a handler in its own thread, so that it cannot do damage by raising or blocking.
+"""Calls a handler in its own thread, so that it can neither fail nor block the agent.
 
-For handlers of the program and of plug-ins. Events (or metrics) are queued; their source never waits. Limits:
+This is for handlers of the program and of plug-ins. Events (or metrics) are queued; their source never waits. Limits:
 
 - `QUEUED_MAX` events may be queued; further events are dropped and counted.
 - A call that lasts longer than `CALL_S_MAX` drops the handler and its queue. The thread that is stuck in the call
   ends with the process.
 
-A fork waits for a call in progress, for at most `FORK_S`, and no call starts meanwhile. Otherwise a forked worker
-could inherit a lock that the handler held, such as that of standard output, forever.
+A fork waits for a call in progress, for at most `FORK_S`, and no call starts during a fork. Otherwise a forked worker
+could inherit a lock that the handler holds, such as that of standard output, and nothing would ever release it.
 
-The thread is a daemon: `close` the handler before the process exits, or queued events are lost. Python's own exit
-does that; `os._exit` does not.
+The thread is a daemon: `close` the handler before the process exits, or queued events are lost. Python closes it at
+a regular exit, but not at `os._exit`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CHECK_AGAIN_S = 0.001
 CLOSE_S = 5.0
 """How long the end of a process waits for queued events."""
 FORK_S = 1.0
-"""How long a fork waits for a call in progress; for one that is stuck, only once."""
+"""How long a fork waits for a call in progress; for the same call, only once."""
 
 _all: WeakSet[BackgroundHandler] = WeakSet()
 
@@ -67,10 +67,10 @@ class BackgroundHandler(SafeHandler):
         self._changed = threading.Condition()
         self._queue: deque[Event | Line] = deque()
         self._thread: threading.Thread | None = None
-        self._in_call_since: float | None = None
-        self._waited_for: float | None = None  # The call for which a flush timed out.
+        self._call_began: float | None = None
+        self._abandoned_call: float | None = None  # The call for which a flush timed out.
         self._calling = threading.Lock()  # Held during a call, and during a fork.
-        self._is_paused = False
+        self._is_blocked = False
         self._is_recording = False
         self._flushes_wanted = self._flushes_done = 0
         self._is_closing = False
@@ -99,16 +99,16 @@ class BackgroundHandler(SafeHandler):
         if self._pid != os.getpid():
             return  # The process that recorded events delivers them.
         if self._is_called_by_handler():
-            return  # It would wait for itself.
+            return  # Otherwise the thread would wait for itself.
         with self._changed:
             if self._thread is not None:
                 self._flushes_wanted += 1
                 self._changed.notify_all()
             wanted = (
                 self._flushes_wanted
-            )  # A flush in progress may not include the events queued now.
+            )  # A flush in progress may not cover the events queued now.
             if not self._wait_until(lambda: self._flushes_done >= wanted, limit_s):
-                self._waited_for = self._in_call_since
+                self._abandoned_call = self._call_began
                 self.warn(f"{self.subject} {self._pending(limit_s)}")
             self.report_missed()
         self._print_warnings()
@@ -126,10 +126,10 @@ class BackgroundHandler(SafeHandler):
             self._changed.notify_all()
             if self._is_called_by_handler():
                 return  # The thread ends after it has delivered the queued events.
-            if self._in_call_since is not None and self._in_call_since == self._waited_for:
-                patience_s = 0.0  # The end of the job has waited for this call already.
+            if self._call_began is not None and self._call_began == self._abandoned_call:
+                patience_s = 0.0  # The end of the job has already waited for this call.
             if not self._wait_until(lambda: self._thread is None, patience_s):
-                self._give_up(f"has not taken all {self.item}s after {limit_s:g} s")
+                self._drop_handler(f"has not accepted all {self.item}s after {limit_s:g} s")
         if thread is not None and self._thread is None:
             thread.join(limit_s)
         atexit.unregister(self.close)
@@ -147,7 +147,7 @@ class BackgroundHandler(SafeHandler):
         if not count:
             return f"has not sent all {self.item}s after {limit_s:g} s"
         what = f"1 {self.item}" if count == 1 else f"{count} {self.item}s"
-        return f"still has {what} to take after {limit_s:g} s"
+        return f"has not accepted {what} after {limit_s:g} s"
 
     def _is_called_by_handler(self) -> bool:
         return self._thread is threading.current_thread()
@@ -158,7 +158,7 @@ class BackgroundHandler(SafeHandler):
             super().miss(count)
 
     def warn(self, line: str) -> None:
-        """Keep a warning until no lock is held: printing it may be slow."""
+        """Queue a warning until no lock is held, because printing it may be slow."""
         self._warnings.append(line)
 
     def _print_warnings(self) -> None:
@@ -166,7 +166,7 @@ class BackgroundHandler(SafeHandler):
             try:
                 line = self._warnings.popleft()
             except IndexError:
-                break  # Another thread was faster.
+                break  # Another thread has printed it.
             super().warn(line)
 
     def _warn_full(self) -> None:
@@ -185,32 +185,32 @@ class BackgroundHandler(SafeHandler):
         try:
             thread.start()
         except RuntimeError as problem:  # The machine's limit, or interpreter shutdown.
-            self._give_up(f"cannot start a thread ({problem})")
+            self._drop_handler(f"cannot start a thread ({problem})")
             return
         self._thread = thread
         atexit.register(self.close)
 
     def _wait_until(self, condition: Callable[[], bool], limit_s: float) -> bool:
-        """Wait for a condition or until the handler is dropped; False if that takes too long."""
+        """Wait for a condition or until the handler is dropped; return False on timeout."""
         deadline = time.monotonic() + limit_s
         while not condition():
             self._drop_if_stuck()
             until = deadline - time.monotonic()
             if self.is_dropped or until <= 0:
                 return self.is_dropped
-            if self._in_call_since is not None:
-                stuck = self._in_call_since + self._call_s_max - time.monotonic()
+            if self._call_began is not None:
+                stuck = self._call_began + self._call_s_max - time.monotonic()
                 until = min(until, max(stuck, CHECK_AGAIN_S))
             self._changed.wait(until)
         return True
 
     def _drop_if_stuck(self) -> None:
-        since = self._in_call_since
+        since = self._call_began
         if since is not None and time.monotonic() - since > self._call_s_max:
             limit = f"{self._call_s_max:g} s"
-            self._give_up(f"has been busy with one {self.item} for more than {limit}")
+            self._drop_handler(f"has been busy with one {self.item} for more than {limit}")
 
-    def _give_up(self, why: str) -> None:
+    def _drop_handler(self, why: str) -> None:
         if self.is_dropped:
             return
         self.drop(why)
@@ -220,20 +220,20 @@ class BackgroundHandler(SafeHandler):
 
     # Around a fork.
 
-    def pause(self, limit_s: float) -> None:
-        """Wait, for a limited time, until no call is in progress, and prevent new ones."""
-        call = self._in_call_since
-        if self._is_called_by_handler() or (call is not None and call == self._waited_for):
+    def block_calls(self, limit_s: float) -> None:
+        """Wait up to `limit_s` until no call is in progress, and prevent new ones."""
+        call = self._call_began
+        if self._is_called_by_handler() or (call is not None and call == self._abandoned_call):
             return
         if self._calling.acquire(timeout=limit_s):
-            self._is_paused = True
+            self._is_blocked = True
         else:
-            self._waited_for = call
+            self._abandoned_call = call
 
-    def resume(self) -> None:
+    def allow_calls(self) -> None:
         """Allow calls again."""
-        if self._is_paused:
-            self._is_paused = False
+        if self._is_blocked:
+            self._is_blocked = False
             self._calling.release()
 
     # In the thread.
@@ -250,14 +250,14 @@ class BackgroundHandler(SafeHandler):
                 event = self._queue.popleft() if self._queue else None
                 self._is_recording = event is not None
                 flushes = self._flushes_wanted
-                self._in_call_since = time.monotonic()
+                self._call_began = time.monotonic()
             with self._calling:
                 self._call_handler(event)
                 if os.getpid() != pid:
                     os._exit(1)  # The handler has forked, and the child did not exit.
             self._print_warnings()
             with self._changed:
-                self._in_call_since = None
+                self._call_began = None
                 self._is_recording = False
                 if event is None:
                     self._flushes_done = flushes
@@ -277,7 +277,7 @@ class BackgroundHandler(SafeHandler):
                 SafeHandler.record(self, event)
             else:
                 self.call("close" if self._is_closing else "flush")
-        except BaseException as problem:  # noqa: BLE001 (a thread that ends is waited for in vain)
+        except BaseException as problem:  # noqa: BLE001 (other threads wait for this one)
             self.miss(int(event is not None))
             self.add(problem)
 
@@ -288,12 +288,12 @@ class BackgroundHandler(SafeHandler):
 def _before_fork() -> None:
     deadline = time.monotonic() + FORK_S
     for one in [*_all]:
-        one.pause(max(0.0, deadline - time.monotonic()))
+        one.block_calls(max(0.0, deadline - time.monotonic()))
 
 
 def _after_fork() -> None:
     for one in [*_all]:
-        one.resume()
+        one.allow_calls()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)

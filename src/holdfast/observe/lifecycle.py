@@ -1,8 +1,8 @@
-"""Lifecycle events: what an agent reports about a run, and the fan-out to observers.
+"""Lifecycle events, which an agent reports about a run, and their fan-out to observers.
 
-Events, metrics and health checks derive from these only. An observer is a callable that receives every lifecycle
-event as it happens, in the agent's thread, and must not block. It cannot affect the run: its failures are
-contained (`safe_handler`).
+Events, metrics and health checks derive only from lifecycle events. An observer is a callable that receives every
+lifecycle event as it happens, in the agent's thread, and must not block. It cannot affect the run: its exceptions
+are caught (`safe_handler`).
 
 `at` is this host's monotonic clock; `wall` is the time of day, for display.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FAILURES_MAX = 64
 """How many failures of one node and generation are described; the rest are consequences."""
 TEXT_CHARS_MAX = 16_000
-"""The limit for each traceback, message and end of stderr; a quarter of it for all but the first failure."""
+"""The limit for each traceback, message and end of stderr of the first failure; for the others, a quarter of it."""
 
 
 class WorkerInfo(Value):
@@ -104,9 +104,9 @@ class GenerationStarted(LifecycleEvent):
     workers: tuple[WorkerInfo, ...]
     world_size: int = 0
     fence: int = 0
-    """The same on all nodes of a generation; 0 without a shared count."""
+    """The fence of the generation, the same on all its nodes; 0 if the nodes share no count."""
     why: str = ""
-    """Why the coordinator started it; empty without one."""
+    """Why the coordinator started it; empty without a coordinator."""
     log_dir: str = ""
     """The folder of its workers' logs and error files, if any."""
     members: tuple[str, ...] = ()
@@ -158,7 +158,7 @@ class GenerationStopping(LifecycleEvent):
     generation: int
     reason: StopReason
     detail: str = ""
-    """The problem with the workers, unless it is the exit of one."""
+    """The problem with the workers, unless a worker exited."""
 
 
 class WorkerFailure(Value):
@@ -189,7 +189,7 @@ class GenerationStopped(LifecycleEvent):
 class WorkersFailed(LifecycleEvent):
     """The known reasons why workers of an ended generation failed.
 
-    The agent collects them when that delays nothing: once the next generation has started, the run is over, or
+    The agent collects them when that delays nothing: once the next generation has started, the run has ended, or
     some time has passed.
     """
 
@@ -225,7 +225,7 @@ class RunEnded(LifecycleEvent):
     outcomes: tuple[WorkerOutcome, ...] = ()
     error: str = ""
     workers_recorded: bool = False
-    """Whether a hook of the agent has recorded how the workers ended."""
+    """Whether a hook of the agent has recorded the outcome of the workers."""
     cut_short: str = ""
     """If the agent raised: `stopped` by a signal or an operator, an unused `standby`, or an `error`."""
 
@@ -252,13 +252,13 @@ class Requested(LifecycleEvent):
 
 
 class CustomEvent(LifecycleEvent):
-    """An `Event` that a subclass of an agent records besides those made of lifecycle events."""
+    """An `Event` that a subclass of an agent records in addition to those derived from lifecycle events."""
 
     event: object
 
 
 class Observers:
-    """Fans lifecycle events out to observers; an observer's failure is contained."""
+    """Sends lifecycle events to observers, and catches their exceptions."""
 
     recorded = False
     """Whether a launcher keeps the records of events and metrics, so that the agent need not."""
@@ -267,7 +267,7 @@ class Observers:
 
     def __init__(self) -> None:
         self._each: list[Observer] = []
-        self._faults: dict[int, Faults] = {}  # By id, of those that have failed.
+        self._faults: dict[int, Faults] = {}  # By the observer's id, if it has failed.
 
     def __bool__(self) -> bool:
         return bool(self._each)

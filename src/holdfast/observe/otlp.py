@@ -1,9 +1,9 @@
-"""Sends by OTLP, with one warning while the collector is unreachable.
+"""Sends over OTLP, with a single warning while the collector is unreachable.
 
 OpenTelemetry's exporters log each failed attempt, which a program without its own logging prints again and again.
-`OneLineExporter` captures those lines, extracts the reason, and prints it once, with the address, until an
-attempt succeeds and fails again. It captures only the log of threads that send for Holdfast: a program that
-uses OpenTelemetry itself sees its own errors as usual.
+`OneLineExporter` captures those lines, extracts the reason, and prints it once, with the address. After a success it
+reports the next failure again. It captures only the log of threads that send for Holdfast: a program that uses
+OpenTelemetry itself sees its own errors as usual.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from holdfast import console
 EXPORT_S = 4.0
 """How long one attempt to reach the collector may last, retries included.
 
-Shorter than the wait at the end of a job, so that there is time to report the failure."""
+This is shorter than the wait at the end of a job, so that there is time to report the failure."""
 CAPTURED_MAX = 4
 """How many of the library's lines are kept for each attempt; the first contains the reason."""
 CAUSES_MAX = 10
-"""How far the chain from an exception to its first cause is followed."""
+"""How many causes of an exception are followed to find the first."""
 
 # Other loggers that are active while an exporter sends.
 ALSO_CAPTURED = ("opentelemetry.exporter.otlp.proto.common._internal", "urllib3.connectionpool")
@@ -35,9 +35,9 @@ _sending = threading.local()
 
 
 class OneLineExporter:
-    """Sends with an exporter of OpenTelemetry's; `what` is `events` or `metrics`.
+    """Sends with one of OpenTelemetry's exporters; `what` is `events` or `metrics`.
 
-    To a batch processor it is an exporter itself. It never raises.
+    A batch processor can use it as an exporter. It never raises.
     """
 
     def __init__(self, exporter: Any, what: str) -> None:
@@ -55,7 +55,7 @@ class OneLineExporter:
         with _CaptureLogs() as captured:
             try:
                 taken = bool(self._exporter.export(batch, **options).name == "SUCCESS")
-            except Exception as problem:  # noqa: BLE001 (whatever it is, the job goes on)
+            except Exception as problem:  # noqa: BLE001 (the job continues)
                 taken, why = False, console.describe(problem)
         if taken:
             self._warned = False
@@ -98,7 +98,7 @@ class _CaptureFilter(logging.Filter):
 
 
 def _reason(captured: list[logging.LogRecord]) -> str:
-    """Return why it failed: the first cause of an exception, or what was logged first."""
+    """Return why it failed: the first cause of an exception, or the first message."""
     for record in captured:
         for one in record.args if isinstance(record.args, tuple) else ():
             if isinstance(one, BaseException):
@@ -116,7 +116,7 @@ def _first_cause(problem: BaseException) -> BaseException:
 
 
 def _address(exporter: Any) -> str:
-    """Return the address an exporter sends to, without a password in it."""
+    """Return the address that an exporter sends to, without its password."""
     address = str(getattr(exporter, "_endpoint", ""))
     try:
         secret, at, _ = urlsplit(address).netloc.rpartition("@")
@@ -135,7 +135,7 @@ def resource() -> Any:
 
 
 def sendable(value: object) -> str | int | float | bool:
-    """Return a value that can be sent; one that cannot would spoil its whole batch."""
+    """Return a value that can be sent; an invalid one would make its whole batch fail."""
     if isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) <= INT_MAX):
         return value
     text = str.__str__(value) if isinstance(value, str) else str(value)

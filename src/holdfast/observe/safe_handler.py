@@ -1,4 +1,4 @@
-"""The guard around handlers and observers: it contains their failures.
+"""The guard around handlers and observers, which catches their exceptions.
 
 The first failure of a handler is reported; a handler that raises `FAULTS_MAX` times in a row is dropped. `Faults`
 counts failures for every kind of handler. `SafeHandler` calls Holdfast's own event handlers in the thread
@@ -22,7 +22,7 @@ FAULTS_MAX = 3
 
 
 class Faults:
-    """The failures of one handler; `subject` is its name in messages, `item` what it gets."""
+    """The failures of one handler; `subject` is its name in messages, `item` the name of what it receives."""
 
     def __init__(self, subject: str, item: str) -> None:
         self.subject = subject
@@ -41,14 +41,14 @@ class Faults:
             self.drop(f"failed {FAULTS_MAX} times in a row")
 
     def reset(self) -> None:
-        """Note that the handler has not failed this time."""
+        """Reset the count of consecutive failures, after a success."""
         self._in_a_row = 0
 
     def drop(self, why: str) -> None:
         """Drop the handler."""
         if not self.is_dropped:
             self.is_dropped = True
-            self.warn(f"{self.subject} {why}; it gets no more {self.item}s")
+            self.warn(f"{self.subject} {why}; it receives no more {self.item}s")
 
     def warn(self, line: str) -> None:
         """Print a warning."""
@@ -56,7 +56,7 @@ class Faults:
 
 
 class SafeHandler(Faults):
-    """Calls an event handler, and contains its failures."""
+    """Calls an event handler, and catches its exceptions."""
 
     def __init__(self, handler: EventHandler, name: str, item: str = "event") -> None:
         super().__init__(f"the {item} handler {name}", item)
@@ -65,7 +65,7 @@ class SafeHandler(Faults):
         self._missed = 0
 
     def record(self, event: Event | Line) -> None:
-        """Give the handler an event, unless it has been dropped."""
+        """Pass an event to the handler, unless the handler has been dropped."""
         if self.is_dropped:
             self.miss()
             return

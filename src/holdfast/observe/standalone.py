@@ -1,4 +1,4 @@
-"""The records of an agent without a launcher, which a program created itself.
+"""The events and metrics of an agent that a program created itself, without a launcher.
 
 Events go to the handler that the program configured and to the one that the `WorkerSpec` names, metrics to the
 handlers that the program configured. Without handlers nothing is imported.
@@ -34,7 +34,7 @@ class StandaloneRecords:
         self._recorders: list[Observer] = []
 
     def begin(self) -> None:
-        """Find the handlers for a starting run; raise `UsageError` for an unknown name."""
+        """Find the handlers for a new run; raise `UsageError` for an unknown name."""
         self._events = self._rendezvous = self._metrics = None
         self._recorders = []
         if self._handler != NO_EVENTS or events_wanted(NO_EVENTS):
@@ -63,14 +63,14 @@ class StandaloneRecords:
             recorder(event)
 
     def end(self) -> None:
-        """Wait, for a limited time, until the handlers have what was recorded."""
+        """Wait, for a limited time, until the handlers have received all records."""
         for one in (self._events, self._rendezvous, self._metrics):
             if one is not None:
                 one.close()
 
 
 def records_wanted(event_log_handler: str) -> bool:
-    """Whether any handler gets records."""
+    """Whether there is a handler for events or metrics."""
     return (
         event_log_handler != NO_EVENTS
         or events_wanted(NO_EVENTS)

@@ -1,12 +1,12 @@
 """The timeline of a job in its log directory, the input of `holdfast report`.
 
-`TimelineRecorder` is an observer that writes lifecycle events as lines of JSON, one file for each
-node, `timeline-<host>-<pid>.jsonl`. A line has the kind of the event and its fields, so the fold of a
-timeline is the fold of the events (`control.history`). docs/reference/log-directory.md has the keys;
-`views.report.records` reads them.
+`TimelineRecorder` is an observer that writes lifecycle events as lines of JSON, in one file for each node,
+`timeline-<host>-<pid>.jsonl`. A line has the kind of the event and its fields, so `control.history` folds a
+timeline in the same way as the events. docs/reference/log-directory.md lists the keys; `views.report.records` reads
+them.
 
-Times (`at`) are seconds of the host's monotonic clock. The line `run` also has the time of day, so setting the
-clock does not matter.
+Times (`at`) are seconds of the host's monotonic clock, so setting the clock has no effect. The line `run` also has
+the time of day.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Line:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value for JSON, without lone surrogates, which readers reject."""
+    """Return a value that JSON can represent, without lone surrogates, which readers reject."""
     match value:
         case float():
             return round(value, 6)
@@ -72,11 +72,11 @@ KINDS: dict[type[lifecycle.LifecycleEvent], str] = {
     lifecycle.RunEnded: "end",
 }
 UNRECORDED = ("outcomes",)
-"""Contents of error files: `failures` has what matters of them."""
+"""Fields that are not written: `failures` has the relevant parts of error files."""
 
 
 class TimelineRecorder:
-    """An observer that turns lifecycle events into lines; `record` gets each."""
+    """An observer that converts lifecycle events to lines; `record` receives each."""
 
     name = "the recorder of the timeline"
 
@@ -99,7 +99,7 @@ def _host() -> dict[str, Any]:
         "name": host.nodename,
         "boot": boot_id(),
         "pid": os.getpid(),
-        "born": born(os.getpid()),
+        "born": process_start_time(os.getpid()),
         "holdfast": sys.modules["holdfast"].__version__,
         "python": ".".join(map(str, sys.version_info[:3])),
         "system": f"{host.sysname} {host.release} {host.machine}",
@@ -107,8 +107,8 @@ def _host() -> dict[str, Any]:
     }
 
 
-def born(pid: int) -> str:
-    """Return the kernel's start time of a process; empty without a process."""
+def process_start_time(pid: int) -> str:
+    """Return the kernel's start time of a process; empty if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read(4096).rpartition(b")")[2].split()[19].decode()

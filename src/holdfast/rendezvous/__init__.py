@@ -1,1 +1,1 @@
-"""How the nodes of a job meet."""
+"""The rendezvous handlers, through which the nodes of a job form rounds."""

@@ -1,7 +1,7 @@
-"""A job over any compare-and-set backend: `RendezvousBackend`, and the handler that works on one.
+"""A job on any compare-and-set backend: the interface `RendezvousBackend`, and its handler.
 
-Derive your own backend from `RendezvousBackend`. Its token is the fence: a write names the state that it
-replaces, and the backend rejects it if another node has written since.
+Derive your own backend from `RendezvousBackend`. A write carries the token of the state that it replaces. If another
+node has written since, the backend rejects the write.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from holdfast.core.job_settings import JobSettings
 from holdfast.core.protocol import NodeInfo, NodePhase, View
 from holdfast.core.shared_state import Timeouts
 from holdfast.errors import UsageError
-from holdfast.membership.backend import BackendMembership
-from holdfast.membership.backend_driver import BackendFailed
+from holdfast.membership.backend import BackendFailed, BackendMembership
 from holdfast.membership.interface import draw_incarnation
 from holdfast.net.agent_port import OFF, ON, ControlCredentials, explicit_token
 from holdfast.net.listening import address_of
@@ -46,12 +45,12 @@ if TYPE_CHECKING:
 AWAY_S = 60.0
 """How long a node continues while the backend does not respond."""
 ABSENT_S = 60.0
-"""How long a round waits for a live member that does not join. Workers have 30 s to stop."""
+"""How long a round waits for a live member that does not join. Its workers may need 30 s to stop."""
 
 _local_ids = itertools.count()
 
 Token = Any
-"""Names one stored state; only the backend that returned it can read it."""
+"""Identifies one stored state; only the backend that returned it can interpret it."""
 
 
 class RendezvousBackend(ABC):
@@ -75,16 +74,16 @@ class RendezvousBackend(ABC):
     ) -> tuple[bytes, Token, bool] | None:
         """Replace the state that `token` names; without a token, store the first state.
 
-        Returns the stored state after the call, its token, and whether it is the new state: if
-        another node was faster, it is that node's. Returns None if nothing is stored, or if that is
-        unknown; the caller then reads the state.
+        Returns the stored state after the call, its token, and whether it is `state`; if another node wrote
+        first, it is that node's state. Returns None if nothing is stored, or if the result is unknown; the
+        caller then reads the state.
 
         Raises `RendezvousConnectionError` or `RendezvousStateError`.
         """
 
 
 class CheckedBackend:
-    """A backend for a `BackendMembership`: whatever it raises or returns becomes a `BackendFailed`."""
+    """Adapts a backend for a `BackendMembership`: an exception or an invalid result becomes a `BackendFailed`."""
 
     def __init__(self, backend: RendezvousBackend) -> None:
         self.name = backend.name
@@ -173,7 +172,7 @@ class BackendAccess(JobAccess):
         return self._endpoint
 
     def scope_of(self, view: View) -> str:
-        """Return a scope that no round of another job with this id uses, in a store that outlives it."""
+        """Return a scope that is unique even if the store outlives the job and another job has this id."""
         return f"{view.generation}.{view.round}.{view.round_key:x}"
 
     def connect(self, node: JoinRequest) -> BackendMembership:
@@ -232,7 +231,7 @@ class BackendAccess(JobAccess):
             ) from None
 
     def check(self, membership: Membership) -> None:
-        """Raise if the backend never responded: it does not exist, or is not of this kind."""
+        """Raise if the backend never responded: it probably does not exist."""
         assert isinstance(membership, BackendMembership)
         if membership.is_unreached:
             assert membership.failure is not None
@@ -246,7 +245,7 @@ class BackendAccess(JobAccess):
         return RendezvousConnectionError(why)
 
     def error_of_failure(self, failure: BackendFailed) -> RendezvousError:
-        """Return what a caller of TorchElastic's interface expects."""
+        """Return the exception that a caller of TorchElastic's interface expects."""
         if isinstance(failure.__cause__, RendezvousError):
             return failure.__cause__
         if not failure.invalid:
@@ -281,7 +280,7 @@ class DynamicRendezvousHandler(MembershipHandler):
         state_holder: RendezvousBackend,
         **more: Any,
     ) -> None:
-        """`more` are keyword arguments of `BackendAccess`."""
+        """Create a handler; `more` are keyword arguments of `BackendAccess`."""
         super().__init__(
             BackendAccess(node, settings, store, state_holder, backend_name=backend_name, **more)
         )
@@ -339,7 +338,7 @@ class DynamicRendezvousHandler(MembershipHandler):
         access = self.access
         if isinstance(self._connection, BackendMembership):
             return access.refresh(self._connection)
-        # Reading does not join: only `enter` knows what kind of node this is.
+        # Read without joining: only `enter` knows the node's role and size.
         membership = access.open(access.node, access.job_settings)
         try:
             return access.refresh(membership)
@@ -394,11 +393,11 @@ def create_handler(
 def this_node(
     local_addr: str | None, *, node_id: str = "", label: str = "", yields: bool = False
 ) -> NodeInfo:
-    """Describe this node. Without an address other nodes know it by its host name."""
+    """Describe this node. Without `local_addr`, other nodes use its host name."""
     host = os.uname().nodename
     address = local_addr or host
     if not local_addr:
-        console.info(f"other nodes know this one as {host}; --local-addr gives it an address")
+        console.info(f"other nodes reach this node as {host}; set --local-addr to change that")
     name = node_id or f"{address}_{os.getpid()}_{next(_local_ids)}"
     return NodeInfo(
         node=name, incarnation=0, host=host, label=label, address=address, yields=yields
@@ -406,7 +405,7 @@ def this_node(
 
 
 def job_settings_of(settings: RendezvousSettings) -> JobSettings:
-    """Return what all nodes of the job must agree on. `enter` adds the number of restarts."""
+    """Return the settings that all nodes of the job must agree on. `enter` adds the number of restarts."""
     return JobSettings(
         min_nodes=settings.min_nodes,
         max_nodes=settings.max_nodes,

@@ -43,7 +43,7 @@ def create_coordinator_handler(params: RendezvousParameters) -> MembershipHandle
 
 
 def create_static_handler(params: RendezvousParameters) -> MembershipHandler:
-    """Return the handler of `--rdzv-backend static`: ranks are given, the number of nodes fixed."""
+    """Return the handler of `--rdzv-backend static`: the ranks and the number of nodes are fixed."""
     if not params.endpoint:
         raise UsageError("--rdzv-endpoint: static needs HOST:PORT of node 0, or --master-addr")
     rank = rdzv_conf.parse(params).rank
@@ -145,12 +145,12 @@ class CoordinatorAccess(JobAccess):
         return self._membership
 
     def advice(self, host: str) -> str:
-        """Return what helps if the coordinator is lost."""
+        """Return advice for the case that the coordinator is lost."""
         survives = "a job with --ha HOST,HOST,HOST survives this"
         if len(self._endpoints) > 1:
             words = ("--endpoint", self._params.endpoint, "--rdzv-id", self.run_id)
             take_over = f"holdfast coordinator --take-over {shlex.join(words)}"
-            return f"if its machine is gone, run `{take_over}` on the next one ({survives})"
+            return f"if its machine failed, run `{take_over}` on the next one ({survives})"
         if self._config.is_host is False:
             return "start `holdfast coordinator` there again, and the job continues"
         if self.is_polled or names_loopback(host):
@@ -160,7 +160,7 @@ class CoordinatorAccess(JobAccess):
     def store_key(self, view: View) -> bytes:
         """Return the key of a view's store, combined with the job's token if there is one.
 
-        Without TLS others may read a view, but they do not know the token.
+        Without TLS a third party may read a view, but does not know the token.
         """
         if not view.store_key or not self.job_token:
             return view.store_key

@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 USER_VARIABLE, PASSWORD_VARIABLE = "HOLDFAST_ETCD_USER", "HOLDFAST_ETCD_PASSWORD"
 LOCALHOST = "localhost"
 FIRST_CONTACT_S = 30.0
-"""How long an etcd that was never reached is retried, unless `read_timeout` is set: unlike a
-coordinator, it should run before the job starts."""
+"""How long a node retries an etcd that it has never reached, unless `read_timeout` is set. Unlike a coordinator,
+etcd should run before the job starts."""
 HEARTBEATS_PER_LEASE = 3
 
 
-# Settings. A contradiction is an error that names the key. For example, certificates without TLS would be
-# neither sent nor checked, which would help only an attacker. Certificate files are read here, so a missing
-# or invalid file is reported first.
+# Settings. If two settings contradict each other, an error names the key. For example, certificates without TLS
+# would be neither sent nor checked, which would help only an attacker. Certificate files are read here, so that a
+# missing or invalid file is reported first.
 
 
 def etcd_settings_of(params: RendezvousParameters) -> EtcdSettings:
-    """Return how to reach etcd; without an endpoint, on this host."""
+    """Return the settings of the etcd client; without an endpoint, etcd is on this host."""
     endpoints, tls = _endpoints(params)
     user, password = _user(params)
     chosen = {
@@ -112,7 +112,7 @@ def _check_files(params: RendezvousParameters, settings: EtcdSettings) -> None:
         "ssl_cert",
         "ssl_cert_key",
         "ca_cert",
-    )  # A message names only keys that were set.
+    )  # The messages name the keys that the user set.
     cert, key, ca = ((_names(params, *both) or both)[0] for both in zip(NAMES, others, strict=True))
     try:
         settings.tls_context((cert, key, ca))
@@ -121,7 +121,7 @@ def _check_files(params: RendezvousParameters, settings: EtcdSettings) -> None:
 
 
 def _names(params: RendezvousParameters, *names: str) -> list[str]:
-    """Return those of the keys that are set."""
+    """Return the keys that are set, in the given order."""
     return [name for name in names if params.get(name) is not None]
 
 
@@ -161,7 +161,7 @@ class EtcdAccess(JobAccess):
             self.given_id = f"node_id={conf.node_id}"
         if cluster is not None:
             self.authority = "the cluster"
-        # There may be no leader now, and the next one reads only a node's last status.
+        # If there is no leader now, the next one reads only a node's last status.
         self.close_timeout_s = conf.close_timeout
 
     @property

@@ -1,9 +1,9 @@
 """The state of a job in a shared folder, for clusters with a common file system.
 
-One file has the state and is replaced as a whole: written beside it, flushed to the disk, renamed.
-A writer holds a lock and first compares the token in the file, which is random for each write; a
+One file has the state. A write replaces it atomically: the writer creates a new file, flushes it to disk, and
+renames it. The writer holds a lock and first compares the token in the file, which is random for each write. A
 reader needs no lock. A checksum detects a damaged file. Only this user may access the folder
-(`store.file.SharedFolder`), because the state contains the commands and messages of workers.
+(`store.file_store.SharedFolder`), because the state contains the commands and messages of workers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HEADER_BYTES = len(MAGIC) + TOKEN_BYTES + CHECKSUM_BYTES
 
 
 class FileRendezvousBackend(RendezvousBackend):
-    """Keeps the state of one job in the file `path`; `path.lock` is beside it."""
+    """Keeps the state of one job in the file `path`, with its lock in `path.lock`."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ def create_file_handler(params: RendezvousParameters) -> RendezvousHandler:
 def job_folder(params: RendezvousParameters) -> SharedFolder:
     """Return the folder of one job below the endpoint; create it if necessary.
 
-    Where the endpoint is a file, as TorchElastic has it, the folder is beside that file.
+    If the endpoint is a file, as in TorchElastic, the folder is next to that file.
     """
     if not params.run_id:
         raise UsageError("--rdzv-id: the id of the job is empty")

@@ -1,4 +1,4 @@
-"""The rendezvous of `--ha`: on an etcd cluster that the job's own machines run.
+"""The rendezvous of `--ha`, on an etcd cluster that the job's own machines run.
 
 Unlike with `rendezvous.etcd_handler`, the cluster may not run yet when the agent connects, and it serves this
 job alone (`membership.cluster_check`).
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 def create_ha_handler(params: RendezvousParameters) -> MembershipHandler:
     """Return the handler of `--rdzv-backend ha`, which is `--ha`."""
-    cluster = OwnCluster(list_of(params))
+    cluster = OwnCluster(cluster_list_of(params))
     settings = cluster.of.client_settings(cluster.certificates.guard)
     return MembershipHandler(EtcdAccess(params, settings, cluster))
 
 
-def list_of(params: RendezvousParameters, *, make_token: bool = True) -> ClusterList:
+def cluster_list_of(params: RendezvousParameters, *, make_token: bool = True) -> ClusterList:
     """Return the machines that run the cluster, and the credentials that protect it."""
     conf = rdzv_conf.parse(params)
     return cluster_list(
@@ -47,7 +47,7 @@ def list_of(params: RendezvousParameters, *, make_token: bool = True) -> Cluster
 
 
 def control_access(of: ClusterList, certificates: Certificates) -> ControlCredentials:
-    """Return what a client needs to control the job's agents: the credentials of its cluster."""
+    """Return the credentials that a client needs to control the job's agents: those of its cluster."""
     return ControlCredentials(run_id=of.run_id, token=of.token, pem=certificates.texts())
 
 
@@ -59,7 +59,7 @@ class OwnCluster:
         self.certificates = Certificates(of)
 
     def credentials(self) -> ControlCredentials:
-        """Return what a client needs to control the job's agents."""
+        """Return the credentials that a client needs to control the job's agents."""
         return control_access(self.of, self.certificates)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What an agent needs of a rendezvous: TorchElastic's interface, and the description of a round.
+"""TorchElastic's interface of a rendezvous, and the description of a round.
 
 The agent requests a round from a `RendezvousHandler`, and polls whether it must request another. A handler
 written for TorchElastic works here. Of Holdfast's backends there is `MembershipHandler`: a coordinator, an
@@ -95,7 +95,7 @@ class RendezvousInfo:
 
 
 class RendezvousHandler(ABC):
-    """How a node meets the other nodes of its job; TorchElastic's interface."""
+    """TorchElastic's interface, through which a node joins the rounds of its job."""
 
     @abstractmethod
     def get_backend(self) -> str:
@@ -108,7 +108,7 @@ class RendezvousHandler(ABC):
 
     @property
     def polls_membership(self) -> bool:
-        """Whether the agent must ask `num_nodes_waiting` every `monitor_interval`.
+        """Whether the agent must call `num_nodes_waiting` every `monitor_interval`.
 
         A handler that pushes changes, or whose nodes never change, returns False; then the agent
         does not wake up for it.
@@ -126,7 +126,7 @@ class RendezvousHandler(ABC):
         return -1
 
     def take_store_failure(self) -> str:
-        """Return once why the workers' store of this generation failed here, or nothing."""
+        """Return why the workers' store of this generation failed here, once; empty if it did not fail."""
         return ""
 
     def serve_now(self) -> None:
@@ -139,7 +139,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def is_closed(self) -> bool:
-        """Return whether the job is over for all nodes."""
+        """Return whether the job has ended for all nodes."""
 
     @abstractmethod
     def set_closed(self) -> None:
@@ -147,7 +147,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
-        """Return how many nodes outside the round want to join."""
+        """Return how many nodes outside the round are waiting to join."""
 
     @abstractmethod
     def get_run_id(self) -> str:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 LEAVE_S = 2.0
 """How long a leaving node waits until its report has arrived."""
 ANNOUNCE_S = 5.0
-"""How often a node that waits for the others repeats that it has arrived, because a new coordinator does
-not know it."""
+"""How often a node that waits for the others announces its arrival again, because a new coordinator has lost the
+announcement."""
 
 
 class JoinRequest(NamedTuple):
@@ -35,7 +35,7 @@ class JoinRequest(NamedTuple):
     local_world_size: int
     max_restarts: int
     ports: tuple[int, ...]
-    """Of the workers' store, as the node has reserved them."""
+    """The ports that the node has reserved for the workers' store."""
     store_key: bytes
 
 
@@ -43,12 +43,12 @@ class JobAccess(ABC):
     """How a node reaches its job."""
 
     authority = "the coordinator"
-    """What runs the job's rounds, in messages."""
+    """The name in messages for the side that runs the job's rounds."""
     close_timeout_s: float | None = None
     """How long `set_closed` waits until the job is closed; None if it does not wait."""
     leave_timeout_s = LEAVE_S
     given_id = ""
-    """The setting that names this node, if any; two nodes may share it by mistake."""
+    """The setting with which the user named this node, if any; two nodes may share it by mistake."""
     is_polled = False
     """Whether the agent polls, as those of other launchers do; set before `connect`."""
 
@@ -83,12 +83,12 @@ class JobAccess(ABC):
 
     @property
     def authority_at(self) -> str:
-        """What runs the job's rounds, and where, in messages."""
+        """The name and endpoint, in messages, of the side that runs the job's rounds."""
         return f"{self.authority} at {self.endpoint}"
 
     @property
     def refused_by(self) -> str:
-        """What refuses a node, in messages."""
+        """The name in messages for the side that refuses a node."""
         return self.endpoint
 
     @abstractmethod
@@ -104,7 +104,7 @@ class JobAccess(ABC):
         return f"{view.round_term}/{view.round}/{view.generation}"
 
     def arrivals(self, membership: Membership, scope: str) -> RoundStore:
-        """Return the store in which nodes announce their arrival; its calls should not block for long."""
+        """Return the store in which nodes announce their arrival. Its calls must not block for long."""
         return membership.store(scope)
 
     def error_of(self, membership: Membership, why: str) -> RendezvousError:
@@ -116,11 +116,11 @@ class JobAccess(ABC):
         """Raise if waiting for news is useless."""
 
     def close(self) -> None:  # noqa: B027 (most backends need none)
-        """Release what outlives the membership."""
+        """Release the resources that outlive the membership."""
 
 
 def new_node_id() -> str:
-    """Return a name for a node that was not given one."""
+    """Return a generated name for a node without a configured one."""
     return f"{os.uname().nodename}-{os.getpid()}-{os.urandom(6).hex()}"
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 POLL_S = (0.005, 0.1)  # The first and the longest pause while a wait for keys polls the store.
 POLL_S_PER_NODE = 0.001  # All nodes together poll at most a thousand times a second.
 NEWS_S = 1.0  # How long one wait for news lasts; then other conditions are checked.
-ALL_HERE = "all"
+ALL_ARRIVED = "all"
 
 
 class RoundOver(Exception):
@@ -60,7 +60,7 @@ class MembershipHandler(RendezvousHandler):
     announce = staticmethod(console.info)
     """Prints the node's progress."""
     round: View | None = None
-    """The round that the node is in, as it started."""
+    """The view with which the node's current round started."""
 
     def __init__(self, access: JobAccess) -> None:
         self.access = access
@@ -68,7 +68,7 @@ class MembershipHandler(RendezvousHandler):
         """This node's name in the job."""
         self._worker_store: WorkerStore | None = None
         self._connection: Membership | None = None
-        self._stood_by = False
+        self._was_standby = False
         self._has_left = True  # Whether the others know that it left, or need not.
         self._clear = (0, 0)  # As last reported, with the view's term.
 
@@ -76,12 +76,12 @@ class MembershipHandler(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """The agent of the first node serves the workers' store, unless rank 0 serves it."""
+        """Whether the agent of the first node serves the workers' store, instead of the worker of rank 0."""
         return not self.access.workers_serve
 
     @property
     def serves_workers(self) -> bool:
-        """Whether workers of the job depend on this process."""
+        """Whether this process serves the store that workers of the job depend on."""
         return self._worker_store is not None and self._worker_store.is_serving
 
     @property
@@ -90,7 +90,7 @@ class MembershipHandler(RendezvousHandler):
         return self._worker_store.fileno() if self._worker_store is not None else -1
 
     def take_store_failure(self) -> str:
-        """Return once why the workers' store of this generation failed here, or nothing."""
+        """Return why the workers' store of this generation failed here, once; empty if it did not fail."""
         return self._worker_store.take_failure() if self._worker_store is not None else ""
 
     @property
@@ -125,7 +125,7 @@ class MembershipHandler(RendezvousHandler):
         return self._connection
 
     def serve_workers(self, view: View) -> None:
-        """Serve the store of a member's workers, or attest this host there, once they may start."""
+        """Once the workers may start, serve their store, or attest this host at it."""
         store = self._worker_store
         assert store is not None
         assert self._connection is not None
@@ -151,7 +151,7 @@ class MembershipHandler(RendezvousHandler):
         return RendezvousInfo(store, view.rank, view.size, self.meeting_point(view))
 
     def meeting_point(self, view: View) -> RendezvousStoreInfo:
-        """Return the address at which this node's workers find their store."""
+        """Return the address of the store for this node's workers."""
         assert self._worker_store is not None
         where = view.master_addr, view.master_port
         return RendezvousStoreInfo(*self._worker_store.meeting_point(view.generation, *where))
@@ -235,8 +235,8 @@ class MembershipHandler(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return a number above 0 if the workers must restart in another round, or the job has ended.
 
-        That is the case when a node has joined and the others have settled, when one was lost or
-        requested a restart, and when the others continued without this node.
+        They must restart if a node has joined and the settle time is over, if a node was lost or requested a
+        restart, or if the other nodes continued without this one.
         """
         view = self._newest_view()
         if view is None or self.round is None or not self.why_over(self.round):
@@ -246,7 +246,7 @@ class MembershipHandler(RendezvousHandler):
     def shutdown(self) -> bool:
         """Leave the job, which continues without this node, and release all resources."""
         connection, self._connection = self._connection, None
-        self.round, self._stood_by = None, False
+        self.round, self._was_standby = None, False
         try:
             if connection is not None:
                 self._has_left = connection.leave(self.access.leave_timeout_s)
@@ -274,14 +274,14 @@ class MembershipHandler(RendezvousHandler):
         connection.report(NodePhase.READY, self._generation, clear=self._generation + 1)
         deadline = time.monotonic() + self.join_timeout_s
         while (view := connection.view) is None or not self._is_new(connection, view):
-            if not self._stood_by and time.monotonic() >= deadline:
+            if not self._was_standby and time.monotonic() >= deadline:
                 error = RendezvousTimeoutError(
                     self.describe_timeout(connection),
                     hint="join_timeout in --rdzv-conf sets the time",
                 )
                 connection.report(NodePhase.LEAVING, self._generation)
                 raise error
-            self._await_news(connection, None if self._stood_by else deadline)
+            self._await_news(connection, None if self._was_standby else deadline)
         self.round = view
         connection.report(NodePhase.RUNNING, view.generation)
         return view
@@ -289,7 +289,7 @@ class MembershipHandler(RendezvousHandler):
     def _is_new(self, connection: Membership, view: View) -> bool:
         match view.role:
             case NodeRole.MEMBER:
-                self._stood_by = False
+                self._was_standby = False
                 if view.generation > self._generation and not view.start:
                     self._report_clear(connection, view.term, view.generation)
                     return False
@@ -297,15 +297,15 @@ class MembershipHandler(RendezvousHandler):
             case NodeRole.WAITING:
                 self._report_clear(connection, view.term, view.generation + 1)
             case NodeRole.STANDBY:
-                if not self._stood_by:
+                if not self._was_standby:
                     self.announce("the round is full: standing by to replace a node")
-                self._stood_by = True
+                self._was_standby = True
                 self._report_clear(connection, view.term, view.generation + 1)
             case NodeRole.FENCED:
                 connection.rejoin()
             case NodeRole.REFUSED:
                 raise RendezvousConnectionError(self.describe_refusal(view.why, view.refusal))
-            case NodeRole.CLOSED if self._stood_by:
+            case NodeRole.CLOSED if self._was_standby:
                 raise RendezvousGracefulExitError
             case NodeRole.CLOSED:
                 raise RendezvousClosedError(
@@ -323,12 +323,12 @@ class MembershipHandler(RendezvousHandler):
     def _await_members(self, connection: Membership, view: View) -> None:
         """Wait until every member of a round has arrived; raise `RoundOver` if the round ends.
 
-        The first node waits for all others, and they wait for its key that says all have arrived.
+        The first node waits for the keys of all others, then sets `ALL_ARRIVED`, for which the others wait.
         """
         if view.size == 1:
             return
         store = self.access.arrivals(connection, f"arrivals/{self.access.scope_of(view)}")
-        awaited = [[ALL_HERE]]
+        awaited = [[ALL_ARRIVED]]
         if view.rank == 0:
             ranks = [str(rank) for rank in range(1, view.size)]
             starts = range(0, len(ranks), STORE_KEYS_MAX)
@@ -354,7 +354,7 @@ class MembershipHandler(RendezvousHandler):
                     announce_at = now + ANNOUNCE_S
                 if store.check(awaited[0]):
                     if view.rank == 0 and len(awaited) == 1:
-                        store.set(ALL_HERE, "")
+                        store.set(ALL_ARRIVED, "")
                     del awaited[0]
                     continue
             except (OSError, RuntimeError) as error:  # What stores raise, including torch's.
@@ -364,7 +364,7 @@ class MembershipHandler(RendezvousHandler):
             pause_s = min(pause_s_max, pause_s * 1.2)
 
     def why_over(self, round_: View) -> str:
-        """Return why a round of this node has ended, or nothing while it lasts."""
+        """Return why a round of this node has ended; empty while it lasts."""
         view = self._newest_view()
         if view is None:
             return ""

@@ -1,10 +1,10 @@
-"""The settings of `--rdzv-conf`: `RendezvousParameters` as given, `RendezvousConfig` as parsed.
+"""The settings of `--rdzv-conf`: `RendezvousParameters` are the user's text, `RendezvousConfig` the parsed values.
 
 `KEYS` is the table of all keys: meaning, values, default. Keys of settings that all nodes must agree on come
-from `core.job_settings`. `parse` turns the parameters of a job into a `RendezvousConfig`, or raises a
-`UsageError` of one line for a value that is not valid. An unknown key causes a warning with the nearest
-known one and is otherwise ignored, as in TorchElastic. An unknown key that may be meant to protect the job
-is an error. Times are seconds and may be fractional.
+from `core.job_settings`. `parse` converts the parameters of a job to a `RendezvousConfig`. If a value is not valid,
+it raises a `UsageError` of one line. An unknown key causes a warning that names the most similar key, and is
+otherwise ignored, as in TorchElastic. If an unknown key may be meant to protect the job, it is an error. Times
+are seconds and may be fractional.
 
 `settle` is Holdfast's name for `last_call_timeout`. `timeout` is the join timeout of `static` and etcd only:
 every launch sets it, to 900 by default, so elsewhere it would always override the default of `join_timeout`.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from holdfast.net.tls import TlsFiles, TlsToken
 
 SECONDS_MAX = 10 * 365 * 24 * 3600
-"""Longer than any job. A longer time is a mistake, and would overflow a deadline."""
+"""The limit of a time. A longer time is a mistake, and would overflow a deadline."""
 
 TRUE_WORDS = frozenset({"1", "true", "t", "yes", "y"})
 FALSE_WORDS = frozenset({"0", "false", "f", "no", "n"})
@@ -137,10 +137,10 @@ class RendezvousTimeout:
     """The time limits of a rendezvous.
 
     join
-        From the call of `next_rendezvous` to the round it returns.
+        For `next_rendezvous`, until it returns a round.
     last_call
-        How long a round that has the minimum of nodes waits for more, counted from the last node
-        that joined. Each regroup waits that long, unless the round is full before.
+        How long a round with the minimum of nodes waits for more, after the last node has joined. Each
+        regroup waits that long, unless the round is full earlier.
     close
         For closing the job, or leaving it.
     heartbeat
@@ -313,7 +313,7 @@ KEY_OF = {key.name: key for key in KEYS}
 PROTECTING = ("auth", "tls", "token")
 """Unknown keys with these prefixes are errors; TorchElastic has none."""
 
-# Every launch sets them, so they need not come from the user.
+# Every launch sets these keys, so the user may not have set them.
 SET_BY_LAUNCHES = frozenset({"timeout", "rank"})
 
 # Parameters that are parsed twice cause each warning once.
@@ -394,10 +394,10 @@ class RendezvousConfig:
 
 
 def parse(params: RendezvousParameters, *, shares_state: bool = False) -> RendezvousConfig:
-    """Read all settings of a job; raise `UsageError` for a value that cannot be used.
+    """Read all settings of a job; raise `UsageError` for an invalid value.
 
-    With `shares_state`, the nodes poll a shared state instead of a coordinator, as with `file`, whatever the
-    name of the backend.
+    With `shares_state`, the backend has the keys of `file`, whatever its name: the nodes share a stored state and
+    have no coordinator.
     """
     given = {name for name, value in params.config.items() if value is not None}
     # A plug-in has the keys of a shared state, and perhaps keys of its own.
@@ -432,9 +432,9 @@ def parse(params: RendezvousParameters, *, shares_state: bool = False) -> Rendez
 
 
 def default_store(max_nodes: int) -> str:
-    """Return which clients the workers' store serves by default.
+    """Return the default of `store`.
 
-    A job of one node is given an endpoint so that other jobs can reach it.
+    A job with one node is open: a user who sets an endpoint for it wants other jobs to reach it.
     """
     access = StoreAccess.HOSTS if max_nodes > 1 else StoreAccess.OPEN
     return access.value
@@ -466,7 +466,7 @@ def warn_about_unused(
             if variable in os.environ:
                 console.warning(
                     f"{variable} protects only the control ports of agents with {_where(backend)}: "
-                    "everybody who can write to that endpoint can join the job"
+                    "anyone who can write to that endpoint can join the job"
                 )
 
 

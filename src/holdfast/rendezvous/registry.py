@@ -1,13 +1,13 @@
 """The registry of rendezvous handlers: the built-in backends, and plug-ins.
 
-A job imports only the driver of its own backend. Plug-ins are searched when a name is not registered, because
-the search alone takes longer than the start of an agent. So a plug-in never replaces a registered name; if
-there is one, the search warns about it.
+A job imports only the handler of its own backend. The registry searches for plug-ins only if a name is not
+registered, because the search takes longer than the start of an agent. So a plug-in never replaces a registered
+name; a search warns about a plug-in that has one.
 
-An entry point `name = module:attribute` of the group `torchrun.handlers`, which TorchElastic reads too, is
-called without arguments and returns the creator of handlers for `--rdzv-backend name`. Only the requested
-plug-in is loaded, since loading one may import anything. A plug-in that fails to load is reported and
-skipped.
+A plug-in is an entry point `name = module:attribute` of the group `torchrun.handlers`, which TorchElastic reads too.
+The registry calls it without arguments, and it returns the creator of handlers for `--rdzv-backend name`. Only the
+requested plug-in is loaded, since loading one may import anything. If a plug-in fails to load, a warning says so,
+and it is skipped.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class RendezvousHandlerRegistry:
         handler = creator(params)
         if handler.get_backend() != params.backend:
             raise RuntimeError(
-                f"the handler created for the backend {params.backend!r} calls itself "
+                f"the handler created for the backend {params.backend!r} has the name "
                 f"{handler.get_backend()!r}"
             )
         return handler
@@ -129,7 +129,7 @@ DRIVERS = {
 
 
 def create_built_in(params: RendezvousParameters) -> RendezvousHandler:
-    """Return a handler of a built-in backend. A job imports only the driver that it uses."""
+    """Return a handler of a built-in backend. A job imports only the handler that it uses."""
     assert params.kind is not None
     module, _, function = DRIVERS[params.kind].partition(":")
     handler: RendezvousHandler = getattr(import_module(module), function)(params)

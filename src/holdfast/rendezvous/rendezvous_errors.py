@@ -10,9 +10,9 @@
         ├── RendezvousStateError          the stored state of the job cannot be read
         └── RendezvousGracefulExitError   a standby is no longer needed              exit 0
 
-They derive from `HoldfastError`, so the command prints one line and exits with their exit code. For most
-that is the code of an environment problem: the network, a shared file system or another node is at fault.
-If a user's handler raises one without a message, it gets the default message of its class.
+They derive from `HoldfastError`, so the command prints one line and exits with their exit code. Most have the exit
+code of an environment problem: the network, a shared file system or another node is at fault. If a user's handler
+raises one without a message, the error has the default message of its class.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RendezvousConnectionError(RendezvousError):
 
 
 class RendezvousStateError(RendezvousError):
-    """The stored state of the job cannot be read: written by something else, or damaged."""
+    """The stored state of the job cannot be read: it is damaged, or another program wrote it."""
 
     default_message = "the stored state of the job cannot be read"
 

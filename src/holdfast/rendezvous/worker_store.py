@@ -1,15 +1,15 @@
 """The store of a job's workers (`MASTER_ADDR`, `MASTER_PORT`), served by the agent of the first node.
 
-Every generation gets an empty store on its own port, which no other generation of the job uses. A late
-worker of an earlier generation, on any node, has the old port in its environment, so it cannot touch the
-new keys. A node reserves `PORTS` ports for future generations and replaces each one that is used. All of
-them listen from the start, on every node: workers of other nodes may be faster than the first node's
-agent, and then they wait for its response instead of being refused.
+Every generation has an empty store on its own port, which no other generation of the job uses. A late
+worker of an earlier generation, on any node, has the old port in its environment, so it cannot change the
+new keys. A node reserves `PORTS` ports for future generations and replaces each one that is used. These ports
+listen from the start, on every node. So if workers of other nodes connect before the first node's agent is ready,
+they wait instead of being refused.
 
-With `served` False the ports are only reserved, and the worker of rank 0 serves the store itself.
+With `served` False the ports are only reserved, and the worker of rank 0 serves the store.
 
-The other nodes of a generation attest their hosts there, by the generation's key: see
-`store.tcp.host_admission` for whom a store serves.
+The other nodes of a generation attest their hosts at the store with the generation's key:
+`store.tcp.host_admission` decides which hosts a store serves.
 """
 
 from __future__ import annotations
@@ -37,15 +37,14 @@ if TYPE_CHECKING:
 
 WORKERS_SERVE_ENV = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 PORTS = 2
-"""One for the next generation and one more, because another generation may be decided before this node
-knows that the first port is used. `core.rounds` explains why two are enough."""
-DRAWS_MAX = 100
-"""How many ports are drawn at most to find an unused one; after very many generations there may be
-none."""
+"""One for the next generation, and one because another generation may be decided before this node learns that the
+first port is used. `core.rounds` explains why two are enough."""
+TRIES_MAX = 100
+"""How many ports are tried to find an unused one; after very many generations there may be none."""
 SECRET_BYTES = 32
 KEPT = 2
-"""How many generations' stores are kept: the newest and the previous one. Other nodes may still have to
-stop workers of the previous one, and these should end by their agent's signal, not by a lost store."""
+"""How many generations keep their stores: the newest and the previous one. Other nodes may still be stopping
+workers of the previous generation, which should exit because of the signal, not because of a lost store."""
 
 
 class WorkerStore:
@@ -64,7 +63,7 @@ class WorkerStore:
         address: str = "",
         access: str = "open",
     ) -> None:
-        self._kept = KEPT if ports > 1 else 1  # A single node has stopped the old workers itself.
+        self._kept = KEPT if ports > 1 else 1  # A single node has already stopped the old workers.
         self._number = number
         self._served = served
         self._address = address
@@ -74,19 +73,19 @@ class WorkerStore:
         self._attestation: HostAttestation | None = None
         self._forwarders: dict[int, Forwarder] = {}  # By generation, for this node's workers only.
         self._ports: list[ReservedPort] = []  # For future generations.
-        self._given: dict[int, ReservedPort] = {}  # By generation, like the servers.
+        self._port_of: dict[int, ReservedPort] = {}  # By generation, like the servers.
         self._servers: dict[int, TcpStoreServer] = {}
-        self._past: set[int] = set()  # The numbers of released ports.
+        self._used_numbers: set[int] = set()  # The numbers of released ports.
         self._newest = -1
         self._failures: dict[int, str] = {}  # by generation
         self._unserved: int | None = None  # The generation whose store waits for its first client.
         self._alarm = -1
-        self._events = select.epoll()  # The alarm, and that first client.
+        self._events = select.epoll()  # Readable for the alarm and for that first client.
         try:
             self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._events.register(self._alarm, select.EPOLLIN)
             self._count = ports
-            self._hold()
+            self._reserve_ports()
         except BaseException:
             self.close()
             raise
@@ -106,9 +105,9 @@ class WorkerStore:
         return -1 if self._events.closed else self._events.fileno()
 
     def take_failure(self) -> str:
-        """Return once why the store of the newest generation failed; nothing while it works.
+        """Return why the store of the newest generation failed, once; empty if it did not fail.
 
-        Starts serving a store that has its first client.
+        If a store waits for its first client and has one, start to serve it.
         """
         if any(descriptor != self._alarm for descriptor, _ in self._events.poll(0)):
             self.serve_now()
@@ -124,13 +123,13 @@ class WorkerStore:
     ) -> None:
         """Begin a generation in which this node has this rank of `size`.
 
-        Its store is at `host` and `number`. The first node serves it; the others prove `key` there. The
-        key is empty if not all nodes can prove one.
+        Its store is at `host` and `number`. The first node serves it; the others prove there that they have `key`.
+        The key is empty if not all nodes can prove one.
         """
         if generation == self._newest:
             return
         if rank == 0:
-            if self._is_beyond_reach(host):
+            if self._is_unreachable_for_others(host):
                 self._move(host)
             self.open(generation, number, key, alone=size == 1)
             return
@@ -157,7 +156,7 @@ class WorkerStore:
         if generation in self._servers:
             return self._address or LOOPBACK, number
         if generation in self._forwarders:
-            return LOOPBACK, self._given[generation].number
+            return LOOPBACK, self._port_of[generation].number
         return host, number  # The whole job is on this host.
 
     def _forward(self, generation: int, host: str, number: int, key: bytes) -> None:
@@ -169,7 +168,7 @@ class WorkerStore:
             )
         from holdfast.store.tcp.forwarding import Forwarder
 
-        port = self._given[generation] = self._reserve(LOOPBACK)
+        port = self._port_of[generation] = self._reserve(LOOPBACK)
         forwarder = Forwarder(
             port.listener(),
             host,
@@ -193,25 +192,25 @@ class WorkerStore:
         """Serve a generation's store; return its port: the next one, or `number`.
 
         The store of a single node (`alone`) may be served `on_demand`: its first client waits until
-        `take_failure` notices it, or until `serve_now`.
+        `take_failure` or `serve_now` starts to serve it.
         """
         self._newest = generation
-        if generation not in self._given:
+        if generation not in self._port_of:
             self._retire(self._kept - 1)
-            port = self._give(number)
-            self._given[generation] = port
+            port = self._take_port(number)
+            self._port_of[generation] = port
             if self._served and on_demand:
                 self._unserved = generation
                 self._events.register(port.fileno(), select.EPOLLIN)
             elif self._served:
                 self._serve(generation, key, alone=alone)
-        return self._given[generation].number
+        return self._port_of[generation].number
 
     def serve_now(self) -> None:
         """Serve the store that waits for its first client, if there is one."""
         generation = self._unserved
         if generation is not None:
-            self._wait_no_more()
+            self._stop_waiting()
             self._serve(generation, b"", alone=True)
 
     def _serve(self, generation: int, key: bytes, *, alone: bool) -> None:
@@ -219,20 +218,20 @@ class WorkerStore:
 
         mode = self._access if key or alone else self._without_keys()
         server = TcpStoreServer(
-            self._given[generation].listener(),
+            self._port_of[generation].listener(),
             lambda why: self._failed(generation, why),
             Access(mode, key, generation),
         )
         server.start()
         self._servers[generation] = server
 
-    def _wait_no_more(self) -> None:
+    def _stop_waiting(self) -> None:
         assert self._unserved is not None
-        self._events.unregister(self._given[self._unserved].fileno())
+        self._events.unregister(self._port_of[self._unserved].fileno())
         self._unserved = None
 
     def _without_keys(self) -> str:
-        """Return which hosts to serve if no agent can attest its host."""
+        """Return the access mode to use if no agent can attest its host."""
         if self._access == "private":
             return "private"
         if self._access != "open":
@@ -253,18 +252,18 @@ class WorkerStore:
             forwarder.close()
         self._servers.clear()
         self._forwarders.clear()
-        for port in (*self._ports, *self._given.values()):
+        for port in (*self._ports, *self._port_of.values()):
             port.release()
         self._ports.clear()
-        self._given.clear()
+        self._port_of.clear()
         self._unserved = None
         self._events.close()
         if self._alarm >= 0:
             os.close(self._alarm)
             self._alarm = -1
 
-    def _is_beyond_reach(self, host: str) -> bool:
-        """Whether this node listens on loopback only, but other nodes connect over the network."""
+    def _is_unreachable_for_others(self, host: str) -> bool:
+        """Whether this node listens only on loopback, although other nodes connect over the network."""
         return (
             bool(self._address)
             and addresses.is_loopback(self._address)
@@ -272,23 +271,24 @@ class WorkerStore:
         )
 
     def _move(self, host: str) -> None:
-        """Reserve other ports, on an address that other nodes reach. Clients that connected early retry."""
+        """Reserve other ports on an address that other nodes can reach. Clients that connected early retry."""
         self._release(self._ports)
         self._ports.clear()
         self._address = address_of(host)
-        self._hold()
+        self._reserve_ports()
 
-    def _hold(self) -> None:
+    def _reserve_ports(self) -> None:
         while len(self._ports) < self._count:
             self._ports.append(self._reserve())
 
-    def _give(self, number: int) -> ReservedPort:
+    def _take_port(self, number: int) -> ReservedPort:
         """Return the port of a generation, and reserve another one in its place.
 
-        The ports before it in the list belong to generations that this node has not seen. Other nodes
-        may have started workers of these, whose connections may wait there.
+        The ports before it in the list belong to generations that this node has not seen. Other nodes may have
+        started workers of these generations, whose connections may still wait on the ports, so they are
+        released.
         """
-        self._hold()
+        self._reserve_ports()
         numbers = self.numbers
         if number and number not in numbers:  # It was chosen from an older list of ports.
             return ReservedPort(number, listening=self._served, address=self._address)
@@ -299,43 +299,43 @@ class WorkerStore:
         self._release(self._ports[:place])
         del self._ports[: place + 1]
         if self._count > 1:  # A single node reserves the next one when it needs it.
-            self._hold()
+            self._reserve_ports()
         return port
 
     def _release(self, ports: list[ReservedPort]) -> None:
         for port in ports:
-            self._past.add(port.number)
+            self._used_numbers.add(port.number)
             port.release()
 
     def _reserve(self, address: str | None = None) -> ReservedPort:
         """Reserve a port that no generation has used."""
         address = self._address if address is None else address
-        drawn: list[ReservedPort] = []
+        rejected: list[ReservedPort] = []
         try:
             while True:
                 port = ReservedPort(self._number, listening=self._served, address=address)
-                if port.number not in self._past or len(drawn) >= DRAWS_MAX:
+                if port.number not in self._used_numbers or len(rejected) >= TRIES_MAX:
                     return port
-                drawn.append(port)  # Kept meanwhile, so that the kernel draws another.
+                rejected.append(port)  # Kept reserved, so that the kernel assigns another.
         finally:
-            for other in drawn:
+            for other in rejected:
                 other.release()
 
     def _failed(self, generation: int, why: str) -> None:
-        """Raise the alarm, in the store's thread, which is joined before the alarm closes."""
+        """Record a failure and raise the alarm. The store's thread calls this."""
         self._failures[generation] = why
         os.eventfd_write(self._alarm, 1)
 
     def _retire(self, kept: int) -> None:
-        """Close all stores except the newest and this many before it."""
-        for old in [old for old in self._given if old < self._newest - kept]:
+        """Close all stores except the newest one and `kept` stores before it."""
+        for old in [old for old in self._port_of if old < self._newest - kept]:
             if old in self._servers:
                 self._servers.pop(old).close()
             if old in self._forwarders:
                 self._forwarders.pop(old).close()
             if old == self._unserved:
-                self._wait_no_more()
-            port = self._given.pop(old)
+                self._stop_waiting()
+            port = self._port_of.pop(old)
             if not self._number:
                 self._release([port])
 

@@ -22,13 +22,13 @@ PIPE_BYTES = 1 << 20
 """The capacity of the pipe if the kernel permits it: about 8,000 requests."""
 
 TAKE_BYTES_MAX = 2 * PIPE_BYTES
-"""The limit for one read of the whole pipe, however fast writers fill it."""
+"""The limit for reading the whole pipe once, in case writers keep filling it."""
 
 READ_BYTES = 1 << 16
 
 
 class RequestPipe:
-    """The reading end of a named pipe, which it makes and removes."""
+    """The reading end of a named pipe, which it creates and removes."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -53,7 +53,7 @@ class RequestPipe:
             return False
 
     def chunks(self) -> Iterator[bytes]:
-        """Read all there is, but no more than `TAKE_BYTES_MAX`."""
+        """Read everything in the pipe, but no more than `TAKE_BYTES_MAX`."""
         taken = 0
         while taken < TAKE_BYTES_MAX:
             try:
@@ -64,7 +64,7 @@ class RequestPipe:
             yield chunk
 
     def close(self) -> None:
-        """Close the pipe, and remove it unless another is at its path by now."""
+        """Close the pipe, and remove it unless another file is at its path now."""
         if self._fd < 0:
             return
         if self.is_reachable():
@@ -79,20 +79,20 @@ class RequestPipe:
         try:
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         except OSError:
-            pass  # This user has many pipes. Clients will wait more often until it is read.
+            pass  # The user's limit for pipes is reached. Clients then wait more often.
 
 
 def clear_path(path: str) -> None:
     """Remove a stale pipe at a path; raise `UsageError` for anything else."""
     try:
-        there = os.lstat(path)
+        found = os.lstat(path)
     except FileNotFoundError:
         return
     except OSError as problem:
         raise _unusable(path, problem.strerror or str(problem)) from problem
-    if not stat.S_ISFIFO(there.st_mode):
+    if not stat.S_ISFIFO(found.st_mode):
         raise _unusable(path, "the path exists and is not a pipe")
-    if there.st_uid != os.geteuid():
+    if found.st_uid != os.geteuid():
         raise _unusable(path, "the pipe belongs to another user")
     if _is_read(path):
         raise _unusable(path, "another agent reads the pipe")
@@ -111,5 +111,5 @@ def _is_read(path: str) -> bool:
 def _unusable(path: str, why: str) -> UsageError:
     return UsageError(
         f"cannot create the timer pipe {path}: {why}",
-        hint="set TORCHELASTIC_TIMER_FILE to a path that does not exist yet, or leave it out",
+        hint="set TORCHELASTIC_TIMER_FILE to a path that does not exist yet, or unset it",
     )

@@ -1,8 +1,8 @@
 """Kills workers whose timers have expired.
 
 For each worker, the reaper reports the expiry (`timer expired`), dumps the stacks, sends the timer's
-signal and reports that (`kill worker process`). Workers that wait for each other are late together,
-so the reaper dumps all of them before it kills the first. A failed dump does not keep a worker alive.
+signal and reports that (`kill worker process`). The timers of workers that wait for each other expire together,
+so the reaper dumps all of them before it kills the first. If a dump fails, the worker is killed all the same.
 The reaper never signals its own process, and only watches and kills descendants of a worker.
 """
 
@@ -42,9 +42,9 @@ KILLED = "kill worker process"
 
 SCOPES_NAMED_MAX = 3
 REPORT_ROUNDS_MAX = 4
-"""How often to look for more late workers before killing the first."""
+"""How often to search for more late workers before killing the first."""
 DUMPS_AT_ONCE = 8
-"""Dumps that run at the same time, to show workers that wait for each other."""
+"""Concurrent dumps, to show workers that wait for each other at the same moment."""
 
 
 def send_signal(pid: int, signum: int) -> None:
@@ -58,9 +58,8 @@ def send_signal(pid: int, signum: int) -> None:
 class Reaper:
     """Kills workers whose timers expired.
 
-    `is_ours(pid)` returns whether a process belongs to a worker, `dump(pid)` writes its stacks into
-    its log (within a limited time), `kill(pid, signum)` signals it, and `report(what, request)`
-    receives each step.
+    `is_ours(pid)` returns whether a process belongs to a worker. `dump(pid)` writes its stacks to its log, within a
+    limited time. `kill(pid, signum)` signals it. `report(what, request)` receives each step.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Reaper:
         return pid > 0 and pid != os.getpid() and self._is_ours(pid)
 
     def report(self, what: str, request: FileTimerRequest | None = None) -> None:
-        """Report that something happened."""
+        """Report a step."""
         if self._report is not None:
             self._report(what, request)
 
@@ -106,13 +105,13 @@ class Reaper:
         more: Callable[[], Mapping[int, Sequence[FileTimerRequest]]] | None = None,
         again: Container[int] = (),
     ) -> dict[int, list[FileTimerRequest]]:
-        """Report and dump processes with expired timers; return all, with those `more` found.
+        """Report and dump processes with expired timers; return all, including those from `more`.
 
-        All are dumped before the first is killed, since its end makes the agent stop the others.
+        All are dumped before the first is killed, since the agent stops the others when it exits.
         """
         expired: dict[int, list[FileTimerRequest]] = {}
         for round_ in range(REPORT_ROUNDS_MAX):
-            # Of a process that will be killed for certain, no more need be reported.
+            # A process that already has a timer with a signal needs no further report.
             new = [pid for pid in late if fatal_of(expired.get(pid, ())) is None]
             for pid, requests in late.items():
                 expired.setdefault(pid, []).extend(requests)
@@ -171,7 +170,7 @@ class Reaper:
         console.error(f"timer expired: {named} (pid {pid}); {action}")
 
     def _dump_all(self, pids: Sequence[int]) -> None:
-        """Dump the stacks of several workers in parallel, so that one that is stuck delays no other."""
+        """Dump the stacks of several workers in parallel, so that a stuck worker does not delay the others."""
         waiting = [*reversed(pids)]
 
         def dump_some() -> None:
@@ -188,7 +187,7 @@ class Reaper:
             try:
                 one.start()
             except RuntimeError:
-                break  # No more threads can be started here; these will do.
+                break  # No more threads can be started; continue with these.
             others.append(one)
         dump_some()
         for one in others:
@@ -200,10 +199,10 @@ class Reaper:
             return
         try:
             self._dump(pid)
-        except Exception as problem:  # noqa: BLE001 (it must not keep the worker alive)
+        except Exception as problem:  # noqa: BLE001 (the worker must be killed anyway)
             console.warning(f"cannot dump stacks (pid {pid}): {console.describe(problem)}")
 
 
 def fatal_of(requests: Sequence[FileTimerRequest]) -> FileTimerRequest | None:
-    """Return the timer that a process is killed for: the first that has a signal."""
+    """Return the timer whose signal a process receives: the first one with a signal."""
     return next((one for one in requests if one.signal > 0), None)

@@ -1,8 +1,8 @@
 """A script's side of watchdog timers: `with expires(after=60): ...`, and the client over a named pipe.
 
-Each block has its own timer, even if nested or concurrent blocks have the same name or none: a name
-that is in use gets a number, so that leaving a block releases only its own timer. The default name
-of a block is its file and line.
+Each block has its own timer, even if nested or concurrent blocks have the same name or none. If a name is in use, a
+number is added, so that leaving a block releases only its own timer. The default name of a block is its file and
+line.
 
 The client opens the pipe for each request. So it works in forked processes and after a restart of
 the server.
@@ -47,7 +47,7 @@ _scopes_in_use: dict[tuple[int, str], object] = {}
 
 
 def configure(timer_client: TimerClient) -> None:
-    """Make all `expires` blocks of this process use a client, unless they name another."""
+    """Set the client for all `expires` blocks of this process that are not given another one."""
     global _configured  # noqa: PLW0603 (one for the process, as in TorchElastic)
     _configured = timer_client
 
@@ -55,9 +55,9 @@ def configure(timer_client: TimerClient) -> None:
 def expires(
     after: float, scope: str | None = None, client: TimerClient | None = None
 ) -> ExpiringBlock:
-    """Have this process killed if the block takes longer than `after` seconds.
+    """Return a context that has this process killed if the block takes longer than `after` seconds.
 
-    Also a decorator: every call of the function then has a timer.
+    It is also a decorator: every call of the function then has a timer.
     """
     if scope is None:
         caller = sys._getframe(1)
@@ -66,7 +66,7 @@ def expires(
 
 
 class ExpiringBlock:
-    """One block with a timer. It may be entered again, by any thread, also before it was left."""
+    """One block with a timer. Any thread may enter it again, also before it is left."""
 
     def __init__(self, after: float, scope: str, client: TimerClient | None) -> None:
         self._after = after
@@ -110,7 +110,7 @@ class ExpiringBlock:
             _scopes_in_use.pop((id(client), scope), None)
 
     def _pop_entered(self) -> tuple[TimerClient, str]:
-        """Return what this thread entered last, or else what another thread did."""
+        """Return the last entry of this thread, or of another thread if this one has none."""
         thread = threading.get_ident()
         if thread not in self._entered:
             thread = next(iter(self._entered))
@@ -121,9 +121,9 @@ class ExpiringBlock:
 
 
 def _claim(client: TimerClient, scope: str) -> str:
-    """Return a name that no other block of this process uses now: the scope's, if possible.
+    """Return a name that no other block of this process uses now: the scope's name, if possible.
 
-    `setdefault` is one step for all threads, so no lock is needed, which a fork could find locked.
+    `setdefault` is atomic, so this needs no lock, which a forked child could inherit locked.
     """
     token = object()
     name, number = scope, 1
@@ -137,13 +137,13 @@ OPEN_TRIES_MAX = 10
 OPEN_AGAIN_S = 0.1
 
 FULL_S_MAX = 10.0
-"""How long a request waits for a pipe that is full because its reader is held up."""
+"""How long a request waits for a full pipe whose reader is delayed."""
 
 
 class FileTimerClient(TimerClient):
-    """Sets timers with the server at `file_path`, as TORCHELASTIC_TIMER_FILE names it.
+    """Sets timers at the server that reads the pipe `file_path`, the value of TORCHELASTIC_TIMER_FILE.
 
-    `signal` is what this process gets when a timer expires; 0 or less only has it reported.
+    This process receives `signal` when a timer expires. If `signal` is 0 or less, the expiry is only reported.
     """
 
     def __init__(self, file_path: str, signal: int = signals.SIGKILL) -> None:
@@ -154,8 +154,8 @@ class FileTimerClient(TimerClient):
     def acquire(self, scope_id: str, expiration_time: float) -> None:
         """Set the timer of a scope, or move it.
 
-        Raises `BrokenPipeError` where no server reads, `BlockingIOError` where it does not for
-        `FULL_S_MAX`, and `RuntimeError` if the name of the scope is too long for one line.
+        Raises `BrokenPipeError` if no server reads the pipe, `BlockingIOError` if the pipe stays full for
+        `FULL_S_MAX`, and `RuntimeError` if the name of the scope is too long.
         """
         self._send(FileTimerRequest(os.getpid(), scope_id, expiration_time, self.signal))
 
@@ -178,7 +178,7 @@ class FileTimerClient(TimerClient):
 
     def _open(self) -> int:
         if not self._file_path:
-            raise BrokenPipeError(errno.EPIPE, "the agent has no timer pipe, and has reported why")
+            raise BrokenPipeError(errno.EPIPE, "the agent has no timer pipe; its log says why")
         for tries in range(OPEN_TRIES_MAX):
             try:
                 return os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK)

@@ -1,8 +1,8 @@
 """Requests to a timer server, to set or release a timer, as JSON lines.
 
-An invalid line affects no other line. Writers write each line in one piece. So a piece without an end
-is from a writer that was interrupted or from another program; the parser still finds a request that
-follows it on the same line.
+An invalid line does not affect other lines. Writers write each line in one piece. So an incomplete line is from a
+writer that was interrupted or from another program; the parser still finds a request that follows it on the same
+line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RELEASED = -1
 """The `expiration_time` of a request that releases its timer."""
 
 TIME_MAX = 1e15
-"""Seconds; the limit for an expiry, such as that of `expires(after=math.inf)`."""
+"""The limit of an expiry in seconds, for example for `expires(after=math.inf)`."""
 
 
 def is_time(value: object) -> TypeGuard[float]:
@@ -54,9 +54,9 @@ class TimerRequest:
 
 
 class FileTimerRequest(TimerRequest):
-    """A timer of one process; `signal` is what it gets on expiry, none if not positive.
+    """A timer of one process. On expiry the process receives `signal`, if that is positive.
 
-    On the wire it is a line of JSON, TorchElastic's.
+    The wire format is TorchElastic's: a line of JSON.
     """
 
     __slots__ = ("signal", "version")
@@ -70,7 +70,7 @@ class FileTimerRequest(TimerRequest):
 
     @property
     def worker_pid(self) -> int:
-        """The process that is watched."""
+        """The process that the timer watches."""
         pid: int = self.worker_id
         return pid
 
@@ -91,7 +91,7 @@ class FileTimerRequest(TimerRequest):
 
 
 LINE_BYTES_MAX = 4096
-"""A line with its newline is no longer than what the kernel writes in one piece (PIPE_BUF)."""
+"""The limit of a line with its newline: what the kernel writes in one piece (PIPE_BUF)."""
 
 SIGNAL_MAX = 64
 SHOWN_BYTES_MAX = 80
@@ -107,7 +107,7 @@ class LineSplitter:
 
     def __init__(self) -> None:
         self._rest = b""
-        self._skipping = False  # The line is too long: nothing of it counts.
+        self._skipping = False  # Whether the current line is too long and is being skipped.
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the lines that end in this chunk, truncated if they are too long."""
@@ -115,7 +115,7 @@ class LineSplitter:
         for line in ended:
             if self._skipping:
                 self._skipping = False
-                line = line[-LINE_BYTES_MAX:]  # noqa: PLW2901 (there may be a whole one at its end)
+                line = line[-LINE_BYTES_MAX:]  # noqa: PLW2901 (its end may be a complete request)
                 if START not in line:
                     continue
             yield line
@@ -159,7 +159,7 @@ def _parse_line(line: bytes) -> FileTimerRequest:
 
 
 def excerpt(line: bytes) -> str:
-    """Return a line for a message."""
+    """Return the beginning of a line, for a message."""
     short = line[:SHOWN_BYTES_MAX]
     return repr(short.decode(errors="replace")) + ("..." if len(line) > len(short) else "")
 
@@ -169,11 +169,11 @@ def _is_number(value: Any, *kinds: type) -> TypeGuard[Any]:
 
 
 NAMED_MAX = 5
-"""Refusals of one kind that are reported; the rest are only counted."""
+"""How many refusals of one kind are reported; the rest are only counted."""
 
 
 class RefusalLog:
-    """Reports refused requests, without letting a faulty script fill the log."""
+    """Reports refused requests; a faulty script cannot fill the log."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}

@@ -1,8 +1,8 @@
 """The server of timers that workers set over a named pipe.
 
-An agent drives it from its own loop, without a thread: wait until `fileno()` is readable or until
-`next_deadline()`, then `take(now)`; `close()` at the end. Other programs run it in a thread with
-`start()` and `stop()`, as TorchElastic's. The server reads all requests before it checks deadlines,
+An agent drives it from its own loop, without a thread: it waits until `fileno()` is readable or until
+`next_deadline()`, then calls `check(now)`, and `close()` at the end. Other programs run it in a thread with
+`start()` and `stop()`, as with TorchElastic. The server reads all requests before it checks deadlines,
 so that a delayed server does not kill workers that were in time.
 """
 
@@ -38,16 +38,16 @@ KILL_AGAIN_S = 1.0
 KILLS_MAX = 5
 """Attempts to kill a worker, `KILL_AGAIN_S` apart."""
 
-FULL_TAKES_MAX = 8
-"""Reads of a full pipe before timers may expire: the releases may still be in the pipe."""
+FULL_READS_MAX = 8
+"""Consecutive reads of a full pipe after which timers may expire; until then, releases may still be in the pipe."""
 
 
 class FileTimerServer:
     """Watches the timers of this agent's workers, and kills those whose timers expire.
 
-    `max_interval` is TorchElastic's and has no effect, as nothing is polled. `is_ours(pid)` returns
-    whether a request may name a process, by default any descendant of this one. `dump` writes a
-    worker's stacks, `kill` signals it, and `log_event` receives each step.
+    `max_interval` is TorchElastic's and has no effect, since this server does not poll. `is_ours(pid)` returns whether
+    a request may name a process, by default any descendant of this one. `dump` writes a worker's stacks, `kill`
+    signals it, and `log_event` receives each step.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class FileTimerServer:
         self._lines = LineSplitter()
         self._refusals = RefusalLog()
         self._kills: dict[int, int] = {}
-        self._full_takes = 0
+        self._full_reads = 0
         self._thread: ServerThread | None = None
-        self._taking = False
-        self._last_take = time.time()
+        self._checking = False
+        self._last_check = time.time()
         self._pipe = RequestPipe(file_path)
 
     # For an agent's own loop.
@@ -86,24 +86,24 @@ class FileTimerServer:
         """Return when the next timer is due, by the monotonic clock; None while there is none."""
         return self._timers.next_deadline()
 
-    def take(self, now: float) -> int:
-        """Read the requests and kill the late; return how many workers were late."""
-        self._taking = True
+    def check(self, now: float) -> int:
+        """Read the requests and kill late workers; return how many were late."""
+        self._checking = True
         try:
-            late = self.look(now)
+            late = self.collect_late(now)
             self.dump(late)
             for pid, requests in late.items():
                 self.kill(pid, requests, now)
             return len(late)
         finally:
-            self._taking = False
-            self._last_take = time.time()
+            self._checking = False
+            self._last_check = time.time()
 
-    def look(self, now: float) -> dict[int, list[FileTimerRequest]]:
+    def collect_late(self, now: float) -> dict[int, list[FileTimerRequest]]:
         """Read the requests; return the timers that have expired, by process."""
         taken = self._read(now)
-        self._full_takes = self._full_takes + 1 if taken >= TAKE_BYTES_MAX else 0
-        if 0 < self._full_takes < FULL_TAKES_MAX:
+        self._full_reads = self._full_reads + 1 if taken >= TAKE_BYTES_MAX else 0
+        if 0 < self._full_reads < FULL_READS_MAX:
             return {}
         return self._find_late(now)
 
@@ -112,27 +112,27 @@ class FileTimerServer:
 
         def find_more() -> dict[int, list[FileTimerRequest]]:
             now = time.monotonic()
-            self._read(now)  # They may have released their timers meanwhile.
+            self._read(now)  # Workers may have released their timers meanwhile.
             return self._find_late(now)
 
         if late:
             late.update(self._reaper.report_and_dump(late, more=find_more, again=self._kills))
 
     def kill(self, pid: int, requests: list[FileTimerRequest], now: float) -> None:
-        """Kill a late process if one of its timers has a signal; else drop these timers."""
-        self._settle(pid, requests, now, killed=self._reaper.kill_late(pid, requests))
+        """Kill a late process if one of its timers has a signal; otherwise drop these timers."""
+        self._finish(pid, requests, now, killed=self._reaper.kill_late(pid, requests))
 
     def is_reachable(self) -> bool:
         """Whether the pipe still exists at its path."""
         return self._pipe.is_reachable()
 
     def forget_all(self) -> None:
-        """Drop all timers: their workers have ended."""
+        """Drop all timers, after their workers have exited."""
         self._kills.clear()
         self._timers.clear_all()
 
     def close(self) -> None:
-        """Remove the pipe and drop all timers; a thread must have been stopped before."""
+        """Remove the pipe and drop all timers. Stop the thread first, if there is one."""
         self._pipe.close()
         self.forget_all()
 
@@ -159,7 +159,7 @@ class FileTimerServer:
             self._thread.stop()
             self._thread = None
         if self._pipe.fileno() >= 0:
-            self.take(time.monotonic())
+            self.check(time.monotonic())
         self.close()
 
     @staticmethod
@@ -170,7 +170,7 @@ class FileTimerServer:
         except ProcessLookupError:
             return False
         except PermissionError:
-            pass  # It is another user's, and there.
+            pass  # It exists and belongs to another user.
         return True
 
     def register_timers(self, timer_requests: list[FileTimerRequest]) -> None:
@@ -194,23 +194,23 @@ class FileTimerServer:
     def get_last_progress_time(self) -> int:
         """Return when this server was last known to work: now, unless it is behind.
 
-        It sleeps while there is nothing to do.
+        A server without work sleeps, which is no sign of a problem.
         """
-        return int(self._last_take if self._is_behind() else time.time())
+        return int(self._last_check if self._is_behind() else time.time())
 
-    # How it is done.
+    # Internals.
 
     def _find_late(self, now: float) -> dict[int, list[FileTimerRequest]]:
         late = self._timers.due(now)
-        asked = {pid: [one.to_json() for one in timers] for pid, timers in late.items()}
-        log_debug_info_for_expired_timers(self._run_id, asked)
+        requested = {pid: [one.to_json() for one in timers] for pid, timers in late.items()}
+        log_debug_info_for_expired_timers(self._run_id, requested)
         return late
 
     def _read(self, now: float) -> int:
         taken = 0
-        # Finding a process's ancestors takes longer than all else; so it is done once for those
-        # that are not ours. They cannot become ours meanwhile.
-        foreign: dict[int, bool] = {}  # Whether each has ended.
+        # Finding a process's ancestors is slow, so this does it only once for each foreign process, which cannot
+        # become a worker later.
+        foreign: dict[int, bool] = {}  # By pid: whether it has ended.
         for chunk in self._pipe.chunks():
             taken += len(chunk)
             for line in self._lines.feed(chunk):
@@ -230,27 +230,27 @@ class FileTimerServer:
 
     def _refuse(self, request: FileTimerRequest, *, ended: bool) -> None:
         detail = f"pid {request.worker_pid}, scope {request.scope_id!r}"
-        if ended:  # Most likely a worker's child, or a worker of the last generation.
-            self._refusals.add("the process has ended", detail, console.INFO)
+        if ended:  # Probably a worker's child, or a worker of the previous generation.
+            self._refusals.add("the process has exited", detail, console.INFO)
         else:
             self._refusals.add("the process is not a worker of this agent", detail)
 
     def _set(self, request: FileTimerRequest, now: float) -> None:
         if not self._timers.set(request, now, time.time()):
             self._refusals.add(
-                f"there are {len(self._timers):,} timers already",
+                f"there are already {len(self._timers):,} timers",
                 f"pid {request.worker_pid}, scope {request.scope_id!r}",
             )
 
-    def _settle(
+    def _finish(
         self, pid: int, requests: list[FileTimerRequest], now: float, *, killed: bool
     ) -> None:
-        """Drop the timers of a worker that was dealt with, or schedule another attempt."""
+        """Drop the timers of a killed worker, or schedule another attempt to kill it."""
         if killed:
             if any(one.signal > 0 for one in requests):
                 self.clear_timers((pid,))
             else:
-                for one in requests:  # The others keep their own time.
+                for one in requests:  # Other timers of this process remain.
                     self._timers.release(pid, one.scope_id)
             return
         kills = self._kills[pid] = self._kills.get(pid, 0) + 1
@@ -260,7 +260,7 @@ class FileTimerServer:
             self.clear_timers((pid,))
 
     def _is_behind(self) -> bool:
-        if self._taking:
+        if self._checking:
             return True
         deadline = self._timers.next_deadline()
         if deadline is not None and deadline <= time.monotonic():
@@ -273,7 +273,7 @@ class FileTimerServer:
 
 
 FAULT_PAUSE_S, FAULT_PAUSE_S_MAX = 0.1, 10.0
-"""How much longer it waits after each failure in a row, and how long at most."""
+"""How much longer it waits after each consecutive failure, and the longest wait."""
 
 
 class ServerThread:
@@ -301,9 +301,9 @@ class ServerThread:
                 wait_for(time.monotonic() + pause_s, self._ending)
             ending = (
                 self._is_ending()
-            )  # Checked first, so that the last read has all earlier requests.
+            )  # Checked before the read, so that the last read includes all earlier requests.
             try:
-                self._server.take(time.monotonic())
+                self._server.check(time.monotonic())
                 faults = 0
             except Exception as problem:  # noqa: BLE001 (a watchdog continues)
                 faults += 1

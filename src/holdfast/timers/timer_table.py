@@ -1,8 +1,8 @@
-"""The timers that a server watches: the requests, and when each is due.
+"""The timers that a server watches: their requests, and when each expires.
 
-A client sends the expiry as a time of day. The server converts it to the monotonic clock when it
-arrives, so that a step of the clock does not kill a worker. Setting and releasing a timer take
-logarithmic time; finding the next timer needs no search.
+A client sends the expiry as a time of day. The server converts it to the monotonic clock when the request arrives,
+so that a step of the clock does not kill a worker. Setting and releasing a timer take logarithmic time; finding the
+next timer needs no search.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Request = TypeVar("Request", bound=TimerRequest)
 
 TIMERS_MAX = 10_000
-"""The limit, about 5 MB; the server rejects more timers."""
+"""The limit of timers, about 5 MB; the server rejects further ones."""
 PURGE_S = 1.0
 """The interval for dropping timers of ended processes if there are too many timers."""
 STALE_MAX = 64
@@ -31,14 +31,13 @@ class _Timer(Generic[Request]):
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.serial = 0  # Of its entry in the heap; of others that it had, nothing counts.
+        self.serial = 0  # The serial of its valid entry in the heap; older entries are stale.
 
 
 class TimerTable(Generic[Request]):
     """Timers by process and scope. Sleep until `next_deadline`, then take what is `due`.
 
-    Safe for threads: each call is one step for all of them. `is_alive(pid)` is asked about the
-    processes when there are too many timers.
+    It is thread-safe. If there are too many timers, it calls `is_alive(pid)` to drop those of ended processes.
     """
 
     def __init__(self, is_alive: Callable[[int], bool], timers_max: int = TIMERS_MAX) -> None:
@@ -55,7 +54,7 @@ class TimerTable(Generic[Request]):
         return self._count
 
     def set(self, request: Request, now: float, wall: float) -> bool:
-        """Set, move or release a timer; return False if there are too many already."""
+        """Set, move or release a timer; return False if there are too many."""
         pid, scope = request.worker_id, request.scope_id
         if request.expiration_time < 0:
             self.release(pid, scope)
@@ -101,9 +100,9 @@ class TimerTable(Generic[Request]):
             return self._heap[0][0] if self._heap else None
 
     def due(self, now: float) -> dict[int, list[Request]]:
-        """Return what is due, by process, the earliest first.
+        """Return the due timers by process, the earliest first.
 
-        It is returned once: the caller releases it or schedules it again.
+        Each is returned once: the caller releases it or schedules it again.
         """
         found: dict[int, list[Request]] = {}
         with self._lock:
@@ -116,7 +115,7 @@ class TimerTable(Generic[Request]):
         return found
 
     def schedule_again(self, requests: Iterable[Request], at: float) -> None:
-        """Make timers that were due be due once more."""
+        """Schedule timers again that were due."""
         with self._lock:
             for request in requests:
                 timer = self._timers.get(request.worker_id, {}).get(request.scope_id)
@@ -149,7 +148,7 @@ class TimerTable(Generic[Request]):
             heapify(self._heap)
 
     def _timer_of(self, entry: tuple[float, int, int, str]) -> _Timer[Request] | None:
-        """Return the timer of an entry of the heap; None if the entry does not count any more."""
+        """Return the timer of an entry of the heap; None if the entry is stale."""
         _, serial, pid, scope = entry
         timer = self._timers.get(pid, {}).get(scope)
         return timer if timer is not None and timer.serial == serial else None

@@ -1,7 +1,7 @@
 """`torchrun --rdzv-backend holdfast`: the plug-in that torchrun finds by `torchrun.handlers`.
 
-torchrun, and whatever else imports its rendezvous package, calls `creator` in the middle of that
-import. So this module imports nothing; the handler is imported by the first job that requests it.
+torchrun, and any other program that imports its rendezvous package, calls `creator` in the middle of
+that import. So this module imports nothing. The first job that uses the handler imports it.
 """
 
 from __future__ import annotations

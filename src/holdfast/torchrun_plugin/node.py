@@ -39,12 +39,12 @@ class PluginNode(MembershipHandler):
 
     announce = staticmethod(console.notice)
     is_done = False
-    """Whether all its workers of the current round succeeded."""
+    """Whether all workers of this node succeeded in the current round."""
 
     def __init__(self, params: RendezvousParameters) -> None:
         access = CoordinatorAccess(params)
         super().__init__(access)
-        # Removed until the end, since torchrun passes its own environment to its workers.
+        # Remove these variables until the end, since torchrun passes its environment to its workers.
         here = (name for name in (VARIABLE, FILE_VARIABLE) if name in os.environ)
         self._token_variables = {name: os.environ.pop(name) for name in here}
         access.environ = self._token_variables
@@ -89,7 +89,7 @@ class PluginNode(MembershipHandler):
 
 
 class RoundKeys(CoordinatorStore):
-    """The keys of a round, for as long as it lasts; then a call raises `RoundOver`."""
+    """The keys of a round. Once the round is over, a call raises `RoundOver`."""
 
     def __init__(self, node: PluginNode, scope: str, timeout_s: float) -> None:
         connection = node.enter()

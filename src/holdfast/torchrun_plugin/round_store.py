@@ -1,8 +1,8 @@
 """The store of a round as torchrun's agent uses it: torch's interface over our coordinator's keys.
 
 The agents agree on ranks through it, and wait in it for each other at the end. That wait, the exit
-barrier, is the only sign that a node's workers succeeded, so it is reported to the coordinator, which
-could not tell a node that is done from one that is lost otherwise.
+barrier, is the only sign that a node's workers succeeded. So the store reports it to the coordinator,
+which otherwise could not distinguish a finished node from a lost one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RoundStore(Store):  # type: ignore[misc]
         self._scope = scope
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Give a key a value."""
+        """Set the value of a key."""
         with self._keys() as keys:
             keys.set(key, value)
 
@@ -44,7 +44,7 @@ class RoundStore(Store):  # type: ignore[misc]
             return keys.get(key)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter, 0 at first, and return what it is now."""
+        """Add to a counter, which starts at 0, and return its new value."""
         if key.startswith(EXIT_BARRIER):
             self._node.report_done()
         with self._keys() as keys:
@@ -76,12 +76,12 @@ class RoundStore(Store):  # type: ignore[misc]
             return all_keys.multi_get(list(keys))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Give each key its value."""
+        """Set the values of several keys."""
         with self._keys() as all_keys:
             all_keys.multi_set(list(keys), list(values))
 
     def delete_key(self, key: str) -> bool:
-        """Take a key's value away; return whether it had one."""
+        """Delete a key; return whether it existed."""
         with self._keys() as keys:
             return keys.delete_key(key)
 
@@ -91,7 +91,7 @@ class RoundStore(Store):  # type: ignore[misc]
             return keys.num_keys()
 
     def has_extended_api(self) -> bool:
-        """Return that there are `append` and the calls for several keys."""
+        """Return True: the store has `append`, `multi_get` and `multi_set`."""
         return True
 
     @contextmanager

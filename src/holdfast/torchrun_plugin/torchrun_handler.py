@@ -33,7 +33,7 @@ NAME = "holdfast"
 
 
 class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
-    """The rendezvous of one torchrun, made from its parameters."""
+    """The rendezvous of one torchrun agent."""
 
     def __init__(self, params: Any) -> None:
         with _as_torchs():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.control.control_point import ControlPoint
-from holdfast.control.node_report import own_summary
+from holdfast.control.node_server import own_summary
 from holdfast.core.protocol import Request
 from holdfast.core.requests import Action, RequestRefusal
 from holdfast.core.supervision import Begun, RoundJoined, Supervision, WorkersStarted

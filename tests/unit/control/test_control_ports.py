@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.control.connection import ControlProblem, JobNotFound, open_contact, tls_of, unpacked
-from holdfast.control.discovery import Directory
-from holdfast.control.job_client import open_job
+from holdfast.control.discovery import Directory, open_job
+from holdfast.control.job_client import (
+    ControlProblem,
+    JobNotFound,
+    open_contact,
+    tls_of,
+    unpacked,
+)
 from holdfast.control.job_logs import follow_logs
 from holdfast.control.port_server import HALF_OPEN_MAX, PortServer
 from holdfast.core.protocol import ControlPort
@@ -38,7 +43,7 @@ from other_users import STRANGER, as_user
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from holdfast.control.connection import ControlConnection
+    from holdfast.control.job_client import ControlConnection
     from holdfast.control.node_server import Client
     from holdfast.wire.messages import Message
 

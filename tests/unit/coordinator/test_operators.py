@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.control.connection import Endpoint, RequestRefused
-from holdfast.control.job_client import open_job
+from holdfast.control.discovery import open_job
+from holdfast.control.job_client import Endpoint, RequestRefused
 from holdfast.coordinator import operators, server_connection
 from holdfast.core.protocol import Heartbeat, Request, View
 from holdfast.core.requests import Action, RequestRefusal

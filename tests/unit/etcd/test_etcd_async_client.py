@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.etcd.failover import Attempts
+    from holdfast.etcd.async_client import Attempts
     from holdfast.etcd.transport import HttpConnection
 
 

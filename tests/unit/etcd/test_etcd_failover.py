@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from holdfast.core.etcd.calls import Problem, ProblemKind
-from holdfast.etcd.failover import CONNECT_S, LEADERLESS_PAUSE_S, Attempts
+from holdfast.etcd.async_client import CONNECT_S, LEADERLESS_PAUSE_S, Attempts
 from holdfast.etcd.json_gateway import Handling, Refusal
 
 AWAY = Problem(ProblemKind.UNREACHABLE, "connection refused")

@@ -38,7 +38,7 @@ def machine(
     return build
 
 
-def never_asked(kind: str) -> int:
+def never_counted(kind: str) -> int:
     raise AssertionError(f"PyTorch was asked for {kind}")
 
 
@@ -80,7 +80,7 @@ def test_only_visible_gpus_count(
 def test_torch_does_not_count_nvidia_gpus(
     machine: Callable[[list[str], list[str]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "ask_torch", never_asked)
+    monkeypatch.setattr(devices, "torch_count", never_counted)
     monkeypatch.setattr(devices, "has_foreign_backend", lambda: False)
     for found, cards in ((["null", "kvm"], 0), (["nvidia0"], 1)):
         machine([], found)
@@ -92,7 +92,7 @@ def test_torch_does_not_count_nvidia_gpus(
 def test_torch_counts_other_accelerators(
     node: str, machine: Callable[[list[str], list[str]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "ask_torch", {"gpu": 4, "auto": 5, "npu": 6}.__getitem__)
+    monkeypatch.setattr(devices, "torch_count", {"gpu": 4, "auto": 5, "npu": 6}.__getitem__)
     machine([], [node])
     assert devices.gpu_count() == 4
     assert devices.accelerator_count() == 5
@@ -114,7 +114,7 @@ def test_workers_interpreter_counts_devices(
     body: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHON_EXEC", interpreter(tmp_path, body))
-    assert devices.ask_torch("gpu") == expected
+    assert devices.torch_count("gpu") == expected
 
 
 @pytest.mark.torch
@@ -126,7 +126,7 @@ def test_torch_evaluates_every_device_expression(
     # The question is run by the real interpreter, and its exit code is kept beside the answer.
     body = f'"{sys.executable}" "$@"; code=$?; echo $code >"{asked}"; exit $code'
     monkeypatch.setenv("PYTHON_EXEC", interpreter(tmp_path, body))
-    devices.ask_torch(kind)
+    devices.torch_count(kind)
     assert asked.read_text().strip() == "0"
 
 

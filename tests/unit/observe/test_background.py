@@ -230,14 +230,14 @@ def test_a_fork_waits_for_a_call_that_is_stuck_only_once() -> None:
     background = BackgroundHandler(handler, "mine")
     background.record(event())
     assert handler.entered.wait(PATIENCE_S)
-    background.pause(0.01)
-    background.pause(PATIENCE_S * 100)  # At once.
-    background.resume()
+    background.block_calls(0.01)
+    background.block_calls(PATIENCE_S * 100)  # At once.
+    background.allow_calls()
     handler.go_on.set()
     background.flush(PATIENCE_S)
-    background.pause(PATIENCE_S)
+    background.block_calls(PATIENCE_S)
     background.record(event("held back"))
     assert len(handler.got) == 1
-    background.resume()
+    background.allow_calls()
     background.close(PATIENCE_S)
     assert len(handler.got) == 2

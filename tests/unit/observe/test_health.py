@@ -113,13 +113,13 @@ def probe() -> Iterator[LoopProbe]:
 
 
 def test_a_loop_is_silent_since_the_first_probe_without_an_answer(probe: LoopProbe) -> None:
-    probe.answer()
+    probe.respond()
     before = time.monotonic()
     assert not probe.probe(0.01)
     after = time.monotonic()
     assert not probe.probe(0.01)
     assert time.monotonic() - after <= probe.silent_s() <= time.monotonic() - before
-    probe.answer()
+    probe.respond()
     assert probe.silent_s() == 0.0
 
 
@@ -127,8 +127,8 @@ def test_time_that_an_earlier_probe_waited_counts(
     probe: LoopProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.monotonic()
-    monkeypatch.setattr(probe, "_answered_at", now - 2 * FRESH_S)
-    monkeypatch.setattr(probe, "_asked_at", now - 100)
+    monkeypatch.setattr(probe, "_responded_at", now - 2 * FRESH_S)
+    monkeypatch.setattr(probe, "_probed_at", now - 100)
     limits: list[float] = []
     monkeypatch.setattr(probe, "probe", limits.append)
     assert time.time() - probe.alive_time() >= 100
@@ -161,6 +161,6 @@ def test_a_probe_ends_when_the_loop_becomes_busy_or_is_closed(closes: bool) -> N
             thread.join()
     assert answered == [not closes]
     probe.close()
-    probe.answer()
+    probe.respond()
     assert not probe.probe(60)
     assert probe.fileno() == -1

@@ -28,7 +28,7 @@ from holdfast.rendezvous.backend_handler import (
     RendezvousBackend,
     create_handler,
 )
-from holdfast.rendezvous.membership_handler import ALL_HERE
+from holdfast.rendezvous.membership_handler import ALL_ARRIVED
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters, RendezvousTimeout
 from holdfast.rendezvous.rendezvous_errors import (
     RendezvousClosedError,
@@ -149,7 +149,7 @@ def test_failing_store_is_retried_when_all_members_have_arrived(cluster: Cluster
         failures = 1
 
         def set(self, key: str, value: str | bytes) -> None:
-            if key.endswith(ALL_HERE) and self.failures:
+            if key.endswith(ALL_ARRIVED) and self.failures:
                 self.failures -= 1
                 raise ConnectionError("it was away for a moment")
             super().set(key, value)
@@ -277,6 +277,17 @@ def test_unreachable_backend_is_a_loss_after_the_limit(cluster: Cluster, hangs: 
     assert isinstance(lost, CoordinatorLost)
     assert lost.away_s >= 0.3
     assert "'c10d'" in handler.describe_loss(lost)
+
+
+def test_workers_may_run_while_the_backend_hangs(cluster: Cluster) -> None:
+    handler = cluster.add(1, 1, keep_alive_max_attempt=5)
+    handler._away_s = 10 * LONG_S
+    in_role(handler, NodeRole.MEMBER)
+    deadlines: list[float | None] = []
+    handler.enter().guard(deadlines.append)
+    cluster.backends[0].goes_on.clear()
+    later = time.monotonic() + 1.0  # Twice the silence after which a node is lost.
+    until(lambda: (deadlines[-1] or 0.0) > later)
 
 
 def test_state_of_another_program_refuses_the_join(cluster: Cluster) -> None:

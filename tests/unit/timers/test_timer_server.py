@@ -84,15 +84,15 @@ def test_nothing_is_due_before_its_time_nor_after_its_release(
     with sleeping() as child:
         ask(tmp_path, child.pid, "outer", 60)
         ask(tmp_path, child.pid, "inner", 5)
-        assert watching.take(now) == 0
+        assert watching.check(now) == 0
         assert watching.next_deadline() == pytest.approx(now + 5, abs=2)
         ask(tmp_path, child.pid, "inner", -1)
-        assert watching.take(now + 30) == 0  # Requests are read before asking what is due.
+        assert watching.check(now + 30) == 0  # Requests are read before asking what is due.
         real = time.time
         monkeypatch.setattr(time, "time", lambda: real() + 86_400)
-        assert watching.take(now + 30) == 0  # A step of the clock kills nobody.
+        assert watching.check(now + 30) == 0  # A step of the clock kills nobody.
         monkeypatch.undo()
-        assert watching.take(now + 200) == 1
+        assert watching.check(now + 200) == 1
         assert child.wait() == -9
     assert record.log == killed(child.pid, "outer")
 
@@ -107,7 +107,7 @@ def test_invalid_lines_are_reported_a_few_times(
             for scope in ("step", "load")
         )
         (tmp_path / "pipe").write_text(good + "\n" + "no json\n" * 100 + again + "\n")
-        watching.take(time.monotonic())
+        watching.check(time.monotonic())
         expired = watching.get_expired_timers(time.time() + 100)
     assert [one.scope_id for one in expired[child.pid]] == ["step", "load"]
     assert len(caplog.messages) == NAMED_MAX + 1
@@ -129,14 +129,14 @@ def test_only_workers_of_this_agent_may_be_named(
         for _ in range(3):
             for pid in (other.pid, os.getpid(), os.getppid(), 1, gone.pid):
                 ask(tmp_path, pid, "evil", 0)
-        assert watching.take(time.monotonic() + 100) == 0
+        assert watching.check(time.monotonic() + 100) == 0
         assert watching.next_deadline() is None
         assert f"pid {other.pid}, scope 'evil'" in caplog.text
         assert str(gone.pid) not in caplog.text  # Most likely it was ours: only for LOGLEVEL=INFO.
         assert sorted(asked) == sorted({*asked} - {os.getpid()})  # Once for each.
         # By hand anything can be registered; still nobody else is killed.
         watching.register_timers([FileTimerRequest(other.pid, "by hand", time.time(), 9)])
-        watching.take(time.monotonic() + 100)
+        watching.check(time.monotonic() + 100)
         assert (other.poll(), ours.poll()) == (None, None)
     assert record.log == []
 
@@ -155,7 +155,7 @@ def test_newly_late_workers_are_dumped_before_the_first_kill(
         watching = make(dump=dump)
         ask(tmp_path, first.pid, "step", 0)
         ask(tmp_path, third.pid, "step", 60)
-        assert watching.take(time.monotonic() + 1) == 2
+        assert watching.check(time.monotonic() + 1) == 2
         assert (first.wait(), second.wait(), third.poll()) == (-9, -9, None)
         assert watching.next_deadline() is None
     one, two = killed(first.pid), killed(second.pid)
@@ -169,11 +169,11 @@ def test_kill_is_retried_up_to_a_limit(make: Make, tmp_path: Path, record: Recor
         with sleeping() as child:
             record.kill_fails = failures
             ask(tmp_path, child.pid, "step", 0)
-            watching.take(now)
+            watching.check(now)
             assert watching.next_deadline() == now + KILL_AGAIN_S
             for _ in range(KILLS_MAX + 2):
                 now += KILL_AGAIN_S
-                watching.take(now)
+                watching.check(now)
             record.kill_fails = 0
             assert watching.next_deadline() is None
             if failures == 1:
@@ -190,9 +190,9 @@ def test_constantly_full_pipe_delays_kills(
     monkeypatch.setattr(pipe, "TAKE_BYTES_MAX", 10)
     watching = make()
     with sleeping() as child:
-        for late in [0] * (timer_server.FULL_TAKES_MAX - 1) + [1]:
+        for late in [0] * (timer_server.FULL_READS_MAX - 1) + [1]:
             ask(tmp_path, child.pid, "step", 0)
-            assert watching.take(time.monotonic() + 1) == late
+            assert watching.check(time.monotonic() + 1) == late
         assert child.wait() == -9
 
 
@@ -242,7 +242,7 @@ def test_a_thread_survives_a_failure(caplog: pytest.LogCaptureFixture) -> None:
         def next_deadline(self) -> float | None:
             return None
 
-        def take(self, now: float) -> None:
+        def check(self, now: float) -> None:
             self.takes += 1
             took.release()
             if self.takes == 1:

@@ -80,4 +80,4 @@ def drive(server: FileTimerServer, ended: int) -> None:
         assert now < give_up, "nothing happened in time"
         deadline = min(server.next_deadline() or give_up, give_up)
         poll.poll(max(0.0, deadline - now) * 1000 + 1)
-        ended -= server.take(time.monotonic())
+        ended -= server.check(time.monotonic())

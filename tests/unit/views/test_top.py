@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.control.connection import RequestRefused
 from holdfast.control.history import RESTART_STAGES, Generation, NodeHistory
+from holdfast.control.job_client import RequestRefused
 from holdfast.core.requests import Action
 from holdfast.views import tables
 from holdfast.views.top import app as app_module

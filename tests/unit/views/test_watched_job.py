@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from holdfast.control.connection import ControlProblem
+from holdfast.control.job_client import ControlProblem
 from holdfast.views.dashboard.watched_job import LOGS_WAITING_MAX, WatchedJob
 from holdfast.wire.control import LogLines, LogsQuery
 from in_loop import in_loop

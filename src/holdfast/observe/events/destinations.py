@@ -45,12 +45,12 @@ def installed_plugins() -> dict[str, Any]:
 
 
 def load_plugin(plugin: Any) -> Any:
-    """Return the handler that a plug-in makes; raise `UsageError` if it cannot."""
+    """Return the handler that a plug-in creates; raise `UsageError` if that fails."""
     try:
         return plugin.load()()
-    except (Exception, SystemExit) as problem:  # Its module may exit when it is imported.
+    except (Exception, SystemExit) as problem:  # Its module may call `sys.exit`.
         what = f"the event handler {plugin.name!r} ({plugin.value})"
-        raise UsageError(f"cannot make {what}: {console.describe(problem)}") from problem
+        raise UsageError(f"cannot create {what}: {console.describe(problem)}") from problem
 
 
 DEFAULT = "null"
@@ -63,7 +63,7 @@ _added: dict[str, tuple[logging.Handler, SafeHandler]] = {}
 _found: dict[str, SafeHandler] = {}
 
 find_added: Callable[[str], logging.Handler | None] | None = None
-"""Looks a destination up in TorchElastic's table of handlers; set by the module that has it."""
+"""Looks a destination up in TorchElastic's table of handlers; the module with that table sets it."""
 
 
 def configure(handler: EventHandler | logging.Handler, destination: str = DEFAULT) -> None:
@@ -104,7 +104,7 @@ def find(destination: str) -> SafeHandler:
 
 
 def _make_added_safe(handler: logging.Handler, destination: str) -> SafeHandler:
-    """Return the guard of a handler of TorchElastic's table, the same as long as it is there."""
+    """Return the guard of a handler in TorchElastic's table; the same one while the handler is in the table."""
     old = _added.get(destination)
     if old is not None and old[0] is handler:
         return old[1]
@@ -116,7 +116,7 @@ def _make_added_safe(handler: logging.Handler, destination: str) -> SafeHandler:
 
 
 def make_safe(handler: Any, name: str) -> SafeHandler:
-    """Return a handler with a guard; one of the program or a plug-in gets its own thread."""
+    """Return a handler with a guard; a handler of the program or of a plug-in runs in its own thread."""
     if type(handler) is NullEventHandler:
         return SafeHandler(handler, name)
     logging = sys.modules.get("logging")
@@ -154,7 +154,7 @@ def _make(destination: str) -> SafeHandler:
         case "jsonl":
             raise UsageError(
                 "events: 'jsonl' needs a log directory, which only a job has",
-                hint="choose one: configure(JsonLinesEventHandler(folder), 'jsonl')",
+                hint="set one with configure(JsonLinesEventHandler(folder), 'jsonl')",
             )
 
     found = installed_plugins()
@@ -174,7 +174,7 @@ def record(event: Event, destination: str = DEFAULT) -> None:
 
 
 def stamped(event: Any) -> Any:
-    """Return a copy with the time: the event is queued, and the caller may change the original."""
+    """Return a copy with a timestamp. The copy is queued, so the caller may change the original."""
     other = object.__new__(type(event))
     other.__dict__.update(event.__dict__)
     if isinstance(event.metadata, dict):
@@ -186,5 +186,5 @@ def stamped(event: Any) -> Any:
 
 def record_rdzv_event(event: RdzvEvent) -> None:
     """Record an event of the rendezvous."""
-    known: Any = event  # A handler of this destination gets these and no other events.
+    known: Any = event  # A handler of this destination receives only `RdzvEvent`s.
     find(RENDEZVOUS).record(known)

@@ -1,10 +1,9 @@
 """Events: `Event` and, for the steps of a rendezvous, `RdzvEvent`; and their JSON.
 
-Names, fields and text are TorchElastic's: each of the two programs reads the other's lines. Both behave like
-data classes, but neither `dataclasses` nor `json` is
-imported for that (docs/internals/decisions/0029-start-up-time.md says why). The text is the same to
-the byte as that of `json.dumps`. A value that JSON has no type for (a date, a path, a tensor)
-becomes its `str`, where `json` would raise: the event is worth having even so.
+Names, fields and text are TorchElastic's, so each of the two programs can read the other's lines. Both classes
+behave like data classes, but this module imports neither `dataclasses` nor `json`
+(docs/internals/decisions/0029-start-up-time.md says why). The text is identical to that of `json.dumps`. If JSON has
+no type for a value (a date, a path, a tensor), `json` would raise; here the text contains its `str`.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def json_text(value: Any, depth: int = 0) -> str:
 
 
 def _number(value: float) -> str:
-    if value != value:  # Only what is not a number differs from itself.
+    if value != value:  # Only NaN differs from itself.
         return "NaN"
     return _NAMES.get(value) or float.__repr__(value)
 
@@ -69,7 +68,7 @@ def _key(key: object) -> str:
 def _shown(value: object) -> str:
     try:
         return str(value)
-    except Exception:  # noqa: BLE001 (a value may be of anybody's class)
+    except Exception:  # noqa: BLE001 (the class may be a user's)
         return f"<{type(value).__name__}>"
 
 
@@ -81,7 +80,7 @@ def _quoted(text: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    """Return a character as its UTF-16 words; half of a pair stays what it is."""
+    """Return a character as its escaped UTF-16 words; a lone surrogate is one word."""
     words = character.encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{words[at : at + 4]}" for at in range(0, len(words), 4))
 
@@ -90,7 +89,7 @@ EventMetadataValue = str | int | float | bool | None
 
 
 class EventSource(str, Enum):  # noqa: UP042 (a StrEnum would be shown as another text)
-    """Who an event is about."""
+    """The subject of an event."""
 
     AGENT = "AGENT"
     WORKER = "WORKER"
@@ -114,7 +113,7 @@ class Event:
 
     @staticmethod
     def deserialize(data: str | Event) -> Event:
-        """Return the event of a text that `serialize` made; an event is returned as it is."""
+        """Return the event of a text from `serialize`; an event is returned unchanged."""
         if isinstance(data, Event):
             return data
         fields = _fields_in(data)
@@ -137,7 +136,7 @@ class NodeState(str, Enum):  # noqa: UP042 (a StrEnum would be shown as another 
 
 @lazy_dataclass
 class RdzvEvent:
-    """One step of a node's rendezvous; what is not known is "" or None."""
+    """One step of a node's rendezvous; unknown fields are "" or None."""
 
     name: str
     run_id: str
@@ -155,7 +154,7 @@ class RdzvEvent:
 
     @staticmethod
     def deserialize(data: str | RdzvEvent) -> RdzvEvent:
-        """Return the event of a text that `serialize` made; an event is returned as it is."""
+        """Return the event of a text from `serialize`; an event is returned unchanged."""
         if isinstance(data, RdzvEvent):
             return data
         fields = _fields_in(data)

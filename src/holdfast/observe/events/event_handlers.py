@@ -1,8 +1,8 @@
-"""`EventHandler`, and the handlers that need nothing else: null, console and JSON lines.
+"""`EventHandler`, and the handlers without further dependencies: null, console and JSON lines.
 
-The caller's obligations: it calls `record` for one event at a time, in order; `flush` at the end of each job, and
-`close` once, after the last event. A handler of the program or of a plug-in runs in its own thread, so it
-may be slow; `holdfast.observe.background` has the limits.
+The caller calls `record` for one event at a time, in order; `flush` at the end of each job; and `close` once, after
+the last event. A handler of the program or of a plug-in runs in its own thread, so it may be slow;
+`holdfast.observe.background` has the limits.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class EventHandler(ABC):
 
     @abstractmethod
     def record(self, event: Event) -> None:
-        """Handle an event; a handler of rendezvous events gets `RdzvEvent`s."""
+        """Handle an event; a handler of rendezvous events receives `RdzvEvent`s."""
 
-    def flush(self) -> None:  # noqa: B027 (most hold nothing back)
+    def flush(self) -> None:  # noqa: B027 (most handlers do not buffer)
         """Send buffered events; called at the end of a job."""
 
-    def close(self) -> None:  # noqa: B027 (most have nothing to close)
-        """Send buffered events, and close: this is the last call."""
+    def close(self) -> None:  # noqa: B027 (most handlers have nothing to close)
+        """Send buffered events, and close. This is the last call."""
 
 
 class NullEventHandler(EventHandler):
@@ -50,7 +50,7 @@ class ConsoleEventHandler(EventHandler):
 
 
 FILE_BYTES_MAX = 64 * 1024 * 1024
-"""A file is rotated before it exceeds this size, so a node needs at most twice as much."""
+"""A file is rotated before it exceeds this size, so a node needs at most twice this size."""
 BUFFERED_MAX = 1000
 """How many events are buffered before the folder exists; the oldest are dropped first."""
 
@@ -58,7 +58,7 @@ BUFFERED_MAX = 1000
 class LogDirectoryHandler(EventHandler):
     """Writes the events and the timeline of a job to its log directory.
 
-    With `events` false it writes only the timeline, since another handler has the events.
+    With `events` false it writes only the timeline, since another handler writes the events.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LogDirectoryHandler(EventHandler):
         """Append a line to one of the files; raise `OSError` if it cannot be written."""
         if isinstance(event, Line):
             self._timeline.record(event)
-            # The other lines are useless without these two.
+            # A reader needs these two lines to interpret the others.
             if event.kind == "run":
                 self._timeline.head = (event.serialize(),)
             elif event.kind == "generation":
@@ -127,7 +127,7 @@ class JsonLinesEventHandler(EventHandler):
         self.path = ""
         """The file, once it exists."""
         self.head: tuple[str, ...] = ()
-        """Lines that are repeated at the beginning of each further file."""
+        """Lines that begin every further file."""
 
     def record(self, event: Event | Line) -> None:
         """Append a line; raise `OSError` if the file cannot be written."""
@@ -174,7 +174,7 @@ class JsonLinesEventHandler(EventHandler):
         try:
             written = os.write(self._descriptor, data)
         except OSError as problem:
-            problem.filename = self.path  # So that the message says which disk is full.
+            problem.filename = self.path  # The message then names the disk that is full.
             raise
         self._size += written
         self._is_line_begun = written < len(data) and (written > 0 or self._is_line_begun)
@@ -182,7 +182,7 @@ class JsonLinesEventHandler(EventHandler):
             raise OSError(f"{self.path}: wrote only {written} of {len(data)} bytes")
 
     def _rotate(self) -> None:
-        """Begin a new file; not in a forked child, whose parent still writes to the old one."""
+        """Start a new file. A forked child does not, because its parent still writes to the old one."""
         if os.getpid() != self._owner or self._descriptor is None:
             return
         os.rename(self.path, f"{self.path}.1")
@@ -195,6 +195,6 @@ class JsonLinesEventHandler(EventHandler):
 
 
 def file_name(stem: str = "events") -> str:
-    """Return the name of this node's file; another agent on this host has another."""
+    """Return the name of this agent's file; every agent on this host has its own."""
     host = os.uname().nodename.replace("/", "_") or "node"
     return f"{stem}-{host}-{os.getpid()}.jsonl"

@@ -1,7 +1,7 @@
 """Events as log records of OpenTelemetry, sent by OTLP over HTTP. Needs the extra `otel`.
 
 If the program has set up OpenTelemetry's logs, events go there. Otherwise a provider is created, and
-OpenTelemetry's own variables define its destination:
+OpenTelemetry's own variables configure it:
 `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_SERVICE_NAME`, ...
 
 An event becomes an OpenTelemetry *event*: a log record with a name. Its metadata are the attributes, without nulls.
@@ -83,7 +83,7 @@ def _own_provider() -> Any:
         raise _missing(problem) from problem
     try:
         exporter: Any = OneLineExporter(OTLPLogExporter(timeout=EXPORT_S), "events")
-        # Its own exit hook could wait long; this one has a limit.
+        # The provider's own exit hook has no limit; `close` here has one.
         provider = LoggerProvider(resource=resource(), shutdown_on_exit=False)
         provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
     except Exception as problem:

@@ -1,9 +1,9 @@
 """Converts lifecycle events into events, with TorchElastic's names and keys.
 
 `EventRecorder` and `RendezvousRecorder` are observers; `JobEvents` sends the events of one job to its handlers.
-Improvements over TorchElastic: an event has the time at which it happened; numbers are numbers, not lists;
-known values are included (the rank at a rendezvous, the pid of a worker, the exit code of a successful
-one); a failed rendezvous has its traceback; the host name comes from the kernel, never from a name server.
+Improvements over TorchElastic: An event has the time at which it happened. Numbers are numbers, not lists. Known
+values are included: the rank at a rendezvous, the pid of a worker, the exit code of a successful worker. A failed
+rendezvous has its traceback. The host name comes from the kernel, never from a name server.
 
 As in TorchElastic, the agent's own `SUCCEEDED` means that the agent finished, even if the workers failed; and the
 key `metadata` is JSON in a string.
@@ -206,7 +206,7 @@ class RendezvousRecorder:
                 self._record("the node's part ended", state, event.group_rank)
 
     def close(self) -> None:
-        """Wait, for a limited time, until the handler has received them."""
+        """Wait up to `FLUSH_S` until the handler has received all events."""
         from holdfast.observe.events import destinations
 
         destinations.find(DESTINATION).flush(destinations.FLUSH_S)
@@ -236,7 +236,7 @@ FLUSH_S = 5.0
 
 
 class JobEvents:
-    """Passes the events of one job on to its handlers: the log directory's and the chosen one.
+    """Sends the events of one job to its handlers: that of the log directory, and the selected one.
 
     The log directory always has all events as JSON lines. A handler that the program configured for the default
     destination receives them too. `close` this before the log directory is removed, and before
@@ -246,8 +246,8 @@ class JobEvents:
     def __init__(self, name: str, folder: str | Callable[[], str | None] | None) -> None:
         """Raise `UsageError` if there is no destination `name`.
 
-        `folder` is the job's log directory, or a function that returns it once it exists; None if
-        the job has none, in which case no lines are written.
+        `folder` is the job's log directory, or a function that returns it once it exists. If it is None, the job
+        has none, and no lines are written.
         """
         self._own: list[SafeHandler] = []
         self._shared: list[SafeHandler] = []
@@ -267,7 +267,7 @@ class JobEvents:
         self._shared.append(destinations.find(name))
 
     def record(self, event: Event) -> None:
-        """Give an event to every handler."""
+        """Send an event to every handler."""
         for handler in (*self._own, *self._shared):
             handler.record(event)
 
@@ -285,6 +285,6 @@ class JobEvents:
 
 
 def _is_configured(destination: str) -> bool:
-    """Whether a program configured a destination; one that did has imported that module."""
+    """Whether the program configured a destination; only then has it imported that module."""
     destinations = sys.modules.get("holdfast.observe.events.destinations")
     return destinations is not None and destinations.is_configured(destination)

@@ -1,7 +1,7 @@
 """Events and Python's `logging`.
 
 - `LoggingEventHandler` logs events on `holdfast.events`, for programs whose logging is set up.
-- `LogHandlerSink` gives events to a `logging.Handler`, which is what TorchElastic's handlers are.
+- `LogHandlerSink` passes events to a `logging.Handler`; TorchElastic's handlers are of this type.
 
 `LOGLEVEL` affects neither: it is for Holdfast's own messages.
 """
@@ -35,10 +35,10 @@ class LoggingEventHandler(EventHandler):
 
 
 class LogHandlerSink(EventHandler):
-    """Gives events to a `logging.Handler`, under the name of TorchElastic's logger for it.
+    """Passes events to a `logging.Handler`, with the name of TorchElastic's logger for it.
 
-    No such logger exists: its level would depend on the program, and a replaced handler would lose its queued
-    events.
+    It creates no logger of that name: the logger's level would depend on the program, and a replaced handler would
+    lose its queued events.
     """
 
     def __init__(self, handler: logging.Handler, destination: str) -> None:

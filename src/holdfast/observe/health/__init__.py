@@ -1,1 +1,1 @@
-"""Health checks over HTTP: whether the agent's loop turns and its workers run."""
+"""Health checks over HTTP: whether the agent's loop responds and its workers run."""

@@ -1,15 +1,15 @@
 """The HTTP server of health checks: liveness and readiness as Kubernetes probes them.
 
 ====================================  =========================================================
-`GET /healthz`, `/livez` and `/`      200 while the agent's loop answered within `timeout`
-`GET /readyz`                         200 while, in addition, the generation's workers run
+`GET /healthz`, `/livez` and `/`      200 if the agent's loop has responded within `timeout`
+`GET /readyz`                         200 if, in addition, the generation's workers run
 ====================================  =========================================================
 
 Otherwise it is 503, with the reason in one line of text. The state is read at the time of the request. A stopped
 process does not respond, which is a failed probe too.
 
-Probes use the pod's own address, so the server listens on every address of the machine. It reveals two bits and
-one line about them, and accepts no input.
+Probes use the pod's own address, so the server listens on every address of the machine. It reveals only liveness,
+readiness and one line about them, and accepts no input.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"
 TIMEOUT_VARIABLE = "HOLDFAST_HEALTH_TIMEOUT"
 TIMEOUT_S = 60
-"""How long an agent may be silent before it counts as dead; TorchElastic's default."""
+"""How long an agent may be silent before it is considered dead; TorchElastic's default."""
 PORT_MAX = 65535
 PORT = re.compile("[0-9]{1,20}")
 SHOWN_CHARS_MAX = 80
@@ -49,8 +49,8 @@ READINESS = "/readyz"
 class Readiness:
     """An observer of lifecycle events: whether the workers of the current generation run.
 
-    `why_not` is the `ready_callback` of a health check, which calls it from another thread; so all
-    that is shared is one string.
+    `why_not` is the `ready_callback` of a health check, which calls it from another thread, so the threads share
+    only one string.
     """
 
     name = "the readiness check"
@@ -61,7 +61,7 @@ class Readiness:
         self._generation = -1
 
     def why_not(self) -> str:
-        """Return why the workers do not run; nothing if they do."""
+        """Return why the workers do not run; empty if they run."""
         return self._reason
 
     def __call__(self, event: LifecycleEvent) -> None:
@@ -85,18 +85,17 @@ class Readiness:
 
 
 class HealthCheckServer:
-    """Responds to probes from `start` until `stop`; both may be called at any time, also twice.
+    """Responds to probes from `start` until `stop`. Both may be called at any time and more than once.
 
-    `alive_callback` returns when the agent was last alive, in seconds since 1970; it is called in
-    the server's thread for each probe, and should not take longer than a probe waits. After
-    `timeout` seconds the agent counts as dead. Port 0 is any free one; `port` tells which once the
-    server is started.
+    `alive_callback` returns when the agent was last alive, in seconds since 1970. The server's thread calls it for
+    each probe, so it must return before a probe times out. After `timeout` seconds the agent is considered dead. Port
+    0 is any free port; after `start`, `port` has its number.
 
-    `ready_callback` returns why the workers do not run, or nothing if they run. Without one, a live
-    agent is ready. `host` is where to listen, every address by default. `name` is the prefix of the
-    error if the port cannot be bound.
+    `ready_callback` returns why the workers do not run, or an empty text if they run. Without one, a live agent is
+    ready. `host` is the address to listen on, by default every address. `name` is the prefix of the error if the port
+    cannot be bound.
 
-    Subclasses may override `start` and `stop`, as those of TorchElastic's do.
+    Subclasses may override `start` and `stop`, as subclasses of TorchElastic's class do.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class HealthCheckServer:
 
     @property
     def port(self) -> int:
-        """The port it listens on; 0 before `start` if it was not chosen."""
+        """The port it listens on; before `start`, 0 if any free port was requested."""
         return self._server.port if self._server is not None else self._port
 
     def _respond(self, request: HttpRequest) -> HttpResponse:
@@ -162,7 +161,7 @@ class HealthCheckServer:
             silent_s = time.time() - self._alive_callback()
         except Exception as problem:  # noqa: BLE001 (a callback may raise anything)
             return f"the liveness check failed: {type(problem).__name__}: {problem}"
-        # A time that is not a number counts as dead. One in the future counts as alive: clocks are set.
+        # NaN means dead. A time in the future means alive, because the clock may have been set back.
         if silent_s <= self._timeout:
             return ""
         return f"the agent has not responded for {silent_s:.0f} s"
@@ -190,7 +189,7 @@ def server_from_environment(
 ) -> HealthCheckServer | None:
     """Return the server that `TORCHELASTIC_HEALTH_CHECK_PORT` configures, not started.
 
-    A value that is not a port is warned about, and means none.
+    A value that is not a valid port causes a warning, and there is no server.
     """
     given = environ.get(PORT_VARIABLE, "")
     if not given:

@@ -33,7 +33,7 @@ class MetricExporters:
         self.otel: OtelMetricExporter | None = None
 
     def finish(self) -> None:
-        """Begin to send the last metrics, without waiting."""
+        """Start to send the last metrics, without waiting."""
         if self.otel is not None:
             self.otel.finish()
 
@@ -59,7 +59,7 @@ def open_exporters(
     """Export metrics to the configured handlers, to an HTTP endpoint, and to a collector.
 
     `port` and `host` are `--metrics-port` and `--metrics-addr`; without a port there is no
-    endpoint, and without a host it is on loopback. `progress` is that of `JobMetrics`. Raises
+    endpoint, and without a host it is on loopback. `JobMetrics` explains `progress`. Raises
     `EnvironmentProblem` if the port cannot be bound.
     """
     exporters = MetricExporters()
@@ -88,5 +88,5 @@ def open_exporters(
 
 
 def otel_wanted() -> bool:
-    """Whether OpenTelemetry's own variable asks for metrics over OTLP."""
+    """Whether OpenTelemetry's own variable requests metrics over OTLP."""
     return "otlp" in os.environ.get(OTEL_ENV, "").replace(" ", "").split(",")

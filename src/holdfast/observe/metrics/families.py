@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-"""Half decades: from the start of a process to a rendezvous that waits for a machine."""
+"""Half decades, from the start of a process to a rendezvous that waits for a machine."""
 
 
 class Histogram:
@@ -28,19 +28,19 @@ class Histogram:
             raise ValueError(f"bounds must be finite and increasing: {bounds}")
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """By bound; the last one counts the times above all bounds."""
+        """The counts by bound; the last one counts the times above all bounds."""
         self.count = 0
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one time; a negative one, of two clocks, counts as zero."""
+        """Count one time. A negative one, which two clocks can cause, counts as zero."""
         value = max(0.0, value)
         self.counts[bisect_left(self.bounds, value)] += 1
         self.count += 1
         self.sum += value
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """Return for each bound, and for infinity, how many times are not above it."""
+        """Return how many times are not above each bound, and not above infinity."""
         so_far = 0
         found = []
         for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from holdfast.control.history import Generation
 
     Progress = tuple[int, int | None, float | None, str | None]
-    """A worker's rank, its step, the age of its heartbeat in seconds, and the section it is in."""
+    """A worker's rank, its step, the age of its heartbeat in seconds, and its current section."""
 
 
 class Restarts:
@@ -46,7 +46,7 @@ class Restarts:
         self.reasons = dict.fromkeys(RestartReason, 0)
         self._warming: Generation | None = None
 
-    def look(self, ended: Generation | None, one: Generation | None) -> None:
+    def update(self, ended: Generation | None, one: Generation | None) -> None:
         """Update the counts after an event; `ended` is the generation that this one replaced."""
         if ended is not None and one is not None and ended.is_over:
             self._count(ended, one)
@@ -159,7 +159,7 @@ class JobMetrics:
                 state = history.workers[event.worker.local_rank][1]
                 if state in self._exits and history.node_state is not NodeState.STOPPING:
                     self._exits[state] += 1
-            self._restarts.look(ended, history.newest)
+            self._restarts.update(ended, history.newest)
 
     # In the thread that collects.
 
@@ -220,7 +220,7 @@ class JobMetrics:
         elapsed_s = self._past_elapsed_s + history.elapsed_s(now)
         useful_s = self._past_useful_s + history.useful_s(now)
         wanted_s = elapsed_s - history.standby_s(now)
-        # Counters never fall: Prometheus takes a falling one for a restart from 0.
+        # Counters must never decrease: Prometheus would assume a restart from 0.
         self._shown_elapsed_s = max(self._shown_elapsed_s, elapsed_s)
         self._shown_useful_s = max(self._shown_useful_s, useful_s)
         for name, value in (
@@ -240,7 +240,7 @@ class JobMetrics:
             return
         try:
             reported = [*progress()]
-        except Exception as problem:  # noqa: BLE001 (the other metrics are worth having alone)
+        except Exception as problem:  # noqa: BLE001 (the other metrics are still useful)
             console.warning(f"cannot read the workers' progress: {console.describe(problem)}")
             self._progress = None
             return

@@ -1,9 +1,8 @@
 """Metric handlers, and `put_metric`, which sends a metric to the handler of its group.
 
 Derive from `MetricHandler` and `configure` it. `put_metric` calls the handler in the caller's
-thread, as TorchElastic's does, and contains its failures (`safe_handler`); one that was dropped
-receives metrics again once it is configured again. The agent's own metrics reach the handler in the
-background (`metric_recorder`).
+thread, as TorchElastic's does, and catches its exceptions (`safe_handler`). A dropped handler receives metrics again
+once it is configured again. A background thread sends the agent's own metrics to the handler (`metric_recorder`).
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ if TYPE_CHECKING:
         name: str
         value: int
 else:
-    # `typing` would cost more to import than all of this package.
+    # Importing `typing` takes longer than importing this whole package.
     MetricData = namedtuple("MetricData", ["timestamp", "group_name", "name", "value"])  # noqa: PYI024
 
 FAULTY_MAX = 64
-"""Handlers whose failures are remembered; of more, the newest."""
+"""How many handlers' failures are remembered; above that, the oldest are forgotten."""
 DEFAULT_GROUP = "torchelastic"
 
 
 class MetricHandler(ABC):
-    """Takes metrics; `configure` makes one known.
+    """Receives metrics; register it with `configure`.
 
     A separate thread emits the agent's metrics, one by one and in order, so `emit` may block. A
     program's own metrics are emitted in the thread that calls `put_metric`.
@@ -43,7 +42,7 @@ class MetricHandler(ABC):
 
     @abstractmethod
     def emit(self, metric_data: MetricData) -> None:
-        """Take one metric."""
+        """Handle one metric."""
 
 
 class ConsoleMetricHandler(MetricHandler):
@@ -74,7 +73,7 @@ class MetricStream:
 
 
 class HandlerFaults(Faults):
-    """The failures of a metric handler. Keeps it alive, so that its id stays its own."""
+    """The failures of a metric handler. It references the handler, so that no other object gets the same id."""
 
     def __init__(self, handler: MetricHandler) -> None:
         super().__init__(f"the metric handler {type(handler).__name__}", "metric")
@@ -107,7 +106,7 @@ def is_dropped(handler: MetricHandler) -> bool:
 
 
 def faults_of(handler: MetricHandler) -> HandlerFaults:
-    """Return the failures of a handler, and remember them."""
+    """Return the record of a handler's failures; create it if necessary."""
     faults = _faulty.get(id(handler))
     if faults is None:
         if len(_faulty) >= FAULTY_MAX:
@@ -117,7 +116,7 @@ def faults_of(handler: MetricHandler) -> HandlerFaults:
 
 
 def configure(handler: MetricHandler, group: str | None = None) -> None:
-    """Send metrics of a group to a handler; without a group, those of all groups without one."""
+    """Send the metrics of a group to a handler. Without `group`, this is for all groups that have no handler."""
     _faulty.pop(id(handler), None)
     if group is None:
         _default[0] = handler
@@ -126,7 +125,7 @@ def configure(handler: MetricHandler, group: str | None = None) -> None:
 
 
 def getStream(group: str) -> MetricStream:  # noqa: N802 (TorchElastic's name)
-    """Return a group with the handler that is configured for it now."""
+    """Return a group with its current handler."""
     return MetricStream(group, _handlers.get(group, _default[0]))
 
 

@@ -1,11 +1,10 @@
 """Sends metrics to an OpenTelemetry collector, by OTLP over HTTP. Needs the extra `otel`.
 
-It converts the families of Prometheus into OpenTelemetry's values: our histograms already have their
-counts, so the program needs no meter. OpenTelemetry's own variables configure it: `OTEL_EXPORTER_OTLP_ENDPOINT`,
+It converts the metric families into OpenTelemetry's values. The histograms already have their counts, so no meter
+is needed. OpenTelemetry's own variables configure it: `OTEL_EXPORTER_OTLP_ENDPOINT`,
 `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_METRIC_EXPORT_INTERVAL` (in ms), `OTEL_SERVICE_NAME`, ...
 
-An unreachable collector is reported once. Only the sending thread waits for it, and `close` for
-`CLOSE_S`.
+An unreachable collector is reported once. Only the sending thread waits for it; `close` waits up to `CLOSE_S`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ SERVICE = "holdfast"
 
 
 class OtelMetricExporter:
-    """Sends what `collect` returns every `interval_s` from `start` on, and once more at `close`."""
+    """Sends the families from `collect` every `interval_s` after `start`, and once more at `close`."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class OtelMetricExporter:
         self._thread.start()
 
     def finish(self) -> None:
-        """Begin to send the last metrics, without waiting for it."""
+        """Start to send the last metrics, without waiting."""
         self._over.set()
 
     def close(self) -> None:
@@ -66,7 +65,7 @@ class OtelMetricExporter:
         self.finish()
         if self._thread.ident is not None:
             self._thread.join(CLOSE_S)
-        # This also ends an attempt in progress. The limit is only for what it has to flush.
+        # This also ends an attempt in progress.
         self._exporter.shutdown(timeout_millis=0)
 
     def _run(self) -> None:
@@ -107,7 +106,7 @@ def start_export(collect: Callable[[], Iterable[Family]]) -> OtelMetricExporter 
     except EnvironmentProblem as problem:
         console.warning(str(problem))
         return None
-    except Exception as problem:  # noqa: BLE001 (what the variables say may be anything)
+    except Exception as problem:  # noqa: BLE001 (the variables may have any value)
         console.warning(f"metrics: cannot set up OpenTelemetry: {console.describe(problem)}")
         return None
     export.start()
@@ -137,7 +136,7 @@ def _as_point(sample: Sample, began_ns: int, now_ns: int) -> Any:
     value = sample.value
     if not isinstance(value, Histogram):
         return NumberDataPoint(labels, began_ns, now_ns, value)
-    unknown: Any = None  # Minimum and maximum are not kept, and need not be sent.
+    unknown: Any = None  # Minimum and maximum are optional, and not recorded.
     return HistogramDataPoint(
         labels,
         began_ns,

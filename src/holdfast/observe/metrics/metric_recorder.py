@@ -1,8 +1,8 @@
-"""Emits TorchElastic's metrics: the same names, at the same times, in the same order.
+"""Emits TorchElastic's metrics, with the same names, at the same times, in the same order.
 
-TorchElastic emits them from decorators around the agent's methods; here lifecycle events are their
-source. If one method calls another there, the inner one ends first and is reported first: therefore a
-rendezvous waits for the ranks, and a restart for the start.
+TorchElastic emits them from decorators around the agent's methods; here they derive from lifecycle events. If one
+method calls another there, the inner one ends and is reported first. Therefore the metric of a rendezvous follows
+that of the ranks, and the metric of a restart follows that of the start.
 
 The agent must not wait for a handler, so a thread calls the handler from a queue with the limits of
 `background`. A handler that exceeds them receives no more metrics until it is configured again.
@@ -56,9 +56,9 @@ class MetricRecorder:
         self._reset()
 
     def _reset(self) -> None:
-        self._rendezvous: lifecycle.RendezvousEnded | None = None  # Without ranks so far.
+        self._rendezvous: lifecycle.RendezvousEnded | None = None  # Its workers have no ranks yet.
         self._stopping: lifecycle.GenerationStopping | None = None
-        # When the calls began that are in progress.
+        # When the calls in progress began.
         self._starting_since: float | None = None
         self._initializing_since: float | None = None
         self._restarting_since: float | None = None
@@ -86,7 +86,7 @@ class MetricRecorder:
             case lifecycle.GenerationStopping():
                 self._stopping = event
                 state = STATE_AT_STOP.get(event.reason, self._state)
-                if state != self._state:  # TorchElastic would have polled it.
+                if state != self._state:  # TorchElastic would have observed it by polling.
                     self._observe(state, self._remaining)
             case lifecycle.GenerationStopped():
                 stopping, self._stopping = self._stopping, None
@@ -167,7 +167,7 @@ _unfinished: dict[int, _MetricQueue] = {}
 
 
 class MetricQueues:
-    """Queues the metrics of one run for the handler that is configured at the time."""
+    """Queues the metrics of one run for the handler that is configured when they occur."""
 
     def __init__(self, *, queued_max: int = QUEUED_MAX, call_s_max: float = CALL_S_MAX) -> None:
         self._queued_max = queued_max
@@ -175,7 +175,7 @@ class MetricQueues:
         self._queues: dict[int, _MetricQueue] = {}
 
     def put(self, name: str, value: int) -> None:
-        """Queue a metric of the agent; its time is now."""
+        """Queue a metric of the agent with the current time."""
         stream = metric_handlers.getStream(metric_handlers.DEFAULT_GROUP)
         handler = stream.handler
         if type(handler) is NullMetricHandler or metric_handlers.is_dropped(handler):
@@ -188,19 +188,21 @@ class MetricQueues:
             queue.record(metric)  # A queue takes any value.
 
     def _queue_for(self, handler: MetricHandler) -> _MetricQueue | None:
-        """Return a new queue, or that of an earlier run; None if there are too many."""
+        """Return a new queue or that of an earlier run; None if there are too many queues."""
         if len(self._queues) >= HANDLERS_MAX:
             return None
         queue = _unfinished.pop(id(handler), None)
-        if queue is None or queue.is_dropped:  # A dropped one was configured again.
+        if (
+            queue is None or queue.is_dropped
+        ):  # The handler of a dropped queue was configured again.
             queue = _MetricQueue(handler, queued_max=self._queued_max, call_s_max=self._call_s_max)
         self._queues[id(handler)] = queue
         return queue
 
     def close(self, limit_s: float = CLOSE_S) -> None:
-        """Wait until the handlers have everything, `limit_s` in all. May be called twice.
+        """Wait up to `limit_s` until the handlers have received everything. May be called twice.
 
-        A handler that is still busy then has until the process ends, which waits for it again.
+        If a handler is still busy then, the exit of the process waits for it again.
         """
         deadline = time.monotonic() + limit_s
         for number, queue in self._queues.items():
@@ -213,7 +215,7 @@ class MetricQueues:
 
 
 class _MetricQueue(BackgroundHandler):
-    """The queue of one handler, which it keeps alive, so that its id stays its own."""
+    """The queue of one handler. It references the handler, so that no other object gets the same id."""
 
     def __init__(self, handler: MetricHandler, *, queued_max: int, call_s_max: float) -> None:
         name = type(handler).__name__

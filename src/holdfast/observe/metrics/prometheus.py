@@ -1,7 +1,7 @@
 """Metrics for Prometheus: the text format 0.0.4, and the endpoint `GET /metrics` that serves it.
 
-The endpoint has neither authentication nor encryption, so it is on loopback unless `--metrics-addr`
-names another address. Values of labels can be any text, and are escaped here.
+The endpoint has neither authentication nor encryption, so it is on loopback unless `--metrics-addr` names another
+address. Label values can be any text and are escaped here.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ LOOPBACK = "127.0.0.1"
 PATH = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABEL_CHARS_MAX = 200
-"""Longer values are cut, because Prometheus stores each of them."""
+"""Longer label values are truncated, because Prometheus stores each of them."""
 
 
 class MetricsEndpoint:
-    """Serves what `collect` returns from `start` until `close`.
+    """Serves the families from `collect`, from `start` until `close`.
 
-    Another thread calls `collect` for each request. Port 0 is any free port; `url` and a line on the
-    console name it.
+    The server's thread calls `collect` for each request. Port 0 is any free port; `url` and a line on the
+    console contain its number.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class MetricsEndpoint:
 
     @property
     def port(self) -> int:
-        """The port it listens at, once started."""
+        """The port that it listens on, once started."""
         return self._server.port if self._server is not None else self._port
 
     @property
@@ -93,14 +93,14 @@ def _lines(family: Family) -> Iterator[str]:
 
 
 def label_text(labels: Mapping[str, object]) -> str:
-    """Return labels as they follow a name."""
+    """Return labels in Prometheus's format, to follow a name."""
     if not labels:
         return ""
     return "{" + ",".join(f'{name}="{escape(value)}"' for name, value in labels.items()) + "}"
 
 
 def escape(value: object) -> str:
-    """Return a label's value as it stands between quotes, cut at `LABEL_CHARS_MAX`."""
+    """Return a label's value escaped for quotes and truncated to `LABEL_CHARS_MAX`."""
     text = str(value)[:LABEL_CHARS_MAX]
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 

@@ -23,8 +23,8 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast import __version__
-from holdfast.control.connection import ControlProblem, JobUnreachable
 from holdfast.control.history import RESTART_STAGES
+from holdfast.control.job_client import ControlProblem, JobUnreachable
 from holdfast.core.limits import (
     GRACE_S_MAX,
     NODE_ID_CHARS_MAX,

@@ -40,7 +40,7 @@ from holdfast.observe.lifecycle import (
     WorkerFailure,
     WorkersFailed,
 )
-from holdfast.observe.timeline import KINDS, boot_id, born
+from holdfast.observe.timeline import KINDS, boot_id, process_start_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -358,7 +358,7 @@ def _final_report(path: str) -> FinalReport | None:
 
 def _is_alive(host: Host) -> bool:
     """Whether the agent runs on this machine."""
-    return host.boot == boot_id() != "" and host.born == born(host.pid) != ""
+    return host.boot == boot_id() != "" and host.born == process_start_time(host.pid) != ""
 
 
 def _timelines(folder: str) -> list[str]:

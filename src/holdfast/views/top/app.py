@@ -17,7 +17,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Footer, Input
 
-from holdfast.control.connection import ControlProblem, JobUnreachable
+from holdfast.control.job_client import ControlProblem, JobUnreachable
 from holdfast.control.live_job import LiveJob
 from holdfast.core.requests import Action
 from holdfast.views.top import columns, screens

@@ -12,7 +12,7 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Button, Footer, Input, Label, Static
 
-from holdfast.control.connection import ControlProblem, JobNotFound, JobUnreachable
+from holdfast.control.job_client import ControlProblem, JobNotFound, JobUnreachable
 from holdfast.control.stack_groups import grouped
 from holdfast.core.limits import REQUEST_WHY_CHARS_MAX
 from holdfast.printable import visible

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from holdfast.control.connection import REPLIES_MAX, ControlConnection, ControlProblem
+from holdfast.control.job_client import REPLIES_MAX, ControlConnection, ControlProblem
 from holdfast.wire.messages import Query, Reply
 from in_loop import in_loop
 
