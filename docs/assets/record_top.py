@@ -14,8 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from holdfast.control.connection import Endpoint
-from holdfast.control.job_client import open_job
+from holdfast.control.discovery import open_job
+from holdfast.control.job_client import Endpoint
 from holdfast.control.job_feed import Feed
 from holdfast.net.listening import ReservedPort
 from holdfast.views.top.app import Top
@@ -23,17 +23,21 @@ from holdfast.views.top.app import Top
 COLUMNS, LINES = 126, 38
 WIDTH, HEIGHT = 1562, 1000  # Pixels of the picture.
 RANKS = 4  # On each node.
+LIMIT_S = 90.0
 RUN_ID = "nightly"
 TRAIN = """
-import os, time
+import glob, os, time
 from holdfast import worker
 rank, restarts = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+first = min((int(open(path).read() or 0) for path in glob.glob("step-*")), default=0)
 time.sleep(0.4)
-for step in range(1_000_000):
+for step in range(first, 1_000_000):
     with worker.section("forward"):
-        time.sleep(0.7 if rank == 5 else 0.4)
+        time.sleep(0.45 if rank == 5 and restarts else 0.3)
     worker.progress(step)
-    if restarts == 0 and rank == 9 and step == 9:
+    with open(f"step-{rank}", "w") as file:
+        file.write(str(step))
+    if restarts == 0 and rank == 9 and step == 40:
         raise RuntimeError("CUDA error: out of memory")
 """
 
@@ -41,12 +45,31 @@ for step in range(1_000_000):
 def start(folder: Path, node: str, port: int) -> subprocess.Popen[bytes]:
     """Start a node."""
     command = (
-        *(sys.executable, "-m", "holdfast", "run", "--nnodes", "3:4", "--rdzv-id", RUN_ID),
+        *(
+            sys.executable,
+            "-m",
+            "holdfast",
+            "run",
+            "--nnodes",
+            "3:4",
+            "--rdzv-id",
+            RUN_ID,
+            "--rdzv-backend",
+            "c10d",
+        ),
         *("--rdzv-endpoint", f"127.0.0.1:{port}", "--nproc-per-node", str(RANKS)),
-        *("--rdzv-conf", f"node_id={node}", "--max-restarts", "10", "train.py"),
+        *(
+            "--rdzv-conf",
+            f"node_id={node}",
+            "--max-restarts",
+            "10",
+            "--log-dir",
+            "logs",
+            "train.py",
+        ),
     )
-    quiet = subprocess.DEVNULL
-    return subprocess.Popen(command, cwd=folder, stderr=quiet, start_new_session=True)
+    log = (folder / f"{node}.log").open("wb")
+    return subprocess.Popen(command, cwd=folder, stderr=log, start_new_session=True)
 
 
 async def draw(port: int, replace: asyncio.Event) -> str:
@@ -58,24 +81,26 @@ async def draw(port: int, replace: asyncio.Event) -> str:
             await pilot.pause(0.1)
         await pilot.pause(12.0)
         replace.set()
-        while app.job.header.generation < 3 or app.job.header.step_max < 30:
+        while app.job.header.generation < 3:
             await pilot.pause(0.1)
+        await pilot.pause(10.0)
         await pilot.press("down", "down", "down", "down", "down")
         await pilot.pause(1.0)
         return app.export_screenshot(title="holdfast top")
 
 
 async def record(folder: Path, port: int) -> str:
+    """Run the job; return the SVG of `top`."""
     (folder / "train.py").write_text(TRAIN)
     nodes = {name: start(folder, name, port) for name in ("gpu-0", "gpu-1", "gpu-2", "gpu-3")}
     try:
         replace = asyncio.Event()
         drawing = asyncio.create_task(draw(port, replace))
-        await replace.wait()
+        await asyncio.wait_for(replace.wait(), LIMIT_S)
         nodes["gpu-3"].send_signal(signal.SIGKILL)
         await asyncio.sleep(8.0)
         nodes["gpu-4"] = start(folder, "gpu-4", port)
-        return await drawing
+        return await asyncio.wait_for(drawing, LIMIT_S)
     finally:
         for node in nodes.values():
             node.terminate()
@@ -84,6 +109,7 @@ async def record(folder: Path, port: int) -> str:
 
 
 def main(picture: str) -> None:
+    """Run the job and write the picture."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with ReservedPort() as reserved:
