@@ -110,7 +110,7 @@ def test_a_state_that_is_lost_is_restored_by_the_nodes_and_restarts_no_worker(
         (state,) = (tmp_path / "meeting").rglob("state")
         state.unlink()
         starts["a"].finish()
-        cluster.agents["a"].says("this node's workers are done")
+        cluster.agents["a"].says("this node's workers have finished")
         starts["b"].finish()
         assert cluster.codes() == {"a": 0, "b": 0}
         assert cluster.is_quiet()
