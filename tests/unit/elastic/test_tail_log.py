@@ -24,7 +24,7 @@ def nothing_left() -> Iterator[None]:
 
 
 class Notebook(io.StringIO):
-    """A stream without descriptor that tells when a text has arrived."""
+    """A stream without a descriptor that signals when a text has arrived."""
 
     def __init__(self) -> None:
         super().__init__()
