@@ -27,7 +27,7 @@ THREADS_MAX = 32
 COMMAND_CHARS_MAX = 500
 VARIABLES_MAX = 2000
 VALUE_BYTES_MAX = 4096
-POINTER = struct.Struct("P")
+POINTER = "P"  # As `struct` names it.
 STATES = {
     "R": "running",
     "S": "sleeping",
@@ -200,12 +200,12 @@ def current_environment(pid: int) -> dict[str, str]:
 
 
 def _texts(memory: int, place: int) -> list[bytes]:
-    size = POINTER.size
-    (array,) = POINTER.unpack(os.pread(memory, size, place))
+    size = struct.calcsize(POINTER)
+    (array,) = struct.unpack(POINTER, os.pread(memory, size, place))
     pointers = os.pread(memory, size * VARIABLES_MAX, array)
     texts = []
     for at in range(0, len(pointers) - size + 1, size):
-        (text,) = POINTER.unpack_from(pointers, at)
+        (text,) = struct.unpack_from(POINTER, pointers, at)
         if not text:
             break
         texts.append(os.pread(memory, VALUE_BYTES_MAX, text).partition(b"\0")[0])

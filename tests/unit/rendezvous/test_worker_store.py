@@ -65,6 +65,16 @@ def test_former_first_node_keeps_its_store_for_one_generation(
             store.get("key")
 
 
+@pytest.mark.parametrize(("access", "warnings"), [("hosts", 1), ("open", 0), ("private", 0)])
+def test_store_that_must_serve_every_host_causes_a_warning(
+    access: str, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    stores = WorkerStore(ports=1, access=access)
+    stores.begin(0, rank=0, size=2, host="127.0.0.1", number=stores.numbers[0], key=b"")
+    stores.close()
+    assert len(caplog.messages) == warnings
+
+
 def test_early_worker_waits_for_the_agent(stores: WorkerStore) -> None:
     with socket.create_connection(("127.0.0.1", stores.numbers[0])) as early:
         early.sendall(b"\x00\xce\xf7\x85\x3c" + b"\x0d\x07\x00\x00\x00")

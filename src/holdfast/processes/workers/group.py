@@ -38,7 +38,7 @@ from holdfast import console
 from holdfast.core import blame, stopping, supervision
 from holdfast.core.machine import TICK
 from holdfast.core.values import Value
-from holdfast.defaults import SHUTDOWN_S
+from holdfast.defaults import REAP_S, SHUTDOWN_S
 from holdfast.errors import SHORTAGES, EnvironmentProblem, shortage_hint
 from holdfast.lazy_dataclass import factory_field, lazy_dataclass
 from holdfast.processes.failures.oom_kills import OomKills
@@ -224,7 +224,7 @@ class PContext(ABC):
             capture_stderr=spec.capture_stderr,
         )
         self.grace_s: float = SHUTDOWN_S
-        self.reap_s: float = stopping.REAP_S
+        self.reap_s: float = REAP_S
         self.stop_signal: int = signal.SIGTERM
         self._keeper = keeper
         self._deadline = deadline
@@ -664,7 +664,8 @@ class PContext(ABC):
             if exited.failed:
                 self._let_go()
             self._pending.append(exited)
-        self._stop_event(stopping.LeaderExited(rank, died_of))
+        if stop is not None:
+            self._stop_event(stopping.LeaderExited(rank, died_of))
 
     def _let_go(self) -> None:
         """Report the delayed exits."""
