@@ -126,7 +126,7 @@ def test_token_without_a_state_is_rejected(backend: RendezvousBackend) -> None:
     assert backend.get_state() is None
 
 
-def test_of_two_equal_writes_one_wins(
+def test_one_of_two_equal_writes_wins(
     another: Callable[[], RendezvousBackend],
 ) -> None:
     old = won(another(), b"old")

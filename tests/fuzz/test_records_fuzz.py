@@ -208,7 +208,7 @@ def go_on(one: SharedStateSession, state: bytes) -> bytes | None:
 
 @untimed
 @given(st.data())
-def test_any_shared_state_is_gone_on_with_or_refused(data: DataObject) -> None:
+def test_any_shared_state_is_used_or_refused(data: DataObject) -> None:
     state = STATE_MARK + damaged(data, *STATES)
     try:
         decode(state)
@@ -279,7 +279,7 @@ def test_any_leader_is_followed_or_not_watched(data: DataObject) -> None:
 
 
 @pytest.mark.parametrize("body", [DEEP, NOT_UTF8])
-def test_what_msgspec_lets_through_is_refused_like_the_rest(body: bytes) -> None:
+def test_values_that_msgspec_accepts_are_still_checked(body: bytes) -> None:
     with pytest.raises(BadReport):
         unpack_report(body)
     with pytest.raises(ValueError):  # noqa: PT011 (of any kind)
@@ -313,7 +313,7 @@ REQUESTS: list[Request] = [
 
 @untimed
 @given(st.data(), st.sampled_from([200, 400, 404, 503]))
-def test_any_answer_of_etcd_is_understood_or_not(data: DataObject, status: int) -> None:
+def test_any_response_of_etcd_is_decoded_or_a_problem(data: DataObject, status: int) -> None:
     if data.draw(st.booleans()):
         body = data.draw(
             st.binary(max_size=60)

@@ -39,7 +39,7 @@ def changed_lines(draw: st.DrawFn) -> list[bytes]:
 
 @untimed
 @given(st.lists(changed_lines(), min_size=1, max_size=3))
-def test_a_report_of_changed_timelines(files: list[list[bytes]]) -> None:
+def test_report_of_changed_timelines_is_made_or_refused(files: list[list[bytes]]) -> None:
     runs = [run for lines in files for run in records.parse(lines)]
     for job in records.jobs_in(runs):
         report = describe(job)
@@ -51,7 +51,7 @@ def test_a_report_of_changed_timelines(files: list[list[bytes]]) -> None:
 
 @untimed
 @given(st.binary(max_size=300))
-def test_bytes_are_no_timeline(data: bytes) -> None:
+def test_arbitrary_bytes_are_not_a_timeline(data: bytes) -> None:
     node = Timeline()
     node.run()
     runs = records.parse([*node.lines, *data.split(b"\n")])

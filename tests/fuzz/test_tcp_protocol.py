@@ -193,7 +193,7 @@ def by_the_book(stream: bytes) -> tuple[Parsed, bool]:
 
 @untimed
 @given(streams, cuts)
-def test_any_bytes_in_any_cut(stream: bytes, sizes: list[int]) -> None:
+def test_any_bytes_in_any_pieces_are_parsed_or_refused(stream: bytes, sizes: list[int]) -> None:
     expected = by_the_book(stream)
     assert parse([stream]) == expected
     assert parse(cut(stream, sizes)) == expected
@@ -203,7 +203,7 @@ def test_any_bytes_in_any_cut(stream: bytes, sizes: list[int]) -> None:
 
 @untimed
 @given(st.binary(max_size=100))
-def test_nothing_happens_before_the_greeting(stream: bytes) -> None:
+def test_no_request_is_accepted_before_validate(stream: bytes) -> None:
     found, _ = parse([stream])
     assert not found or stream.startswith(HELLO)
 

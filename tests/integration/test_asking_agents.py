@@ -164,7 +164,7 @@ def three_on_etcd(tmp_path: Path, etcd: Etcd) -> Iterator[tuple[EtcdTeam, Machin
         yield team, machines
 
 
-def test_on_etcd_every_node_is_seen_and_steered_from_every_machine(
+def test_every_node_on_etcd_can_be_watched_and_steered_from_every_machine(
     tmp_path: Path, etcd: Etcd
 ) -> None:
     with three_on_etcd(tmp_path, etcd) as (team, machines):
@@ -211,7 +211,7 @@ def test_on_etcd_every_node_is_seen_and_steered_from_every_machine(
                 one.communicate()
 
 
-def test_watching_from_elsewhere_survives_the_loss_of_the_leader(
+def test_watching_from_another_machine_survives_the_loss_of_the_leader(
     tmp_path: Path, etcd: Etcd
 ) -> None:
     with three_on_etcd(tmp_path, etcd) as (team, machines):
@@ -235,7 +235,7 @@ def test_watching_from_elsewhere_survives_the_loss_of_the_leader(
                 one.communicate()
 
 
-def test_silent_strangers_harm_no_agent_and_a_set_token_is_required(
+def test_silent_clients_do_not_affect_an_agent_and_a_set_token_is_required(
     tmp_path: Path, etcd: Etcd
 ) -> None:
     flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
@@ -265,7 +265,7 @@ def test_silent_strangers_harm_no_agent_and_a_set_token_is_required(
         machines.stop("b")
 
 
-def test_in_a_shared_folder_every_node_is_seen_and_steered_from_every_machine(
+def test_every_node_in_a_shared_folder_can_be_watched_and_steered(
     tmp_path: Path,
 ) -> None:
     shared = tmp_path / "shared"

@@ -170,7 +170,9 @@ def leave_out(frame: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("change", [rewrite, unseal, leave_out])
-def test_nobody_on_the_way_can_change_what_is_said(change: Callable[[bytes], list[bytes]]) -> None:
+def test_attacker_in_the_middle_cannot_change_messages(
+    change: Callable[[bytes], list[bytes]],
+) -> None:
     """Not even where the port is known to be forwarded."""
     with ExitStack() as stack:
         relay = stack.enter_context(InBetween(change))
@@ -202,7 +204,9 @@ class Squatter(InBetween):
 
 
 @pytest.mark.parametrize("is_forwarded", [False, True])
-def test_who_holds_the_port_gains_nothing_by_another_coordinator(is_forwarded: bool) -> None:
+def test_program_at_the_port_cannot_use_the_handshake_of_another_coordinator(
+    is_forwarded: bool,
+) -> None:
     with ExitStack() as stack:
         squatter = stack.enter_context(Squatter())
         flags = [f"--rdzv-conf=advertised_port={squatter.port}"] if is_forwarded else []
@@ -220,7 +224,7 @@ def test_who_holds_the_port_gains_nothing_by_another_coordinator(is_forwarded: b
                 assert str(another.port) in told.why
 
 
-def test_a_port_that_another_user_holds_ends_an_agent_with_one_line(tmp_path: Path) -> None:
+def test_agent_refuses_a_port_held_by_another_user_in_one_line(tmp_path: Path) -> None:
     with listening_as(STRANGER) as port:
         cluster = Cluster(tmp_path, OBEY, nnodes="1:2", port=port)
         with cluster:
@@ -234,7 +238,7 @@ def test_a_port_that_another_user_holds_ends_an_agent_with_one_line(tmp_path: Pa
 # Somebody who has the token of another job, or none.
 
 
-def test_the_report_of_a_failure_is_for_those_that_were_there() -> None:
+def test_failure_report_is_sent_only_to_members_of_its_generation() -> None:
     with Coordinator("--endpoint=127.0.0.1:0") as coordinator:
         settings = JobSettings(min_nodes=1, max_nodes=1)
         one = node(coordinator.port, "a", settings=settings)
@@ -253,7 +257,7 @@ def test_the_report_of_a_failure_is_for_those_that_were_there() -> None:
 # Somebody who takes all there is.
 
 
-def test_one_address_does_not_get_all_jobs() -> None:
+def test_one_address_cannot_create_all_jobs() -> None:
     with Coordinator("--endpoint=127.0.0.1:0") as coordinator, ExitStack() as opened:
 
         def begin(run_id: str, source: str = "127.0.0.1") -> RefusalReason | None:

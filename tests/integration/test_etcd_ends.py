@@ -40,9 +40,7 @@ class Team(EtcdTeam):
             self.agents[name].says(": seen")
 
 
-def test_a_node_and_then_the_leader_are_killed_and_missed_at_once(
-    tmp_path: Path, etcd: Etcd
-) -> None:
+def test_killed_node_and_killed_leader_are_detected_immediately(tmp_path: Path, etcd: Etcd) -> None:
     """Of the first only the agent is killed: its port refuses once the keeper has killed the rest."""
     flags = ("--max-restarts=0",)
     with Team(tmp_path, OBEY, *flags, etcd=etcd, nnodes="1:3", conf=LONG_LEASE) as cluster:
@@ -61,7 +59,7 @@ def test_a_node_and_then_the_leader_are_killed_and_missed_at_once(
 
 
 @pytest.mark.parametrize("stopped", ["a", "b"])
-def test_an_agent_that_is_stopped_is_not_missed_though_its_connections_break(
+def test_stopped_agent_with_broken_connections_is_not_lost(
     tmp_path: Path, etcd: Etcd, stopped: str
 ) -> None:
     """Something on the way breaks them, twice: while it is stopped, when nobody answers, and after."""
@@ -83,7 +81,7 @@ def test_an_agent_that_is_stopped_is_not_missed_though_its_connections_break(
         assert cluster.finish(starts) == {"a": 0, "b": 0}
 
 
-def test_an_agent_that_is_not_to_be_seen_is_not(tmp_path: Path, etcd: Etcd) -> None:
+def test_agent_without_presence_is_not_watched(tmp_path: Path, etcd: Etcd) -> None:
     with EtcdTeam(tmp_path, OBEY, etcd=etcd, nnodes="1", conf=f"{QUICK},presence=off") as cluster:
         cluster.start("a")
         starts = cluster.generation(1)

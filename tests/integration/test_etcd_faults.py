@@ -31,7 +31,7 @@ def answers_failures(cluster: EtcdTeam, restarts: int = 1) -> dict[str, int]:
     return cluster.finish(again)
 
 
-def test_etcd_that_is_killed_and_started_again_costs_nothing(tmp_path: Path) -> None:
+def test_restart_of_etcd_restarts_no_worker(tmp_path: Path) -> None:
     """It is gone for about as long as a lease, and remembers no changes from before."""
     with (
         running_etcd(tmp_path) as etcd,
@@ -54,7 +54,7 @@ def test_etcd_that_is_killed_and_started_again_costs_nothing(tmp_path: Path) -> 
         assert answers_failures(cluster) == {"a": 0, "b": 0}
 
 
-def test_workers_are_stopped_while_etcd_is_away_and_start_again_at_no_cost(tmp_path: Path) -> None:
+def test_workers_stop_while_etcd_is_down_and_restart_without_charge(tmp_path: Path) -> None:
     """No other node can tell whether somebody took their place meanwhile."""
     with (
         running_etcd(tmp_path) as etcd,
@@ -72,7 +72,7 @@ def test_workers_are_stopped_while_etcd_is_away_and_start_again_at_no_cost(tmp_p
         assert cluster.finish(after) == {"a": 0, "b": 0}
 
 
-def test_members_of_etcd_that_hang_or_are_killed_cost_nothing(tmp_path: Path) -> None:
+def test_hanging_or_killed_etcd_member_restarts_no_worker(tmp_path: Path) -> None:
     """All agents begin with the first endpoint; each time it is the one in use that fails."""
     flags = ("--max-restarts=2",)
     with running_cluster(tmp_path) as members:
@@ -96,9 +96,7 @@ def test_members_of_etcd_that_hang_or_are_killed_cost_nothing(tmp_path: Path) ->
             assert answers_failures(cluster, restarts=2) == {"a": 0, "b": 0}
 
 
-def test_a_leader_that_is_killed_costs_no_restart_unless_it_was_a_member(
-    tmp_path: Path, etcd: Etcd
-) -> None:
+def test_killed_leader_restarts_workers_only_if_it_was_a_member(tmp_path: Path, etcd: Etcd) -> None:
     flags = ("--max-restarts=1",)
     with EtcdTeam(tmp_path, OBEY, *flags, etcd=etcd, nnodes="1:2", conf=SOON) as cluster:
         cluster.start_host("a")
@@ -130,9 +128,7 @@ def make_leader(cluster: EtcdTeam, node: str, *others: str) -> None:
         cluster.agents[other].signal(signal.SIGCONT)
 
 
-def test_a_leader_that_is_frozen_is_fenced_when_it_thaws_and_joins_again(
-    tmp_path: Path, etcd: Etcd
-) -> None:
+def test_frozen_leader_is_fenced_when_it_resumes_and_rejoins(tmp_path: Path, etcd: Etcd) -> None:
     with EtcdTeam(tmp_path, OBEY, etcd=etcd, nnodes="2:3", conf=SOON) as cluster:
         frozen = cluster.start_host("a")
         cluster.start_all("b", "c")
@@ -150,7 +146,7 @@ def test_a_leader_that_is_frozen_is_fenced_when_it_thaws_and_joins_again(
         assert cluster.finish(after) == {"a": 0, "b": 0, "c": 0}
 
 
-def test_an_etcd_without_space_stops_no_workers_and_is_reported(tmp_path: Path) -> None:
+def test_full_etcd_is_reported_and_stops_no_workers(tmp_path: Path) -> None:
     flags = ("--max-restarts=1",)
     with (
         running_etcd(tmp_path, SMALL_QUOTA) as etcd,
@@ -182,7 +178,7 @@ obey()
 """
 
 
-def test_etcd_that_stays_away_or_full_ends_the_job_after_a_while(tmp_path: Path) -> None:
+def test_etcd_that_stays_down_or_full_ends_the_job_after_the_limit(tmp_path: Path) -> None:
     """Workers go on until then, where they can."""
     for name in ("away", "full"):
         (tmp_path / name).mkdir()
@@ -216,7 +212,7 @@ def test_etcd_that_stays_away_or_full_ends_the_job_after_a_while(tmp_path: Path)
             assert team.is_quiet()
 
 
-def test_a_watch_that_fell_behind_a_compaction_costs_nothing(tmp_path: Path, etcd: Etcd) -> None:
+def test_compacted_watch_restarts_no_worker(tmp_path: Path, etcd: Etcd) -> None:
     """A frozen agent takes in no changes; etcd has to keep them for it, and then forgets them."""
     conf = f"{QUICK},keep_alive_interval=6"
     with EtcdTeam(tmp_path, OBEY, "--max-restarts=1", etcd=etcd, nnodes="2", conf=conf) as cluster:
@@ -261,7 +257,7 @@ obey()
 
 
 @pytest.mark.parametrize("killed", ["the leader", "another"])
-def test_a_worker_that_fails_of_a_killed_node_costs_nothing(
+def test_worker_failure_caused_by_a_killed_node_is_not_charged(
     tmp_path: Path, etcd: Etcd, killed: str
 ) -> None:
     """It fails seconds before the lease of that node ends, and no restart is allowed at all."""

@@ -53,7 +53,7 @@ def await_ready(port: int) -> None:
     until(lambda: fetch(port, "/readyz") == OK or None)
 
 
-def test_a_node_is_ready_while_its_workers_run(tmp_path: Path) -> None:
+def test_node_is_ready_while_its_workers_run(tmp_path: Path) -> None:
     flags = ("--nproc-per-node=2", "--max-restarts=1")
     with ObservedJob(tmp_path, LINGERING, *flags, env=PROBED) as job:
         port = int(job.prints(AT_PORT))
@@ -76,7 +76,7 @@ def test_a_node_is_ready_while_its_workers_run(tmp_path: Path) -> None:
         pass
 
 
-def test_an_agent_that_waits_for_nodes_is_alive_and_not_ready(tmp_path: Path) -> None:
+def test_waiting_agent_is_alive_and_not_ready(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as team:
         agent = team.start("a", env=PROBED)
         port = int(agent.says(AT_PORT).partition(AT_PORT)[2].partition("\n")[0])
@@ -91,7 +91,7 @@ def test_an_agent_that_waits_for_nodes_is_alive_and_not_ready(tmp_path: Path) ->
         assert team.codes() == {"a": 0, "b": 0}
 
 
-def test_an_agent_that_is_stopped_as_a_whole_answers_nobody(tmp_path: Path) -> None:
+def test_stopped_agent_answers_no_probe(tmp_path: Path) -> None:
     with ObservedJob(tmp_path, "tell('up'); obey()", env=PROBED) as job:
         port = int(job.prints(AT_PORT))
         worker = job.news.take(1)["up"]
@@ -174,7 +174,7 @@ def said(
     return caplog
 
 
-def test_an_agent_in_a_rendezvous_is_alive(said: pytest.LogCaptureFixture) -> None:
+def test_agent_in_a_rendezvous_is_alive(said: pytest.LogCaptureFixture) -> None:
     held = Held()
     with running(HeldRendezvous(held), held, said) as port:
         for _ in range(2):
@@ -182,7 +182,7 @@ def test_an_agent_in_a_rendezvous_is_alive(said: pytest.LogCaptureFixture) -> No
         assert fetch(port, "/readyz") == NOT_STARTED
 
 
-def test_an_agent_whose_loop_is_stuck_is_not(said: pytest.LogCaptureFixture) -> None:
+def test_agent_with_a_stuck_loop_is_not_alive(said: pytest.LogCaptureFixture) -> None:
     held = Held()
     with running(SingleNodeHandler("job"), held, said, at_start=True) as port:
 
@@ -210,7 +210,7 @@ class OwnServer:
 
 
 @pytest.mark.parametrize("fails_to_stop", [False, True])
-def test_a_server_of_the_callers_is_started_and_stopped(
+def test_callers_server_is_started_and_stopped(
     said: pytest.LogCaptureFixture, fails_to_stop: bool
 ) -> None:
     own = OwnServer(fails_to_stop=fails_to_stop)

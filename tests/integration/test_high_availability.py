@@ -115,7 +115,7 @@ def name_of(pid: int) -> str:
         return name.read().strip()
 
 
-def test_each_machine_is_lost_and_replaced_by_an_empty_one_then_most_are_cut_off_and_back(
+def test_cluster_survives_replacing_each_machine_and_a_cut_of_the_majority(
     tmp_path: Path, network: Network
 ) -> None:
     with Machines(tmp_path, network, "2:4") as cluster:
@@ -141,7 +141,7 @@ def test_each_machine_is_lost_and_replaced_by_an_empty_one_then_most_are_cut_off
         assert cluster.codes() == {"0b": 0, "1b": 0, "2b": 0, "3a": 0}
 
 
-def test_most_machines_lost_at_once_end_the_job_and_their_successors_wait_for_that(
+def test_loss_of_the_majority_ends_the_job_before_new_machines_start(
     tmp_path: Path, network: Network
 ) -> None:
     """The new machines could make a cluster at once; but the last old one may still run workers."""
@@ -161,7 +161,7 @@ def test_most_machines_lost_at_once_end_the_job_and_their_successors_wait_for_th
         assert cluster.codes() == {"0b": 0, "1b": 0}
 
 
-def test_an_etcd_that_ends_or_hangs_costs_nothing_and_a_killed_agent_leaves_nothing(
+def test_failed_member_restarts_no_worker_and_a_killed_agent_leaves_nothing(
     tmp_path: Path, listed: str
 ) -> None:
     with OwnCluster(tmp_path, "2:3", listed) as cluster:
@@ -189,9 +189,7 @@ def test_an_etcd_that_ends_or_hangs_costs_nothing_and_a_killed_agent_leaves_noth
         assert cluster.folders() == []
 
 
-def test_the_leader_is_killed_with_its_member_and_missed_at_once(
-    tmp_path: Path, listed: str
-) -> None:
+def test_leader_killed_with_its_member_is_detected_immediately(tmp_path: Path, listed: str) -> None:
     """Leases last for five minutes: it is seen to end, as soon as the others have a new etcd leader."""
     with OwnCluster(tmp_path, "2:3", listed, lost_after="keep_alive_interval=60") as cluster:
         for name in ("a", "b", "c"):
@@ -209,7 +207,7 @@ def test_the_leader_is_killed_with_its_member_and_missed_at_once(
         assert set(cluster.codes().values()) == {0}
 
 
-def test_strangers_are_kept_out_and_another_job_is_told_who_has_the_ports(
+def test_clients_without_the_token_are_refused_and_another_job_learns_who_holds_the_ports(
     tmp_path: Path, listed: str
 ) -> None:
     with OwnCluster(tmp_path, "1", listed.partition(",")[0], conf="auth=token") as cluster:
@@ -250,7 +248,7 @@ def lets_in(folder: Path, port: int, token: bytes | None) -> bool:
     return True
 
 
-def test_certificates_of_the_users_guard_both_ports(tmp_path: Path, listed: str) -> None:
+def test_users_certificates_protect_both_ports(tmp_path: Path, listed: str) -> None:
     ca = make_ca(tmp_path)
     pair = make_certificate(ca, "machine")
     conf = f"tls_cert={pair.cert},tls_key={pair.key},tls_ca={ca.cert}"
@@ -276,7 +274,7 @@ forever()
 """
 
 
-def test_a_member_stays_while_workers_of_others_still_save(tmp_path: Path, listed: str) -> None:
+def test_member_runs_until_workers_of_other_nodes_have_stopped(tmp_path: Path, listed: str) -> None:
     """All are told to stop at once. Without the quick ones' members, the slow one would be killed."""
     with OwnCluster(tmp_path, "3", listed, SAVE) as cluster:
         cluster.start_all("quick", "quicker", "slow")
@@ -294,7 +292,7 @@ def test_a_member_stays_while_workers_of_others_still_save(tmp_path: Path, liste
 
 
 @pytest.mark.parametrize("machines", [1, LISTED])
-def test_a_member_alone_votes_in_one_run_after_the_other(
+def test_standalone_member_serves_consecutive_jobs(
     tmp_path: Path, listed: str, machines: int
 ) -> None:
     listed = ",".join(listed.split(",")[:machines])

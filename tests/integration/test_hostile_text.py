@@ -48,7 +48,7 @@ def check(said: str, *, beginning: tuple[str, ...] = ("[holdfast] forged", "forg
     assert SHOWN in said
 
 
-def test_what_a_worker_raises_is_shown_on_all_nodes(tmp_path: Path) -> None:
+def test_hostile_exception_is_escaped_on_all_nodes(tmp_path: Path) -> None:
     flags = ("--redirects", "3", "--max-restarts", "1")
     with Cluster(tmp_path, FAIL, *flags, nnodes="2") as cluster:
         coordinator = cluster.start_coordinator("coordinator")
@@ -94,7 +94,7 @@ def evil_report() -> bytes:
     [evil_report(), b"", b"\x91\x81\xa4host\xa2\xff\xfe", b"\x91" * 100_000 + b"\x90"],
     ids=["a report", "no report", "not UTF-8", "too deep"],
 )
-def test_what_a_node_reports_forges_no_line(tmp_path: Path, report: bytes) -> None:
+def test_hostile_report_of_a_node_forges_no_line(tmp_path: Path, report: bytes) -> None:
     """Nor does it end the agents of others, but as a failure of the job does."""
     settings = JobSettings(min_nodes=2, max_nodes=2)
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
@@ -123,7 +123,7 @@ def test_what_a_node_reports_forges_no_line(tmp_path: Path, report: bytes) -> No
         check(coordinator.said())
 
 
-def test_records_of_others_in_etcd_are_told_of_and_ignored(tmp_path: Path, etcd: Etcd) -> None:
+def test_foreign_records_in_etcd_are_reported_and_ignored(tmp_path: Path, etcd: Etcd) -> None:
     """They would be the first node of the round, and choose where its workers meet."""
     honest = NodeInfo(node="honest", incarnation=7, address="203.0.113.66")
     odd: list[dict[str, Any]] = [{"host": EVIL}, {"ports": ()}, {"label": "x" * 1000}]
@@ -149,7 +149,7 @@ def test_records_of_others_in_etcd_are_told_of_and_ignored(tmp_path: Path, etcd:
         assert cluster.finish(starts) == {"a": 0, "b": 0}
 
 
-def test_a_job_of_others_in_etcd_is_one_line(tmp_path: Path, etcd: Etcd) -> None:
+def test_foreign_job_in_etcd_is_reported_in_one_line(tmp_path: Path, etcd: Etcd) -> None:
     member = NodeInfo(node="evil", incarnation=6, host=EVIL, ports=())
     with EtcdTeam(tmp_path, OBEY, etcd=etcd, nnodes="1:2") as cluster:
         put(cluster, "job", JobRecord(rounds.Job(run_id="job", members=[member]), 1))
@@ -163,7 +163,7 @@ def put(cluster: EtcdTeam, key: str, record: NodeRecord | JobRecord) -> None:
     cluster.etcd.put(f"{cluster.root}{key}".encode(), pack(record))
 
 
-def test_what_another_user_calls_a_process_is_shown() -> None:
+def test_hostile_process_name_of_another_user_is_escaped() -> None:
     """Root sees everybody's workers: whoever names them must not have root's terminal."""
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")
@@ -202,7 +202,7 @@ threading.Thread(target=named, name={f"{EVIL}{chr(10)}== rank 1, {FORGED}"!r}).s
 """
 
 
-def test_what_a_worker_calls_its_threads_is_shown(tmp_path: Path) -> None:
+def test_hostile_thread_name_is_escaped(tmp_path: Path) -> None:
     with Job(tmp_path, THREADS) as job:
         (pid,) = job.news.take(1).values()
         code, said = dumped(str(pid))

@@ -153,7 +153,7 @@ BY_FILE = (*MANY[:2], "--rdzv-endpoint=meeting", "--rdzv-backend=file")
         (("program.py", "spawn"), (14,), 200),
     ],
 )
-def test_open_files(
+def test_job_runs_or_names_the_limit_of_open_files(
     limited: Limited, words: tuple[str, ...], too_few: tuple[int, ...], enough: int
 ) -> None:
     for limit in too_few:
@@ -161,7 +161,7 @@ def test_open_files(
     assert limited.check(resource.RLIMIT_NOFILE, enough, *words) == 0
 
 
-def test_on_etcd(limited: Limited, etcd: Etcd) -> None:
+def test_job_on_etcd_runs_or_names_the_limit_of_open_files(limited: Limited, etcd: Etcd) -> None:
     """What a node leaves in etcd that could not do its part does not keep others of its job out."""
     words = run(*MANY[:2], f"--rdzv-endpoint={etcd.endpoint}", "--rdzv-backend=etcd")
     for limit in (8, 20, 30):
@@ -180,7 +180,9 @@ def test_on_etcd(limited: Limited, etcd: Etcd) -> None:
         (("program.py", "fork"), 3),  # A worker has a thread, too, and fails without it.
     ],
 )
-def test_processes(limited: Limited, words: tuple[str, ...], needed: int) -> None:
+def test_job_runs_or_names_the_limit_of_processes(
+    limited: Limited, words: tuple[str, ...], needed: int
+) -> None:
     for limit in range(1, needed):
         assert limited.check(resource.RLIMIT_NPROC, limit, *words) != 0, limit
     assert limited.check(resource.RLIMIT_NPROC, 200, *words) == 0

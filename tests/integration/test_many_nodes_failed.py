@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from etcd_teams import MakeTeam
 
 
-def test_the_budget_of_restarts_is_the_jobs(tmp_path: Path, team: MakeTeam) -> None:
+def test_restart_budget_belongs_to_the_job(tmp_path: Path, team: MakeTeam) -> None:
     """Two restarts are allowed, and workers fail on three nodes: the third one ends the job."""
     with team(tmp_path, OBEY, "--max-restarts=2", nnodes="3") as cluster:
         cluster.start_all("a", "b", "c")
@@ -34,7 +34,7 @@ def test_the_budget_of_restarts_is_the_jobs(tmp_path: Path, team: MakeTeam) -> N
             assert "c was told to fail" in said
 
 
-def test_workers_that_fail_on_all_nodes_at_once_cost_one_restart(
+def test_simultaneous_failures_on_all_nodes_cost_one_restart(
     tmp_path: Path, team: MakeTeam
 ) -> None:
     with team(tmp_path, OBEY, "--max-restarts=1", nnodes="3") as cluster:
@@ -47,7 +47,7 @@ def test_workers_that_fail_on_all_nodes_at_once_cost_one_restart(
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_every_node_tells_of_the_failure_that_ended_the_job(tmp_path: Path, team: MakeTeam) -> None:
+def test_every_node_reports_the_failure_that_ended_the_job(tmp_path: Path, team: MakeTeam) -> None:
     with team(tmp_path, OBEY, nnodes="3") as cluster:
         for name in "abc":
             cluster.start(name, f"--log-dir={tmp_path / name}")
@@ -72,7 +72,7 @@ def test_every_node_tells_of_the_failure_that_ended_the_job(tmp_path: Path, team
 @pytest.mark.parametrize(
     ("how", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), signal.SIGKILL)", 137)]
 )
-def test_all_nodes_end_with_the_first_failures_code(tmp_path: Path, how: str, code: int) -> None:
+def test_all_nodes_exit_with_the_first_failures_code(tmp_path: Path, how: str, code: int) -> None:
     script = f"obey()\nif AGENT == 'b': {how}\nobey()"
     with Cluster(tmp_path, script, nnodes="2") as cluster:
         cluster.start_all("a", "b")
@@ -84,7 +84,7 @@ def test_all_nodes_end_with_the_first_failures_code(tmp_path: Path, how: str, co
             assert f"rank {starts['b'].rank}" in said
 
 
-def test_a_worker_that_fails_of_anothers_failure_is_not_blamed(tmp_path: Path) -> None:
+def test_worker_that_fails_because_of_another_is_not_blamed(tmp_path: Path) -> None:
     """As in training: a worker dies, and the others fail because it no longer answers them."""
     script = """
     import socket
@@ -115,7 +115,7 @@ def test_a_worker_that_fails_of_anothers_failure_is_not_blamed(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("allowed", [0, 2])
-def test_a_program_that_one_node_cannot_start_ends_the_job_for_all(
+def test_program_that_one_node_cannot_start_ends_the_job_for_all(
     tmp_path: Path, allowed: int
 ) -> None:
     """The script is checked before anything starts, so this is an interpreter that is missing."""
@@ -131,7 +131,7 @@ def test_a_program_that_one_node_cannot_start_ends_the_job_for_all(
             assert f"could not be started: {broken}" in said
 
 
-def test_a_failure_restarts_nodes_that_were_done_too(tmp_path: Path) -> None:
+def test_failure_restarts_finished_nodes_too(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="2") as cluster:
         cluster.start_all("a", "b")
         before = cluster.generation(2)
@@ -146,7 +146,7 @@ def test_a_failure_restarts_nodes_that_were_done_too(tmp_path: Path) -> None:
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-def test_a_node_that_is_done_first_ends_as_the_job_does(tmp_path: Path) -> None:
+def test_finished_node_exits_with_the_jobs_outcome(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_all("a", "b")
         starts = cluster.generation(2)
@@ -159,7 +159,7 @@ def test_a_node_that_is_done_first_ends_as_the_job_does(tmp_path: Path) -> None:
         assert "b was told to fail" in ends["a"][1]
 
 
-def test_a_node_waits_for_the_others_for_so_long_and_no_longer(tmp_path: Path) -> None:
+def test_finished_node_waits_for_the_others_up_to_the_limit(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_host("a")
         cluster.start("b", "--exit-barrier-timeout=0.3")
@@ -173,7 +173,7 @@ def test_a_node_waits_for_the_others_for_so_long_and_no_longer(tmp_path: Path) -
         assert cluster.is_quiet()
 
 
-def test_a_node_that_coordinates_stays_until_all_are_done(tmp_path: Path) -> None:
+def test_coordinating_node_stays_until_all_are_done(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, "--exit-barrier-timeout=0.3", nnodes="2") as cluster:
         cluster.start_host("a")
         cluster.start("b")
@@ -185,7 +185,7 @@ def test_a_node_that_coordinates_stays_until_all_are_done(tmp_path: Path) -> Non
         assert cluster.is_quiet()
 
 
-def test_a_worker_that_ignores_signals_delays_nobody_elses_report(tmp_path: Path) -> None:
+def test_worker_that_ignores_signals_does_not_delay_other_reports(tmp_path: Path) -> None:
     script = """
     if AGENT == "a":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

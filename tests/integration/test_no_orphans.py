@@ -43,7 +43,7 @@ FAMILY_SIZE = 5
 
 
 @pytest.mark.parametrize("victims", ["agent", "agent and leaders", "keeper"])
-def test_killing_what_supervises_kills_all(tmp_path: Path, victims: str) -> None:
+def test_killing_agent_or_keeper_kills_all_processes(tmp_path: Path, victims: str) -> None:
     with Job(tmp_path, FAMILY + "\n    have_family(); forever()\n", "--nproc-per-node=2") as job:
         family = job.news.take(2 * FAMILY_SIZE)
         keeper = job.keeper()
@@ -77,7 +77,7 @@ def test_killing_agent_and_keeper_at_once_still_kills_the_workers(tmp_path: Path
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_a_crashed_worker_leaves_no_children(tmp_path: Path) -> None:
+def test_crashed_worker_leaves_no_children(tmp_path: Path) -> None:
     script = FAMILY + "\n    have_family(); os.kill(os.getpid(), signal.SIGSEGV)\n"
     with Job(tmp_path, script) as job:
         family = Watched(*job.news.take(FAMILY_SIZE).values())
@@ -87,7 +87,7 @@ def test_a_crashed_worker_leaves_no_children(tmp_path: Path) -> None:
         assert "SIGSEGV (segmentation fault)" in err
 
 
-def test_a_worker_that_succeeds_leaves_no_children(tmp_path: Path) -> None:
+def test_successful_worker_leaves_no_children(tmp_path: Path) -> None:
     with Job(tmp_path, FAMILY + "\n    have_family()\n") as job:
         family = Watched(*job.news.take(FAMILY_SIZE).values())
         code, _, err = job.end()
@@ -95,7 +95,7 @@ def test_a_worker_that_succeeds_leaves_no_children(tmp_path: Path) -> None:
         assert code == 0, err
 
 
-def test_a_generation_is_gone_before_the_next_one_starts(tmp_path: Path) -> None:
+def test_generation_exits_completely_before_the_next_one_starts(tmp_path: Path) -> None:
     script = (
         FAMILY
         + """
@@ -119,7 +119,7 @@ def test_a_generation_is_gone_before_the_next_one_starts(tmp_path: Path) -> None
         assert code == 0, err
 
 
-def test_a_lost_keeper_costs_one_restart_and_no_orphan(tmp_path: Path) -> None:
+def test_lost_keeper_costs_one_restart_and_leaves_no_orphan(tmp_path: Path) -> None:
     script = (
         FAMILY
         + """
@@ -138,9 +138,7 @@ def test_a_lost_keeper_costs_one_restart_and_no_orphan(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_function_workers_die_with_the_program_that_launched_them(
-    tmp_path: Path, method: str
-) -> None:
+def test_function_workers_are_killed_with_their_program(tmp_path: Path, method: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import os, signal, subprocess, sys\n"

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_workers_on_several_machines_meet(tmp_path: Path, network: Network) -> None:
+def test_workers_on_several_machines_connect(tmp_path: Path, network: Network) -> None:
     with NetworkCluster(tmp_path, network, "3") as cluster:
         cluster.start_nodes("abc")
         finish(meeting(cluster, *"abc"))
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_nodes_that_share_a_home_have_a_token_by_themselves_and_a_stranger_has_none(
+def test_nodes_with_a_shared_home_share_a_token_and_others_are_refused(
     tmp_path: Path, network: Network
 ) -> None:
     """The stranger knows everything but the token, and has another home, or goes without."""
@@ -54,7 +54,7 @@ def test_nodes_that_share_a_home_have_a_token_by_themselves_and_a_stranger_has_n
         assert cluster.codes() == {"a": 0, "b": 0, "guess": 78, "bare": 78}
 
 
-def test_a_stranger_who_is_let_in_does_not_take_the_place_of_a_node_that_is_alive(
+def test_node_accepted_without_a_token_cannot_replace_a_live_node(
     tmp_path: Path, network: Network
 ) -> None:
     """With `auth=none`, as everywhere before: it came as rank 0, and all workers met at its host."""
@@ -74,7 +74,7 @@ def test_a_stranger_who_is_let_in_does_not_take_the_place_of_a_node_that_is_aliv
 
 
 @pytest.mark.parametrize("alias", ["127.0.0.1", "127.0.1.1"])
-def test_a_host_that_knows_itself_as_loopback_can_be_met_by_the_others(
+def test_host_whose_name_is_loopback_is_reachable_for_others(
     tmp_path: Path, network: Network, alias: str
 ) -> None:
     """`/etc/hosts` of many systems says so of a machine's own name; the others must not be told."""
@@ -87,7 +87,7 @@ def test_a_host_that_knows_itself_as_loopback_can_be_met_by_the_others(
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_a_node_that_reaches_its_coordinator_by_loopback_can_be_met_by_the_others(
+def test_node_with_a_loopback_endpoint_is_reachable_for_others(
     tmp_path: Path, network: Network
 ) -> None:
     token = {"HOLDFAST_TOKEN": "a token that all of them were given"}
@@ -104,9 +104,7 @@ def test_a_node_that_reaches_its_coordinator_by_loopback_can_be_met_by_the_other
             assert cluster.agents[name].end()[0] == 0
 
 
-def test_a_node_that_is_cut_off_is_lost_and_joins_again_when_healed(
-    tmp_path: Path, network: Network
-) -> None:
+def test_cut_off_node_is_lost_and_rejoins_after_the_cut(tmp_path: Path, network: Network) -> None:
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc")
         old = meeting(cluster, *"abc")
@@ -121,7 +119,7 @@ def test_a_node_that_is_cut_off_is_lost_and_joins_again_when_healed(
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_a_node_that_is_cut_off_stops_its_workers_before_others_take_their_place(
+def test_cut_off_node_stops_its_workers_before_they_are_replaced(
     tmp_path: Path, network: Network
 ) -> None:
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
@@ -139,7 +137,9 @@ def test_a_node_that_is_cut_off_stops_its_workers_before_others_take_their_place
 
 
 @pytest.mark.parametrize("direction", ["to the coordinator", "from the coordinator"])
-def test_a_cut_of_one_direction_is_a_cut(tmp_path: Path, network: Network, direction: str) -> None:
+def test_cut_of_one_direction_loses_the_node(
+    tmp_path: Path, network: Network, direction: str
+) -> None:
     ways = (2, 0) if direction == "to the coordinator" else (0, 2)
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc")
@@ -152,9 +152,7 @@ def test_a_cut_of_one_direction_is_a_cut(tmp_path: Path, network: Network, direc
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_the_coordinators_machine_may_be_cut_off_and_healed(
-    tmp_path: Path, network: Network
-) -> None:
+def test_job_survives_a_cut_of_the_coordinators_machine(tmp_path: Path, network: Network) -> None:
     """Nothing tells the others but silence, and they must say so within 10 s by default."""
     by_default = "keep_alive_interval=1,keep_alive_max_attempt=5"
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
@@ -175,7 +173,7 @@ def test_the_coordinators_machine_may_be_cut_off_and_healed(
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_nodes_whose_coordinator_stays_cut_off_end(tmp_path: Path, network: Network) -> None:
+def test_nodes_exit_if_the_coordinator_stays_cut_off(tmp_path: Path, network: Network) -> None:
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc", conf="coordinator_timeout=3")
         meeting(cluster, *"abc")
@@ -198,7 +196,7 @@ raise RuntimeError("the reason of this failure" + " and its details" * 4000)
 
 
 @pytest.mark.parametrize("link", ["slow", "narrow"])
-def test_a_long_failure_report_comes_through_a_bad_link(
+def test_long_failure_report_arrives_over_a_slow_link(
     tmp_path: Path, network: Network, link: str
 ) -> None:
     """Its node is heard all the while: it takes longer to send than a node may be silent."""
@@ -239,7 +237,7 @@ TCPStore(sys.argv[1], int(sys.argv[2]), timeout=timedelta(seconds=0.5)).set("vis
         ("--nnodes=1", "127.0.0.1", False),
     ],
 )
-def test_who_reaches_the_store_of_a_job_on_one_machine(
+def test_store_of_a_one_node_job_is_reachable_only_if_configured(
     tmp_path: Path, network: Network, flags: str, host: str, is_open: bool
 ) -> None:
     for node in (0, 1):

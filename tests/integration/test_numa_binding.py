@@ -93,7 +93,7 @@ def test_programs_are_bound() -> None:
     assert written() == {"0": f"cold {SECOND}\n", "1": f"cold {FIRST}\n"}
 
 
-def test_workers_that_are_forked_from_a_zygote_are_bound(tmp_path: Path) -> None:
+def test_workers_forked_from_a_zygote_are_bound(tmp_path: Path) -> None:
     (tmp_path / "slow.py").touch()
     (tmp_path / "train.py").write_text(SCRIPT)
     launch(sys.executable, "-u", "train.py", preload=["slow"])
@@ -106,14 +106,14 @@ def test_without_options_workers_are_not_bound() -> None:
     assert written() == {"0": f"cold {everywhere}\n", "1": f"cold {everywhere}\n"}
 
 
-def test_devices_that_are_visible_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_visible_devices_select_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     for virtual in (False, True):
         values = launch(where_it_runs, start_method="fork", virtual_local_rank=virtual)
         assert values == {0: [FIRST], 1: [SECOND]}
 
 
-def test_workers_of_a_handler_of_ones_own_are_bound(tmp_path: Path) -> None:
+def test_workers_of_a_custom_handler_are_bound(tmp_path: Path) -> None:
     logs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.OUT)
     replace_subprocess_handler(SubprocessHandler)
     try:
@@ -132,7 +132,7 @@ def test_workers_of_a_handler_of_ones_own_are_bound(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["a function", "a program", "a warm program"])
-def test_a_kernel_that_refuses_is_told_of(
+def test_refused_binding_is_reported(
     what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As it does where those CPUs were taken away since they were chosen."""
@@ -149,7 +149,7 @@ def test_a_kernel_that_refuses_is_told_of(
     assert not Path("started").exists()
 
 
-def test_a_kernel_that_would_refuse_is_told_of_before_anything_starts(
+def test_refused_binding_is_reported_before_workers_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nowhere = os.cpu_count() or 1
@@ -160,7 +160,7 @@ def test_a_kernel_that_would_refuse_is_told_of_before_anything_starts(
     assert not Path("started").exists()
 
 
-def test_a_machine_that_has_nothing_to_bind_to_starts_nothing(machine: Path) -> None:
+def test_machine_without_gpus_starts_no_workers(machine: Path) -> None:
     (machine / "sys/devices/system").rename(machine / "nothing")
     with pytest.raises(EnvironmentProblem, match=r"^--numa-binding node: "):
         launch("touch", "started")
@@ -171,7 +171,7 @@ def test_a_machine_that_has_nothing_to_bind_to_starts_nothing(machine: Path) -> 
     }  # fmt: skip
 
 
-def test_such_a_machine_joins_no_job(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_gpus_joins_no_job(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others would wait for it, and regroup when it goes."""
     (machine / "proc").rename(machine / "nothing")
     (machine / "sys/bus").rename(machine / "no_bus")
@@ -182,7 +182,7 @@ def test_such_a_machine_joins_no_job(machine: Path, monkeypatch: pytest.MonkeyPa
     assert met == []
 
 
-def test_on_this_very_machine_there_is_one_clear_line(tmp_path: Path) -> None:
+def test_this_machine_binds_or_reports_one_line(tmp_path: Path) -> None:
     """Of what is missing here, or none where it is a machine with GPUs."""
     (tmp_path / "train.py").touch()
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

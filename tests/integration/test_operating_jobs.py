@@ -69,7 +69,7 @@ def status_of(run_id: str, *flags: str, env: dict[str, str] | None = None) -> di
     return found
 
 
-def test_a_team_is_restarted_drained_and_stopped(tmp_path: Path, team: MakeTeam) -> None:
+def test_job_can_be_restarted_drained_and_stopped(tmp_path: Path, team: MakeTeam) -> None:
     run_id = f"steered-{team.backend}"
     about = ("--rdzv-id", run_id)
     with team(tmp_path, OBEY, "--max-restarts", "1", nnodes="2:3", run_id=run_id) as cluster:
@@ -97,7 +97,7 @@ def test_a_team_is_restarted_drained_and_stopped(tmp_path: Path, team: MakeTeam)
             assert "enough" in said
 
 
-def test_a_job_of_one_node_is_watched_and_steered(tmp_path: Path) -> None:
+def test_job_with_one_node_can_be_watched_and_steered(tmp_path: Path) -> None:
     script = """
         from holdfast import worker
         print("generation", os.environ["HOLDFAST_GENERATION"], "of", RANK, flush=True)
@@ -159,7 +159,7 @@ def guarded(tmp_path: Path) -> Cluster:
     return cluster
 
 
-def test_a_read_only_token_shows_all_and_changes_nothing(guarded: Cluster) -> None:
+def test_read_only_token_can_watch_but_not_change(guarded: Cluster) -> None:
     with guarded as cluster:
         cluster.generation(3)
         place = ("--rdzv-endpoint", cluster.endpoint, "--rdzv-id", "guarded")
@@ -218,7 +218,7 @@ def test_stacks_of_all_nodes_are_grouped(tmp_path: Path) -> None:
         assert set(cluster.codes().values()) == {0}
 
 
-def test_an_agent_that_was_killed_is_not_listed(tmp_path: Path) -> None:
+def test_killed_agent_is_not_listed(tmp_path: Path) -> None:
     with Job(tmp_path, "tell('up')\nforever()") as job:
         job.news.take(1)
         run_id = await_agents(job.agent.pid)

@@ -61,7 +61,7 @@ def shake_hands(port: int) -> str:
     return "let in"
 
 
-def test_the_workers_store_serves_its_own_user_alone(tmp_path: Path) -> None:
+def test_workers_store_serves_only_its_own_user(tmp_path: Path) -> None:
     with Job(tmp_path, KEEP, "--nproc-per-node", "1") as job:
         port = int(job.news.next()[0])
         assert as_user(STRANGER, lambda: write_to_store(port)).startswith("refused")
@@ -71,7 +71,7 @@ def test_the_workers_store_serves_its_own_user_alone(tmp_path: Path) -> None:
         assert job.end()[0] == 0
 
 
-def test_a_coordinator_without_a_token_serves_its_own_user_alone(tmp_path: Path) -> None:
+def test_coordinator_without_a_token_serves_only_its_own_user(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_host("a")
         assert shake_hands(cluster.port) == "let in"
@@ -112,7 +112,7 @@ def plant_link(job: Path, target: Path) -> str:
 
 
 @pytest.mark.parametrize("plant", [plant_folder, plant_link])
-def test_a_job_does_not_meet_in_a_folder_of_somebody_else(
+def test_job_refuses_a_folder_of_another_user(
     tmp_path: Path, plant: Callable[[Path, Path], str]
 ) -> None:
     private = tmp_path / "private"
@@ -141,7 +141,7 @@ def read_all(meeting: Path) -> str:
     return repr(found)
 
 
-def test_what_a_job_stores_in_a_folder_is_for_its_user_alone(tmp_path: Path) -> None:
+def test_job_folder_is_readable_only_for_its_user(tmp_path: Path) -> None:
     with (
         shared_folder() as meeting,
         in_folder(tmp_path, meeting, f"raise RuntimeError({SECRET!r})", "--redirects=3") as cluster,
@@ -169,7 +169,7 @@ def given_away(path: Path) -> Path:
     return path
 
 
-def test_logs_do_not_go_on_in_a_folder_that_somebody_else_made(tmp_path: Path) -> None:
+def test_logs_are_not_written_to_a_folder_of_another_user(tmp_path: Path) -> None:
     specs = DefaultLogsSpecs(str(tmp_path / "logs"), redirects=Std.ALL)
     first = specs.reify({0: {}})
     assert specs.run_dir is not None
@@ -187,7 +187,7 @@ def test_logs_do_not_go_on_in_a_folder_that_somebody_else_made(tmp_path: Path) -
         assert Path(specs.run_dir).stat().st_mode & 0o777 == 0o700
 
 
-def test_folders_of_another_user_do_not_keep_what_was_left(
+def test_folders_of_another_user_do_not_block_the_cleanup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There are more of them than are removed at once, with names like those of this user's."""
@@ -203,7 +203,7 @@ def test_folders_of_another_user_do_not_keep_what_was_left(
     assert all(folder.exists() for folder in theirs)
 
 
-def test_nobody_is_called_for_a_process_of_another_user(
+def test_dump_calls_no_socket_named_by_another_users_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its environment names a socket of root's; root dumps it."""
@@ -236,7 +236,7 @@ def say_ready(address: bytes) -> str:
     return "said"
 
 
-def test_another_user_does_not_say_when_etcd_is_ready() -> None:
+def test_another_user_cannot_pretend_that_etcd_is_ready() -> None:
     looks: list[bool] = []
 
     def healthy() -> bool:

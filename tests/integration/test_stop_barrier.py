@@ -43,7 +43,7 @@ def check_that_all_wait(cluster: Cluster, *names: str) -> None:
     assert cluster.is_quiet()
 
 
-def test_nobody_starts_again_while_a_worker_elsewhere_saves(tmp_path: Path, team: MakeTeam) -> None:
+def test_restart_waits_for_a_worker_elsewhere_to_stop(tmp_path: Path, team: MakeTeam) -> None:
     with team(tmp_path, SAVES, "--max-restarts=1", nnodes="2") as cluster:
         workers = start_all(cluster, "ab")
         os.kill(workers["a"], signal.SIGUSR2)
@@ -55,9 +55,7 @@ def test_nobody_starts_again_while_a_worker_elsewhere_saves(tmp_path: Path, team
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-def test_the_others_wait_for_the_workers_of_a_node_that_leaves(
-    tmp_path: Path, team: MakeTeam
-) -> None:
+def test_regroup_waits_for_the_workers_of_a_leaving_node(tmp_path: Path, team: MakeTeam) -> None:
     with team(tmp_path, SAVES, nnodes="2:3") as cluster:
         workers = start_all(cluster, "abc")
         cluster.agents["b"].signal(signal.SIGTERM)

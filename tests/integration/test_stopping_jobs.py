@@ -26,7 +26,7 @@ STUBBORN = """
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1"])
-def test_a_signal_is_passed_on_to_each_leader(tmp_path: Path, name: str) -> None:
+def test_signal_is_forwarded_to_each_leader(tmp_path: Path, name: str) -> None:
     signum = signal.Signals[name]
     flags = ("--nproc-per-node=2", "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")
     script = OBEDIENT + "\n    tell(f'leader{RANK}'); forever()\n"
@@ -42,7 +42,7 @@ def test_a_signal_is_passed_on_to_each_leader(tmp_path: Path, name: str) -> None
         assert "Traceback" not in err
 
 
-def test_a_signal_goes_to_the_leader_alone(tmp_path: Path) -> None:
+def test_signal_is_sent_only_to_the_leader(tmp_path: Path) -> None:
     """A leader ends its own children, in its own order; a group-wide signal would race with it."""
     script = (
         OBEDIENT
@@ -63,7 +63,7 @@ def test_a_signal_goes_to_the_leader_alone(tmp_path: Path) -> None:
         assert job.news.is_quiet()  # The child was killed, not asked.
 
 
-def test_a_shell_that_dies_of_the_signal_does_not_cost_its_child_the_grace(tmp_path: Path) -> None:
+def test_child_of_a_killed_shell_keeps_its_grace_period(tmp_path: Path) -> None:
     child = tmp_path / "child.py"
     child.write_text(
         "import os, signal, sys, time\n"
@@ -82,7 +82,7 @@ def test_a_shell_that_dies_of_the_signal_does_not_cost_its_child_the_grace(tmp_p
         assert job.end()[0] == 143
 
 
-def test_a_console_that_takes_nothing_does_not_hold_a_signal_up(tmp_path: Path) -> None:
+def test_blocked_console_does_not_delay_a_signal(tmp_path: Path) -> None:
     """A pager nobody scrolls, or a hung log collector, must not cost the workers their notice."""
     read, write = os.pipe()
     os.write(write, bytes(fcntl.fcntl(write, fcntl.F_GETPIPE_SZ)))
@@ -97,7 +97,7 @@ def test_a_console_that_takes_nothing_does_not_hold_a_signal_up(tmp_path: Path) 
         assert job.end()[0] == 143
 
 
-def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
+def test_second_ctrl_c_kills_immediately(tmp_path: Path) -> None:
     script = STUBBORN + "\n    tell(f'leader{RANK}'); forever()\n"
     with Job(tmp_path, script, "--nproc-per-node=2", "--shutdown-timeout=1000") as job:
         leaders = Watched(*job.news.take(2).values())
@@ -110,7 +110,7 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
         assert "killing the workers now" in err
 
 
-def test_a_worker_has_its_time_and_then_is_killed_with_its_family(tmp_path: Path) -> None:
+def test_worker_is_killed_with_its_children_after_the_timeout(tmp_path: Path) -> None:
     script = (
         STUBBORN
         + """
@@ -130,7 +130,7 @@ def test_a_worker_has_its_time_and_then_is_killed_with_its_family(tmp_path: Path
         assert "did not end in time: killed" in err
 
 
-def test_the_same_time_holds_when_a_failure_brings_workers_down(tmp_path: Path) -> None:
+def test_shutdown_timeout_applies_after_a_failure(tmp_path: Path) -> None:
     """torchrun always waits 30 s here, whatever --shutdown-timeout says."""
     script = (
         STUBBORN
@@ -153,7 +153,7 @@ def test_the_same_time_holds_when_a_failure_brings_workers_down(tmp_path: Path) 
         assert "consequence" in err
 
 
-def test_the_stop_signal_can_be_chosen(tmp_path: Path) -> None:
+def test_stop_signal_can_be_configured(tmp_path: Path) -> None:
     script = (
         OBEDIENT
         + """
@@ -173,7 +173,7 @@ def test_the_stop_signal_can_be_chosen(tmp_path: Path) -> None:
         assert job.end()[0] == 7
 
 
-def test_a_signal_while_restarting_ends_the_job(tmp_path: Path) -> None:
+def test_signal_during_a_restart_ends_the_job(tmp_path: Path) -> None:
     script = (
         STUBBORN
         + """
@@ -191,7 +191,7 @@ def test_a_signal_while_restarting_ends_the_job(tmp_path: Path) -> None:
         assert job.news.is_quiet()
 
 
-def test_a_worker_in_uninterruptible_sleep_is_reported(
+def test_worker_in_uninterruptible_sleep_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that waits for its vfork child is in that state, until the child lets it go."""
@@ -216,7 +216,7 @@ def test_a_worker_in_uninterruptible_sleep_is_reported(
 @pytest.mark.parametrize(
     "signum", [signal.SIGUSR1, signal.SIGALRM, signal.SIGRTMIN + 3, signal.SIGKILL]
 )
-def test_a_signal_that_is_not_handled_leaves_no_folder(tmp_path: Path, signum: int) -> None:
+def test_unhandled_signal_leaves_no_folder(tmp_path: Path, signum: int) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     script = "\n    tell(os.environ['HOLDFAST_WORKER_PAGE']); tell('leader'); forever()\n"
@@ -238,7 +238,7 @@ def meddled(folder: Path, program: str) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
-def test_signals_before_there_is_an_agent_end_the_command_in_order(tmp_path: Path) -> None:
+def test_signals_during_startup_end_the_command_cleanly(tmp_path: Path) -> None:
     """Twice in a row, as it begins to import what the keeper was started beside."""
     meddling = """
         class Signals:
@@ -254,7 +254,7 @@ def test_signals_before_there_is_an_agent_end_the_command_in_order(tmp_path: Pat
     assert len(err.splitlines()) == 1, err
 
 
-def test_signals_while_all_is_removed_change_nothing(tmp_path: Path) -> None:
+def test_signals_during_the_cleanup_change_nothing(tmp_path: Path) -> None:
     """The first ends the job; from then on one comes with each folder that is removed."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -276,7 +276,7 @@ def test_signals_while_all_is_removed_change_nothing(tmp_path: Path) -> None:
         assert not [*temporary.iterdir()]
 
 
-def test_what_the_agent_is_not_to_handle_keeps_its_default_action(tmp_path: Path) -> None:
+def test_excluded_signal_keeps_its_default_action(tmp_path: Path) -> None:
     with Job(tmp_path, "\n    tell('leader'); forever()\n", "--signals-to-handle=SIGINT") as job:
         everyone = Watched(*job.news.take(1).values(), job.keeper())
         job.signal(signal.SIGTERM)

@@ -55,7 +55,7 @@ def listens_at(agent: Agent) -> list[tuple[str, int]]:
         ("file", "", (), "::"),
     ],
 )
-def test_a_job_within_one_host_listens_on_loopback_alone(
+def test_job_on_one_host_listens_on_loopback_only(
     tmp_path: Path, backend: str, host: str, flags: tuple[str, ...], expected: str
 ) -> None:
     (tmp_path / "shared").mkdir()
@@ -78,7 +78,7 @@ def test_a_job_within_one_host_listens_on_loopback_alone(
     assert meeting in stores
 
 
-def test_nobody_can_take_a_port_that_is_held_for_a_generation_to_come(tmp_path: Path) -> None:
+def test_reserved_ports_cannot_be_bound_by_another_user(tmp_path: Path) -> None:
     """Another user of the host could otherwise be the store of the next one."""
 
     def listen(port: int) -> str:
@@ -125,7 +125,7 @@ print(store.get("plan").decode())
 
 
 @pytest.mark.parametrize(("access", "plan"), [("hosts", "three-steps"), ("open", "curl-evil")])
-def test_a_host_outside_of_the_job_cannot_speak_for_a_rank_unless_it_is_allowed_to(
+def test_foreign_host_cannot_impersonate_a_rank_unless_the_store_is_open(
     tmp_path: Path, network: Network, access: str, plan: str
 ) -> None:
     with NetworkCluster(tmp_path, network, "2", script=TRUST) as cluster:
@@ -145,7 +145,7 @@ def test_a_host_outside_of_the_job_cannot_speak_for_a_rank_unless_it_is_allowed_
 
 
 @pytest.mark.parametrize("access", ["hosts", "open"])
-def test_another_user_of_the_stores_host_gets_nothing_from_whichever_address(
+def test_another_user_of_the_stores_host_is_refused_at_every_address(
     tmp_path: Path, network: Network, access: str
 ) -> None:
     def attack(source: str, port: int) -> str:
@@ -197,7 +197,7 @@ assert len(store.get(f"mine {RANK}")) == 1 << 20
 
 
 @pytest.mark.parametrize(("access", "mb_max"), [("hosts", 30), ("open", 330)])
-def test_a_host_outside_of_the_job_cannot_fill_the_store(
+def test_foreign_host_cannot_fill_the_store(
     tmp_path: Path, network: Network, access: str, mb_max: int
 ) -> None:
     """Of 480 MB it is let hold a quarter of the store's 1,024 where it is let at all."""
@@ -238,7 +238,7 @@ else:
 """
 
 
-def test_a_private_store_serves_workers_through_their_own_agents_alone(
+def test_private_store_serves_workers_only_through_their_agents(
     tmp_path: Path, network: Network
 ) -> None:
     """Other users of a host of the job, and other processes of its user there, are strangers too."""

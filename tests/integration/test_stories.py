@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from etcd_teams import MakeTeam
 
 
-def test_a_killed_worker_is_followed_to_the_restart_on_all_nodes(
+def test_story_leads_from_a_killed_worker_to_the_restart_on_all_nodes(
     tmp_path: Path, team: MakeTeam
 ) -> None:
     names = ("a", "b", "c")

@@ -38,7 +38,7 @@ def install_frozen_logs(folder: Path) -> None:
     (about / "entry_points.txt").write_text("[torchrun.logs_specs]\nfrozen = frozen:FrozenLogs\n")
 
 
-def test_a_job_goes_on_without_a_node_whose_file_system_hangs(
+def test_job_continues_without_a_node_whose_file_system_hangs(
     tmp_path: Path, team: MakeTeam
 ) -> None:
     gate = tmp_path / "gate"
@@ -62,7 +62,7 @@ def test_a_job_goes_on_without_a_node_whose_file_system_hangs(
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_a_failure_is_reported_though_its_log_cannot_be_read(tmp_path: Path) -> None:
+def test_failure_is_reported_even_if_its_log_cannot_be_read(tmp_path: Path) -> None:
     """A read of a pipe that nobody writes to hangs as one of a dead file server does."""
     script = """
     log = os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]) + "/stderr.log"
@@ -76,7 +76,7 @@ def test_a_failure_is_reported_though_its_log_cannot_be_read(tmp_path: Path) -> 
     assert "rank      : 0" in errors
 
 
-def test_a_story_that_nobody_takes_in_holds_up_no_job(tmp_path: Path) -> None:
+def test_unread_story_does_not_block_the_job(tmp_path: Path) -> None:
     story = tmp_path / "story"
     os.mkfifo(story)
     reader = os.open(story, os.O_RDWR)

@@ -39,7 +39,7 @@ class ListCluster(NetworkCluster):
             self.start_on(name, conf=f"{PATIENT},{conf}".rstrip(","), env=TOKEN)
 
 
-def test_a_person_takes_over_from_a_machine_that_is_gone(tmp_path: Path, network: Network) -> None:
+def test_operator_takes_over_from_a_failed_machine(tmp_path: Path, network: Network) -> None:
     with ListCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc")
         meeting(cluster, *"abc")
@@ -65,7 +65,7 @@ def test_a_person_takes_over_from_a_machine_that_is_gone(tmp_path: Path, network
         }  # fmt: skip
 
 
-def test_a_coordinator_that_was_only_cut_off_ends_when_it_finds_that_it_was_replaced(
+def test_cut_off_coordinator_stops_when_it_detects_its_replacement(
     tmp_path: Path, network: Network
 ) -> None:
     """The person was wrong. Its node joins at the other, and nobody goes back to it."""
@@ -82,7 +82,7 @@ def test_a_coordinator_that_was_only_cut_off_ends_when_it_finds_that_it_was_repl
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0, "second": 0}
 
 
-def test_a_take_over_restarts_no_worker_if_all_nodes_are_there(
+def test_takeover_restarts_no_worker_if_all_nodes_reconnect(
     tmp_path: Path, network: Network
 ) -> None:
     """The coordinator was on its own; twice, from the first to the third machine."""

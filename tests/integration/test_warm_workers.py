@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_first_start_and_each_restart_are_warm(folder: Path) -> None:
+def test_first_start_and_each_restart_are_warm(folder: Path) -> None:
     flags = ("--nproc-per-node=2", "--max-restarts=2", "--preload=slow")
     script = TELLS.replace('== "0"', '!= "2"')
     with Job(folder, script, *flags) as job:
@@ -59,7 +59,7 @@ def test_the_first_start_and_each_restart_are_warm(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", ["while workers run", "while it imports"])
-def test_a_zygote_that_is_killed_costs_nothing(folder: Path, moment: str) -> None:
+def test_killed_zygote_restarts_no_worker(folder: Path, moment: str) -> None:
     """Not a restart, not a worker; and the next start is warm again."""
     early = moment == "while it imports"
     if early:
@@ -88,7 +88,7 @@ def test_a_zygote_that_is_killed_costs_nothing(folder: Path, moment: str) -> Non
         assert "restart 1 of 1" in err
 
 
-def test_a_job_without_restarts_survives_its_zygote(folder: Path) -> None:
+def test_job_without_restarts_survives_its_zygote(folder: Path) -> None:
     script = """
     tell("warm" if "slow" in sys.modules else "cold")
     with open(os.environ["NEWS"] + ".go"): pass
@@ -124,7 +124,7 @@ def hold_up(folder: Path, where: str) -> None:
 
 @pytest.mark.parametrize("where", HELD_UP)
 @pytest.mark.parametrize("victim", ["agent", "keeper"])
-def test_nothing_is_left_when_what_supervises_is_killed(
+def test_no_process_is_left_after_agent_or_keeper_is_killed(
     folder: Path, where: str, victim: str
 ) -> None:
     hold_up(folder, where)
@@ -142,7 +142,7 @@ def test_nothing_is_left_when_what_supervises_is_killed(
             everyone.all_gone()
 
 
-def test_a_signal_ends_the_wait_for_imports(folder: Path) -> None:
+def test_signal_ends_the_wait_for_imports(folder: Path) -> None:
     hold_up(folder, "importing")
     with Job(folder, "tell('never')", "--preload=slow") as job:
         job.news.take(1)
@@ -154,7 +154,7 @@ def test_a_signal_ends_the_wait_for_imports(folder: Path) -> None:
         assert job.news.is_quiet()
 
 
-def test_what_failed_workers_say_begins_with_their_own_code(folder: Path) -> None:
+def test_traceback_of_a_warm_worker_begins_with_its_own_code(folder: Path) -> None:
     with Job(
         folder, "    def f():\n        raise ValueError('mine')\n    f()", "--preload=slow"
     ) as job:
@@ -165,14 +165,14 @@ def test_what_failed_workers_say_begins_with_their_own_code(folder: Path) -> Non
         assert "newborn" not in err
 
 
-def test_a_module_that_cannot_be_imported_is_no_failure(folder: Path) -> None:
+def test_unimportable_preload_module_is_not_a_failure(folder: Path) -> None:
     with Job(folder, "tell('ran')", "--preload=no_such_module") as job:
         code, _, err = job.end()
         assert code == 0
         assert "no_such_module: ModuleNotFoundError" in err
 
 
-def test_functions_are_forked_from_it_too(folder: Path) -> None:
+def test_functions_are_forked_from_the_zygote(folder: Path) -> None:
     program = folder / "program.py"
     program.write_text(
         textwrap.dedent(
@@ -200,7 +200,7 @@ def test_functions_are_forked_from_it_too(folder: Path) -> None:
 
 
 @pytest.mark.torch
-def test_torch_workers_meet_again_after_a_restart(folder: Path) -> None:
+def test_torch_workers_reconnect_after_a_restart(folder: Path) -> None:
     script = """
     was_there = "torch" in sys.modules
     import torch, torch.distributed as dist

@@ -51,7 +51,7 @@ async def test_connect_failures_are_marked_permanent_or_not(
 
 
 @in_loop
-async def test_connect_times_out_on_a_silent_server_and_names_the_suspicion(
+async def test_connect_to_a_silent_server_times_out_and_names_the_likely_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with socket.create_server((LOCAL, 0)) as silent:

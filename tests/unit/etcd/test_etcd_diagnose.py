@@ -66,19 +66,21 @@ def asked_over_tls(
 
 @pytest.mark.parametrize("wants_certificate", [False, True])
 @pytest.mark.parametrize("newest", [False, True])
-def test_plain_text_where_tls_is_spoken(tls: Tls, *, wants_certificate: bool, newest: bool) -> None:
+def test_plain_client_of_a_tls_server_is_explained(
+    tls: Tls, *, wants_certificate: bool, newest: bool
+) -> None:
     found = asked_over_tls(tls, None, wants_certificate=wants_certificate, newest=newest)
     assert found == Problem(ProblemKind.DENIED, TLS_ONLY)
 
 
-def test_a_certificate_that_is_disliked_after_the_handshake(tls: Tls) -> None:
+def test_certificate_rejected_after_the_handshake_is_explained(tls: Tls) -> None:
     found = asked_over_tls(tls, client_context(tls.ca), wants_certificate=True)
     assert isinstance(found, Problem)
     assert found.kind is ProblemKind.DENIED
     assert "cert" in found.why
 
 
-def test_tls_where_plain_text_is_spoken() -> None:
+def test_tls_client_of_a_plain_server_is_explained() -> None:
     async def answer(data: bytes) -> bytes | None:
         return http(b"no such method", "405 Method Not Allowed") if b"/version" in data else None
 
@@ -89,7 +91,7 @@ def test_tls_where_plain_text_is_spoken() -> None:
     assert asyncio.run(talk()) == Problem(ProblemKind.DENIED, NOT_TLS)
 
 
-def test_plain_text_where_plain_text_is_spoken() -> None:
+def test_plain_server_that_closes_is_not_mistaken_for_tls() -> None:
     """It closes what is sent in plain text, and answers a handshake in plain text: not TLS."""
 
     async def answer(data: bytes) -> bytes | None:
@@ -104,7 +106,7 @@ def test_plain_text_where_plain_text_is_spoken() -> None:
 
 @pytest.mark.parametrize("is_tls", [False, True])
 @in_loop
-async def test_something_that_closes_whatever_it_is_asked(*, is_tls: bool) -> None:
+async def test_server_that_closes_every_connection_is_explained(*, is_tls: bool) -> None:
     async with saying(None) as port:
         assert await why(port, client_context() if is_tls else None) is None
         async with client_of(port, tls=is_tls) as client:
@@ -113,13 +115,13 @@ async def test_something_that_closes_whatever_it_is_asked(*, is_tls: bool) -> No
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
-def test_something_that_is_silent_costs_no_more_than_the_limit(*, is_tls: bool) -> None:
+def test_silent_server_is_diagnosed_within_the_limit(*, is_tls: bool) -> None:
     with socket.create_server((LOCAL, 0)) as silent:
         port = silent.getsockname()[1]
         assert asyncio.run(why(port, client_context() if is_tls else None, 0.05)) is None
 
 
-def test_an_endpoint_that_answered_before_is_not_asked_in_other_ways() -> None:
+def test_endpoint_that_responded_before_is_not_diagnosed() -> None:
     """What closes now is an etcd that ends, not one of another kind."""
     asked: list[bytes] = []
 
@@ -137,7 +139,7 @@ def test_an_endpoint_that_answered_before_is_not_asked_in_other_ways() -> None:
 
 
 @in_loop
-async def test_a_client_that_is_closed_asks_no_further(tls: Tls) -> None:
+async def test_closed_client_stops_its_diagnosis(tls: Tls) -> None:
     """While it listens to an endpoint that has nothing to say, which may take a while."""
     ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ours.load_cert_chain(*tls.server)

@@ -41,7 +41,7 @@ def reserved() -> Iterator[ReservedPort]:
 
 @pytest.mark.parametrize(("family", "address"), ADDRESSES)
 @pytest.mark.parametrize("reuse", [0, 1])
-def test_the_kernel_gives_the_port_to_nobody_else(
+def test_kernel_does_not_assign_a_reserved_port(
     reserved: ReservedPort, family: int, address: str, reuse: int
 ) -> None:
     with socket.socket(family, socket.SOCK_STREAM) as other:
@@ -57,7 +57,7 @@ def test_the_kernel_gives_the_port_to_nobody_else(
             other.bind((address, 0))
 
 
-def test_the_next_worker_can_serve_there_right_after_the_last(reserved: ReservedPort) -> None:
+def test_next_worker_can_bind_the_port_right_after_the_previous_one(reserved: ReservedPort) -> None:
     """As after a restart: the connections of the last worker may not be forgotten yet."""
     for _ in range(2):
         with socket.socket() as server:
@@ -70,7 +70,9 @@ def test_the_next_worker_can_serve_there_right_after_the_last(reserved: Reserved
             client.close()
 
 
-def test_a_host_without_ipv6_or_without_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_is_reserved_without_ipv6_and_lack_of_ports_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Ipv4Only(socket.socket):
         def __init__(self, family: int = -1, kind: int = -1, *more: Any, **given: Any) -> None:
             if family == socket.AF_INET6:
@@ -96,7 +98,7 @@ def test_a_host_without_ipv6_or_without_ports(monkeypatch: pytest.MonkeyPatch) -
         ReservedPort()
 
 
-def test_a_port_by_its_number_if_it_is_free(reserved: ReservedPort) -> None:
+def test_free_port_can_be_reserved_by_number(reserved: ReservedPort) -> None:
     number = reserved.number
     reserved.release()
     with ReservedPort(number) as again:
@@ -121,7 +123,7 @@ def test_a_port_by_its_number_if_it_is_free(reserved: ReservedPort) -> None:
         ("", ""),
     ],
 )
-def test_which_texts_mean_one_address(host: str, expected: str) -> None:
+def test_address_of_text(host: str, expected: str) -> None:
     assert listening.address_of(host) == expected
 
 
@@ -129,7 +131,7 @@ def test_which_texts_mean_one_address(host: str, expected: str) -> None:
     ("address", "expected"),
     [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("192.0.2.1", "::"), ("2001:db8::1", "::")],
 )
-def test_a_port_is_held_at_its_address_and_at_all_if_that_is_not_here(
+def test_port_is_reserved_on_its_address_or_on_all_if_this_host_lacks_it(
     address: str, expected: str
 ) -> None:
     with ReservedPort(listening=True, address=address) as reserved:

@@ -81,7 +81,7 @@ def failure(both: Link) -> str:
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "::1"])
-def test_a_server_is_known_by_its_authority(ca: Pair, server: Pair, name: str) -> None:
+def test_client_accepts_a_server_of_its_authority(ca: Pair, server: Pair, name: str) -> None:
     both = link(ca, server, name=name)
     both.shake()
     assert both.client.version() in ("TLSv1.2", "TLSv1.3")
@@ -89,9 +89,7 @@ def test_a_server_is_known_by_its_authority(ca: Pair, server: Pair, name: str) -
         assert context.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
-def test_a_server_that_is_not_trusted_or_has_another_name(
-    ca: Pair, other_ca: Pair, server: Pair
-) -> None:
+def test_untrusted_server_or_other_name_is_refused(ca: Pair, other_ca: Pair, server: Pair) -> None:
     assert "tls_ca" in failure(link(other_ca, server))
     assert "tls_ca" in failure(link(None, server))
     for name in ("elsewhere.example.org", "127.0.0.2"):
@@ -100,7 +98,7 @@ def test_a_server_that_is_not_trusted_or_has_another_name(
         assert "tls_server_name" in why
 
 
-def test_a_server_with_an_authority_requires_certificates(
+def test_server_with_an_authority_requires_client_certificates(
     ca: Pair, other_ca: Pair, server: Pair
 ) -> None:
     link(ca, server, client=make_certificate(ca, "agent", san=()), server_ca=ca).shake()
@@ -117,7 +115,7 @@ def test_a_server_with_an_authority_requires_certificates(
     assert "tls_ca there" in explain_failure(raised.value)
 
 
-def test_a_plain_side_is_recognised(ca: Pair, server: Pair) -> None:
+def test_side_without_tls_is_recognized(ca: Pair, server: Pair) -> None:
     for first in (b"\x00\x00\x00\x31\x84\xa4type\xa5hello", b"GET / HTTP/1.1\r\n\r\n"):
         incoming = ssl.MemoryBIO()
         end = server_context(*server).wrap_bio(incoming, ssl.MemoryBIO(), server_side=True)
@@ -136,7 +134,7 @@ def test_a_plain_side_is_recognised(ca: Pair, server: Pair) -> None:
     assert explain_failure(OSError("odd\nend")).endswith("odd end")
 
 
-def test_files_of_no_use_are_named_with_their_settings(
+def test_invalid_files_are_named_with_their_settings(
     ca: Pair, server: Pair, tmp_path: Path
 ) -> None:
     garbage, locked = tmp_path / "garbage", f"{tmp_path}/locked.key"
@@ -178,9 +176,7 @@ def test_one_set_of_files_serves_both_sides(ca: Pair, server: Pair) -> None:
         only_ca.for_server()
 
 
-def test_a_token_takes_the_place_of_certificates_where_python_has_that(
-    ca: Pair, server: Pair
-) -> None:
+def test_token_replaces_certificates_if_python_supports_psk(ca: Pair, server: Pair) -> None:
     ours = TlsToken(b"master", "job")
     assert "master" not in repr(ours)
     if not getattr(ssl, "HAS_PSK", False):

@@ -59,7 +59,7 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> No
 
 
 @pytest.mark.parametrize("host", ["node0", "10.0.0.1", "fd00::1"])
-def test_those_with_one_token_trust_each_other(tmp_path: Path, host: str) -> None:
+def test_certificates_of_one_token_trust_each_other(tmp_path: Path, host: str) -> None:
     server = make_certificate(TOKEN, ["node0", "10.0.0.1", "fd00::1"])
     shake_hands(
         context(tmp_path, server, server=True),
@@ -72,7 +72,7 @@ def test_those_with_one_token_trust_each_other(tmp_path: Path, host: str) -> Non
     ("server_token", "client_token", "host"),
     [(TOKEN, OTHER, "node0"), (OTHER, TOKEN, "node0"), (TOKEN, TOKEN, "elsewhere")],
 )
-def test_others_are_refused(
+def test_certificates_of_other_tokens_or_hosts_are_refused(
     tmp_path: Path, server_token: bytes, client_token: bytes, host: str
 ) -> None:
     server = context(tmp_path, make_certificate(server_token, ["node0"]), server=True)
@@ -81,7 +81,7 @@ def test_others_are_refused(
         shake_hands(server, client, host)
 
 
-def test_a_server_refuses_a_client_of_another_token_that_trusts_anybody(tmp_path: Path) -> None:
+def test_server_refuses_a_client_of_another_token_that_verifies_nothing(tmp_path: Path) -> None:
     client = context(tmp_path, make_certificate(OTHER), server=False)
     client.check_hostname = False
     client.verify_mode = ssl.CERT_NONE
@@ -90,7 +90,7 @@ def test_a_server_refuses_a_client_of_another_token_that_trusts_anybody(tmp_path
         shake_hands(server, client, "node0")
 
 
-def test_openssl_finds_nothing_wrong_with_them(tmp_path: Path) -> None:
+def test_openssl_accepts_the_certificates(tmp_path: Path) -> None:
     files = stored(tmp_path, make_certificate(TOKEN, ["node0", "127.0.0.1"]))
     ca = stored(tmp_path, make_certificate(TOKEN))["ca"]  # Made apart, and the same authority.
     for command in (

@@ -37,7 +37,7 @@ def labels_by_name() -> dict[str, set[str]]:
 LABELS = labels_by_name()
 
 
-def test_every_expression_names_metrics_and_labels_that_exist() -> None:
+def test_every_expression_names_existing_metrics_and_labels() -> None:
     targets = [target for panel in PANELS for target in panel["targets"]]
     queries = [
         one["query"] for one in DASHBOARD["templating"]["list"] if isinstance(one["query"], str)

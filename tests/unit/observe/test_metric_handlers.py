@@ -44,7 +44,7 @@ class Blocking(Kept):
         assert self.go_on.wait(PATIENCE_S)
 
 
-def test_a_metric_comes_at_once_to_the_handler_of_its_group() -> None:
+def test_metric_reaches_the_handler_of_its_group_immediately() -> None:
     mine, others = Kept(), Kept()
     assert not has_handler()
     configure(others)
@@ -62,7 +62,7 @@ def test_a_metric_comes_at_once_to_the_handler_of_its_group() -> None:
     assert mine.threads == {threading.current_thread().name}
 
 
-def test_a_handler_that_blocks_is_dropped_until_it_is_configured_again() -> None:
+def test_blocking_handler_is_dropped_until_it_is_configured_again() -> None:
     handler = Blocking()
     configure(handler)
     queues = MetricQueues(call_s_max=0.0)
@@ -81,7 +81,7 @@ def test_a_handler_that_blocks_is_dropped_until_it_is_configured_again() -> None
     assert handler.names()[2:] == ["by another run"]
 
 
-def test_the_end_of_a_run_waits_no_longer_than_it_may() -> None:
+def test_end_of_a_run_waits_no_longer_than_its_limit() -> None:
     blocked = [Blocking() for _ in range(3)]
     first, second = MetricQueues(), MetricQueues()
     for handler in blocked:
@@ -98,7 +98,7 @@ def test_the_end_of_a_run_waits_no_longer_than_it_may() -> None:
     assert blocked[-1].names() == ["a", "b"]
 
 
-def test_each_metric_goes_to_the_handler_of_its_time() -> None:
+def test_each_metric_reaches_the_handler_configured_at_that_time() -> None:
     kept = [Kept() for _ in range(HANDLERS_MAX + 1)]
     queues = MetricQueues()
     for number, handler in enumerate(kept):

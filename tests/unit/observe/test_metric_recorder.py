@@ -55,7 +55,7 @@ START = [
 ]
 
 
-def test_a_run_with_a_restart() -> None:
+def test_run_with_a_restart_is_reported() -> None:
     run = [*first_start(), *failure(20.0), *restart(22.5), *success(50.0, 2)]
     assert recorded(run) == [
         *START, *observed("failed", 3), *call(f"{LOCAL}._stop_workers", 2000),
@@ -68,7 +68,7 @@ def test_a_run_with_a_restart() -> None:
     assert recorded(unobserved) == recorded(run)  # The stop says the same.
 
 
-def test_each_outcome_of_a_run() -> None:
+def test_each_outcome_has_its_metrics() -> None:
     assert recorded([*first_start(), *success(20.0, 3)]) == [
         *START,
         *observed("succeeded", 3),
@@ -86,7 +86,7 @@ def test_each_outcome_of_a_run() -> None:
     assert outcome(100, "run_failed_with_retries") == recorded([began(), ended(9, "failed", 1)])[:6]
 
 
-def test_what_fails_ends_all_that_waited_for_it() -> None:
+def test_failure_ends_all_enclosing_calls() -> None:
     run = [began(), met(14.0, 4.0, "timed out"), ended(14.5, "", 3, error="timed out")]
     assert recorded(run) == [
         *failed(f"{AGENT}._rendezvous", 4000),
@@ -109,7 +109,7 @@ def test_what_fails_ends_all_that_waited_for_it() -> None:
     ]
 
 
-def test_a_round_that_broke_before_it_began_is_joined_anew() -> None:
+def test_round_that_broke_before_its_start_is_joined_again() -> None:
     run = [began(), met(11.0, 1.0), *first_start()[1:]]
     assert [name for name, _ in recorded(run) if not name.endswith("ms")] == [
         f"{AGENT}._assign_worker_ranks.failure",

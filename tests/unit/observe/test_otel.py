@@ -86,7 +86,7 @@ def recorded(*events: Any) -> list[Any]:
     return found[:-1]
 
 
-def test_an_event_becomes_a_named_log_record() -> None:
+def test_event_becomes_a_named_log_record() -> None:
     odd: dict[Any, Any] = {"list": [1, "a"], "big": 2**80, "half": "\udce9", 3: b"x", "x": None}
     one, step = recorded(
         Event("caf\udce9", EventSource.WORKER, 1234, odd),
@@ -133,7 +133,7 @@ def test_events_reach_a_collector_before_the_program_ends(collector: Collector) 
     assert found == [(f"event {number}", 7_000_000) for number in range(3)]
 
 
-def test_a_collector_that_is_away_is_one_line_with_its_address() -> None:
+def test_unreachable_collector_is_reported_in_one_line_with_its_address() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # Nobody listens there, and nobody else can.
         at = f"127.0.0.1:{nobody.getsockname()[1]}"
@@ -154,7 +154,7 @@ def collect() -> list[Family]:
     ]
 
 
-def test_the_metrics_arrive_as_they_are(collector: Collector) -> None:
+def test_metrics_arrive_unchanged(collector: Collector) -> None:
     export = metric_otel.start_export(collect)
     assert export is not None
     export.close()
@@ -175,7 +175,7 @@ def test_the_metrics_arrive_as_they_are(collector: Collector) -> None:
     assert 0 < took.start_time_unix_nano <= took.time_unix_nano
 
 
-def test_they_are_sent_again_and_again_and_a_refusal_is_reported_once(
+def test_metrics_are_sent_periodically_and_a_refusal_is_reported_once(
     collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "100")
@@ -190,7 +190,7 @@ def test_they_are_sent_again_and_again_and_a_refusal_is_reported_once(
     assert f"{collector.url}/v1/metrics" in line
 
 
-def test_a_collector_that_is_away_keeps_nobody_for_long(
+def test_unreachable_collector_does_not_delay_the_end(
     monkeypatch: pytest.MonkeyPatch, collector: Collector
 ) -> None:
     monkeypatch.setattr(metric_otel, "CLOSE_S", 0.05)
@@ -238,7 +238,7 @@ Exporter.__module__ = LIBRARY
 sys.modules.setdefault(LIBRARY, ModuleType(LIBRARY))
 
 
-def test_a_failure_is_one_line_until_something_was_accepted(
+def test_failure_is_reported_once_until_a_success(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     exporter = Exporter()

@@ -326,7 +326,7 @@ def test_fenced_node_rejoins_and_ignores_old_views(
     ("run_id", "least", "most", "interval"),
     [("", 1, 1, 1), ("job", 0, 1, 1), ("job", 2, 1, 1), ("job", 1, 1, 0)],
 )
-def test_what_no_job_can_have_is_refused(run_id: str, least: int, most: int, interval: int) -> None:
+def test_impossible_settings_are_refused(run_id: str, least: int, most: int, interval: int) -> None:
     with pytest.raises(UsageError):
         DynamicRendezvousHandler.from_backend(
             run_id, None, Fickle(MemoryStore()), least, most, keep_alive_interval=interval

@@ -137,7 +137,7 @@ def test_settle_is_the_last_call() -> None:
         parse(settle="2", last_call_timeout=3)
 
 
-def test_the_timeout_of_a_launch_is_the_join_timeout_of_static_alone() -> None:
+def test_timeout_of_a_launch_is_the_join_timeout_only_for_static_and_etcd() -> None:
     assert parse("static", timeout=900, rank=0).join_timeout == 900
     assert parse("static", timeout=900, join_timeout=5, rank=0).join_timeout == 5
     assert parse("c10d", timeout=900).join_timeout == 600

@@ -16,7 +16,7 @@ from holdfast.store import MemoryStore, PrefixStore
 AT_ONCE = timedelta(milliseconds=1)
 
 
-def test_a_store_is_loaded_when_it_is_asked_for() -> None:
+def test_stores_are_imported_on_first_use() -> None:
     program = (
         "import sys, holdfast.store\n"
         "assert [one for one in sys.modules if one.startswith('holdfast.store.')] == []\n"
@@ -29,7 +29,7 @@ def test_a_store_is_loaded_when_it_is_asked_for() -> None:
         assert getattr(holdfast.store, name).__name__ == name
 
 
-def test_a_signal_handler_can_end_a_wait() -> None:
+def test_signal_handler_can_end_a_wait() -> None:
     """The agent relies on it: a signal must get it out of the exit barrier."""
 
     class Enough(Exception):
@@ -65,7 +65,7 @@ def test_a_signal_handler_can_end_a_wait() -> None:
         store.barrier("here", 2, AT_ONCE)
 
 
-def test_parts_do_not_see_each_others_keys() -> None:
+def test_prefix_stores_do_not_share_keys() -> None:
     store = MemoryStore()
     part, other = PrefixStore("part", store), PrefixStore("part2", store)
     part.set("a/part/b", "1")

@@ -113,14 +113,14 @@ def exchanges(*pairs: tuple[bytes, bytes]) -> Callable[[Peer], None]:
         ),
     ],
 )
-def test_the_bytes_of_calls_that_are_not_one_exchange(
+def test_calls_with_several_exchanges_send_the_expected_bytes(
     call: Callable[[TCPStore], Any], script: list[tuple[bytes, bytes]], result: Any
 ) -> None:
     with ScriptedStore(exchanges(*script)) as server, client_of(server) as store:
         assert call(store) == result
 
 
-def test_responses_may_come_in_small_pieces() -> None:
+def test_responses_may_arrive_in_small_pieces() -> None:
     def script(peer: Peer) -> None:
         peer.expect(b"\x11")
         for byte in i64(2) + blob(b"/a") + blob(b"/b"):
@@ -143,7 +143,7 @@ def test_responses_may_come_in_small_pieces() -> None:
         (lambda s: s.queue_pop("k"), WAIT_K + CANCEL),
     ],
 )
-def test_a_frozen_server_is_given_up_in_time(
+def test_call_to_a_frozen_server_times_out(
     call: Callable[[TCPStore], Any], request_: bytes
 ) -> None:
     def silence(peer: Peer) -> None:
@@ -156,7 +156,7 @@ def test_a_frozen_server_is_given_up_in_time(
             call(store)
 
 
-def test_a_server_that_does_not_read_is_given_up_in_time() -> None:
+def test_call_to_a_server_that_does_not_read_times_out() -> None:
     over = threading.Event()
 
     def fill_buffers(store: TCPStore) -> None:
@@ -173,7 +173,7 @@ def test_a_server_that_does_not_read_is_given_up_in_time() -> None:
         over.set()
 
 
-def test_a_late_response_is_not_taken_for_that_of_the_next_request() -> None:
+def test_late_response_is_not_taken_for_the_next_one() -> None:
     given_up = threading.Event()
 
     def late(peer: Peer) -> None:
@@ -193,7 +193,7 @@ def test_a_late_response_is_not_taken_for_that_of_the_next_request() -> None:
 
 @pytest.mark.usefixtures("_long_grace")
 @pytest.mark.parametrize("late", [b"", b"\0"])
-def test_a_wait_that_times_out_leaves_the_connection_in_order(late: bytes) -> None:
+def test_timed_out_wait_leaves_the_connection_usable(late: bytes) -> None:
     """The response to the wait may come just when it is cancelled."""
 
     def script(peer: Peer) -> None:
@@ -213,7 +213,7 @@ def test_a_wait_that_times_out_leaves_the_connection_in_order(late: bytes) -> No
 
 
 @pytest.mark.parametrize("begun", [b"", i64(3)[:4], i64(9) + b"only"])
-def test_a_connection_lost_in_a_response(begun: bytes) -> None:
+def test_connection_lost_during_a_response_is_reopened(begun: bytes) -> None:
     def script(peer: Peer) -> None:
         peer.exchange(b"\x02" + K + blob(b"") * 2, begun)
 
@@ -224,7 +224,7 @@ def test_a_connection_lost_in_a_response(begun: bytes) -> None:
         assert store.num_keys() == 0
 
 
-def test_a_loss_is_noticed_by_requests_without_response() -> None:
+def test_requests_without_a_response_detect_a_loss() -> None:
     """With torch's, the first `set` after the server died succeeds."""
     with ScriptedStore(lambda _: None) as server, client_of(server) as store:
         await_input(store)
@@ -246,7 +246,7 @@ def test_a_loss_is_noticed_by_requests_without_response() -> None:
         (lambda s: s.compare_set("k", "", ""), b"\x02" + K + blob(b"") * 2, b"HTTP/1.1 400"),
     ],
 )
-def test_an_invalid_response(
+def test_invalid_response_closes_the_connection(
     call: Callable[[TCPStore], Any], request_: bytes, response: bytes
 ) -> None:
     again = exchanges((COUNT, i64(3)))
@@ -298,7 +298,7 @@ def test_requests_above_a_limit_are_not_sent(call: Callable[[TCPStore], Any]) ->
 # Interrupts, threads and forks
 
 
-def test_an_interrupted_call_leaves_no_response_behind() -> None:
+def test_interrupted_call_leaves_no_response_behind() -> None:
     main, raised = threading.get_ident(), threading.Event()
 
     def interrupt(peer: Peer) -> None:
@@ -345,7 +345,7 @@ class Waiting:
         return self.raised
 
 
-def test_closing_ends_the_call_of_another_thread() -> None:
+def test_close_ends_the_call_of_another_thread() -> None:
     heard = threading.Event()
 
     def script(peer: Peer) -> None:
@@ -363,7 +363,7 @@ def test_closing_ends_the_call_of_another_thread() -> None:
     store.close()
 
 
-def test_a_store_in_use_is_not_waited_for_for_ever() -> None:
+def test_wait_for_a_busy_store_times_out() -> None:
     heard, over = threading.Event(), threading.Event()
 
     def script(peer: Peer) -> None:
@@ -382,7 +382,7 @@ def test_a_store_in_use_is_not_waited_for_for_ever() -> None:
         assert not waiting.join()
 
 
-def test_a_forked_child_has_a_connection_of_its_own() -> None:
+def test_forked_child_has_its_own_connection() -> None:
     """Also when another thread was in a call while it was forked."""
     heard, over = threading.Event(), threading.Event()
 
@@ -416,7 +416,7 @@ def test_a_forked_child_has_a_connection_of_its_own() -> None:
         assert store.num_keys() == 1
 
 
-def test_a_dropped_store_is_closed() -> None:
+def test_dropped_store_is_closed() -> None:
     with ScriptedStore(nothing) as server:
         client_of(server)
 
@@ -464,13 +464,13 @@ def reach(port: int, seconds: float = LONG_S, host: str = "127.0.0.1") -> None:
     connect(host, port, time.monotonic() + seconds, seconds, "about it").close()
 
 
-def test_any_address_that_works_will_do(unused: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_working_address_is_used(unused: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with ScriptedStore(Peer.expect_end) as server:
         resolve_to(monkeypatch, ("127.0.0.1", unused), ("127.0.0.1", server.port))
         reach(unused, host="there")
 
 
-def test_a_server_that_starts_late_or_closes_at_once_is_retried() -> None:
+def test_server_that_starts_late_or_closes_immediately_is_retried() -> None:
     def hang_up(peer: Peer) -> None:
         peer.socket.recv(1)
 
@@ -482,7 +482,7 @@ def test_a_server_that_starts_late_or_closes_at_once_is_retried() -> None:
         reach(server.port)
 
 
-def test_a_frozen_server_and_another_program_are_told_apart() -> None:
+def test_errors_distinguish_a_frozen_server_from_another_program() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,  # The kernel accepts for it.
         pytest.raises(StoreTimeoutError, match=r"^about it: "),
@@ -501,7 +501,7 @@ def test_a_frozen_server_and_another_program_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.03, 7.0, 100.0])
-def test_pauses_grow_and_never_go_beyond_the_deadline(
+def test_pauses_grow_and_never_exceed_the_deadline(
     seconds: float, unused: int, clock: Clock
 ) -> None:
     deadline = clock.now + seconds
@@ -512,7 +512,7 @@ def test_pauses_grow_and_never_go_beyond_the_deadline(
     assert seconds / 1.5 <= len(clock.slept) <= 20 + 2 * seconds
 
 
-def test_an_address_that_swallows_everything_leaves_time_for_the_others(
+def test_silent_address_leaves_time_for_the_others(
     unused: int, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     clock.now = 1000.0
@@ -535,7 +535,7 @@ def test_an_address_that_swallows_everything_leaves_time_for_the_others(
     assert max(allowed) == channel.ATTEMPT_S_MAX
 
 
-def test_no_connection_to_itself(
+def test_client_does_not_connect_to_itself(
     unused: int, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel may connect a socket to itself where nobody listens at a port it hands out."""

@@ -46,7 +46,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     assert not clients._scopes_in_use
 
 
-def test_a_block_has_a_timer_while_it_is_entered(client: Kept) -> None:
+def test_block_has_a_timer_while_it_is_entered(client: Kept) -> None:
     before = time.time()
     with expires(60, "load", client):
         assert before + 60 <= client.timers["load"] <= time.time() + 60
@@ -74,7 +74,7 @@ def test_nested_blocks_keep_their_own_time(client: Kept) -> None:
         assert left == [[5, 30, 60], [5, 60], [60]]
 
 
-def test_one_block_may_be_entered_again_and_by_several_threads(client: Kept) -> None:
+def test_block_may_be_entered_repeatedly_and_by_several_threads(client: Kept) -> None:
     block = expires(60, "a", client)
     with block, block:
         assert sorted(client.timers) == ["a", "a (2)"]
@@ -114,7 +114,7 @@ def received(pipe: RequestPipe) -> list[FileTimerRequest]:
     return [parse_request(line) for line in b"".join(pipe.chunks()).splitlines()]
 
 
-def test_each_request_is_a_line_in_one_piece(pipe: RequestPipe) -> None:
+def test_each_request_is_one_write_of_one_line(pipe: RequestPipe) -> None:
     client = FileTimerClient(pipe.path, signal.SIGTERM)
     client.acquire("step", 12.5)
     client.release("step")
@@ -203,7 +203,7 @@ def test_concurrent_clients_do_not_mix_requests(pipe: RequestPipe) -> None:
     assert sorted(scopes) == sorted([str(a), str(b)] for a in range(8) for b in range(50))
 
 
-def test_only_its_owner_can_open_the_pipe_and_a_stale_one_is_replaced(tmp_path: Path) -> None:
+def test_pipe_is_private_and_a_stale_one_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path, 0o666)
     pipe = RequestPipe(str(path))

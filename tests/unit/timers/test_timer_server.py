@@ -76,7 +76,7 @@ def test_late_worker_is_killed_and_the_server_continues(
     assert watching.next_deadline() is None
 
 
-def test_nothing_is_due_before_its_time_nor_after_its_release(
+def test_timer_is_not_due_before_its_time_or_after_its_release(
     make: Make, tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watching = make()
@@ -113,7 +113,7 @@ def test_invalid_lines_are_reported_a_few_times(
     assert len(caplog.messages) == NAMED_MAX + 1
 
 
-def test_only_workers_of_this_agent_may_be_named(
+def test_requests_may_name_only_workers_of_this_agent(
     make: Make, tmp_path: Path, record: Record, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[int] = []
@@ -229,7 +229,7 @@ def test_server_runs_in_its_own_thread(make: Make, tmp_path: Path, record: Recor
     assert FileTimerServer.is_process_running(1)
 
 
-def test_a_thread_survives_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+def test_server_thread_survives_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     readable, writable = os.pipe()
     took = threading.Semaphore(0)
 
@@ -273,7 +273,7 @@ def late(pid: int, *timers: tuple[str, int]) -> dict[int, list[FileTimerRequest]
     return {pid: [FileTimerRequest(pid, scope, 1.0, signum) for scope, signum in timers]}
 
 
-def test_the_first_timer_with_a_signal_decides() -> None:
+def test_first_timer_with_a_signal_decides() -> None:
     record = Record(dump_fails=True)  # A dump that fails keeps nobody alive.
     with sleeping() as child:
         found = late(child.pid, ("a", 0), ("b", -1), ("c", 15), ("d", 9))

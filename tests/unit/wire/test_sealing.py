@@ -84,16 +84,16 @@ TAMPERING: dict[str, tuple[Callable[[Stream], Stream], int]] = {
 
 
 @pytest.mark.parametrize("done", TAMPERING)
-def test_whatever_is_done_on_the_way_is_noticed(done: str) -> None:
+def test_every_manipulation_is_detected(done: str) -> None:
     tamper, taken = TAMPERING[done]
     assert opened(tamper(sealed())) == BODIES[:taken]
 
 
-def test_a_sealed_frame_is_the_frame_and_its_tag() -> None:
+def test_sealed_frame_is_the_frame_and_its_tag() -> None:
     assert [one[:-TAG_BYTES] for one in sealed()] == [frame(body) for body in BODIES]
 
 
-def test_the_limit_is_for_the_body_and_known_from_its_length() -> None:
+def test_limit_applies_to_the_body_without_the_tag() -> None:
     seal = Seal(KEY)
     first, second = seal.seal(frame(b"12345")), seal.seal(frame(b"123456"))
     five = reader(5)
@@ -104,7 +104,7 @@ def test_the_limit_is_for_the_body_and_known_from_its_length() -> None:
 
 @pytest.mark.parametrize("first", [0, 3, 6])
 @pytest.mark.parametrize("cut", [9, 10, 13, 16, 17, 32, 33, 40])
-def test_sealed_frames_may_come_with_the_last_that_is_not(first: int, cut: int) -> None:
+def test_sealed_frames_may_follow_the_last_unsealed_one_in_one_read(first: int, cut: int) -> None:
     """An agent may send its proof and its status together."""
     stream = frame(b"proof") + b"".join(sealed())
     late = FrameReader(tag_bytes=None)
@@ -115,7 +115,7 @@ def test_sealed_frames_may_come_with_the_last_that_is_not(first: int, cut: int) 
     assert late.buffered_bytes == 0
 
 
-def test_less_than_a_tag_breaks_a_seal_for_ever() -> None:
+def test_frame_shorter_than_a_tag_breaks_the_seal_permanently() -> None:
     seal = Seal(KEY)
     for one in (b"x", sealed()[0]):
         with pytest.raises(BrokenSeal):
