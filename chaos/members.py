@@ -39,7 +39,7 @@ async def main(run_id: str, machines: str) -> None:
 async def see(of: ClusterList, number: int, tls: ssl.SSLContext | None) -> str:
     host, port = of.machines[number]
     result = await probe_member(host, port, Probe(of.run_id, of.names), tls=tls)
-    one = result.sighting
+    one = result.state
     return f"{one.cluster}/{int(one.has_leader)}" if isinstance(one, Serving) else "-"
 
 

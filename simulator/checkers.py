@@ -311,8 +311,8 @@ class OneGenerationPerNode(Checker):
 class NoOlderWorkers(Checker):
     """No worker starts while one of an earlier generation runs, on whatever node.
 
-    Excepted are nodes that a coordinator never knew, and those that it lost because they were cut off,
-    if such nodes let their workers run (`on_lost=run`). Whether a node was cut off counts at the time of
+    Excepted are nodes that a coordinator never knew, and those that it lost because they were cut off, in
+    the job or after they left it, if such nodes let their workers run (`on_lost=run`). Whether a node was cut off counts at the time of
     its loss: a stopped node that is reached again still cannot know that it is lost. A coordinator that
     was replaced, and does not know it, has workers of its own.
     """
@@ -331,7 +331,8 @@ class NoOlderWorkers(Checker):
         known |= after.incarnations
         if before is not None and decision.status is None:
             excused = self._excused.setdefault(decision.coordinator.number, set())
-            for incarnation in before.incarnations - after.incarnations:
+            there = after.incarnations | after.departed
+            for incarnation in (before.incarnations | before.departed) - there:
                 agent = self.world.ledger.agent_of[incarnation]
                 lately = self.world.now - agent.reached_since < CUT_OFF_LATELY_S
                 if not agent.job.self_fencing and (not agent.paused or agent.cut_off or lately):

@@ -83,6 +83,7 @@ class JobSnapshot:
     """A job as it stood after a decision."""
 
     __slots__ = (
+        "departed",
         "fence",
         "generation",
         "incarnations",
@@ -108,12 +109,14 @@ class JobSnapshot:
         self.members = job.members  # Replaced as a whole, never changed in place.
         self.nodes = len(job.nodes)
         self.incarnations = {node.info.incarnation for node in job.nodes.values()}
+        self.departed = set(job.departed)
 
     def still(self, job: Job) -> bool:
         """Return whether nothing has changed since, as far as it can be seen from outside."""
         return (
             self.revision == job.revision
             and self.nodes == len(job.nodes)
+            and self.departed == job.departed.keys()
             and self.generation == job.generation
             and self.restarts == job.restarts
             and self.phase is job.phase

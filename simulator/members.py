@@ -1,13 +1,13 @@
-"""Machines of `--ha` that make a cluster of etcd: every `ClusterMember` real, all else simulated.
+"""Simulated machines of `--ha` that form an etcd cluster; each runs the real `ClusterMember`.
 
-Of raft there is what matters here: a leader needs most voters, each knows how much of the log it
-has, and what most of them have is decided. What is checked, at every decision of any cluster:
+The model of raft is simple: a leader needs a majority of the voters and the longest log among them, and an
+entry is committed once a majority has it. At every commit of any cluster, the simulation checks that
 
-- no cluster decides anything once a later one has;
-- whoever leads has all that was ever decided in its cluster: no member has forgotten its vote;
-- all but one machine of the list are voters, always.
+- no cluster commits after a later one has;
+- the leader has all entries that its cluster ever committed, so no member has forgotten its votes;
+- at most one machine of the list is not a voter.
 
-Time is the owner's: it is asked for it, and to call back.
+The owner provides the clock and the timers.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from typing import TYPE_CHECKING
 from holdfast.core.etcd.cluster import (
     AcceptProposal,
     Begun,
-    ClaimPlace,
-    CloseDoor,
+    BootstrapProposed,
     ClusterMember,
     DropEtcd,
     Empty,
     EtcdEnded,
     EtcdReady,
-    FoundingProposed,
-    Look,
+    MachineProbed,
     MemberEvent,
     MemberState,
-    OpenDoor,
-    PeerSeen,
-    PlaceGiven,
-    PlaceRefused,
+    ProbedState,
+    ProbeMachines,
     ProposalAnswered,
     Propose,
+    ReplaceVoter,
+    RestartEtcd,
     Serving,
-    Sighting,
-    StartAdded,
-    StartAgain,
-    StartNew,
+    StartAddedEtcd,
+    StartNewEtcd,
+    StartProbeServer,
+    StopProbeServer,
+    VoterNotReplaced,
+    VoterReplaced,
     majority,
 )
 from holdfast.core.machine import TICK
@@ -48,19 +48,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from random import Random
 
-    from holdfast.core.etcd.cluster import Founding
+    from holdfast.core.etcd.cluster import Bootstrap
 
 DECISION_S = 0.1
 PATIENCE_S = 60.0
-CLAIM_S = 10.0  # The lock of whoever changes the voters lasts for so long.
+CLAIM_S = 10.0  # How long a machine holds the lock for changing the voters.
 
 
 class Split(AssertionError):
-    """Something happened that must never happen."""
+    """Two clusters committed, or a cluster lost committed entries."""
 
 
 class Cluster:
-    """What most of its voters have agreed on."""
+    """A cluster: its voters and how many entries it committed."""
 
     def __init__(self, name: str, voters: dict[str, object]) -> None:
         self.name = name
@@ -70,7 +70,7 @@ class Cluster:
 
 
 class Data:
-    """What one voter has stored."""
+    """The data of one voter."""
 
     def __init__(self, cluster: Cluster, voter: object) -> None:
         self.cluster, self.voter = cluster, voter
@@ -84,12 +84,12 @@ class Machine:
     def __init__(self, name: str) -> None:
         self.name = name
         self.member: ClusterMember | None = None
-        self.door: int | None = None
+        self.probed_as: int | None = None
         self.data: Data | None = None
         self.etcd_runs = False
         self.frozen = False
         self.life = 0
-        self.waiting: list[MemberEvent] = []  # What happened while it was frozen.
+        self.waiting: list[MemberEvent] = []  # Events that arrived while it was frozen.
 
     @property
     def votes(self) -> bool:
@@ -97,7 +97,7 @@ class Machine:
 
 
 class Members:
-    """All machines of the list, with what becomes of them."""
+    """All machines of the list, and the network between them."""
 
     def __init__(
         self,
@@ -112,8 +112,8 @@ class Members:
         self.machines = {name: Machine(name) for name in names}
         self.cut: set[tuple[str, str]] = set()  # From, to.
         self.clusters: list[Cluster] = []
-        self.founded: dict[str, Cluster] = {}
-        self.ruler: Cluster | None = None
+        self.bootstrapped: dict[str, Cluster] = {}
+        self.active_cluster: Cluster | None = None
         self.deposed: set[str] = set()
         self.calm = False
         self.random = rng
@@ -131,10 +131,10 @@ class Members:
         self.decide()
         self.after(DECISION_S, self._decide_again)
 
-    # What happens to them.
+    # Faults and repairs.
 
     def start(self, name: str) -> None:
-        """Begin on a machine, unless it has."""
+        """Start the member of a machine, unless it runs."""
         machine = self.machines[name]
         if machine.member is not None:
             return
@@ -146,24 +146,24 @@ class Members:
             draw=lambda: self.random.getrandbits(60),
             wall_ms=lambda: int(self.now * 1000),
         )
-        self.tell(machine, Begun())
+        self.deliver(machine, Begun())
 
     def lose(self, name: str) -> None:
-        """End a machine, with all it has."""
+        """Kill a machine's member and remove its data."""
         machine = self.machines[name]
-        machine.member = machine.door = machine.data = None
+        machine.member = machine.probed_as = machine.data = None
         machine.etcd_runs = machine.frozen = False
         machine.waiting = []
 
     def end_etcd(self, name: str) -> None:
-        """Kill etcd alone."""
+        """Kill only the etcd process of a machine."""
         machine = self.machines[name]
         if machine.etcd_runs and not machine.frozen:
             machine.etcd_runs = False
-            self.tell(machine, EtcdEnded("killed"))
+            self.deliver(machine, EtcdEnded("killed"))
 
     def freeze(self, name: str, for_s: float) -> None:
-        """Stop all that is on a machine for a while."""
+        """Freeze a machine for a while."""
         machine, life = self.machines[name], self.machines[name].life
         machine.frozen = True
 
@@ -174,15 +174,15 @@ class Members:
         self.after(for_s, thaw)
 
     def thaw(self, name: str) -> None:
-        """Let a machine go on, with what has happened to it meanwhile."""
+        """Resume a machine, and deliver the events that arrived meanwhile."""
         machine = self.machines[name]
         machine.frozen = False
         waiting, machine.waiting = machine.waiting, []
         for event in waiting:
-            self.tell(machine, event)
+            self.deliver(machine, event)
 
     def heal(self) -> None:
-        """End all that is wrong."""
+        """End all faults."""
         self.cut.clear()
         self.calm = True
         for name, machine in self.machines.items():
@@ -191,14 +191,14 @@ class Members:
             self.start(name)
 
     def is_whole(self) -> bool:
-        """Whether each machine has a member."""
+        """Whether every machine's member serves."""
         return all(
             one.member is not None and one.member.state is MemberState.SERVING
             for one in self.machines.values()
         )
 
-    def tell(self, machine: Machine, event: MemberEvent) -> bool:
-        """Give a member an event; return whether it accepts the proposal that it is."""
+    def deliver(self, machine: Machine, event: MemberEvent) -> bool:
+        """Deliver an event to a member; return whether it accepts a proposal."""
         if machine.member is None:
             return False
         if machine.frozen:
@@ -222,37 +222,37 @@ class Members:
                 if machine.frozen:
                     self.after(0.5, tick)
                 else:
-                    self.tell(machine, TICK)
+                    self.deliver(machine, TICK)
 
         self.after(max(0.01, at - self.now), tick)
 
     def _perform(self, machine: Machine, effect: object) -> None:
         match effect:
-            case OpenDoor(incarnation):
-                machine.door = incarnation
-            case CloseDoor():
-                machine.door = None
-            case Look(names):
+            case StartProbeServer(incarnation):
+                machine.probed_as = incarnation
+            case StopProbeServer():
+                machine.probed_as = None
+            case ProbeMachines(names):
                 for name in names:
-                    self._look(machine, name)
-            case Propose(founding, names):
+                    self._probe(machine, name)
+            case Propose(bootstrap, names):
                 for name in names:
-                    self._propose(machine, founding, name)
-            case StartNew(founding):
+                    self._propose(machine, bootstrap, name)
+            case StartNewEtcd(bootstrap):
                 if machine.data is not None:
-                    raise Split(f"{machine.name} begins anew with data")
-                cluster = self.founded.get(founding.id)
+                    raise Split(f"{machine.name} starts as new although it has data")
+                cluster = self.bootstrapped.get(bootstrap.id)
                 if cluster is None:
-                    voters: dict[str, object] = {one: (founding.id, one) for one in self.machines}
-                    cluster = self.founded[founding.id] = Cluster(founding.id, voters)
+                    voters: dict[str, object] = {one: (bootstrap.id, one) for one in self.machines}
+                    cluster = self.bootstrapped[bootstrap.id] = Cluster(bootstrap.id, voters)
                     self.clusters.append(cluster)
-                self._boot(machine, Data(cluster, (founding.id, machine.name)))
-            case ClaimPlace():
+                self._boot(machine, Data(cluster, (bootstrap.id, machine.name)))
+            case ReplaceVoter():
                 self._claim(machine)
-            case StartAdded((cluster_name, _)):
-                cluster = self.founded[cluster_name]
+            case StartAddedEtcd((cluster_name, _)):
+                cluster = self.bootstrapped[cluster_name]
                 self._boot(machine, Data(cluster, cluster.voters.get(machine.name)))
-            case StartAgain():
+            case RestartEtcd():
                 assert machine.data is not None
                 self._boot(machine, machine.data)
             case DropEtcd():
@@ -271,7 +271,7 @@ class Members:
     # The network.
 
     def reaches(self, one: Machine, other: Machine) -> bool:
-        """Whether what one sends to another is answered."""
+        """Whether another machine receives messages from this one and can respond."""
         return (
             not other.frozen
             and (one.name, other.name) not in self.cut
@@ -287,49 +287,49 @@ class Members:
     def _alive(self, machine: Machine, life: int) -> bool:
         return machine.life == life and machine.member is not None
 
-    def _look(self, machine: Machine, name: str) -> None:
+    def _probe(self, machine: Machine, name: str) -> None:
         life, other = machine.life, self.machines[name]
 
         def answer() -> None:
-            sighting: Sighting = None
+            state: ProbedState = None
             if self.reaches(machine, other) and not self._loses():
-                if other.door is not None:
-                    sighting = Empty(other.door)
+                if other.probed_as is not None:
+                    state = Empty(other.probed_as)
                 elif other.votes and other.data is not None and other.data.was_ready:
                     cluster = other.data.cluster
-                    sighting = Serving(cluster.name, has_leader=other in self.quorum(cluster))
+                    state = Serving(cluster.name, has_leader=other in self.quorum(cluster))
 
             def arrive() -> None:
                 if self._alive(machine, life):
-                    self.tell(machine, PeerSeen(name, sighting))
+                    self.deliver(machine, MachineProbed(name, state))
 
             self.after(self._delay(), arrive)
 
         self.after(self._delay(), answer)
 
-    def _propose(self, machine: Machine, founding: Founding, name: str) -> None:
+    def _propose(self, machine: Machine, bootstrap: Bootstrap, name: str) -> None:
         life, other = machine.life, self.machines[name]
 
         def arrive() -> None:
             accepted = False
             if self.reaches(machine, other) and not self._loses():
-                accepted = self.tell(other, FoundingProposed(founding))
+                accepted = self.deliver(other, BootstrapProposed(bootstrap))
             if self._loses():
-                accepted = False  # The answer is lost.
+                accepted = False  # The response is lost.
 
             def answer() -> None:
                 if self._alive(machine, life):
-                    self.tell(machine, ProposalAnswered(founding.id, name, accepted))
+                    self.deliver(machine, ProposalAnswered(bootstrap.id, name, accepted))
 
             self.after(self._delay(), answer)
 
-        # A proposal may be very late: it was meant for somebody who is gone by then.
+        # A proposal may be very late, and arrive at a later incarnation.
         self.after(self._delay() * (20 if self._loses() else 1), arrive)
 
     # Clusters.
 
     def quorum(self, cluster: Cluster) -> list[Machine]:
-        """Return a leader and those who follow it, or nobody if they are too few."""
+        """Return a leader and its followers; empty if they are not a majority."""
         voters = [
             one
             for one in self.machines.values()
@@ -346,7 +346,7 @@ class Members:
         return []
 
     def decide(self) -> None:
-        """Let each cluster that has a leader agree on something."""
+        """Let each cluster with a leader commit an entry."""
         for cluster in self.clusters:
             group = self.quorum(cluster)
             if group:
@@ -355,16 +355,18 @@ class Members:
                     assert one.data is not None
                     if not one.data.was_ready:
                         one.data.was_ready = True
-                        self.tell(one, EtcdReady(cluster.name))
+                        self.deliver(one, EtcdReady(cluster.name))
 
     def _commit(self, cluster: Cluster, group: list[Machine]) -> None:
         if cluster.name in self.deposed:
-            raise Split(f"{cluster.name} decides though {self.ruler and self.ruler.name} did")
-        if self.ruler is not None and self.ruler is not cluster:
-            self.deposed.add(self.ruler.name)
-        self.ruler = cluster
+            raise Split(
+                f"{cluster.name} commits after {self.active_cluster and self.active_cluster.name}"
+            )
+        if self.active_cluster is not None and self.active_cluster is not cluster:
+            self.deposed.add(self.active_cluster.name)
+        self.active_cluster = cluster
         if max(map(_log, group)) < cluster.decided:
-            raise Split(f"{cluster.name} has forgotten what it decided")
+            raise Split(f"{cluster.name} has lost committed entries")
         if len(cluster.voters) < len(self.machines) - 1:
             raise Split(f"{cluster.name} has {len(cluster.voters)} voters")
         cluster.decided += 1
@@ -377,7 +379,7 @@ class Members:
 
         def refuse() -> None:
             if self._alive(machine, life):
-                self.tell(machine, PlaceRefused("no"))
+                self.deliver(machine, VoterNotReplaced("no"))
 
         def leader_seen() -> Cluster | None:
             for cluster in reversed(self.clusters):
@@ -395,7 +397,7 @@ class Members:
                 return
             cluster.lock = (machine.name, self.now + CLAIM_S)
             missing = self.machines.keys() - cluster.voters.keys() - {machine.name}
-            if missing and self._one_at_a_time:  # Whoever removed it has not come to add it again.
+            if missing and self._one_at_a_time:  # The machine that removed it did not add it again.
                 self._commit(cluster, self.quorum(cluster))
                 name = min(missing)
                 cluster.voters[name] = (cluster.name, name, next(self._count))
@@ -421,7 +423,7 @@ class Members:
         def given() -> None:
             cluster = leader_seen()
             if self._alive(machine, life) and cluster is not None:
-                self.tell(machine, PlaceGiven((cluster.name, "")))
+                self.deliver(machine, VoterReplaced((cluster.name, "")))
             else:
                 refuse()
 

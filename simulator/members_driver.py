@@ -104,8 +104,8 @@ class MembersDriver(EtcdDriver):
 
     def can_lose(self, name: str) -> bool:
         """Whether the members without this one still are a majority with all committed entries."""
-        ruler = self.members.ruler
-        group = self.members.quorum(ruler) if ruler is not None else []
+        active_cluster = self.members.active_cluster
+        group = self.members.quorum(active_cluster) if active_cluster is not None else []
         left = [one for one in group if one.name != name]
         return len(left) >= majority(len(self.members.machines))
 
@@ -148,13 +148,15 @@ class MembersDriver(EtcdDriver):
 
     def _follow(self) -> None:
         """Serve the nodes while the members have a leader."""
-        ruler = self.members.ruler
-        if ruler is None:
+        active_cluster = self.members.active_cluster
+        if active_cluster is None:
             return
-        self._cluster = self._cluster or ruler.name
-        if ruler.name != self._cluster:
-            raise Split(f"{ruler.name} decides, though {self._cluster} has not lost its majority")
-        group = self.members.quorum(ruler)
+        self._cluster = self._cluster or active_cluster.name
+        if active_cluster.name != self._cluster:
+            raise Split(
+                f"{active_cluster.name} decides, though {self._cluster} has not lost its majority"
+            )
+        group = self.members.quorum(active_cluster)
         if not group:
             if self.alive:
                 self.world.kill_coordinator(host_too=self._rng.random() < 0.5)

@@ -12,6 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
+from holdfast.core.coordinated_supervision import ViewReceived
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.protocol import NodeInfo, NodeRole, View
 from holdfast.core.session import SessionTimeouts
@@ -76,8 +77,8 @@ def until(connection: CoordinatorMembership, wanted: Callable[[View], bool]) -> 
         ready, _, _ = select.select([connection], [], [], max(0.0, rest))
         assert ready, f"no such view came; last: {view}; {connection.problem()}"
         for news in connection.take():
-            assert isinstance(news, View), news
-            view = news
+            assert isinstance(news, ViewReceived), news
+            view = news.view
     return view
 
 
@@ -92,7 +93,7 @@ def fault(connection: CoordinatorMembership) -> CoordinatorLost | JoinRefused:
         ready, _, _ = select.select([connection], [], [], max(0.0, deadline - time.monotonic()))
         assert ready, f"nothing came; {connection.problem()}"
         for news in connection.take():
-            if not isinstance(news, View):
+            if not isinstance(news, ViewReceived):
                 return news
 
 

@@ -1,17 +1,18 @@
-"""Player of `ClusterMember`: one machine of a list, and what it sees of the others.
+"""Player of `ClusterMember`: one machine of a list, and its probes of the others.
 
 Each input begins with the time::
 
-    0 list abc me b              a machine that has not begun; it draws 1, 2, 3 ...
-    0 begins / 9 stops           with its ports, and at the end
-    1 sees a empty 7 / c in X led / c in X alone / a nothing
-    1 proposed F a=7 b=1         somebody proposes a founding for these incarnations
-    1 answered a yes             to what this machine proposed last; or no
-    1 place / 1 no place         the cluster has a voter for it, or not
-    1 ready X / 1 ended          etcd
+    0 list abc me b              a machine that has not started; it draws 1, 2, 3 ...
+    0 begins / 9 stops           it holds its ports; it must stop
+    1 probed a empty 7           the outcome of a probe; also `c in X with leader`,
+                                 `c in X without leader` and `a unreachable`
+    1 proposed F a=7 b=1         another machine proposes a bootstrap for these incarnations
+    1 answered a yes             the answer to this machine's last proposal; or `no`
+    1 voter replaced             the cluster has a voter for this machine; or `voter not replaced`
+    1 ready X / 1 exited         etcd serves in the cluster X; etcd exited
     1 tick
 
-Below is all that is to be done, and where the machine is then, with when it wants to be woken.
+The output has all effects, the machine's state, and the time of its next `Tick`.
 """
 
 from __future__ import annotations
@@ -22,27 +23,27 @@ from transcripts import Clock
 
 from holdfast.core.etcd.cluster import (
     Begun,
+    Bootstrap,
+    BootstrapProposed,
     ClusterMember,
     Empty,
     EtcdEnded,
     EtcdReady,
-    Founding,
-    FoundingProposed,
-    Look,
+    MachineProbed,
     MemberEvent,
     MemberState,
-    OpenDoor,
-    PeerSeen,
-    PlaceGiven,
-    PlaceRefused,
+    ProbedState,
+    ProbeMachines,
     ProposalAnswered,
     Propose,
+    ReportProgress,
     Serving,
-    Sighting,
-    StartAdded,
-    StartNew,
+    StartAddedEtcd,
+    StartNewEtcd,
+    StartProbeServer,
     StopRequested,
-    Tell,
+    VoterNotReplaced,
+    VoterReplaced,
 )
 from holdfast.core.machine import TICK, InvalidEvent
 
@@ -50,7 +51,7 @@ PATIENCE_S = 60.0
 
 
 class ClusterPlayer:
-    """Plays to one machine at a time."""
+    """Plays the inputs to one machine at a time."""
 
     def __init__(self) -> None:
         self.states: set[MemberState] = set()
@@ -84,8 +85,8 @@ class ClusterPlayer:
         self.states.add(member.state)
         self.effects |= {type(one) for one in effects}
         at = member.next_deadline(now)
-        awake = f" until {at:g}" if at is not None else ""
-        return [*map(described, effects), f"{member.state.value}{awake}"]
+        deadline = f" until {at:g}" if at is not None else ""
+        return [*map(described, effects), f"{member.state.value}{deadline}"]
 
     def _draw(self) -> int:
         self._drawn += 1
@@ -98,58 +99,58 @@ class ClusterPlayer:
                 return Begun()
             case ["stops"]:
                 return StopRequested()
-            case ["sees", machine, *what]:
-                return PeerSeen(machine, sighting(what))
+            case ["probed", machine, *what]:
+                return MachineProbed(machine, probed_state(what))
             case ["proposed", name, *roster]:
                 pairs = (one.split("=") for one in roster)
-                return FoundingProposed(
-                    Founding(name, 1000, tuple((one, int(number)) for one, number in pairs))
+                return BootstrapProposed(
+                    Bootstrap(name, 1000, tuple((one, int(number)) for one, number in pairs))
                 )
             case ["answered", machine, answer]:
-                founding = member.founding.id if member.founding is not None else "none"
-                return ProposalAnswered(founding, machine, answer == "yes")
-            case ["place"]:
-                return PlaceGiven(("a=A", "b=B", "c=C"))
-            case ["no", "place"]:
-                return PlaceRefused("another machine is being added")
+                bootstrap = member.bootstrap.id if member.bootstrap is not None else "none"
+                return ProposalAnswered(bootstrap, machine, answer == "yes")
+            case ["voter", "replaced"]:
+                return VoterReplaced(("a=A", "b=B", "c=C"))
+            case ["voter", "not", "replaced"]:
+                return VoterNotReplaced("another machine is being added")
             case ["ready", cluster]:
                 return EtcdReady(cluster)
-            case ["ended"]:
+            case ["exited"]:
                 return EtcdEnded("killed")
             case ["tick"]:
                 return TICK
         raise AssertionError(f"not an input: {words}")
 
 
-def sighting(words: list[str]) -> Sighting:
+def probed_state(words: list[str]) -> ProbedState:
     match words:
         case ["empty", incarnation]:
             return Empty(int(incarnation))
-        case ["in", cluster, how]:
-            return Serving(cluster, how == "led")
+        case ["in", cluster, "with" | "without" as how, "leader"]:
+            return Serving(cluster, how == "with")
     return None
 
 
 def described(effect: Any) -> str:
     match effect:
-        case OpenDoor(incarnation):
-            return f"open the door as {incarnation}"
-        case Look(machines):
-            return f"look at {' '.join(machines)}"
-        case Propose(founding, machines):
-            return f"propose {shown(founding)} to {' '.join(machines)}"
-        case StartNew(founding):
-            return f"start etcd anew for {shown(founding)}"
-        case StartAdded(cluster):
-            return f"start etcd as added to {' '.join(cluster)}"
-        case Tell(state, empty, unseen, leaderless):
-            parts = [("empty", empty), ("unseen", unseen), ("leaderless", leaderless)]
-            told = "; ".join(f"{name} {' '.join(those)}" for name, those in parts if those)
-            return f"tell: {state.value}{f' ({told})' if told else ''}"
+        case StartProbeServer(incarnation):
+            return f"start probe server as {incarnation}"
+        case ProbeMachines(machines):
+            return f"probe {' '.join(machines)}"
+        case Propose(bootstrap, machines):
+            return f"propose {shown(bootstrap)} to {' '.join(machines)}"
+        case StartNewEtcd(bootstrap):
+            return f"start new etcd for {shown(bootstrap)}"
+        case StartAddedEtcd(cluster):
+            return f"start added etcd in {' '.join(cluster)}"
+        case ReportProgress(state, empty, unreachable, leaderless):
+            parts = [("empty", empty), ("unreachable", unreachable), ("leaderless", leaderless)]
+            text = "; ".join(f"{name} {' '.join(names)}" for name, names in parts if names)
+            return f"report: {state.value}{f' ({text})' if text else ''}"
     words = "".join(f" {one.lower()}" if one.isupper() else one for one in type(effect).__name__)
     return words.strip()
 
 
-def shown(founding: Founding) -> str:
-    roster = " ".join(f"{one}={number}" for one, number in founding.roster)
-    return f"{founding.id.lstrip('0')} ({roster})"
+def shown(bootstrap: Bootstrap) -> str:
+    roster = " ".join(f"{one}={number}" for one, number in bootstrap.roster)
+    return f"{bootstrap.id.lstrip('0')} ({roster})"

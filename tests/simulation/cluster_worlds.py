@@ -1,7 +1,7 @@
-"""Machines of `--ha` alone, under faults.
+"""Machines of `--ha` without nodes, under faults.
 
-A machine is lost with its data and comes back with nothing, its etcd alone ends, it freezes, links are cut one
-way or both, messages are lost or late.
+A machine is lost with its data and returns empty, only its etcd exits, or it freezes; links are cut in one
+direction or both; messages are lost or late.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class World(Members):
-    """All machines, and the time."""
+    """All machines, with virtual time."""
 
     def __init__(self, seed: int, size: int, **broken: Any) -> None:
         self._time = 0.0
@@ -39,7 +39,7 @@ class World(Members):
 
 
 def run_faults(world: World, until: float) -> None:
-    """Start all machines in some order, and let faults happen until a time."""
+    """Start all machines in random order, and inject faults until a time."""
     draw = world.random
     names = [*world.machines]
     for name in names:

@@ -1,4 +1,4 @@
-"""Members of a cluster never make two of it, whatever fails, and make one in the end."""
+"""Under any faults the members never form two clusters; after the faults they form one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cluster_worlds import World, run_faults
 
-from holdfast.core.etcd.cluster import ClusterMember, DropEtcd, Founding, MemberEffect, MemberState
+from holdfast.core.etcd.cluster import Bootstrap, ClusterMember, DropEtcd, MemberEffect, MemberState
 from simulator import Machines, simulate
 from simulator.members import Split
 
@@ -18,7 +18,7 @@ SEEDS_MAX = 400
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("seed", range(12))
-def test_one_cluster_decides_and_all_are_in_it_in_the_end(size: int, seed: int) -> None:
+def test_all_machines_join_one_cluster_after_faults(size: int, seed: int) -> None:
     world = World(1000 * size + seed, size)
     run_faults(world, FAULTS_S)
     world.heal()
@@ -26,34 +26,34 @@ def test_one_cluster_decides_and_all_are_in_it_in_the_end(size: int, seed: int) 
     assert world.is_whole(), [one.member and one.member.state for one in world.machines.values()]
 
 
-# Without the rules the same faults end badly: what is checked can be seen to fail.
+# Members that break a rule: the same faults then lead to a violation, so the checks are effective.
 
 
-class Forgetful(ClusterMember):
-    """Begins anew in the cluster that it has lost the data of (rule 1)."""
+class RejoinsWithoutData(ClusterMember):
+    """Starts as a new member of the cluster whose data it lost (rule 1)."""
 
-    _before: Founding | None = None
+    _before: Bootstrap | None = None
 
-    def _found(self, now: float, founding: Founding) -> list[MemberEffect]:
-        self._before = founding
-        return super()._found(now, founding)
+    def _start_bootstrap(self, now: float, bootstrap: Bootstrap) -> list[MemberEffect]:
+        self._before = bootstrap
+        return super()._start_bootstrap(now, bootstrap)
 
-    def _ended(self, now: float) -> list[MemberEffect]:
+    def _etcd_ended(self, now: float) -> list[MemberEffect]:
         if self.state is not MemberState.SERVING or self._before is None:
-            return super()._ended(now)
-        self.founding = self._before
+            return super()._etcd_ended(now)
+        self.bootstrap = self._before
         self.incarnation = dict(self._before.roster)[self._machine]
-        return [DropEtcd(), *super()._found(now, self._before)]
+        return [DropEtcd(), *super()._start_bootstrap(now, self._before)]
 
 
 @pytest.mark.parametrize(
     ("size", "broken"),
     [
-        (3, {"member": Forgetful}),
+        (3, {"member": RejoinsWithoutData}),
         (5, {"one_at_a_time": False}),  # Rule 2.
     ],
 )
-def test_members_without_a_rule_split(size: int, broken: dict[str, Any]) -> None:
+def test_a_broken_rule_splits_the_cluster(size: int, broken: dict[str, Any]) -> None:
     def run_seeds() -> None:
         for seed in range(SEEDS_MAX):
             run_faults(World(seed, size, **broken), FAULTS_S)
@@ -62,22 +62,22 @@ def test_members_without_a_rule_split(size: int, broken: dict[str, Any]) -> None
         run_seeds()
 
 
-# The same, with the nodes that are on those machines.
+# The same with the nodes of a job on those machines.
 
 
-class Careless(ClusterMember):
-    """Drops its data when etcd has ended twice in a row, whether others have them or not."""
+class DropsNeededData(ClusterMember):
+    """Drops its data when etcd has exited twice in a row, even if others lack them."""
 
-    def _ended(self, now: float) -> list[MemberEffect]:
-        effects = super()._ended(now)
-        if self.state is not MemberState.RESTING:
+    def _etcd_ended(self, now: float) -> list[MemberEffect]:
+        effects = super()._etcd_ended(now)
+        if self.state is not MemberState.BACKING_OFF:
             return effects
         self.cluster = ""
         return [DropEtcd()]
 
 
-@pytest.mark.parametrize("broken", [Forgetful, Careless])
-def test_nodes_do_not_survive_members_without_a_rule(broken: type[ClusterMember]) -> None:
+@pytest.mark.parametrize("broken", [RejoinsWithoutData, DropsNeededData])
+def test_a_broken_rule_of_members_is_detected_with_nodes(broken: type[ClusterMember]) -> None:
     machines = Machines(cluster_member=broken)
     runs = (
         simulate(seed, nodes=3, profile="majorities", driver="etcd", machines=machines)

@@ -6,13 +6,12 @@ import os
 from typing import TYPE_CHECKING
 
 from holdfast.agent.lifecycle_reporter import LifecycleReporter
-from holdfast.agent.loop import AgentLoop
+from holdfast.agent.loop import AgentLoop, LoopSettings
 from holdfast.agent.polled_job import PolledJob
 from holdfast.agent.side_services import SideServices
 from holdfast.agent.spec import WorkerGroup
 from holdfast.agent.worker_processes import WorkerProcesses
 from holdfast.core.supervision import Supervision
-from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
 from holdfast.rendezvous.handler import follows_views
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.agent.spec import WorkerSpec
     from holdfast.agent.worker_processes import ProcessSettings
 
+DEFAULTS = LoopSettings()
 UNINTERRUPTIBLE_ENV = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 
 
@@ -29,11 +29,9 @@ def agent_of(
     spec: WorkerSpec,
     settings: ProcessSettings,
     *,
-    exit_barrier_s: float = EXIT_BARRIER_S,
-    shutdown_s: float = SHUTDOWN_S,
+    loop: LoopSettings = DEFAULTS,
     health_server: HealthServer | None = None,
     stuck_limit_s: float | None = None,
-    signals_to_handle: str | None = None,
 ) -> AgentLoop:
     """Return the agent of a node whose workers are processes."""
     group = WorkerGroup(spec)
@@ -42,7 +40,7 @@ def agent_of(
     services = services_of(spec, reporter, health_server, limit_s)
     workers = WorkerProcesses(group, settings, services.watchdogs)
     machine, membership = machine_and_membership(
-        group, reporter, workers, exit_barrier_s=exit_barrier_s, stuck_limit_s=limit_s
+        group, reporter, workers, exit_barrier_s=loop.exit_barrier_timeout, stuck_limit_s=limit_s
     )
     return AgentLoop(
         machine,
@@ -51,8 +49,7 @@ def agent_of(
         services,
         group=group,
         reporter=reporter,
-        shutdown_s=shutdown_s,
-        signals_to_handle=signals_to_handle,
+        settings=loop,
     )
 
 

@@ -130,14 +130,14 @@ class CoordinatedJob:
             self._first_view = None
         for message in self._connected.take():
             match message:
-                case View():
-                    if message.role is NodeRole.MEMBER:
+                case coordinated_supervision.ViewReceived(view):
+                    if view.role is NodeRole.MEMBER:
                         # Now, because workers of other nodes may start before this node's do.
-                        self._handler.serve_workers(message)
-                    if message.answered is not None and self.on_answer is not None:
-                        self.on_answer(message.answered)
-                    self._show(message)
-                    events.append(coordinated_supervision.ViewReceived(message))
+                        self._handler.serve_workers(view)
+                    if view.answered is not None and self.on_answer is not None:
+                        self.on_answer(view.answered)
+                    self._show(view)
+                    events.append(message)
                 case coordinated_supervision.CoordinatorLost():
                     self._loss = self._handler.describe_loss(message)
                     events.append(message)

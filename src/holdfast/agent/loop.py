@@ -30,6 +30,8 @@ from holdfast.control.control_point import ControlPoint
 from holdfast.core import supervision
 from holdfast.core.machine import TICK, InvalidEvent
 from holdfast.core.supervision import Outcome, State, StopReason
+from holdfast.core.values import Value
+from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
 from holdfast.errors import InternalError, JobStopped
 from holdfast.processes.poll import min_of, wait_for
 from holdfast.processes.signals import (
@@ -114,6 +116,15 @@ NOTICE_CHARS_MAX = 500
 """The limit for an exception in a console line. The report contains more of it."""
 
 
+class LoopSettings(Value):
+    """Settings of an agent, named as in `LaunchConfig`; `ProcessSettings` has those of its workers."""
+
+    shutdown_timeout: float = SHUTDOWN_S
+    """How long workers may take to exit when they are stopped."""
+    exit_barrier_timeout: float = EXIT_BARRIER_S
+    signals_to_handle: str | None = None
+
+
 class AgentLoop:
     """One node's part of a job, from `run` to its result."""
 
@@ -126,10 +137,8 @@ class AgentLoop:
         *,
         group: WorkerGroup,
         reporter: LifecycleReporter,
-        shutdown_s: float,
-        signals_to_handle: str | None = None,
+        settings: LoopSettings,
     ) -> None:
-        """`shutdown_s` is the time that workers have to exit when they are stopped."""
         self.machine = machine
         self.workers = workers
         self.membership = membership
@@ -139,8 +148,7 @@ class AgentLoop:
         self.signals = SignalWatch(())
         self.previous: tuple[int, str] | None = None
         """World size of the last generation, and why it ended."""
-        self._shutdown_s = shutdown_s
-        self._signals_to_handle = signals_to_handle
+        self._settings = settings
         self._queue: list[tuple[Event, str]] = []  # Each with its cause.
         self._stop_step = ""  # The step that stopped the workers, until others are started.
         self._abandoned = False
@@ -167,7 +175,7 @@ class AgentLoop:
 
     def watched_signals(self) -> SignalWatch:
         """Return a context that collects the signals of this agent."""
-        names = self._signals_to_handle
+        names = self._settings.signals_to_handle
         if names is None:
             names = os.environ.get(SIGNALS_ENV, DEFAULT_SIGNALS)
         self.signals.signals = parse_signals(names)
@@ -286,7 +294,9 @@ class AgentLoop:
         while (one := self.signals.take()) is not None:
             machine = self.machine
             console.warning(
-                signal_notice(machine, one, self._shutdown_s, interrupted=machine.interrupted)
+                signal_notice(
+                    machine, one, self._settings.shutdown_timeout, interrupted=machine.interrupted
+                )
             )
             yield supervision.SignalReceived(one)
 
@@ -412,7 +422,8 @@ class AgentLoop:
         machine = self.machine
         if reason is not None:
             self.previous = (self.group.workers[0].world_size, reason.value)
-        grace_s = self._shutdown_s if reason is None or machine.grace_s < 0 else machine.grace_s
+        limit_s = self._settings.shutdown_timeout
+        grace_s = limit_s if reason is None or machine.grace_s < 0 else machine.grace_s
         node = f"{machine.story.node}/generation-{machine.generation}"
         outcome = self.workers.begin_stop(
             StopOrder(reason, signum, grace_s, machine.stuck, node, self._stop_step)

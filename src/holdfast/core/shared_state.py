@@ -278,7 +278,7 @@ class SharedStateSession:
         self._answer: View | None = None
         self._peers = PeerLiveness(now, timeouts)
         self._stop = StopDeadline(needs_answers=timeouts.needs_answers)
-        self._write_at = now
+        self._ticked_at = self._write_at = now
         self._attending = (-1, now)  # A generation, and since when this node waits for the others.
         self._contending = (-1, 0.0)  # The rival with its node id, and since when.
         # When to read. The pause grows while nothing happens, and after each conflict.
@@ -315,8 +315,10 @@ class SharedStateSession:
             self._contact_at = self._at  # Without a call under way, no response is missing.
         match event:
             case Tick():
+                self._ticked_at = now
                 if not self.status.stuck:
-                    self._stop.awake(now)
+                    # Others count from the last heartbeat, which may be an interval ago.
+                    self._stop.awake(now - self._peers.beat_s)
                 effects = self._overdue()
                 if self.call is CallState.IDLE and self._read_at is not None:
                     effects += self._read() if now >= self._read_at else []
@@ -401,6 +403,9 @@ class SharedStateSession:
             rest = self._limit_s() - (at - self._contact_at)
             # The clock counts the whole time only if it is read at least every `step_s`.
             times.append(now + max(0.0, min(rest, self._clock.step_s)))
+        if self.view is not None and not self._timeouts.needs_answers:
+            # A tick shows that the node is awake, even if the store hangs or the job is over.
+            times.append(self._ticked_at + self._peers.beat_s)
         return min(times, default=None)
 
     @property
@@ -718,15 +723,18 @@ class PeerLiveness:
         self._liveness: Liveness[Peer] = Liveness(now, silence_s=lost_after_s, grace_s=lost_after_s)
         self._waits = WaitTimers()
         self._term = 0  # After a store lost its state, the numbers of waits restart.
-        self._my_beat, self._beat_at, self._beat_s = 0, now, timeouts.interval_s
+        self._my_beat, self._beat_at = 0, now
+        self.beat_s = timeouts.interval_s
+        """The time between two increments of this node's counter."""
 
     def observe(self, now: float, rounds: Rounds, me: Node | None) -> None:
         """Update from the stored state; `me` is this node."""
         job = rounds.job
         shared_s = BEAT_S_PER_NODE * len(job.nodes)
-        self._beat_s = max(self._timeouts.interval_s, shared_s)
-        lost_after_s = self._timeouts.lost_after_s
-        self._liveness.silence_s = max(lost_after_s, BEATS_PER_SILENCE_MIN * shared_s)
+        lost_after_s = max(self._timeouts.lost_after_s, BEATS_PER_SILENCE_MIN * shared_s)
+        self._liveness.silence_s = lost_after_s
+        interval_s = max(self._timeouts.interval_s, shared_s)
+        self.beat_s = min(interval_s, lost_after_s / BEATS_PER_SILENCE_MIN)
         peers = set()
         for node in others(job, me):
             peer = (node.info.node, node.info.incarnation)
@@ -769,7 +777,7 @@ class PeerLiveness:
 
     def is_beat_due(self, now: float) -> bool:
         """Return whether this node must increment its counter even without another change."""
-        return now - self._beat_at >= self._beat_s
+        return now - self._beat_at >= self.beat_s
 
     def note_own(self, now: float, me: Node) -> None:
         """Note the stored value of this node's counter."""
@@ -779,7 +787,7 @@ class PeerLiveness:
     def next_deadline(self, now: float) -> float:
         """Return the latest time for the next read."""
         times = [
-            self._beat_at + self._beat_s,
+            self._beat_at + self.beat_s,
             self._waits.next_end,
             self._liveness.next_deadline(now),
         ]

@@ -45,7 +45,7 @@ class ClusterRecord(msgspec.Struct, frozen=True):
     """The record that the founders store."""
 
     run_id: str
-    founding: str
+    bootstrap: str
     at_ms: int
 
 

@@ -1,10 +1,11 @@
 """This machine's member of the etcd cluster of a job (`--ha`).
 
-`core.etcd.cluster` decides; `EtcdMember` performs its effects in a thread of its own, and runs etcd by
-`etcd.runner`. Nobody needs the data once this process has exited, so they are in
-a temporary folder and never synced to a disk.
+`core.etcd.cluster` decides; `EtcdMember` performs its effects in a thread of its own, and runs etcd with
+`etcd.runner`. The data are not needed after this process has exited, so they are in a temporary folder
+and never synced to a disk.
 
-When this process stops, its member stays while nodes of the job need it and too few others would remain.
+When this process stops, its member continues to run while nodes of the job need it and the other members
+would not be a majority.
 """
 
 from __future__ import annotations
@@ -45,29 +46,29 @@ from holdfast.core.etcd.calls import (
 from holdfast.core.etcd.cluster import (
     AcceptProposal,
     Begun,
-    ClaimPlace,
-    CloseDoor,
+    Bootstrap,
+    BootstrapProposed,
     ClusterMember,
     DropEtcd,
     EtcdEnded,
     EtcdReady,
-    Founding,
-    FoundingProposed,
-    Look,
+    MachineProbed,
     MemberState,
-    OpenDoor,
-    PeerSeen,
-    PlaceGiven,
-    PlaceRefused,
+    ProbeMachines,
     ProposalAnswered,
     Propose,
+    ReplaceVoter,
+    ReportProgress,
+    RestartEtcd,
     Serving,
-    StartAdded,
-    StartAgain,
-    StartNew,
+    StartAddedEtcd,
+    StartNewEtcd,
+    StartProbeServer,
     StopEtcd,
+    StopProbeServer,
     StopRequested,
-    Tell,
+    VoterNotReplaced,
+    VoterReplaced,
     majority,
 )
 from holdfast.core.etcd.keys import JobKeys, JobRecord, get_prefix, unpack
@@ -109,28 +110,28 @@ START_S = 10.0
 FOLDER_PREFIX = "holdfast-ha-"
 LOCK = "lock"
 READY_AGAIN_S = 0.5  # Only for an etcd that does not report that it is ready.
-TELL_S = 2.0
+REPORT_AFTER_S = 2.0
 """A wait is not reported before this time."""
 CLAIM_TTL_S = 60
-"""Covers removing a member, adding the new one, and its catching up."""
+"""Covers removing a member, adding the new one, and the time it needs to catch up."""
 CLAIM_AGAIN_S = 0.5
 CLAIM_S = 30.0
 LINGER_S = 30.0
-"""How long a member that nodes still need stays at most: as long as workers may take to stop."""
+"""How long a member that nodes still need continues at most: as long as workers may take to stop."""
 LINGER_AGAIN_S = 0.1
 UNREACHED_S = 0.5
 STOP_S = 1.0  # Handing over the leadership takes milliseconds if another member can take it.
 # Machines of training jobs are busy: a member that hangs for a moment must not cause an election.
 TIMING = ("--heartbeat-interval=100", "--election-timeout=1000")
 KEPT_REVISIONS = 10_000
-FOUNDERS_APART_S = 0.2
+BOOTSTRAP_STAGGER_S = 0.2
 """Between the starts of the members of a new cluster. etcd asks each peer whether it knows the cluster
 before it responds itself, and waits a second for each that listens: members that start together wait
 for each other."""
 
 
 def remove_orphans(temporary: str) -> None:
-    """Remove the folders of members that lost power, or were killed with their guard."""
+    """Remove the folders of members that were killed together with their guard, or lost power."""
     for folder in Path(temporary).glob(f"{FOLDER_PREFIX}*"):
         with contextlib.suppress(OSError):
             if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
@@ -147,7 +148,7 @@ def remove_orphans(temporary: str) -> None:
 
 
 class EtcdMember:
-    """This machine's member, from `start` until `stop`; everything else happens in its thread."""
+    """This machine's member, from `start` until `stop`; it works in its own thread."""
 
     def __init__(
         self,
@@ -158,7 +159,7 @@ class EtcdMember:
         patience_s: float,
         on_over: Callable[[], object] | None = None,
     ) -> None:
-        """`on_over` is called, in the thread, once all other machines have left intentionally."""
+        """`on_over` is called in the thread once all other machines have left intentionally."""
         self._list, self._entry, self._binary = of, entry, binary
         self._certificates = Certificates(of, serves=True)
         self._patience_s, self._on_over = patience_s, on_over
@@ -172,11 +173,11 @@ class EtcdMember:
 
     @property
     def name(self) -> str:
-        """This machine as the list has it."""
+        """The name of this machine in the list."""
         return self._entry.name
 
     def start(self) -> None:
-        """Start the thread; every wait happens there."""
+        """Start the thread; this call does not wait for the cluster."""
         try:
             self._thread.start()
             self._thread.run(self._start(), START_S)
@@ -219,12 +220,12 @@ class EtcdMember:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._effects: asyncio.Queue[tuple[MemberEffect, str]] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
-        self._telling: asyncio.TimerHandle | None = None
-        self._waits_for = "it starts"
+        self._report_timer: asyncio.TimerHandle | None = None
+        self._wait_reason = "etcd is starting"
         self._warned: set[str] = set()
-        self._unseen: dict[str, str] = {}
+        self._unreachable: dict[str, str] = {}
         self._server: ProbeServer | None = None
-        self._founding: Founding | None = None
+        self._bootstrap: Bootstrap | None = None
         self._claim_lease = 0
         self._ready_hint = asyncio.Event()
         self._make_folder()
@@ -235,7 +236,7 @@ class EtcdMember:
     def _make_folder(self) -> None:
         remove_orphans(os.path.dirname(self._folder))
         os.mkdir(self._folder, 0o700)
-        # Locked before it has the name that others look for, and as long as this process runs.
+        # Lock the file before it gets the name that other processes check; hold it until this one exits.
         new = f"{self._folder}/{LOCK}.new"
         self._lock = os.open(new, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -274,78 +275,79 @@ class EtcdMember:
 
     async def _perform(self, effect: MemberEffect, cause: str) -> None:
         match effect:
-            case OpenDoor(incarnation):
+            case StartProbeServer(incarnation):
                 await self._open_probe_server(incarnation)
-            case CloseDoor():
+            case StopProbeServer():
                 if self._server is not None:
                     await self._server.close()
                     self._server = None
-            case Look(machines):
+            case ProbeMachines(machines):
                 for name in machines:
-                    self._spawn(self._look(name, cause))
-            case Propose(founding, machines):
+                    self._spawn(self._probe_and_report(name, cause))
+            case Propose(bootstrap, machines):
                 for name in machines:
-                    self._spawn(self._propose(founding, name, cause))
-            case StartNew(founding):
-                self._founding = founding
+                    self._spawn(self._propose(bootstrap, name, cause))
+            case StartNewEtcd(bootstrap):
+                self._bootstrap = bootstrap
                 urls = self._list.peer_urls()
                 voters = tuple(f"{name}={url}" for name, url in urls.items())
-                before = [name for name, _ in founding.roster].index(self._entry.name)
-                await asyncio.sleep(before * FOUNDERS_APART_S)
-                self._start_etcd("new", voters, founding.id)
-            case StartAdded(cluster):
-                self._founding = None
+                before = [name for name, _ in bootstrap.roster].index(self._entry.name)
+                await asyncio.sleep(before * BOOTSTRAP_STAGGER_S)
+                self._start_etcd("new", voters, bootstrap.id)
+            case StartAddedEtcd(cluster):
+                self._bootstrap = None
                 self._start_etcd("existing", cluster, "")
-            case StartAgain():
+            case RestartEtcd():
                 self._start_etcd("existing", (), "")
-            case ClaimPlace():
+            case ReplaceVoter():
                 self._spawn(self._claim(cause))
             case DropEtcd() | StopEtcd():
                 await self._stop_etcd(at_once=isinstance(effect, DropEtcd))
                 await self._release_claim()
-            case Tell():
-                self._tell(effect)
+            case ReportProgress():
+                self._report_progress(effect)
             case AcceptProposal():
-                pass  # The response to the proposal contained it.
+                pass  # The response to the proposal already contained it.
 
     # Probes.
 
     async def _open_probe_server(self, incarnation: int) -> None:
-        def answer(founding: Founding | None) -> ProbeReply:
-            accepted = founding is not None and any(
-                isinstance(one, AcceptProposal) for one in self._handle(FoundingProposed(founding))
+        def answer(bootstrap: Bootstrap | None) -> ProbeReply:
+            accepted = bootstrap is not None and any(
+                isinstance(one, AcceptProposal)
+                for one in self._handle(BootstrapProposed(bootstrap))
             )
             return ProbeReply(self._list.run_id, self._list.names, incarnation, accepted)
 
-        self._server = ProbeServer(answer, lambda: self._waits_for)
+        self._server = ProbeServer(answer, lambda: self._wait_reason)
         await self._server.open(self._entry.listener(), self._server_tls)
 
-    async def _see(self, name: str, founding: Founding | None = None) -> ProbeResult:
+    async def _probe(self, name: str, bootstrap: Bootstrap | None = None) -> ProbeResult:
         host, port = self._list.machines[self._list.names.index(name)]
-        probe = Probe(self._list.run_id, self._list.names, founding)
+        probe = Probe(self._list.run_id, self._list.names, bootstrap)
         try:
-            view = await probe_member(
+            result = await probe_member(
                 host, port, probe, tls=self._tls, server_name=self._list.server_name
             )
         except OSError as problem:  # For example too many open files: the next probe may succeed.
-            view = ProbeResult(None, console.describe(problem))
-        self._unseen[name] = view.why
-        if view.other is not None and name not in self._warned:
+            result = ProbeResult(None, console.describe(problem))
+        self._unreachable[name] = result.why
+        if result.other is not None and name not in self._warned:
             self._warned.add(name)
-            machines = ",".join(view.other.machines)
+            machines = ",".join(result.other.machines)
             with_list = f" with the machines {machines}" if machines else ""
             console.warning(
-                f"{FLAG}: {name} serves the job {view.other.run_id!r}{with_list}; start all "
+                f"{FLAG}: {name} serves the job {result.other.run_id!r}{with_list}; start all "
                 "machines of a job with the same list, and give each job its own ports"
             )
-        return view
+        return result
 
-    async def _look(self, name: str, cause: str) -> None:
-        self._handle(PeerSeen(name, (await self._see(name)).sighting), cause)
+    async def _probe_and_report(self, name: str, cause: str) -> None:
+        self._handle(MachineProbed(name, (await self._probe(name)).state), cause)
 
-    async def _propose(self, founding: Founding, name: str, cause: str) -> None:
-        accepted = (await self._see(name, founding)).accepted
-        self._handle(ProposalAnswered(founding.id, name, accepted), cause)
+    async def _propose(self, bootstrap: Bootstrap, name: str, cause: str) -> None:
+        accepted = (await self._probe(name, bootstrap)).accepted
+        self._handle(ProposalAnswered(bootstrap.id, name, accepted), cause)
 
     # etcd.
 
@@ -427,9 +429,9 @@ class EtcdMember:
                 return
 
     async def _served(self, cluster: str) -> None:
-        founding = self._founding
-        if founding is not None:
-            record = ClusterRecord(self._list.run_id, founding.id, founding.at_ms)
+        bootstrap = self._bootstrap
+        if bootstrap is not None:
+            record = ClusterRecord(self._list.run_id, bootstrap.id, bootstrap.at_ms)
             first = Compare(RECORD, Field.CREATE, 0)
             write = Txn((first,), (Put(RECORD, msgspec.json.encode(record)),))
             while self._process is not None:
@@ -469,26 +471,26 @@ class EtcdMember:
             await asyncio.to_thread(stop)
         shutil.rmtree(f"{self._folder}/data", ignore_errors=True)
 
-    # A place in an existing cluster.
+    # Joining an existing cluster.
 
     async def _claim(self, cause: str) -> None:
-        """Replace the voter of this machine: one machine at a time, guarded by a lease."""
+        """Replace the voter of this machine; a lease ensures that one machine does so at a time."""
         voters: tuple[str, ...] | str = ""
         try:
             async with asyncio.timeout(CLAIM_S):
                 voters = await self._try_claim()
         except TimeoutError:
-            voters = f"no place within {CLAIM_S:g} s"
+            voters = f"not added within {CLAIM_S:g} s"
         if isinstance(voters, str):
             console.debug(f"{self._entry.name} is not in the cluster yet: {voters}")
             await self._release_claim()
             await asyncio.sleep(CLAIM_AGAIN_S)
-            self._handle(PlaceRefused(voters), cause)
+            self._handle(VoterNotReplaced(voters), cause)
         else:
-            self._handle(PlaceGiven(voters), cause)
+            self._handle(VoterReplaced(voters), cause)
 
     async def _try_claim(self) -> tuple[str, ...] | str:
-        """Return all voters as etcd wants them, or why there is no place."""
+        """Return all voters in the format of etcd's flag, or why the voter was not replaced."""
         call = self._client.call
         granted = await call(Grant(CLAIM_TTL_S))
         if not isinstance(granted, Granted):
@@ -504,7 +506,7 @@ class EtcdMember:
         own = urls[self._entry.name]
         while True:
             members = await call(ListMembers())
-            # Add a removed member that did not rejoin first: never remove two of them.
+            # If another machine's voter was removed and not added, add it first: never remove two.
             if isinstance(members, Members):
                 gaps = [url for url in urls.values() if url not in members.ids and url != own]
                 if gaps:
@@ -521,7 +523,7 @@ class EtcdMember:
                         return tuple(f"{names.get(url, url)}={url}" for url in members.ids)
                     listed = await call(ListMembers())
                     if isinstance(listed, Members) and own in listed.ids:
-                        break  # It was added and the response was lost: its id is unknown.
+                        break  # It was added, but the response with its id was lost.
                     await asyncio.sleep(CLAIM_AGAIN_S)
             await asyncio.sleep(CLAIM_AGAIN_S)
 
@@ -532,42 +534,42 @@ class EtcdMember:
 
     # Messages.
 
-    def _tell(self, tell: Tell) -> None:
-        if self._telling is not None:
-            self._telling.cancel()
-            self._telling = None
+    def _report_progress(self, progress: ReportProgress) -> None:
+        if self._report_timer is not None:
+            self._report_timer.cancel()
+            self._report_timer = None
         needed, count = majority(len(self._list.names)), len(self._list.names)
-        self._waits_for = "the cluster is about to start"
-        if tell.state is MemberState.SERVING:
+        self._wait_reason = "the cluster is about to start"
+        if progress.state is MemberState.SERVING:
             console.info(f"this machine, {self._entry.name}, has a member of the cluster")
             return
-        if tell.state is MemberState.CLAIMING:
+        if progress.state is MemberState.REPLACING:
             console.info(f"this machine, {self._entry.name}, joins the cluster")
             return
-        if tell.leaderless:
+        if progress.leaderless:
             text = (
-                f"the cluster has no majority at {', '.join(tell.leaderless)}; waiting for its "
+                f"the cluster has no majority at {', '.join(progress.leaderless)}; waiting for its "
                 f"machines to return: {needed} of {count} are needed"
             )
         else:
-            unseen = ", ".join(
-                f"{name} ({self._unseen[name]})" if self._unseen.get(name) else name
-                for name in tell.unseen
+            unreachable = ", ".join(
+                f"{name} ({self._unreachable[name]})" if self._unreachable.get(name) else name
+                for name in progress.unreachable
             )
             text = (
-                f"waiting for machines of {FLAG}: {len(tell.empty)} of {count} are present, {needed} are "
-                f"needed; missing: {unseen}"
+                f"waiting for machines of {FLAG}: {len(progress.empty)} of {count} are present, {needed} are "
+                f"needed; missing: {unreachable}"
             )
-        if len(tell.empty) < needed or tell.leaderless:
-            self._waits_for = text
-            self._telling = self._loop.call_later(TELL_S, console.notice, text)
+        if len(progress.empty) < needed or progress.leaderless:
+            self._wait_reason = text
+            self._report_timer = self._loop.call_later(REPORT_AFTER_S, console.notice, text)
 
     # The end.
 
     async def _watch_end(self, on_over: Callable[[], object]) -> None:
-        """Call `on_over` once all other machines have left: soon after, there is no majority.
+        """Call `on_over` once all other machines have left, since the majority is about to be lost.
 
-        A machine that is alone calls it once the job is over.
+        If the list has a single machine, call it once the job is over.
         """
         others = {LEAVING + name.encode() for name in self._list.names if name != self.name}
         prefix = LEAVING if others else JobKeys(DEFAULT_PREFIX, self._list.run_id).job
@@ -622,7 +624,7 @@ class EtcdMember:
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
-        for timer in (self._timer, self._telling):
+        for timer in (self._timer, self._report_timer):
             if timer is not None:
                 timer.cancel()
         await self._client.close()
@@ -634,7 +636,7 @@ class EtcdMember:
             os.close(self._lock)
 
     async def _linger(self, limit_s: float) -> None:
-        """Stay while the job has nodes and too few other members would remain."""
+        """Wait while the job has nodes and the other members would not be a majority."""
         name = self._entry.name
         mark = Txn((), (Put(LEAVING + name.encode(), b""), get_prefix(LEAVING, keys_only=True)))
         answer = await self._client.call(mark, limit_s=UNREACHED_S)
@@ -642,8 +644,8 @@ class EtcdMember:
             return  # The cluster has no majority.
         left = {one.key[len(LEAVING) :].decode() for one in answer.results[1]}
         staying = [one for one in self._list.names if one not in left]
-        seen = await asyncio.gather(*map(self._see, staying))
-        if sum(isinstance(one.sighting, Serving) for one in seen) >= majority(
+        results = await asyncio.gather(*map(self._probe, staying))
+        if sum(isinstance(one.state, Serving) for one in results) >= majority(
             len(self._list.names)
         ):
             return
@@ -657,10 +659,10 @@ class EtcdMember:
             answer = await self._client.call(look, limit_s=min(UNREACHED_S, left))
             if not isinstance(answer, TxnDone) or not answer.results[0]:
                 return
-            if not told and limit_s - left > TELL_S:
+            if not told and limit_s - left > REPORT_AFTER_S:
                 told = True
                 console.notice(
-                    f"this machine's member stays for up to {left:.0f} s: "
+                    f"this machine's member continues for up to {left:.0f} s: "
                     f"{len(answer.results[0])} nodes of the job are not done yet"
                 )
             await asyncio.sleep(LINGER_AGAIN_S)

@@ -1,10 +1,10 @@
-"""How machines of an `--ha` list see each other: the probe of a member, and its server.
+"""Probes between the machines of an `--ha` list: the client and the server.
 
 While a machine's member has no data, this server responds on the client port. To a probe, it sends the
 facts that `core.etcd.cluster` needs, and whether it accepts a proposal. To a client of etcd, it sends the
-reason for the wait. A probe requests the server's path first. If an etcd runs there, it does not know that
-path; the probe then requests its status and the record of its job. An etcd that has not joined its cluster
-yet accepts connections but does not respond.
+reason for the wait. A probe first requests the server's path. An etcd does not know that path; the probe
+then requests etcd's status and the record of its job. An etcd that has not joined its cluster yet accepts
+connections but does not respond.
 
 A connection carries one request, and every resource has a limit: without TLS, anyone may connect.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import h11
 import msgspec
 
-from holdfast.core.etcd.cluster import Empty, Founding, Serving, Sighting
+from holdfast.core.etcd.cluster import Bootstrap, Empty, ProbedState, Serving
 from holdfast.etcd import json_gateway
 from holdfast.etcd.cluster_list import RECORD, ClusterRecord
 from holdfast.etcd.transport import ConnectionProblem, open_connection
@@ -45,7 +45,7 @@ class Probe(msgspec.Struct, frozen=True):
 
     run_id: str
     machines: tuple[str, ...]
-    founding: Founding | None = None
+    bootstrap: Bootstrap | None = None
 
 
 class ProbeReply(msgspec.Struct, frozen=True):
@@ -60,9 +60,9 @@ class ProbeReply(msgspec.Struct, frozen=True):
 class ProbeResult(NamedTuple):
     """The outcome of a probe."""
 
-    sighting: Sighting
+    state: ProbedState
     why: str = ""
-    """Why there is no sighting, in one line."""
+    """Why the state is unknown, in one line."""
     other: ProbeReply | None = None
     """The reply of a machine that serves another job, or has another list."""
     accepted: bool = False
@@ -76,21 +76,21 @@ class ProbeServer:
     """Responds on a listening socket, from `open` until `close`; belongs to one loop."""
 
     def __init__(
-        self, answer: Callable[[Founding | None], ProbeReply], explain: Callable[[], str]
+        self, answer: Callable[[Bootstrap | None], ProbeReply], explain: Callable[[], str]
     ) -> None:
         self._answer, self._explain = answer, explain
         self._server: asyncio.Server | None = None
         self._requests: set[asyncio.Task[None]] = set()
 
     async def open(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Start to respond; the server owns the socket."""
+        """Start to respond. The server takes ownership of the socket."""
         handshake_s = PROBE_S if tls is not None else None
         self._server = await asyncio.start_server(
             self._serve, sock=listener, ssl=tls, ssl_handshake_timeout=handshake_s
         )
 
     async def close(self) -> None:
-        """Stop; requests under way get their response first."""
+        """Stop, after responding to requests under way."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -127,11 +127,11 @@ class ProbeServer:
             return self._refuse("this is not a probe")
         answer = self._answer(None)
         if (probe.run_id, probe.machines) == (answer.run_id, answer.machines):
-            answer = self._answer(probe.founding)
+            answer = self._answer(probe.bootstrap)
         return _response(OK, _encode(answer))
 
     def _refuse(self, why: str) -> bytes:
-        """Return the response that a client of etcd reads as that of a member that cannot serve yet."""
+        """Return a response that a client of etcd reads as "this member cannot serve yet"."""
         error = {"error": why, "code": GRPC_UNAVAILABLE, "message": why}
         return _response(UNAVAILABLE, _encode(error))
 
@@ -173,7 +173,7 @@ async def probe_member(
     server_name: str = "",
     limit_s: float = TIMEOUT_S,
 ) -> ProbeResult:
-    """Probe a machine's member within the limit; the probe may carry a proposal."""
+    """Probe a machine's member within the limit. The probe may contain a proposal."""
     try:
         async with _connected(host, port, tls, server_name, limit_s) as connection:
             return await _probe_over(connection, probe, limit_s)
@@ -227,7 +227,7 @@ async def _probe_over(connection: HttpConnection, probe: Probe, limit_s: float) 
     status = json_gateway.decode_status(reply.body) if reply.status == OK else None
     if status is None:
         return ProbeResult(None, f"it responded with HTTP {reply.status}")
-    # The job, as this member knows it: other members may be unreachable.
+    # Read the job from this member only: other members may be unreachable.
     reply = await ask(json_gateway.RANGE, _encode({"key": RECORD, "serializable": True}))
     found = json_gateway.decode_value(reply.body) if reply.status == OK else None
     if found is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent.assembly import agent_of
+from holdfast.agent.loop import LoopSettings
 from holdfast.agent.spec import WorkerSpec, run_script_path
 from holdfast.agent.worker_processes import ProcessSettings
 from holdfast.core.values import Value
@@ -33,7 +34,7 @@ from holdfast.side_thread import SideThread
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
-    from typing import Any
+    from typing import Any, TypeVar
 
     from holdfast.agent.loop import AgentLoop
     from holdfast.agent.side_services import HealthServer
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from holdfast.processes.logs.specs import LogsSpecs
     from holdfast.rendezvous.handler import RendezvousHandler
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
+
+    Settings = TypeVar("Settings", bound=Value)
 
 # Hints by the error number.
 OS_ERROR_HINTS = {
@@ -329,23 +332,26 @@ def make_agent(
     if config.omp_num_threads is not None:
         worker_env["OMP_NUM_THREADS"] = str(config.omp_num_threads)
     assert config.shutdown_timeout is not None
-    settings = ProcessSettings(
-        launch.logs_specs,
-        start_method=config.start_method,
-        log_line_prefix_template=config.log_line_prefix_template,
+    settings = settings_of(
+        ProcessSettings,
+        config,
+        logs_specs=launch.logs_specs,
         stop_signal=parse_signal(config.stop_signal, flag="--stop-signal"),
-        capture_stderr=config.capture_stderr,
         worker_env=worker_env,
         preload=preload_of(config, launch.entrypoint, launch.args),
     )
     return agent_of(
         spec,
         settings,
-        exit_barrier_s=config.exit_barrier_timeout,
-        shutdown_s=config.shutdown_timeout,
+        loop=settings_of(LoopSettings, config),
         health_server=health_check_server,
-        signals_to_handle=config.signals_to_handle,
     )
+
+
+def settings_of(kind: type[Settings], config: LaunchConfig, **computed: Any) -> Settings:
+    """Return settings of the agent: the fields of `config` with the same names, and `computed` ones."""
+    names = (name for name in kind.__match_args__ if name not in computed)
+    return kind(**computed, **{name: getattr(config, name) for name in names})
 
 
 def preload_of(

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast import console
-from holdfast.core.coordinated_supervision import CoordinatorLost
+from holdfast.core.coordinated_supervision import CoordinatorLost, ViewReceived
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import NodePhase, NodeRole, View
 from holdfast.core.session import DeliverView, GiveUp, StatusChanged
@@ -356,7 +356,7 @@ class BackendDriver:
             case ReadState() | WriteState():
                 self._requests.put((effect, self.session.story.last))
             case DeliverView(view):
-                self._deliver(view)
+                self._deliver(ViewReceived(view))
             case GiveUp(away_s, why):
                 self._deliver(CoordinatorLost(why, away_s))
             case RefuseJoin(why):

@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from holdfast.core.coordinated_supervision import CoordinatorLost
-from holdfast.core.protocol import View
+from holdfast.core.coordinated_supervision import CoordinatorLost, ViewReceived
 from holdfast.wire.control import Contacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.coordinator.connect import CoordinatorConnector
-    from holdfast.core.protocol import Failure, NodePhase, Request
+    from holdfast.core.protocol import Failure, NodePhase, Request, View
     from holdfast.membership.loop_heartbeat import LoopHeartbeat
     from holdfast.net.agent_port import AgentPort
     from holdfast.store.store_interface import RoundStore
@@ -41,7 +40,7 @@ class JoinRefused(msgspec.Struct, frozen=True):
     """Without the endpoint, which the caller adds."""
 
 
-News = View | CoordinatorLost | JoinRefused
+News = ViewReceived | CoordinatorLost | JoinRefused
 
 
 class Membership(Protocol):

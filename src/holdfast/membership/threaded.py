@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast import console
 from holdfast.coordinator.connect import ConnectFailed
-from holdfast.core.coordinated_supervision import CoordinatorLost
+from holdfast.core.coordinated_supervision import CoordinatorLost, ViewReceived
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.limits import NAME_CHARS_MAX, REPORT_BYTES_MAX, SUMMARY_CHARS_MAX
 from holdfast.core.machine import TICK
@@ -333,7 +333,7 @@ class Mailbox:
         """The newest view of this incarnation, taken or not."""
         self._incarnation = incarnation
         self._lock = threading.Lock()
-        self._view: View | None = None
+        self._newest: ViewReceived | None = None
         self._losses: list[CoordinatorLost | JoinRefused] = []
         self._eventfd = -1
 
@@ -353,10 +353,10 @@ class Mailbox:
     def put(self, news: News) -> None:
         """Store a view, unless it is for another incarnation; or add a loss."""
         with self._lock:
-            if isinstance(news, View):
-                if news.incarnation != self._incarnation:
+            if isinstance(news, ViewReceived):
+                if news.view.incarnation != self._incarnation:
                     return
-                self.view = self._view = news
+                self.view, self._newest = news.view, news
             elif len(self._losses) < LOSSES_MAX:
                 self._losses.append(news)
             else:
@@ -376,7 +376,7 @@ class Mailbox:
         """Accept views of this incarnation only, from now on."""
         with self._lock:
             self._incarnation = incarnation
-            self.view = self._view = None
+            self.view = self._newest = None
 
     def take(self) -> list[News]:
         with self._lock:
@@ -386,9 +386,9 @@ class Mailbox:
                     os.eventfd_read(self._eventfd)
                 except BlockingIOError:
                     pass
-            taken: list[News] = [self._view] if self._view is not None else []
+            taken: list[News] = [self._newest] if self._newest is not None else []
             taken += self._losses
-            self._view = None
+            self._newest = None
             self._losses = []
             return taken
 
@@ -584,7 +584,7 @@ class SessionDriver:
                 if self._connection is not None:
                     self._connection.send(message)
             case DeliverView(view):
-                self._deliver(view)
+                self._deliver(ViewReceived(view))
             case Connect():
                 self._connecting = self._loop.create_task(self._connect())
             case Disconnect(_):

@@ -56,8 +56,8 @@ class FakeConnection:
     def take(self) -> list[Any]:
         taken, self.news = self.news, []
         for one in taken:
-            if isinstance(one, View):
-                self.view = one
+            if isinstance(one, coordinated_supervision.ViewReceived):
+                self.view = one.view
         return taken
 
     def guard(self, renew: Callable[[float | None], None]) -> None:
@@ -111,7 +111,8 @@ class Node:
 
     def hear(self, at: float, *news: object) -> list[Event]:
         """Let news arrive so long after the beginning; return the events that they are."""
-        self.connection.news += news
+        views = coordinated_supervision.ViewReceived
+        self.connection.news += [views(one) if isinstance(one, View) else one for one in news]
         events = self.job.events(at)
         for event in events:
             self.perform(self.machine.handle(at, event))

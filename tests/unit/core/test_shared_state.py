@@ -24,6 +24,7 @@ from holdfast.core.protocol import (
 from holdfast.core.rounds import Job
 from holdfast.core.session import DeliverView, GiveUp, StatusChanged
 from holdfast.core.shared_state import (
+    BEAT_S_PER_NODE,
     CallFailed,
     ReadState,
     RefreshRequested,
@@ -210,6 +211,48 @@ def test_in_large_jobs_heartbeats_are_rarer_and_missed_later() -> None:
     assert one.views
 
 
+@pytest.mark.parametrize(("nodes", "interval_s"), [(2, 1.0), (2, 5.0), (40, 40 * BEAT_S_PER_NODE)])
+def test_workers_of_a_stopped_node_end_before_it_is_lost(nodes: int, interval_s: float) -> None:
+    cluster = Cluster(most=nodes, interval_s=interval_s, lost_after_s=3 * interval_s)
+    stopped, *_ = [cluster.add() for _ in range(nodes)]
+    before = cluster.job.nodes["n0"].heartbeats
+    while cluster.job.nodes["n0"].heartbeats == before:
+        cluster.pass_s(0.1)
+    cluster.pass_s(interval_s - 0.1)  # Its next heartbeat is almost due.
+    stop_at = stopped.session.stop_at
+    assert stop_at is not None
+    while "n0" in cluster.job.nodes:
+        cluster.pass_s(0.1, stopped)
+    assert cluster.now >= stop_at
+
+
+def test_workers_of_a_node_that_is_awake_may_run_even_if_one_missed_heartbeat_is_too_many() -> None:
+    cluster, one, _ = pair(interval_s=5.0, lost_after_s=5.0)
+    for _ in range(200):
+        cluster.pass_s(0.1)
+        assert (one.session.stop_at or 0.0) > cluster.now
+    assert cluster.job.generation == 0
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_workers_may_run_while_the_store_hangs_and_after_the_end_of_the_job(is_over: bool) -> None:
+    cluster, one, other = pair()
+    if is_over:
+        one.report(SUCCEEDED, 0)
+        other.report(SUCCEEDED, 0)
+        cluster.pass_s(1.0)
+        assert one.role is NodeRole.CLOSED
+    else:
+        assert one.session.handle(cluster.now, RefreshRequested()) == [ReadState()]
+    now = cluster.now
+    for _ in range(20):
+        due = one.session.next_deadline(now)
+        assert due is not None
+        assert (one.session.stop_at or 0.0) > due
+        now = due
+        one.session.handle(now, Tick())
+
+
 def test_a_member_that_lives_but_does_not_come_is_put_out_only_where_that_is_asked_for() -> None:
     for absent_s in (None, 60.0):
         cluster, one, other = pair(absent_s=absent_s)
@@ -229,7 +272,9 @@ def test_a_late_node_does_not_wait_for_a_report_that_is_not_for_it() -> None:
     one.report(FAILED, 0, failure=failure, report=b"all of it")
     cluster.pass_s(1.0)
     assert {(view.failure, view.report) for view in late.views} == {(None, b"")}
-    assert late.session.next_deadline(cluster.now) is None
+    reads = late.session.reads_begun
+    cluster.pass_s(5.0)
+    assert late.session.reads_begun == reads
 
 
 def test_pauses_after_conflicts_grow_and_end_with_the_first_write() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from holdfast.core.etcd.cluster import Empty, Founding, Serving
+from holdfast.core.etcd.cluster import Bootstrap, Empty, Serving
 from holdfast.etcd.cluster_list import RECORD, ClusterRecord
 from holdfast.etcd.probe import (
     PROBE_BYTES_MAX,
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 MACHINES = ("node0:1", "node1:1")
 PROBE = Probe("job", MACHINES)
-FOUNDING = Founding("f", 1, (("node0:1", 7),))
+BOOTSTRAP = Bootstrap("f", 1, (("node0:1", 7),))
 LOCAL = "127.0.0.1"
 
 
 @contextlib.asynccontextmanager
 async def probe_server(*, accepts: bool = False) -> AsyncIterator[int]:
-    def answer(founding: Founding | None) -> ProbeReply:
-        return ProbeReply("job", MACHINES, 7, accepts and founding is not None)
+    def answer(bootstrap: Bootstrap | None) -> ProbeReply:
+        return ProbeReply("job", MACHINES, 7, accepts and bootstrap is not None)
 
     server = ProbeServer(answer, lambda: "it waits for node1")
     listener = listening.listen([Address(socket.AF_INET, (LOCAL, 0))])
@@ -69,19 +69,19 @@ def test_probe_of_a_machine_without_data_returns_its_incarnation() -> None:
 
 
 @pytest.mark.parametrize("accepts", [True, False])
-def test_proposal_gets_a_reply(accepts: bool) -> None:
-    probe = Probe("job", MACHINES, FOUNDING)
+def test_a_proposal_is_answered(accepts: bool) -> None:
+    probe = Probe("job", MACHINES, BOOTSTRAP)
     assert probed(probe, accepts=accepts).accepted is accepts
 
 
 @pytest.mark.parametrize(
-    "probe", [Probe("other", MACHINES, FOUNDING), Probe("job", MACHINES[:1], FOUNDING)]
+    "probe", [Probe("other", MACHINES, BOOTSTRAP), Probe("job", MACHINES[:1], BOOTSTRAP)]
 )
 def test_machine_of_another_job_or_list_is_ignored_and_its_proposal_refused(
     probe: Probe,
 ) -> None:
     view = probed(probe, accepts=True)
-    assert view.sighting is None
+    assert view.state is None
     assert not view.accepted
     assert view.other is not None
     assert view.other.machines == MACHINES
@@ -99,7 +99,7 @@ def test_probe_of_a_member_returns_its_cluster_if_it_belongs_to_the_job(
     if run_id == "job":
         assert view == ProbeResult(Serving(f"{cluster:x}", has_leader=True))
     else:
-        assert view.sighting is None
+        assert view.state is None
         assert (view.other is None) == (run_id is None)
 
 
@@ -111,16 +111,16 @@ def test_probe_finds_a_member_without_a_leader(tmp_path: Path) -> None:
             pass
         for one in cluster.members[:2]:
             one.kill()
-        while isinstance(sighting := seen(last.port).sighting, Serving) and sighting.has_leader:
+        while isinstance(state := seen(last.port).state, Serving) and state.has_leader:
             pass
-        assert isinstance(sighting, Serving)
+        assert isinstance(state, Serving)
 
 
 def test_probe_of_an_absent_or_silent_machine_finds_nothing() -> None:
     with socket.create_server((LOCAL, 0)) as silent:  # As an etcd that is not a member yet.
-        assert seen(silent.getsockname()[1], limit_s=0.2).sighting is None
+        assert seen(silent.getsockname()[1], limit_s=0.2).state is None
         port = silent.getsockname()[1]
-    assert seen(port).sighting is None
+    assert seen(port).state is None
 
 
 def test_probe_server_tells_etcd_clients_what_it_waits_for() -> None:
@@ -159,4 +159,4 @@ def test_server_survives_invalid_requests(sent: bytes) -> None:
             await asyncio.to_thread(probe, port)
             return await probe_member(LOCAL, port, PROBE, tls=None, limit_s=10)
 
-    assert asyncio.run(visit()).sighting == Empty(7)
+    assert asyncio.run(visit()).state == Empty(7)

@@ -17,7 +17,7 @@ from certificates import make_ca, make_certificate
 from holdfast import console
 from holdfast.coordinator import connect, server
 from holdfast.coordinator.connect import CoordinatorConnector
-from holdfast.core.coordinated_supervision import CoordinatorLost
+from holdfast.core.coordinated_supervision import CoordinatorLost, ViewReceived
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.limits import REPORT_BYTES_MAX, SUMMARY_CHARS_MAX
 from holdfast.core.protocol import Failure, NodeInfo, NodePhase, NodeRole, View
@@ -64,7 +64,11 @@ class Node:
 
 
 def is_member(news: object) -> bool:
-    return isinstance(news, View) and news.role is NodeRole.MEMBER
+    return isinstance(news, ViewReceived) and news.view.role is NodeRole.MEMBER
+
+
+def is_over(news: object) -> bool:
+    return isinstance(news, ViewReceived) and news.view.role is NodeRole.CLOSED and news.view.final
 
 
 @in_loop
@@ -81,7 +85,7 @@ async def test_refusal_is_final_only_before_first_contact() -> None:
     await soon(lambda: "token" in node.driver.session.last_problem)
     await other.server.stop()
     again = Served(first.port)
-    await node.until(lambda news: is_member(news) and news.term == 2)
+    await node.until(lambda news: is_member(news) and news.view.term == 2)
     for one in (node, newcomer):
         await one.driver.close()
     await again.server.stop()
@@ -123,7 +127,7 @@ async def test_long_failures_are_truncated() -> None:
         failure = Failure(node="a", host="h\n" * 1000, summary="s" * 10_000, retryable=False)
         report = b"r" * (REPORT_BYTES_MAX + 1)
         node.driver.handle(status_change(NodePhase.FAILED, 0, failure, report))
-        view = await node.until(lambda view: view.role is NodeRole.CLOSED and view.final)
+        view = (await node.until(is_over)).view
         assert len(view.failure.summary) == SUMMARY_CHARS_MAX
         assert len(view.report) == REPORT_BYTES_MAX
         assert node.driver.is_over
@@ -154,9 +158,11 @@ def test_mailbox_keeps_the_newest_view_and_the_first_losses() -> None:
     def is_readable() -> bool:
         return bool(select.select([box], [], [], 0)[0])
 
-    def view(revision: int) -> View:
+    def view(revision: int) -> ViewReceived:
         role = NodeRole.WAITING
-        return View(run_id="job", node="a", incarnation=1, term=1, revision=revision, role=role)
+        return ViewReceived(
+            View(run_id="job", node="a", incarnation=1, term=1, revision=revision, role=role)
+        )
 
     box.put(view(1))  # What comes while it is not open is kept.
     assert (box.fileno(), box.take()) == (-1, [view(1)])
@@ -234,7 +240,7 @@ def test_view_of_the_previous_incarnation_is_dropped() -> None:
     with started(one := one_node()):
         old = until(one, member)
         new = one.rejoin()
-        one._mailbox.put(old)
+        one._mailbox.put(ViewReceived(old))
         assert one.view is not old
         until(one, lambda view: view.incarnation == new)
 

@@ -10,7 +10,7 @@ import pytest
 
 from fake_node import RUN, a_job_of
 from holdfast.coordinator.connect import ConnectFailed
-from holdfast.core.coordinated_supervision import CoordinatorLost
+from holdfast.core.coordinated_supervision import CoordinatorLost, ViewReceived
 from holdfast.core.etcd.calls import Problem, ProblemKind, Put, Txn
 from holdfast.core.etcd.etcd_session import EtcdSession
 from holdfast.core.etcd.keys import pack
@@ -21,7 +21,7 @@ from holdfast.etcd.generation_stores import GenerationStores
 from holdfast.etcd.job_records import read_job, read_run_ids
 from holdfast.etcd.sync_client import EtcdClient
 from holdfast.membership.etcd import EtcdConnector
-from holdfast.membership.interface import JoinRefused
+from holdfast.membership.interface import JoinRefused, News
 from holdfast.membership.threaded import SessionDriver
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.registry import get_rendezvous_handler
@@ -111,7 +111,7 @@ class Node:
             self.received.put_nowait,
         )
 
-    async def next(self, kind: type[View | CoordinatorLost | JoinRefused]) -> Any:
+    async def next(self, kind: type[News]) -> Any:
         async with asyncio.timeout(LIMIT_S):
             while not isinstance(received := await self.received.get(), kind):
                 pass
@@ -139,7 +139,7 @@ async def test_leader_that_is_refused_repeatedly_gives_up() -> None:
     etcd = EtcdHere()
     node = Node(etcd)
     node.driver.start()
-    while (await node.next(View)).role is not NodeRole.MEMBER:
+    while (await node.next(ViewReceived)).view.role is not NodeRole.MEMBER:
         pass
     etcd.refused = node.session.keys.job
     before = etcd.calls

@@ -279,6 +279,17 @@ def test_unreachable_backend_is_a_loss_after_the_limit(cluster: Cluster, hangs: 
     assert "'c10d'" in handler.describe_loss(lost)
 
 
+def test_workers_may_run_while_the_backend_hangs(cluster: Cluster) -> None:
+    handler = cluster.add(1, 1, keep_alive_max_attempt=5)
+    handler._away_s = 10 * LONG_S
+    in_role(handler, NodeRole.MEMBER)
+    deadlines: list[float | None] = []
+    handler.enter().guard(deadlines.append)
+    cluster.backends[0].goes_on.clear()
+    later = time.monotonic() + 1.0  # Twice the silence after which a node is lost.
+    until(lambda: (deadlines[-1] or 0.0) > later)
+
+
 def test_state_of_another_program_refuses_the_join(cluster: Cluster) -> None:
     cluster.add(1, 1)
     cluster.backends[0].answer = (b"not ours", 1)

@@ -1,49 +1,48 @@
-"""One machine's place in the etcd cluster of a job: the machine `ClusterMember`.
+"""One machine's member in the etcd cluster of a job: the machine `ClusterMember`.
 
-A list names the machines, each of which is to run one member of etcd. They start in any order, some
-never; each may be lost at any moment with all its member had stored, and come back with nothing. From
-the list alone they must make one cluster, and never two of which each could decide.
+A list names the machines; each runs one member of etcd. They start in any order, and some may never start.
+At any time a machine may be lost with its member's data, and return without data. Knowing only the list,
+the machines must form one cluster, and never two clusters that both make decisions.
 
 ::
 
-    SEEKING ── most are here, and empty: a proposal ──► PROPOSING ── most accept ──► FOUNDING ──┐
-     ▲  │ └── a proposal of another, accepted ────────────────────────────────────► FOUNDING ──┤
-     │  └── there is a cluster, and it has a leader ──► CLAIMING ── a place ──► JOINING ───────┤
+    DISCOVERING ── a majority is empty ──► PROPOSING ── a majority accepts ──► BOOTSTRAPPING ──┐
+     ▲  │ └── accepts another machine's proposal ────────────────────────────► BOOTSTRAPPING ──┤
+     │  └── a cluster has a leader ──► REPLACING ── voter replaced ──► JOINING ────────────────┤
      │                                                                                         ▼
-     ├── it came to nothing: the data are dropped ─────────────────────────────────────────  SERVING
-     └── after a while ── RESTING ◄── etcd ended again ─► RESTARTING ◄── etcd ended ───────────┘
+     ├── time out: the data are dropped ────────────────────────────────────────────────── SERVING
+     └── give up ── BACKING_OFF ◄── etcd exited again ── RESTARTING ◄── etcd exited ───────────┘
 
-**Founding.** A machine whose member has no data says so at its door, with a number that it drew for
-this emptiness (its *incarnation*). Who sees most of the list empty, itself included, proposes a founding: a
-name that nobody had before, for those incarnations. Who accepts it starts etcd as a new member of the
-cluster of that name, whose voters are always all of the list; so the cluster decides nothing before
-most of the list have accepted. Rules, and what they are for:
+**Bootstrap.** A machine without data responds to probes with its *incarnation*: a number that it drew when
+it became empty. If a machine finds that a majority of the list is empty, itself included, it proposes a
+bootstrap: a new cluster name, and those incarnations. A machine that accepts starts etcd as a new member of
+that cluster. The voters are always all machines of the list, so the cluster decides nothing before a
+majority has accepted. The rules, and their reasons:
 
-1.  A member starts anew only for a founding that names its incarnation, and once. So no member ever
-    forgets what it voted for: raft depends on that.
-2.  Every voter but those is added by the cluster itself, in the place of the one that the machine
-    had before, one at a time. So at least all but one of the list are voters at any time.
-3.  A founding needs most of the list, empty. If there was a cluster before, then at least most of the
-    list have nothing of it any more, and those who have are too few to decide, by rule 2.
-4.  Where a member of a cluster is seen, nobody founds another: the cluster may have lost most of its members
-    for a moment only. It does not answer before it has once been whole, so founders that came to
-    nothing are in nobody's way.
-5.  A founder that does not become a member within some seconds drops what it has and is empty again, as
-    another incarnation; founders draw different times. It waits longer if a member is seen that has
-    no leader, which may be of the same founding.
+1.  A member starts without data only for a bootstrap that names its incarnation, and only once. So no
+    member forgets its votes; raft depends on that.
+2.  The cluster itself adds every other voter, in place of the earlier voter of the same machine, one at
+    a time. So at any time at most one machine of the list is not a voter.
+3.  A bootstrap needs a majority of the list that is empty. If there was a cluster before, that majority
+    has none of its data, and by rule 2 the remaining members are too few to decide anything.
+4.  If a machine sees a member of a cluster, it proposes no bootstrap: the cluster may only have lost its
+    majority for a moment. A member does not respond to probes before its cluster has had a majority, so
+    a failed bootstrap does not block others.
+5.  If a bootstrapping machine does not become a member within some seconds, it drops its data and
+    becomes empty, as a new incarnation. The time is random. It waits longer if it sees a member without a
+    leader, which may belong to the same bootstrap.
 
-Which of several proposals wins does not matter, nor does an answer that is lost: no more than one founding can
-have most of the list.
+If there are several proposals, it does not matter which one succeeds, nor whether a response is lost: at
+most one bootstrap can have a majority of the list.
 
-**Coming back.** A member whose process ended is started again with its data. If that does not last, it waits,
-longer each time, and is started again: its data may be what the others wait for. It begins anew, with
-rule 2, once it has waited for long and the others have a leader, and so all that was decided; or when
-it has failed for `patience_s`. A member without a leader that sees so many without its cluster that the
-rest are not most of the list knows that it will never decide again; after `patience_s` it begins anew too, so
-that rule 4 does not hold the others up for ever. Until then the nodes of the lost cluster have long
-stopped their workers.
+**Restart.** If etcd exits, it is restarted with its data, because the other members may need them. If it
+exits again soon, the machine backs off, longer each time. The machine drops the data and joins by rule 2
+once it has backed off for long and the others have a leader, and so all committed entries; or once etcd has
+failed for `patience_s`. A member without a leader may find that a majority of the list has no data of its
+cluster, so the cluster can never decide again. After `patience_s` it drops its data, too; otherwise rule 4
+would block the others forever. By then the nodes of the lost cluster have stopped their workers.
 
-Use: as `core.machine` has it. `Look` brings one `PeerSeen` for each machine.
+Use: follow the contract of `core.machine`. `ProbeMachines` leads to one `MachineProbed` per machine.
 """
 
 from __future__ import annotations
@@ -58,78 +57,79 @@ from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LOOK_S = 0.2
-"""How often others are looked at by a machine that seeks; two of these after all are there, a cluster
-is founded."""
+PROBE_INTERVAL_S = 0.2
+"""The interval of probes while a machine discovers the others."""
 SETTLE_S = 1.0
-"""How long most of the list wait for the rest, and each for the one before it to propose."""
-GUARD_S = 5.0
-"""How often others are looked at by a member that serves."""
-STALE_S = 3.0
-"""How long what was seen of another machine counts."""
+"""How long a majority waits for the rest of the list, and each machine for an earlier one to propose."""
+SERVING_PROBE_INTERVAL_S = 5.0
+"""The interval of probes by a member that serves."""
+PROBE_VALID_S = 3.0
+"""How long the result of a probe is used."""
 PROPOSE_S = 5.0
-FOUND_S = 5.0
-"""A founding that took longer, up to twice as long, is given up: etcd elects within two seconds."""
+BOOTSTRAP_S = 5.0
+"""A bootstrap is given up after one to two times this long. etcd elects a leader within two seconds."""
 JOIN_S = 30.0
-"""For etcd to catch up after it was added; the data are small."""
-REST_S, REST_S_MAX = 0.5, 30.0
-"""How long a machine whose etcd did not last waits before it begins anew; twice as long each time."""
-DROP_S = 4.0
-"""A machine that waited for so long knows that the others have a leader, if they say so: they notice
-that they have none within two seconds."""
-LASTING_S = 1.0
-"""An etcd that served for so long is started again with its data if it ends."""
+"""How long an added member may take to catch up; the data are small."""
+BACKOFF_S, BACKOFF_S_MAX = 0.5, 30.0
+"""How long a machine waits after its etcd exited soon; doubles each time."""
+LEADER_REPORT_VALID_S = 4.0
+"""After a backoff of this length, the other members' report that they have a leader is reliable: they
+detect a lost leader within two seconds."""
+STABLE_S = 1.0
+"""If etcd exits after it served for this long, it is restarted immediately with its data."""
 
 
 def majority(count: int) -> int:
-    """Return how many of so many are most of them."""
+    """Return the smallest majority of `count`."""
     return count // 2 + 1
 
 
-class Founding(msgspec.Struct, frozen=True):
-    """A cluster that is to be: its name, and who is to begin with it."""
+class Bootstrap(msgspec.Struct, frozen=True):
+    """A proposal to bootstrap a new cluster."""
 
     id: str
+    """The name of the cluster."""
     at_ms: int
-    """By the clock of whoever proposed it."""
+    """The time of the proposal, by the proposer's clock."""
     roster: tuple[tuple[str, int], ...]
-    """Machines, with the incarnation that each has without data."""
+    """The machines that may start a new member, each with its incarnation."""
 
     def names(self, machine: str, incarnation: int) -> bool:
         return (machine, incarnation) in self.roster
 
 
-# What is seen of another machine; None if it does not answer.
+# The state of a machine according to a probe; None if it did not respond.
 
 
 class Empty(msgspec.Struct, frozen=True, tag=True):
-    """Its member has no data, and is ready to begin."""
+    """The machine's member has no data, and the machine is ready to start it."""
 
     incarnation: int
 
 
 class Serving(msgspec.Struct, frozen=True, tag=True):
-    """Its member is one of a cluster."""
+    """The machine runs a member of a cluster."""
 
     cluster: str
     has_leader: bool
 
 
-Sighting = Empty | Serving | None
+ProbedState = Empty | Serving | None
 
 
 class MemberState(Enum):
-    """Where a machine's member is."""
+    """The state of this machine's member."""
 
-    SEEKING = "seeking"
+    DISCOVERING = "discovering"
     PROPOSING = "proposing"
-    FOUNDING = "founding"
-    CLAIMING = "claiming"
+    BOOTSTRAPPING = "bootstrapping"
+    REPLACING = "replacing"
     JOINING = "joining"
     SERVING = "serving"
     RESTARTING = "restarting"
-    RESTING = "resting"
-    """Its etcd did not last: it is not at the door, so that nobody counts on it. It may have data."""
+    BACKING_OFF = "backing off"
+    """etcd exited soon after its start. The machine does not respond to probes, so that other machines
+    do not count on it. It may have data."""
     ENDED = "ended"
 
 
@@ -137,66 +137,66 @@ class MemberState(Enum):
 
 
 class Begun(Event):
-    """The machine has its ports, and nothing else."""
+    """The machine holds its ports; its member has not started."""
 
 
-class PeerSeen(Event):
-    """A machine was looked at."""
+class MachineProbed(Event):
+    """A probe of a machine ended."""
 
     machine: str
-    sighting: Sighting
+    state: ProbedState
 
 
-class FoundingProposed(Event):
-    """Another machine proposes a founding."""
+class BootstrapProposed(Event):
+    """Another machine proposes a bootstrap."""
 
-    founding: Founding
+    bootstrap: Bootstrap
 
 
 class ProposalAnswered(Event):
-    """A machine that was sent the proposal accepts it, or does not or cannot be reached."""
+    """A machine accepted the proposal, rejected it, or cannot be reached."""
 
-    founding: str
+    bootstrap: str
     machine: str
     accepted: bool
 
 
-class PlaceGiven(Event):
-    """The cluster has a new voter: this machine's member that is yet to be started."""
+class VoterReplaced(Event):
+    """The cluster has a new voter for this machine, whose member is about to start."""
 
     cluster: tuple[str, ...]
-    """All voters, as etcd wants them."""
+    """All voters, in the format of etcd's flag."""
 
 
-class PlaceRefused(Event):
-    """The cluster did not change, or may have without an answer; asking again does no harm."""
+class VoterNotReplaced(Event):
+    """The voter was not replaced, as far as this machine knows. A retry does no harm."""
 
     why: str
 
 
 class EtcdReady(Event):
-    """etcd is a member and answers; `cluster` is what etcd calls the cluster."""
+    """etcd serves as a member; `cluster` is the cluster's id in etcd."""
 
     cluster: str
 
 
 class EtcdEnded(Event):
-    """The process of etcd is gone, though nobody asked for it."""
+    """The etcd process exited without a request."""
 
     why: str
 
 
 class StopRequested(Event):
-    """This machine's member is to end."""
+    """This machine's member must stop."""
 
 
 MemberEvent = (
     Begun
-    | PeerSeen
-    | FoundingProposed
+    | MachineProbed
+    | BootstrapProposed
     | ProposalAnswered
-    | PlaceGiven
-    | PlaceRefused
+    | VoterReplaced
+    | VoterNotReplaced
     | EtcdReady
     | EtcdEnded
     | StopRequested
@@ -207,51 +207,51 @@ MemberEvent = (
 # Effects.
 
 
-class OpenDoor(Effect):
-    """Answer others that this machine is empty, with this incarnation, until `CloseDoor`."""
+class StartProbeServer(Effect):
+    """Respond to probes that this machine is empty, with this incarnation, until `StopProbeServer`."""
 
     incarnation: int
 
 
-class CloseDoor(Effect):
-    """Give the port to etcd."""
+class StopProbeServer(Effect):
+    """Stop responding to probes; etcd needs the port."""
 
 
-class Look(Effect):
-    """Look at each of these machines, once; at this one's own member too, if it is among them."""
+class ProbeMachines(Effect):
+    """Probe each of these machines once, also this one if listed; the outcomes are `MachineProbed`."""
 
     machines: tuple[str, ...]
 
 
 class Propose(Effect):
-    """Send the founding to these; each brings a `ProposalAnswered`."""
+    """Send the proposal to these machines; each leads to one `ProposalAnswered`."""
 
-    founding: Founding
+    bootstrap: Bootstrap
     machines: tuple[str, ...]
 
 
 class AcceptProposal(Effect):
-    """Tell the one whose proposal this is that it is accepted; without this, that it is not."""
+    """Respond to the proposer that the proposal is accepted; without this effect it is rejected."""
 
 
-class StartNew(Effect):
-    """Start etcd without data, as a member of a cluster that is to begin."""
+class StartNewEtcd(Effect):
+    """Start etcd without data, as a member of a new cluster."""
 
-    founding: Founding
-
-
-class ClaimPlace(Effect):
-    """Have the cluster remove the voter of this machine and add another; brings a `Place...`."""
+    bootstrap: Bootstrap
 
 
-class StartAdded(Effect):
-    """Start etcd without data, as the voter that was added."""
+class ReplaceVoter(Effect):
+    """Let the cluster replace the voter of this machine; `VoterReplaced` or `VoterNotReplaced`."""
+
+
+class StartAddedEtcd(Effect):
+    """Start etcd without data, as the added voter of an existing cluster."""
 
     cluster: tuple[str, ...]
 
 
-class StartAgain(Effect):
-    """Start etcd with the data that it has."""
+class RestartEtcd(Effect):
+    """Start etcd with its data."""
 
 
 class DropEtcd(Effect):
@@ -259,43 +259,43 @@ class DropEtcd(Effect):
 
 
 class StopEtcd(Effect):
-    """Stop etcd, if it runs, and remove its data."""
+    """Stop etcd gracefully, if it runs, and remove its data."""
 
 
-class Tell(Effect):
-    """Tell the person what this machine waits for, which has changed."""
+class ReportProgress(Effect):
+    """Inform the user that this machine waits for something else than before."""
 
     state: MemberState
     empty: tuple[str, ...] = ()
-    """Machines that wait too, this one included."""
-    unseen: tuple[str, ...] = ()
+    """Machines without data, including this one."""
+    unreachable: tuple[str, ...] = ()
     leaderless: tuple[str, ...] = ()
     """Machines whose cluster has no leader."""
 
 
 MemberEffect = (
-    OpenDoor
-    | CloseDoor
-    | Look
+    StartProbeServer
+    | StopProbeServer
+    | ProbeMachines
     | Propose
     | AcceptProposal
-    | StartNew
-    | ClaimPlace
-    | StartAdded
-    | StartAgain
+    | StartNewEtcd
+    | ReplaceVoter
+    | StartAddedEtcd
+    | RestartEtcd
     | DropEtcd
     | StopEtcd
-    | Tell
+    | ReportProgress
 )
 
 
-class _Seen(msgspec.Struct, frozen=True):
+class _Probed(msgspec.Struct, frozen=True):
     at: float
-    sighting: Sighting
+    state: ProbedState
 
 
 class ClusterMember:
-    """The machine; `draw` returns random bits, so many that nobody draws the same."""
+    """The machine of one host's member; `draw` returns enough random bits to be unique."""
 
     def __init__(
         self,
@@ -306,200 +306,203 @@ class ClusterMember:
         draw: Callable[[], int],
         wall_ms: Callable[[], int],
     ) -> None:
-        self.state = MemberState.SEEKING
+        self.state = MemberState.DISCOVERING
         self.incarnation = 0
-        self.founding: Founding | None = None
+        self.bootstrap: Bootstrap | None = None
         self.cluster = ""
-        """What etcd calls the cluster that its data are of, once it is known."""
+        """The id of the cluster that the data belong to; empty while unknown."""
         self._machine, self._machines = machine, machines
         self._others = tuple(one for one in machines if one != machine)
         self._patience_s, self._draw, self._wall_ms = patience_s, draw, wall_ms
-        self._seen: dict[str, _Seen] = {}
-        self._looked_at = 0.0
-        self._unanswered: set[str] = set()  # Of the last look, or of a proposal.
+        self._probed: dict[str, _Probed] = {}
+        self._probed_at = 0.0
+        self._unanswered: set[str] = set()  # Machines that have yet to answer a probe or proposal.
         self._accepted: set[str] = set()
-        self._most_since: float | None = None  # Most of the list are empty.
-        self._deadline: float | None = None  # Of the state.
-        self._is_patient = False
+        # Discovering: since when a majority is empty. Serving: since when this cluster has none.
+        self._majority_since: float | None = None
+        self._deadline: float | None = None  # The deadline of the current state.
+        self._is_extended = False
         self._ready_at = 0.0
-        self._failures = 0  # Ends of etcd in a row.
-        self._rest_s = self._failing_since = 0.0
-        self._told: Tell | None = None
+        self._failures = 0  # Consecutive exits of etcd.
+        self._backoff_s = self._failing_since = 0.0
+        self._reported: ReportProgress | None = None
         self._began = False
         self.story = Story("cluster", node=machine)
 
     def handle(self, now: float, event: MemberEvent, cause: str = "") -> list[MemberEffect]:
-        """Take in one event; return what must now be done, in order."""
+        """Handle one event; return the effects in order."""
         state = self.state
         effects = self._handle(now, event)
-        if any(not isinstance(one, Look) for one in effects) or self.state is not state:
+        if any(not isinstance(one, ProbeMachines) for one in effects) or self.state is not state:
             self.story.record(now, state, event, effects, cause)
         return effects
 
     def next_deadline(self, now: float) -> float | None:
-        """Return when `Tick` is wanted next, or None."""
+        """Return when the next `Tick` is due, or None."""
         del now
         if not self._began or self.state is MemberState.ENDED:
             return None
-        times = [self._deadline, self._look_at()]
-        if self.state is MemberState.SEEKING:
+        times = [self._deadline, self._next_probe_at()]
+        if self.state is MemberState.DISCOVERING:
             times.append(self._proposal_at())
         return min((one for one in times if one is not None), default=None)
 
     def check(self) -> None:
-        """Assert what must hold after every step."""
-        founded = self.state in (MemberState.FOUNDING, MemberState.PROPOSING)
-        assert not founded or self.founding is not None
-        assert not self.founding or self.founding.names(self._machine, self.incarnation)
+        """Assert the invariants."""
+        has_proposal = self.state in (MemberState.BOOTSTRAPPING, MemberState.PROPOSING)
+        assert not has_proposal or self.bootstrap is not None
+        assert not self.bootstrap or self.bootstrap.names(self._machine, self.incarnation)
 
-    def _look_at(self) -> float | None:
-        """Return when the others are to be looked at again; one look ends before the next begins."""
+    def _next_probe_at(self) -> float | None:
+        """Return when to probe the machines again; never before all probes of the last time ended."""
         if self._unanswered or not self._others:
             return None
-        if self.state in (MemberState.SEEKING, MemberState.FOUNDING):
-            return self._looked_at + LOOK_S
-        if self.state is MemberState.RESTING:
-            return self._looked_at + LOOK_S if self.cluster else None
-        guards = self.state in (MemberState.SERVING, MemberState.RESTARTING)
-        return self._looked_at + GUARD_S if guards else None
+        if self.state in (MemberState.DISCOVERING, MemberState.BOOTSTRAPPING):
+            return self._probed_at + PROBE_INTERVAL_S
+        if self.state is MemberState.BACKING_OFF:
+            return self._probed_at + PROBE_INTERVAL_S if self.cluster else None
+        is_member = self.state in (MemberState.SERVING, MemberState.RESTARTING)
+        return self._probed_at + SERVING_PROBE_INTERVAL_S if is_member else None
 
     def _handle(self, now: float, event: MemberEvent) -> list[MemberEffect]:
         match event:
-            case PeerSeen(machine, sighting):
-                self._seen[machine] = _Seen(now, sighting)
+            case MachineProbed(machine, state):
+                self._probed[machine] = _Probed(now, state)
                 if self.state is not MemberState.PROPOSING:
                     self._unanswered.discard(machine)
-                if self.state is MemberState.SEEKING:
-                    return self._consider(now)
-                return self._guard(now)
+                if self.state is MemberState.DISCOVERING:
+                    return self._decide(now)
+                return self._check_cluster(now)
             case Tick():
                 return self._tick(now)
-            case FoundingProposed(founding):
-                return self._proposed(now, founding)
-            case ProposalAnswered(founding, machine, accepted):
-                return self._answered(now, founding, machine, accepted=accepted)
+            case BootstrapProposed(bootstrap):
+                return self._accept_proposal(now, bootstrap)
+            case ProposalAnswered(bootstrap, machine, accepted):
+                return self._answered(now, bootstrap, machine, accepted=accepted)
             case EtcdReady(cluster):
-                return self._ready(now, cluster)
+                return self._etcd_ready(now, cluster)
             case EtcdEnded():
-                return self._ended(now)
-            case PlaceGiven(cluster):
-                if self.state is not MemberState.CLAIMING:
+                return self._etcd_ended(now)
+            case VoterReplaced(cluster):
+                if self.state is not MemberState.REPLACING:
                     return []
                 self.state, self._deadline = MemberState.JOINING, now + JOIN_S
-                return [CloseDoor(), StartAdded(cluster)]
-            case PlaceRefused():
-                if self.state is not MemberState.CLAIMING:
+                return [StopProbeServer(), StartAddedEtcd(cluster)]
+            case VoterNotReplaced():
+                if self.state is not MemberState.REPLACING:
                     return []
-                self.state, self._seen = MemberState.SEEKING, {}
-                self._looked_at = now
+                self.state, self._probed = MemberState.DISCOVERING, {}
+                self._probed_at = now
                 return []
             case Begun():
                 if self._began:
                     raise InvalidEvent("a member begins once")
                 self._began = True
-                return self._begin_anew(now)
+                return self._start_over(now)
             case StopRequested():
                 was, self.state = self.state, MemberState.ENDED
-                door: list[MemberEffect] = [CloseDoor()] if was in _AT_THE_DOOR else []
-                return [] if was is MemberState.ENDED else [*door, StopEtcd()]
+                first: list[MemberEffect] = [StopProbeServer()] if was in _RESPONDING else []
+                return [] if was is MemberState.ENDED else [*first, StopEtcd()]
 
-    # Seeking.
+    # Discovery.
 
-    def _begin_anew(self, now: float) -> list[MemberEffect]:
-        """Be empty, as nobody was before."""
-        self.state, self.founding, self.cluster = MemberState.SEEKING, None, ""
+    def _start_over(self, now: float) -> list[MemberEffect]:
+        """Start without data, as a new incarnation."""
+        self.state, self.bootstrap, self.cluster = MemberState.DISCOVERING, None, ""
         self.incarnation = self._draw()
-        self._seen, self._most_since, self._deadline = {}, None, None
+        self._probed, self._majority_since, self._deadline = {}, None, None
         self._unanswered = set()
-        return [OpenDoor(self.incarnation), *self._look(now), *self._consider(now)]
+        return [StartProbeServer(self.incarnation), *self._probe(now), *self._decide(now)]
 
-    def _look(self, now: float) -> list[MemberEffect]:
-        self._looked_at = now
-        seeks = self.state in (MemberState.SEEKING, MemberState.FOUNDING)
-        looked_at = self._others if seeks else self._machines
-        self._unanswered = set(looked_at)
-        return [Look(looked_at)] if looked_at else []
+    def _probe(self, now: float) -> list[MemberEffect]:
+        self._probed_at = now
+        is_starting = self.state in (MemberState.DISCOVERING, MemberState.BOOTSTRAPPING)
+        machines = self._others if is_starting else self._machines
+        self._unanswered = set(machines)
+        return [ProbeMachines(machines)] if machines else []
 
-    def _consider(self, now: float) -> list[MemberEffect]:
-        """Decide what is to be done about what is seen."""
-        seen = self._sightings(now)
-        serving = {name: one for name, one in seen.items() if isinstance(one, Serving)}
+    def _decide(self, now: float) -> list[MemberEffect]:
+        """Join a cluster, propose a bootstrap, or keep waiting, according to the probes."""
+        states = self._recent_states(now)
+        serving = {name: one for name, one in states.items() if isinstance(one, Serving)}
         if any(one.has_leader for one in serving.values()):
-            self.state, self._most_since = MemberState.CLAIMING, None
-            return [*self._tell(seen), ClaimPlace()]
-        empty = self._empty(seen)
+            self.state, self._majority_since = MemberState.REPLACING, None
+            return [*self._report(states), ReplaceVoter()]
+        empty = self._empty(states)
         if serving or len(empty) < majority(len(self._machines)):
-            self._most_since = None
-            return self._tell(seen)
-        if self._most_since is None:
-            self._most_since = now
+            self._majority_since = None
+            return self._report(states)
+        if self._majority_since is None:
+            self._majority_since = now
         at = self._proposal_at()
         if at is None or now < at:
-            return self._tell(seen)
+            return self._report(states)
         return self._propose(now, empty)
 
     def _proposal_at(self) -> float | None:
-        """Return when this machine proposes a founding if nobody else does."""
-        if self._most_since is None:
+        """Return when this machine proposes a bootstrap, unless another machine does so first."""
+        if self._majority_since is None:
             return None
-        empty = self._empty({name: one.sighting for name, one in self._seen.items()})
+        empty = self._empty({name: one.state for name, one in self._probed.items()})
         turn = list(empty).index(self._machine)
         wait = 0 if len(empty) == len(self._machines) else 1
-        return self._most_since + SETTLE_S * (turn + wait)
+        return self._majority_since + SETTLE_S * (turn + wait)
 
-    def _empty(self, seen: dict[str, Sighting]) -> dict[str, int]:
+    def _empty(self, states: dict[str, ProbedState]) -> dict[str, int]:
         """Return the incarnations of the machines without data, in the order of the list."""
         found: dict[str, int] = {}
         for name in self._machines:
-            one = seen.get(name)
+            one = states.get(name)
             if name == self._machine:
                 found[name] = self.incarnation
             elif isinstance(one, Empty):
                 found[name] = one.incarnation
         return found
 
-    def _sightings(self, now: float) -> dict[str, Sighting]:
-        return {name: one.sighting for name, one in self._seen.items() if now - one.at <= STALE_S}
+    def _recent_states(self, now: float) -> dict[str, ProbedState]:
+        return {
+            name: one.state for name, one in self._probed.items() if now - one.at <= PROBE_VALID_S
+        }
 
-    def _tell(self, seen: dict[str, Sighting]) -> list[MemberEffect]:
-        others = {name: seen.get(name) for name in self._others}
-        tell = Tell(
+    def _report(self, states: dict[str, ProbedState]) -> list[MemberEffect]:
+        others = {name: states.get(name) for name in self._others}
+        report = ReportProgress(
             self.state,
-            tuple(self._empty(seen)),
+            tuple(self._empty(states)),
             tuple(name for name, one in others.items() if one is None),
             tuple(name for name, one in others.items() if isinstance(one, Serving)),
         )
-        if self._unanswered or tell == self._told:
-            return []  # Half a look would name those as missing that are only slower.
-        self._told = tell
-        return [tell]
+        if self._unanswered or report == self._reported:
+            return []  # Wait for all probes: a slow machine is not missing.
+        self._reported = report
+        return [report]
 
-    # Founding.
+    # Bootstrapping.
 
     def _propose(self, now: float, empty: dict[str, int]) -> list[MemberEffect]:
         drawn = f"{self._draw():016x}"
-        self.founding = founding = Founding(drawn, self._wall_ms(), tuple(empty.items()))
+        self.bootstrap = bootstrap = Bootstrap(drawn, self._wall_ms(), tuple(empty.items()))
         others = tuple(one for one in empty if one != self._machine)
-        if not others:  # It is all of the list, or most of it, alone.
-            return self._found(now, founding)
+        if not others:  # This machine is the whole list.
+            return self._start_bootstrap(now, bootstrap)
         self.state, self._deadline = MemberState.PROPOSING, now + PROPOSE_S
         self._unanswered, self._accepted = set(others), {self._machine}
-        return [Propose(founding, others)]
+        return [Propose(bootstrap, others)]
 
-    def _proposed(self, now: float, founding: Founding) -> list[MemberEffect]:
-        # One that proposes itself may be accepted by others already.
-        if self.state is not MemberState.SEEKING or not self._began:
+    def _accept_proposal(self, now: float, bootstrap: Bootstrap) -> list[MemberEffect]:
+        # While this machine itself proposes, others may already have accepted its proposal.
+        if self.state is not MemberState.DISCOVERING or not self._began:
             return []
-        if not founding.names(self._machine, self.incarnation):
-            return []  # It was for the data that this machine had before.
-        self.founding = founding
-        return [AcceptProposal(), *self._found(now, founding)]
+        if not bootstrap.names(self._machine, self.incarnation):
+            return []  # The proposal was for an earlier incarnation.
+        self.bootstrap = bootstrap
+        return [AcceptProposal(), *self._start_bootstrap(now, bootstrap)]
 
     def _answered(
-        self, now: float, founding: str, machine: str, *, accepted: bool
+        self, now: float, bootstrap: str, machine: str, *, accepted: bool
     ) -> list[MemberEffect]:
-        proposal = self.founding
-        if self.state is not MemberState.PROPOSING or proposal is None or proposal.id != founding:
+        proposal = self.bootstrap
+        if self.state is not MemberState.PROPOSING or proposal is None or proposal.id != bootstrap:
             return []
         self._unanswered.discard(machine)
         if accepted:
@@ -507,70 +510,70 @@ class ClusterMember:
         return [] if self._unanswered else self._decide_proposal(now)
 
     def _decide_proposal(self, now: float) -> list[MemberEffect]:
-        proposal, self._unanswered = self.founding, set()
+        proposal, self._unanswered = self.bootstrap, set()
         assert proposal is not None
         if len(self._accepted) >= majority(len(self._machines)):
-            return self._found(now, proposal)
-        # Those who accepted will find out; this machine has started nothing yet.
-        self.state, self.founding, self._deadline = MemberState.SEEKING, None, None
-        self._seen, self._most_since = {}, None
-        return self._look(now)
+            return self._start_bootstrap(now, proposal)
+        # Machines that accepted will time out. This machine has not started anything.
+        self.state, self.bootstrap, self._deadline = MemberState.DISCOVERING, None, None
+        self._probed, self._majority_since = {}, None
+        return self._probe(now)
 
-    def _found(self, now: float, founding: Founding) -> list[MemberEffect]:
-        self.state, self._is_patient = MemberState.FOUNDING, False
-        # Each at another time: all that is needed is that they do not go on at once, for ever.
-        self._deadline = now + FOUND_S * (1 + self._draw() % 1000 / 1000)
-        return [CloseDoor(), StartNew(founding)]
+    def _start_bootstrap(self, now: float, bootstrap: Bootstrap) -> list[MemberEffect]:
+        self.state, self._is_extended = MemberState.BOOTSTRAPPING, False
+        # A random deadline per machine, so that they do not give up at the same time every time.
+        self._deadline = now + BOOTSTRAP_S * (1 + self._draw() % 1000 / 1000)
+        return [StopProbeServer(), StartNewEtcd(bootstrap)]
 
     # etcd.
 
-    def _ready(self, now: float, cluster: str) -> list[MemberEffect]:
+    def _etcd_ready(self, now: float, cluster: str) -> list[MemberEffect]:
         if self.state not in _STARTING:
             return []
         self.state, self.cluster, self._ready_at = MemberState.SERVING, cluster, now
-        self._deadline, self.founding, self._told = None, None, None
-        self._unanswered, self._seen, self._most_since = set(), {}, None
-        self._looked_at = now
-        return [Tell(self.state)]
+        self._deadline, self.bootstrap, self._reported = None, None, None
+        self._unanswered, self._probed, self._majority_since = set(), {}, None
+        self._probed_at = now
+        return [ReportProgress(self.state)]
 
-    def _guard(self, now: float) -> list[MemberEffect]:
-        """Give the cluster up once most of the list have had nothing of it for long."""
+    def _check_cluster(self, now: float) -> list[MemberEffect]:
+        """Give the cluster up if a majority of the list has had no data of it for `patience_s`."""
         if self.state not in (MemberState.SERVING, MemberState.RESTARTING):
             return []
-        seen = {name: one.sighting for name, one in self._seen.items()}
+        states = {name: one.state for name, one in self._probed.items()}
         others = [
             one
-            for one in seen.values()
+            for one in states.values()
             if isinstance(one, Empty) or (one is not None and one.cluster != self.cluster)
         ]
         if any(isinstance(one, Serving) and one.has_leader for one in others):
-            return [DropEtcd(), *self._begin_anew(now)]  # Most of the list are in another cluster.
-        own, count = seen.get(self._machine), len(self._machines)
+            return [DropEtcd(), *self._start_over(now)]  # A majority is in another cluster.
+        own, count = states.get(self._machine), len(self._machines)
         leads = isinstance(own, Serving) and own.has_leader
         if leads or count - len(others) >= majority(count):
-            self._most_since = None
-        elif self._most_since is None:
-            self._most_since = now
-        elif now - self._most_since >= self._patience_s:
-            return [DropEtcd(), *self._begin_anew(now)]
+            self._majority_since = None
+        elif self._majority_since is None:
+            self._majority_since = now
+        elif now - self._majority_since >= self._patience_s:
+            return [DropEtcd(), *self._start_over(now)]
         return []
 
-    def _ended(self, now: float) -> list[MemberEffect]:
-        if self.state is MemberState.SERVING and now - self._ready_at >= LASTING_S:
-            # However long it takes: its data may be what the others wait for.
+    def _etcd_ended(self, now: float) -> list[MemberEffect]:
+        if self.state is MemberState.SERVING and now - self._ready_at >= STABLE_S:
+            # Without a deadline: the other members may need this one's data.
             self.state, self._failures = MemberState.RESTARTING, 0
-            return [StartAgain()]
+            return [RestartEtcd()]
         if self.state not in _STARTING and self.state is not MemberState.SERVING:
             return []
         if not self._failures:
             self._failing_since = now
-        self._rest_s = rest_s = min(REST_S_MAX, REST_S * 2**self._failures)
+        self._backoff_s = rest_s = min(BACKOFF_S_MAX, BACKOFF_S * 2**self._failures)
         self._failures += 1
         was_member = self.state in (MemberState.SERVING, MemberState.RESTARTING)
-        self.state, self.founding, self._deadline = MemberState.RESTING, None, now + rest_s
-        self._seen = {}
+        self.state, self.bootstrap, self._deadline = MemberState.BACKING_OFF, None, now + rest_s
+        self._probed = {}
         if was_member:
-            return self._look(now)
+            return self._probe(now)
         self.cluster = ""
         return [DropEtcd()]
 
@@ -578,36 +581,37 @@ class ClusterMember:
         if not self._began or self.state is MemberState.ENDED:
             return []
         if self._deadline is not None and now >= self._deadline:
-            return self._late(now)
+            return self._deadline_passed(now)
         effects: list[MemberEffect] = []
-        if self.state is MemberState.SEEKING:
-            effects += self._consider(now)
-        at = self._look_at()
-        return effects + (self._look(now) if at is not None and now >= at else [])
+        if self.state is MemberState.DISCOVERING:
+            effects += self._decide(now)
+        at = self._next_probe_at()
+        return effects + (self._probe(now) if at is not None and now >= at else [])
 
-    def _late(self, now: float) -> list[MemberEffect]:
-        seen = [one for one in self._sightings(now).values() if isinstance(one, Serving)]
-        waits = bool(seen) and not any(one.has_leader for one in seen)
+    def _deadline_passed(self, now: float) -> list[MemberEffect]:
+        serving = [one for one in self._recent_states(now).values() if isinstance(one, Serving)]
+        has_leader = any(one.has_leader for one in serving)
+        is_leaderless = bool(serving) and not has_leader
         match self.state:
             case MemberState.PROPOSING:
                 return self._decide_proposal(now)
-            case MemberState.RESTING if not self.cluster:
-                return self._begin_anew(now)
-            case MemberState.RESTING if self._keeps_data(now, led=bool(seen) and not waits):
+            case MemberState.BACKING_OFF if not self.cluster:
+                return self._start_over(now)
+            case MemberState.BACKING_OFF if self._may_keep_data(now, has_leader=has_leader):
                 self.state, self._deadline = MemberState.RESTARTING, None
-                return [StartAgain()]
-            case MemberState.FOUNDING if waits and not self._is_patient:
-                self._is_patient, self._deadline = True, now + JOIN_S
+                return [RestartEtcd()]
+            case MemberState.BOOTSTRAPPING if is_leaderless and not self._is_extended:
+                self._is_extended, self._deadline = True, now + JOIN_S
                 return []
             case _:
-                return [DropEtcd(), *self._begin_anew(now)]
+                return [DropEtcd(), *self._start_over(now)]
 
-    def _keeps_data(self, now: float, *, led: bool) -> bool:
-        """Whether others may lack the data with which etcd does not last."""
+    def _may_keep_data(self, now: float, *, has_leader: bool) -> bool:
+        """Whether to retry etcd with its data, which the other members may lack."""
         if now - self._failing_since >= self._patience_s:
-            return False  # The nodes have given up by now.
-        return not led or self._rest_s < DROP_S
+            return False  # The job's nodes have given up by now.
+        return not has_leader or self._backoff_s < LEADER_REPORT_VALID_S
 
 
-_AT_THE_DOOR = (MemberState.SEEKING, MemberState.PROPOSING, MemberState.CLAIMING)
-_STARTING = (MemberState.FOUNDING, MemberState.JOINING, MemberState.RESTARTING)
+_RESPONDING = (MemberState.DISCOVERING, MemberState.PROPOSING, MemberState.REPLACING)
+_STARTING = (MemberState.BOOTSTRAPPING, MemberState.JOINING, MemberState.RESTARTING)

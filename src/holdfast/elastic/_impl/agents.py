@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.agent.assembly import machine_and_membership, services_of, stuck_limit
 from holdfast.agent.lifecycle_reporter import LifecycleReporter
-from holdfast.agent.loop import AgentLoop, log_restart
+from holdfast.agent.loop import AgentLoop, LoopSettings, log_restart
 from holdfast.agent.polled_job import PolledJob
 from holdfast.agent.spec import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerState
 from holdfast.agent.worker_processes import ProcessSettings, StopOrder, WorkerProcesses
@@ -169,7 +169,7 @@ class SimpleElasticAgent(ElasticAgent):
             self._side_services,
             group=group,
             reporter=self._reporter,
-            shutdown_s=self._shutdown_timeout,
+            settings=LoopSettings(shutdown_timeout=self._shutdown_timeout),
         )
         self._restarts_wanted = True  # Whether a restart may follow a failure that a hook reports.
         if self._restarts_set is not None:
