@@ -1,4 +1,4 @@
-"""Operators at a coordinator: what they get, what they are refused, and what they cannot do to jobs."""
+"""Operators at a coordinator: replies, refusals, and that they cannot delay a job."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_query_is_relayed_to_its_node_and_the_reply_to_its_operator() -> N
         asked.send(Reply(id=passed.id, body=b"1", last=False), Reply(id=passed.id, body=b"2"))
         assert await operator.next() == Reply(id=7, body=b"1", last=False)
         assert await operator.next() == Reply(id=7, body=b"2")
-        # From now on it is asked at once; what belongs to a query goes the same way.
+        # From now on queries are sent immediately; messages about a query take the same path.
         operator.send(query, Query(id=7, what=control.MORE, run_id="job", body=b"more"))
         passed, more = await asked.next(), await asked.next()
         assert (more.id, more.body) == (passed.id, b"more")
@@ -191,7 +191,7 @@ async def test_events_are_sent_once_and_in_order_of_time() -> None:
         walls = (3.0, 1.0, 2.0)
         records = [EventRecord(wall=wall, source="a") for wall in walls]
         node.send(NodeReport(run_id="job", node="a", incarnation=INCARNATION, events=records))
-        node.send(status("a", seq=2, clear=1))  # The generation that was asked for may start.
+        node.send(status("a", seq=2, clear=1))  # The requested generation may start.
         await node.until(lambda one: isinstance(one, View) and one.generation == 1 and one.start)
         reply = await reply_to(operator, Query(id=2, what=control.EVENTS, run_id="job"))
         told = control.unpack(control.Events, reply.body).events

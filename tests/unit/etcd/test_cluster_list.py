@@ -1,4 +1,4 @@
-"""The list of `--ha`: machines, ports, and what guards them."""
+"""The list of `--ha`: machines, ports, and how they are protected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine needs before it can run a member: a program, and a place in the list."""
+"""The requirements for running a member: the etcd program, and a place in the list."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ async def test_queued_calls_wait_no_longer_than_their_limit() -> None:
 @in_loop
 async def test_call_can_be_cancelled_at_any_point(etcd: Etcd) -> None:
     async with client_of(etcd.port) as client:
-        for turns in range(8):  # Wherever it is: waiting, connecting or asking.
+        for turns in range(8):  # At any point: while it waits, connects or sends.
             call = asyncio.ensure_future(client.call(put(b"cancelled")))
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -87,7 +87,7 @@ async def test_idle_connection_closed_by_etcd_is_not_reused() -> None:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    """One that demands passwords: `user` may do all below `u/`."""
+    """An etcd that requires passwords; `user` has all rights below `u/`."""
     with running_etcd(tmp_path_factory.mktemp("etcd")) as etcd:
         etcd.enable_auth("user", "secret", b"u/")
         yield etcd
@@ -150,13 +150,13 @@ async def test_call_detects_a_hanging_etcd_and_its_watches_end(tmp_path: Path) -
 def test_client_switches_from_dead_and_hanging_members_to_one_that_responds(tmp_path: Path) -> None:
     async def talk(etcd: Etcd, dead: int, hanging: int) -> None:
         async with client_of(dead, hanging, etcd.port, call_s=3 * SHORT_S) as client:
-            # What does no harm twice goes on to the last one within its limit.
+            # An idempotent call is retried at the last member within its limit.
             assert isinstance(await client.call(Grant(60)), Granted)
             assert client.endpoint == etcd.endpoint
             assert client.tried.keys() == {f"{LOCAL}:{dead}", f"{LOCAL}:{hanging}"}
             await done(client, put(b"a"))
         async with client_of(dead, hanging, etcd.port) as client:
-            # A write that was sent is not sent again; the next one goes elsewhere.
+            # A write that was sent is not sent again; the next one uses another member.
             unknown = await problem(client, put(b"a"), SHORT_S)
             assert unknown.kind is ProblemKind.UNREACHABLE
             assert "no response" in unknown.why
@@ -170,7 +170,7 @@ def test_client_switches_from_dead_and_hanging_members_to_one_that_responds(tmp_
         socket.socket() as bound,
         socket.create_server((LOCAL, 0)) as silent,
     ):
-        bound.bind((LOCAL, 0))  # And does not listen.
+        bound.bind((LOCAL, 0))  # Bound, but not listening.
         asyncio.run(talk(etcd, bound.getsockname()[1], silent.getsockname()[1]))
 
 
@@ -212,7 +212,7 @@ async def test_watch_follows_the_client_to_another_endpoint_while_connecting(
             async def connect_slowly(at: int, attempts: Attempts) -> HttpConnection:
                 connection = await connect(at, attempts)
                 if at == 0:
-                    client._leave(0, "no response within 1 s")  # As a call would find.
+                    client._leave(0, "no response within 1 s")  # As after a failed call.
                 return connection
 
             client._connect = connect_slowly  # type: ignore[method-assign]
@@ -227,7 +227,7 @@ async def test_cancelled_watch_calls_no_callback(etcd: Etcd) -> None:
     async with client_of(etcd.port) as client:
         now = (await done(client, put(b"cancelled", b"1"))).revision
         early = Watched(client, b"cancelled", b"", now)
-        early.handle.cancel()  # Before it even connects.
+        early.handle.cancel()  # Before it connects.
         watched = Watched(client, b"cancelled", b"", now)
         other = Watched(client, b"cancelled", b"", now)
         await watched.changes()
@@ -237,4 +237,4 @@ async def test_cancelled_watch_calls_no_callback(etcd: Etcd) -> None:
         await other.changes()
         assert early.is_silent
         assert watched.is_silent
-    assert other.is_silent  # Closing the client is no end of a watch either.
+    assert other.is_silent  # Closing the client does not report an end of the watch.

@@ -1,4 +1,4 @@
-"""What is found out about endpoints that close connections without a word."""
+"""The diagnosis of endpoints that close connections without a response."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.net.tls import client_context
 from in_loop import in_loop
 from real_etcd import Tls, make_tls
 
-LIMIT_S = 30.0  # Only a test that fails waits for so long.
+LIMIT_S = 30.0  # Only a failing test waits this long.
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ async def why(port: int, context: ssl.SSLContext | None, limit_s: float = LIMIT_
 def asked_over_tls(
     tls: Tls, context: ssl.SSLContext | None, *, wants_certificate: bool, newest: bool = True
 ) -> object:
-    """Ask a server that speaks TLS and never says a word."""
+    """Diagnose a server that speaks TLS and never responds."""
     ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ours.load_cert_chain(*tls.server)
     if not newest:
@@ -50,7 +50,7 @@ def asked_over_tls(
         ours.verify_mode = ssl.CERT_REQUIRED
 
     def serve(listening: socket.socket) -> None:
-        # No server of asyncio's: that one does not tell why it does not go on.
+        # Without asyncio's server, which does not report why a handshake fails.
         taken, _ = listening.accept()
         with taken, contextlib.suppress(OSError), ours.wrap_socket(taken, server_side=True):
             pass
@@ -92,7 +92,7 @@ def test_tls_client_of_a_plain_server_is_explained() -> None:
 
 
 def test_plain_server_that_closes_is_not_mistaken_for_tls() -> None:
-    """It closes what is sent in plain text, and answers a handshake in plain text: not TLS."""
+    """The server closes plain connections and responds to a TLS handshake in plain text, so it has no TLS."""
 
     async def answer(data: bytes) -> bytes | None:
         return http(b"", "400 Bad Request") if data.startswith(b"\x16\x03") else None
@@ -122,7 +122,7 @@ def test_silent_server_is_diagnosed_within_the_limit(*, is_tls: bool) -> None:
 
 
 def test_endpoint_that_responded_before_is_not_diagnosed() -> None:
-    """What closes now is an etcd that ends, not one of another kind."""
+    """An endpoint that responded before and now closes connections is an etcd that is exiting."""
     asked: list[bytes] = []
 
     async def answer(data: bytes) -> bytes | None:
@@ -140,7 +140,7 @@ def test_endpoint_that_responded_before_is_not_diagnosed() -> None:
 
 @in_loop
 async def test_closed_client_stops_its_diagnosis(tls: Tls) -> None:
-    """While it listens to an endpoint that has nothing to say, which may take a while."""
+    """The client is closed while it waits for a silent endpoint, which may take long."""
     ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ours.load_cert_chain(*tls.server)
 

@@ -51,10 +51,10 @@ def test_without_a_leader_all_endpoints_are_retried_until_the_limit() -> None:
     t.failed(1, AWAY, written=False)
     assert (t.next_endpoint(1.0, 0), t.pause_s) == (0, LEADERLESS_PAUSE_S)
     t.refused(0, NO_LEADER, can_renew=False)
-    assert t.next_endpoint(9.999, 1) is None  # An endpoint needs some time to be asked.
+    assert t.next_endpoint(9.999, 1) is None  # The remaining time is too short for another attempt.
     assert t.is_late(9.999)
-    assert t.problem == NO_LEADER.problem  # That says more than what the other one had.
-    # Where it has gone away altogether, one more round is all.
+    assert t.problem == NO_LEADER.problem  # It is more useful than the other one's problem.
+    # If all endpoints are unreachable, there is only one more round.
     assert t.next_endpoint(9.0, 1) == 1
     t.failed(1, AWAY, written=False)
     assert t.next_endpoint(9.0, 0) == 0
@@ -98,7 +98,7 @@ def test_endpoints_share_the_limit() -> None:
     t = tries()
     assert t.connect_s(0.0) == CONNECT_S
     assert t.connect_s(7.0) == 1.0
-    assert t.answer_s(7.0) == 3.0  # Nobody else is asked if none comes.
+    assert t.answer_s(7.0) == 3.0  # No other endpoint is left to try.
     t.failed(0, AWAY, written=False)
     assert t.connect_s(9.0) == 0.5
     t = tries(may_repeat=True)

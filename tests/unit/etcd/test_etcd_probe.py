@@ -1,4 +1,4 @@
-"""The probe server of a machine without data, and what a probe reports of a machine."""
+"""The probe server of a machine without data, and the result of a probe."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_probe_of_a_machine_without_data_returns_its_incarnation() -> None:
 
 
 @pytest.mark.parametrize("accepts", [True, False])
-def test_a_proposal_is_answered(accepts: bool) -> None:
+def test_proposal_gets_a_reply(accepts: bool) -> None:
     probe = Probe("job", MACHINES, BOOTSTRAP)
     assert probed(probe, accepts=accepts).accepted is accepts
 
@@ -117,7 +117,7 @@ def test_probe_finds_a_member_without_a_leader(tmp_path: Path) -> None:
 
 
 def test_probe_of_an_absent_or_silent_machine_finds_nothing() -> None:
-    with socket.create_server((LOCAL, 0)) as silent:  # As an etcd that is not a member yet.
+    with socket.create_server((LOCAL, 0)) as silent:  # Like an etcd that is not a member yet.
         assert seen(silent.getsockname()[1], limit_s=0.2).state is None
         port = silent.getsockname()[1]
     assert seen(port).state is None

@@ -1,4 +1,4 @@
-"""An etcd of one's own: it starts, answers, ends with its owner, and leaves nothing behind."""
+"""An etcd process of this program: it starts, responds, exits with its owner, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.etcd.local_etcd import EtcdServer, is_healthy, stop_etcd
 from holdfast.etcd.runner import BINARY_VARIABLE, EtcdProcess, find_binary, last_words
 from real_coordinators import eventually
 
-PATIENCE_S = 20.0  # Only a test that fails waits for so long.
+PATIENCE_S = 20.0  # Only a failing test waits this long.
 
 
 OWNER = """
@@ -52,7 +52,7 @@ assert is_healthy(server.get_port()), "a child's end was the server's, too"
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let temporary folders be made in one that is looked at afterwards."""
+    """Create temporary folders in one that the test checks afterwards."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -61,7 +61,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
-    """Let a script stand in for etcd."""
+    """Use a script in place of etcd."""
     program = tmp_path / "some-etcd"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(stat.S_IRWXU)
@@ -165,7 +165,7 @@ def test_dropped_server_stops_etcd(temporary: Path) -> None:
 
 
 def owned(script: str) -> tuple[subprocess.Popen[str], int]:
-    """Run a program that starts a server; return it with a descriptor of its etcd."""
+    """Run a program that starts a server; return it and a pidfd of its etcd."""
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER + script],
         stdin=subprocess.PIPE,
@@ -234,7 +234,7 @@ notices.send(b"STATUS=almost\\n" + sys.argv[1].encode())
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    """A program that stands in for etcd: it does what is written into it."""
+    """A program in place of etcd, whose content the test writes."""
     path = tmp_path / "etcd"
     path.touch()
     path.chmod(stat.S_IRWXU)

@@ -1,4 +1,4 @@
-"""What only a store in etcd does: layout, contention, waits; what all stores do is in contract."""
+"""Properties of the etcd store only: layout, contention, waits. tests/contract has those of all stores."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_callers_client_is_not_closed(etcd: Etcd, tmp_path: Path) -> None:
         store.get("key")
 
 
-# "ab?" is one whose base64 has a slash in it.
+# The base64 of "ab?" contains a slash.
 ODD_KEYS = ["", "a", "a/b", "/", "ab?", "é", "k", "a\x1f", "\x1f", "\x1fa", "a\x1fv", "a\x1f\x1fv",
             "a\x1fq", "a\0", "\n", "\U0001f600"]  # fmt: skip
 
@@ -74,7 +74,7 @@ def is_in(place: bytes, spot: KeyRange) -> bool:
 
 
 def places_of(key: str, places: StoreKeys) -> list[bytes]:
-    """Return all places that a key has something at, in a store."""
+    """Return all etcd keys in which a key of a store has something."""
     return [
         places.value(key).key,
         places.queue(key).key,
@@ -122,7 +122,7 @@ def test_values_of_a_queue_sort_in_order_of_arrival() -> None:
 
 
 class DisturbedClient(EtcdClient):
-    """A client that is always too late: somebody else adds 10 just before it changes a key."""
+    """A client that always loses the race: another client adds 10 just before it changes a key."""
 
     def __init__(self, etcd: Etcd) -> None:
         super().__init__(EtcdSettings(endpoints=(("127.0.0.1", etcd.port),)))
@@ -181,7 +181,7 @@ def test_etcd_problems_become_store_errors(problem: Problem, kind: type[Exceptio
 
 
 class SeenClient(EtcdClient):
-    """A client whose transactions and watches are seen before they are made."""
+    """A client whose transactions and watches the test observes before they are sent."""
 
     def __init__(self, etcd: Etcd) -> None:
         super().__init__(EtcdSettings(endpoints=(("127.0.0.1", etcd.port),), call_s=2.0))
@@ -213,7 +213,7 @@ def store(client: SeenClient, tmp_path: Path) -> EtcdStore:
 
 
 def watchers(etcd: Etcd) -> int:
-    """Return how many watches etcd has, as it counts them itself."""
+    """Return how many watches etcd reports."""
     with urllib.request.urlopen(f"{etcd.url}/metrics", timeout=PATIENCE_S) as answer:
         for line in answer.read().decode().splitlines():
             if line.startswith("etcd_debugging_mvcc_watcher_total "):
@@ -230,7 +230,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 @contextmanager
 def waiting(etcd: Etcd, call: Callable[..., Any], *args: Any) -> Iterator[Future[Any]]:
-    """Wait in another thread; begin when etcd has the watch."""
+    """Wait in another thread; continue when etcd has the watch."""
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(call, *args)
         until(lambda: watchers(etcd) > 0 or future.done())
@@ -293,7 +293,7 @@ def test_wait_survives_compacted_revisions(
 def test_wait_for_more_keys_than_one_transaction_requires_all_at_once(
     client: SeenClient, store: EtcdStore
 ) -> None:
-    """The first is gone when the last has come, and no look at either sees that."""
+    """The first key is deleted before the last one is set, which no single read shows."""
     keys = [f"key {number}" for number in range(TXN_OPS_MAX + 2)]
     store.multi_set(keys[:-1], keys[:-1])
     client.transactions = 0
@@ -325,7 +325,7 @@ def test_pop_that_lost_the_race_keeps_waiting_while_etcd_is_down(tmp_path: Path)
         store, other = EtcdStore(client, "/some"), EtcdStore(others, "/some")
 
         def happen(number: int) -> None:
-            if number == 2:  # It was told of a value, and is about to take it.
+            if number == 2:  # The watch has reported a value, and the client is about to pop it.
                 other.queue_pop("queue")
             elif number == 3:
                 etcd.kill()
@@ -344,7 +344,7 @@ LONG = 3600
 
 
 class ListeningClient(EtcdClient):
-    """A client that counts the signs of life."""
+    """A client that counts lease renewals."""
 
     def __init__(self, etcd: Etcd) -> None:
         super().__init__(EtcdSettings(endpoints=(("127.0.0.1", etcd.port),)))
@@ -389,7 +389,7 @@ def test_store_renews_its_lease_until_it_and_its_clones_are_closed(
     place = store.prefix.encode() + b"\x1fkkey\x1fv"
     with listening.watch(place, b"", etcd.revision() + 1) as watch:
         clone.close()
-        (change,) = watch.next(PATIENCE_S)  # It stays for its time, and then it goes.
+        (change,) = watch.next(PATIENCE_S)  # It exists until its lease expires.
     assert (change.key, change.value) == (place, None)
 
 
@@ -404,7 +404,7 @@ def test_dropped_store_renews_no_lease(listening: ListeningClient, tmp_path: Pat
 
 
 class CollectingClient(ListeningClient):
-    """A client during whose first call the collector finds something."""
+    """A client during whose first call the garbage collector runs."""
 
     found: Callable[[], None] | None = None
 
@@ -439,7 +439,7 @@ def test_lost_lease_is_replaced_by_the_next_write(
         store.set("key", "1")
         (lease,) = etcd.leases()
         listening.revoke(lease)
-        assert store.add("key", 5) == 5  # It went with the lease.
+        assert store.add("key", 5) == 5  # The old value was removed with the lease.
         (other,) = etcd.leases()
         assert other != lease
         assert lease_of(listening, store, "key") == other

@@ -44,7 +44,7 @@ def test_watch_delivers_changes_and_ends_with_the_client(etcd: Etcd) -> None:
             assert watch.next() == (Change(b"watched", b"1", later, now),)
         with pytest.raises(EtcdError, match="the watch is closed"):
             watch.next()
-        # Another one, which ends with the client and wakes who waits.
+        # Another watch, which ends with the client and wakes its waiting thread.
         watch = client.watch(b"watched", b"", later + 1)
         threading.Timer(0.05, client.close).start()
         with pytest.raises(EtcdError, match="the client is closed"):
@@ -88,7 +88,7 @@ def test_closing_the_client_ends_a_call_in_progress(tmp_path: Path) -> None:
 
 def test_problem_of_each_endpoint_is_reported(etcd: Etcd) -> None:
     with socket.socket() as bound, socket.create_server((LOCAL, 0)) as silent:
-        bound.bind((LOCAL, 0))  # And does not listen.
+        bound.bind((LOCAL, 0))  # Bound, but not listening.
         dead, hanging = (one.getsockname()[1] for one in (bound, silent))
         with client_of(dead, hanging) as client:
             with pytest.raises(EtcdError) as caught:

@@ -1,4 +1,4 @@
-"""One connection to one endpoint: what it sends, and every way in which it fails."""
+"""One connection to one endpoint: its requests, and every way in which it fails."""
 
 from __future__ import annotations
 

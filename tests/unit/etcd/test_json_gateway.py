@@ -1,4 +1,4 @@
-"""Requests as etcd's gateway expects them, and its answers and errors as values."""
+"""The encoding of requests to etcd's gateway, and the decoding of its responses and errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from holdfast.core.etcd.calls import (
 from holdfast.etcd import json_gateway
 from holdfast.etcd.json_gateway import NO_GATEWAY, TLS_ONLY, Handling, Refusal, WatchEvents
 
-HUGE = 2**62 + 1  # Not a JSON number that every reader keeps whole.
+HUGE = 2**62 + 1  # Some JSON parsers lose precision at this size.
 HEADER = {"cluster_id": "1", "revision": "7", "raft_term": "2"}
 K, H = ProblemKind, Handling
 
@@ -93,10 +93,10 @@ def test_transaction_is_encoded_as_json() -> None:
         (Grant(5), "lease/grant", {"TTL": "5"}),
         (KeepAlive(HUGE), "lease/keepalive", {"ID": str(HUGE)}),
         (Revoke(HUGE), "lease/revoke", {"ID": str(HUGE)}),
-        # One unconditional range is a plain request, which an etcd without space accepts.
+        # A single unconditional range is a plain request, which a full etcd accepts.
         (Txn(success=(Get(b"a"),)), "kv/range", {"key": A}),
         (Txn(success=(Delete(b"a", b"b"),)), "kv/deleterange", {"key": A, "range_end": B}),
-        # The range of all keys begins after the empty one.
+        # The range of all keys starts after the empty key.
         (Txn(success=(Get(b"", b"\0"),)), "kv/range", {"key": b64(b"\0"), "range_end": b64(b"\0")}),
     ],
 )
@@ -129,7 +129,7 @@ def test_only_idempotent_requests_may_be_repeated(request_: Request, *, may: boo
     assert json_gateway.may_repeat(request_) is may
 
 
-# Answers. etcd leaves out what is false or zero.
+# Responses. etcd omits false and zero values.
 
 
 def test_results_of_a_transaction_are_decoded() -> None:
@@ -165,7 +165,7 @@ def test_lease_replies_are_decoded() -> None:
     )
     assert answer(KeepAlive(1), {"result": {"header": HEADER, "ID": "1"}}) == KeptAlive(0)
     assert answer(Revoke(1), {"header": HEADER}) == Revoked()
-    # The end of a lease is a problem only for those who want to write under it.
+    # An expired lease is a problem only for a write with this lease.
     gone = {"error": "etcdserver: requested lease not found", "code": 5}
     assert answer(Revoke(1), gone, 404) == Revoked()
     assert answer(KeepAlive(1), gone, 404) == KeptAlive(0)
@@ -198,8 +198,8 @@ def test_lines_of_a_watch_are_decoded() -> None:
         {"kv": {**kv, "create_revision": "6"}},
         {"type": "DELETE", "kv": kv},
     ]
-    # The revision is that of the last change: whoever went on from etcd's own, after a loss, would
-    # miss what a watch that catches up has not sent yet.
+    # The revision is that of the last change. A client that continued from etcd's own revision after a loss would
+    # miss the changes that a lagging watch has not sent yet.
     assert line(events=events) == WatchEvents(
         6, (Change(b"k", b"v", 6, 5), Change(b"k", b"", 6, 6), Change(b"k", None, 6))
     )
@@ -211,7 +211,7 @@ def test_lines_of_a_watch_are_decoded() -> None:
         ({"compact_revision": "5"}, K.COMPACTED, H.FINAL),
         ({}, K.UNREACHABLE, H.UNSURE),
         ({"cancel_reason": "etcdserver: no leader"}, K.UNREACHABLE, H.ELSEWHERE),
-        # Also said of a token that has expired.
+        # etcd reports an expired token in the same way.
         ({"cancel_reason": "etcdserver: permission denied"}, K.DENIED, H.RENEW_TOKEN),
     ],
 )

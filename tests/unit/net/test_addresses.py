@@ -77,7 +77,7 @@ def test_own_address_is_the_name_or_the_outgoing_address(
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     found = addresses.own_address()
-    if expected == "address":  # Of the way out, or loopback where there is none.
+    if expected == "address":  # The outgoing address, or loopback without a route.
         assert addresses.is_ip(found)
     else:
         assert found == (os.uname().nodename if expected == "name" else expected)

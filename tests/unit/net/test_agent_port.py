@@ -1,4 +1,4 @@
-"""An agent's port over real sockets: watchers see its presence, control clients are passed on."""
+"""An agent's port over real sockets: watchers see its presence, and control clients are passed on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pytest
 
 HERE = "127.0.0.1"
-RACES, RACE_S = 300, 0.0006  # More than a connection takes.
+RACES, RACE_S = 300, 0.0006  # Longer than a connect takes.
 
 
 class Watcher:
@@ -86,7 +86,7 @@ async def test_unresponsive_host_is_unknown(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_port_that_closes_during_a_connect_is_closed_or_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The keeper of a killed agent may exit just then; that must not count as no response."""
+    """The keeper of a killed agent may exit just then; this must not be reported as unknown."""
     monkeypatch.setattr(presence, "CONNECT_S", PATIENCE_S)
     for turn in range(RACES):
         listener = listening()

@@ -1,4 +1,4 @@
-"""Who has to go when all places of half-open connections are taken."""
+"""Which half-open connection is closed when all places are taken."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def names(address: str, count: int) -> list[str]:
 
 
 def filled(places: int, *groups: tuple[str, int], silent: bool = True) -> HalfOpen:
-    """Return connections that came one a second, group by group."""
+    """Return connections that arrived one per second, group by group."""
     half_open = HalfOpen(places, min_s=100.0, oversized_min_s=10.0)
     for address, count in groups:
         for name in names(address, count):
@@ -34,7 +34,7 @@ def test_without_an_oversized_group_the_oldest_is_closed_after_its_minimum_time(
 def test_oldest_silent_connection_of_the_largest_group_is_closed_first() -> None:
     half_open = filled(8, ("10.0.0.1", 2), ("10.0.0.2", 3), ("10.0.0.3", 3))
     half_open.add("10.0.0.3 3", "10.0.0.3", 8.0)
-    assert half_open.next_to_close() == ("10.0.0.3 0", 0.0)  # Of several crowds the largest.
+    assert half_open.next_to_close() == ("10.0.0.3 0", 0.0)  # The largest of several groups.
     half_open = filled(8, ("10.0.0.1", 2), ("10.0.0.2", 5), silent=False)
     assert half_open.next_to_close() == ("10.0.0.2 0", 12.0)
     half_open.add("late and silent", "10.0.0.2", 7.0)
@@ -43,7 +43,7 @@ def test_oldest_silent_connection_of_the_largest_group_is_closed_first() -> None
 
 def test_new_silent_connection_of_an_oversized_group_is_rejected() -> None:
     half_open = filled(8, ("10.0.0.1", 2), ("10.0.0.2", 5))
-    assert not half_open.rejects("10.0.0.2")  # There is room.
+    assert not half_open.rejects("10.0.0.2")  # A place is free.
     half_open.add("10.0.0.3 0", "10.0.0.3", 7.0)
     assert half_open.rejects("10.0.0.2")
     assert not half_open.rejects("10.0.0.1")
@@ -76,7 +76,7 @@ def test_flood_never_displaces_connections_of_other_addresses() -> None:
         ("2001:db8:0:1::1", "2001:db8:0:1:ffff::2", True),
         ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
         ("fe80::1%lo", "fe80::1%2", True),
-        ("", "", True),  # A socket file's.
+        ("", "", True),  # Clients of a socket file.
     ],
 )
 def test_ipv6_addresses_of_one_64_prefix_count_as_one(one: str, other: str, is_same: bool) -> None:

@@ -1,4 +1,4 @@
-"""A real server and real sockets: what clients get, and what they cannot do."""
+"""A real server with real sockets: its responses, and its limits for clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.net.http_server import HttpRequest, HttpResponse, HttpServer, list
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LONG = b"x" * 8_000_000  # More than any socket's buffer takes at once.
+LONG = b"x" * 8_000_000  # More than any socket buffer holds.
 PATIENCE_S = 20.0
 PIECES = (b"GET", b"HEAD", b" ", b"/", b"a", b"?", b"HTTP/1.1", b"\r", b"\n", b"\xff", b"\t")
 
@@ -51,7 +51,7 @@ def connect(server: HttpServer) -> socket.socket:
 
 
 def reply_to(peer: socket.socket, request: bytes) -> bytes:
-    """Return all that comes back for a request, until the other side hangs up."""
+    """Send a request; return everything until the server closes the connection."""
     with peer:
         peer.sendall(request)
         return rest(peer)
@@ -132,7 +132,7 @@ def test_request_may_arrive_in_pieces(server: HttpServer) -> None:
     with connect(server) as slow:
         for piece in (b"GET /fig", b"ures HTTP/1.1\r", b"\n\r"):
             slow.sendall(piece)
-            assert ask(server, "/figures")[0] == 200  # Others are served meanwhile.
+            assert ask(server, "/figures")[0] == 200  # Other clients are served meanwhile.
         slow.sendall(b"\n")
         assert rest(slow).endswith(b"one 1\n")
 
@@ -142,7 +142,7 @@ def test_misbehaving_clients_do_not_affect_others(server: HttpServer) -> None:
         lazy.sendall(b"GET /long HTTP/1.1\r\n\r\n")
         assert ask(server, "/figures")[0] == 200
         assert rest(lazy).endswith(LONG)
-    with connect(server) as chatty:  # It gets its response all the same.
+    with connect(server) as chatty:  # It still receives its response.
         chatty.sendall(b"GET /long HTTP/1.1\r\nContent-Length: 999999\r\n\r\n" + b"z" * 50_000)
         assert rest(chatty).endswith(LONG)
     with connect(server) as rude:
@@ -158,7 +158,7 @@ def test_oldest_silent_client_is_closed_for_a_new_one(
     monkeypatch.setattr(http_server, "EXCHANGE_S", 1000.0)
     silent = [connect(server) for _ in range(http_server.CONNECTIONS_MAX + 5)]
     assert ask(server, "/figures")[0] == 200
-    assert silent[0].recv(1) == b""  # The oldest had to go.
+    assert silent[0].recv(1) == b""  # The oldest was closed.
     for one in silent:
         one.close()
 
@@ -178,7 +178,7 @@ def test_many_clients_of_one_address_do_not_displace_others(
             )
             for _ in range(12)
         ]
-        assert crowd[8].recv(1) == b""  # Of the last ones three are left.
+        assert crowd[8].recv(1) == b""  # Three of the last connections are left.
         slow.sendall(b"\r\n")
         assert rest(slow).startswith(b"HTTP/1.1 200")
     server.close()
@@ -193,7 +193,7 @@ def test_exchange_times_out(server: HttpServer, monkeypatch: pytest.MonkeyPatch)
 def test_close_ends_open_connections_and_frees_the_port(server: HttpServer) -> None:
     port = server.port
     with connect(server) as waiting:
-        assert ask(server, "/figures")[0] == 200  # It came later: the other one is in as well.
+        assert ask(server, "/figures")[0] == 200  # So the earlier connection has been accepted too.
         server.close()
         assert waiting.recv(1) == b""
     server.close()
@@ -275,7 +275,7 @@ OWN = ("localhost", "LocalHost.:80", "127.0.0.1:80", "10.0.0.1", "[::1]:80", "fi
 @pytest.mark.parametrize("host", [*REBOUND, *OWN])
 @pytest.mark.parametrize("address", ["127.0.0.1", ""])
 def test_request_for_a_foreign_name_on_loopback_is_refused(address: str, host: str) -> None:
-    """A page of evil.example, which now is 127.0.0.1, runs in a browser of this host."""
+    """A page of evil.example, which now resolves to 127.0.0.1, runs in a browser on this host."""
     server = serve(address, host_name="Figures.lan")
     try:
         got = reply_to(connect(server), f"GET /figures HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())

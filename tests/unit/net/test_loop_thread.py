@@ -63,7 +63,7 @@ def test_slow_or_unfinished_work_is_cancelled(
     with pytest.raises(RuntimeError):
         thread.run(where(), 1)
     thread.stop()
-    LoopThread("holdfast-test", print).stop()  # One that never started.
+    LoopThread("holdfast-test", print).stop()  # A thread that was never started.
 
 
 def test_unexpected_end_of_the_loop_is_reported(thread: LoopThread, faults: list[str]) -> None:

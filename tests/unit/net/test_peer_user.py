@@ -1,4 +1,4 @@
-"""Whose connection it is, asked of the real kernel, with real users."""
+"""The user of a connection, from the real kernel, with real users."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_kernel_reports_the_user_of_a_listener(
         monkeypatch.setattr(peer_user, "_query_kernel", no_netlink)
     family = socket.AF_INET6 if ":" in there else socket.AF_INET
     with listening_as(user, here) as port, socket.socket(family) as client:
-        client.connect((there, port))  # It is never accepted, so its other end is nobody's.
+        client.connect((there, port))  # It is never accepted, so its other end has no owner.
         assert listener_of(client) == user
-        other = client.getsockname()[1]  # Nobody listens there.
+        other = client.getsockname()[1]  # A port without a listener.
         assert listener_at(family, (there, other)) == NOBODY

@@ -15,12 +15,12 @@ from holdfast.net.listening import ReservedPort
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Linux 6.3 and newer let a socket say from which range it wants its free port.
+# Since Linux 6.3, a socket can choose the range of its free port.
 IP_LOCAL_PORT_RANGE = 51
 
 
 def addresses() -> list[Any]:
-    """Return the addresses a server can have on this host: its loopback, and all of them."""
+    """Return the addresses that a server can listen on here: loopback, and all."""
     found = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0")]
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
@@ -47,7 +47,7 @@ def test_kernel_does_not_assign_a_reserved_port(
     with socket.socket(family, socket.SOCK_STREAM) as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
         port = reserved.number
-        try:  # Only this one may be chosen, so that not thousands have to be asked for.
+        try:  # Only this port may be chosen, so that the test need not request thousands.
             other.setsockopt(
                 socket.SOL_IP, IP_LOCAL_PORT_RANGE, struct.pack("=I", port << 16 | port)
             )
@@ -58,14 +58,14 @@ def test_kernel_does_not_assign_a_reserved_port(
 
 
 def test_next_worker_can_bind_the_port_right_after_the_previous_one(reserved: ReservedPort) -> None:
-    """As after a restart: the connections of the last worker may not be forgotten yet."""
+    """As after a restart: connections of the previous worker may still be in TIME_WAIT."""
     for _ in range(2):
         with socket.socket() as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             server.bind(("127.0.0.1", reserved.number))
             server.listen()
             client = socket.create_connection(("127.0.0.1", reserved.number))
-            server.accept()[0].close()  # Who closes first keeps the port in TIME_WAIT.
+            server.accept()[0].close()  # The side that closes first keeps the port in TIME_WAIT.
             assert client.recv(1) == b""
             client.close()
 

@@ -1,4 +1,4 @@
-"""Contexts are tried on real handshakes, over memory instead of sockets."""
+"""Contexts in real handshakes, over memory instead of sockets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Link:
         self.client = client.wrap_bio(to_client, to_server, server_hostname=name)
 
     def shake(self) -> None:
-        """Go on until both ends are done; raise what the first end that fails raises."""
+        """Continue until both ends are done; raise the error of the first end that fails."""
         waiting: list[Callable[[], object]] = [self.client.do_handshake, self.server.do_handshake]
         for _ in range(20):
             for step in list(waiting):
@@ -104,7 +104,7 @@ def test_server_with_an_authority_requires_client_certificates(
     link(ca, server, client=make_certificate(ca, "agent", san=()), server_ca=ca).shake()
     nameless = link(ca, server, server_ca=ca)
     assert "tls_cert and tls_key" in failure(nameless)
-    # With TLS 1.3 the client believes it is done, and learns of it when it reads.
+    # With TLS 1.3 the client completes its handshake, and learns of the refusal only when it reads.
     with pytest.raises(ssl.SSLError) as raised:
         nameless.client.read()
     assert "tls_cert and tls_key" in explain_failure(raised.value)
@@ -153,7 +153,7 @@ def test_invalid_files_are_named_with_their_settings(
             server_context(server.cert, server.key, bad)
         with pytest.raises(error, match=f"^tls_ca: {bad} "):
             client_context(bad)
-    for key in (ca.key, locked):  # Another's, and one that would have to be asked for.
+    for key in (ca.key, locked):  # The key of another certificate, and one with a passphrase.
         with pytest.raises(UsageError, match=f"^tls_key: {key} "):
             server_context(server.cert, key)
     with pytest.raises(UsageError, match=r"^tls_cert: "):
@@ -191,7 +191,7 @@ def test_token_replaces_certificates_if_python_supports_psk(ca: Pair, server: Pa
         assert both.client.getpeercert(binary_form=True) is None
     for other in (TlsToken(b"another"), TlsToken(job_token(b"master", "other"))):
         assert "tls=psk" in failure(Link(other.for_server(), ours.for_client(), "x"))
-    # Nor does a certificate help, whoever signed it.
+    # A certificate does not help either, whichever authority signed it.
     assert "certificate" in failure(Link(server_context(*server), ours.for_client(), "localhost"))
     assert "tls=psk" in failure(Link(ours.for_server(), client_context(ca.cert), "localhost"))
     with pytest.raises(UsageError, match="--rdzv-id"):

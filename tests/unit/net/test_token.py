@@ -25,7 +25,7 @@ SECRET = "a-token-that-nobody-may-see"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home without a token, which is the user's own."""
+    """The user's home, without a token."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -88,7 +88,7 @@ def test_short_token_causes_a_warning_unless_certificates_protect_it(
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A folder that other users can get to."""
+    """A folder that other users can access."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     yield folder
@@ -99,7 +99,7 @@ def public() -> Iterator[Path]:
     ("owner", "modes", "to_root", "to_stranger"),
     [
         (0, (0o400, 0o600), "taken", "is not readable"),
-        (0, (0o440, 0o640), "taken", "taken"),  # As Kubernetes makes volumes of secrets.
+        (0, (0o440, 0o640), "taken", "taken"),  # Like secret volumes of Kubernetes.
         (0, (0o460, 0o444, 0o644, 0o660), "open to other users", "open to other users"),
         (STRANGER, (0o400, 0o600), "another user", "taken"),
         (STRANGER, (0o440, 0o604, 0o601, 0o620), "another user", "open to other users"),
@@ -135,7 +135,7 @@ def test_loopback_endpoint_needs_and_creates_no_token(home: Path, host: str) -> 
 def test_other_endpoint_uses_the_users_token_and_creates_it(
     home: Path, host: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By the text alone: a host whose own name is loopback to itself must not differ from others."""
+    """Only the text matters: a host whose own name resolves to loopback must decide like the others."""
     caplog.set_level("INFO", "holdfast")
     old = os.umask(0)
     try:
@@ -195,7 +195,7 @@ def test_concurrent_starts_with_one_home_share_one_token(home: Path) -> None:
     tokens, errors = zip(*(one.communicate() for one in nodes), strict=True)
     assert len(set(tokens)) == 1
     assert len(tokens[0]) == 65
-    assert sum(b"created " in one for one in errors) == 1  # And it is said once.
+    assert sum(b"created " in one for one in errors) == 1  # One process reports it.
     assert os.listdir(home / ".holdfast") == ["token"]
 
 
@@ -203,7 +203,7 @@ def test_process_that_loses_the_race_uses_the_existing_token(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = own_token()
-    monkeypatch.setattr("os.path.lexists", lambda _: False)  # As it was a moment ago.
+    monkeypatch.setattr("os.path.lexists", lambda _: False)  # The state of a moment ago.
     assert own_token() == first
 
 

@@ -1,4 +1,4 @@
-"""Certificates made with a token: trusted by all who have it, and by nobody else."""
+"""Certificates derived from a token: only holders of the token trust them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def context(folder: Path, made: Certificate, *, server: bool) -> ssl.SSLContext:
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None:
-    """Let both sides talk without a network; raise what either of them raises."""
+    """Perform a handshake without a network; raise the error of either side."""
     pipes = [(ssl.MemoryBIO(), ssl.MemoryBIO()) for _ in range(2)]
     (in_s, out_s), (in_c, out_c) = pipes
     sides = [
@@ -92,7 +92,7 @@ def test_server_refuses_a_client_of_another_token_that_verifies_nothing(tmp_path
 
 def test_openssl_accepts_the_certificates(tmp_path: Path) -> None:
     files = stored(tmp_path, make_certificate(TOKEN, ["node0", "127.0.0.1"]))
-    ca = stored(tmp_path, make_certificate(TOKEN))["ca"]  # Made apart, and the same authority.
+    ca = stored(tmp_path, make_certificate(TOKEN))["ca"]  # Created separately: the same authority.
     for command in (
         ["verify", "-x509_strict", "-CAfile", ca, files["cert"]],
         ["ec", "-check", "-noout", "-in", files["key"]],

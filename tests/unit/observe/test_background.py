@@ -1,4 +1,4 @@
-"""A handler in a thread of its own: nobody waits for it, and it is held to its limits."""
+"""A handler in its own thread: no caller waits for it, and its limits are enforced."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_events_are_delivered_in_order_in_the_handlers_thread() -> None:
     background = BackgroundHandler(handler, "mine")
     before = threading.active_count()
     background.flush(PATIENCE_S)
-    assert threading.active_count() == before  # None before the first event.
+    assert threading.active_count() == before  # No thread before the first event.
     for number in range(100):
         background.record(event(str(number)))
     background.flush(PATIENCE_S)
@@ -80,7 +80,7 @@ def test_close_waits_no_longer_than_its_limit(said: pytest.LogCaptureFixture) ->
     background.record(event("queued"))
     background.flush(0.01)
     assert not background.is_dropped
-    background.close(100.0)  # At once: a flush has waited for this call already.
+    background.close(100.0)  # It returns immediately, since a flush has waited for this call.
     assert background.is_dropped
     assert "2 events" in said.messages[-1]
     handler.go_on.set()
@@ -90,7 +90,7 @@ def test_concurrent_flushes_each_wait_for_their_own_events() -> None:
     class Sending(Blocking):
         def record(self, event: Event) -> None:
             if event.name == "second":
-                early.append(second_is_back.wait(0.1))  # In vain, unless it has not waited.
+                early.append(second_is_back.wait(0.1))  # Times out, unless the flush did not wait.
             self.got.append(event)
 
         def flush(self) -> None:
@@ -231,7 +231,7 @@ def test_fork_waits_for_a_stuck_call_only_once() -> None:
     background.record(event())
     assert handler.entered.wait(PATIENCE_S)
     background.block_calls(0.01)
-    background.block_calls(PATIENCE_S * 100)  # At once.
+    background.block_calls(PATIENCE_S * 100)  # It returns immediately.
     background.allow_calls()
     handler.go_on.set()
     background.flush(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Which handler gets the events of a destination, and of a job."""
+"""Which handler receives the events of a destination, and of a job."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_handler_may_flush_and_replace_itself(said: pytest.LogCaptureFixture) ->
         def record(self, event: Event) -> None:
             assert all_there.wait(PATIENCE_S)
             super().record(event)
-            events.flush(PATIENCE_S)  # It has itself to wait for.
+            events.flush(PATIENCE_S)  # It would wait for itself.
             if event.name == "b":
                 events.configure(other)
             if len(self.got) == 3:
@@ -154,7 +154,7 @@ def test_job_writes_lines_to_its_folder_and_to_a_configured_handler(tmp_path: Pa
         job.record(event(str(number)))
         job.close()
         if not number:
-            events.configure(handler)  # It serves one job after the other.
+            events.configure(handler)  # It serves several jobs in turn.
     assert names(lines_in(tmp_path)) == ["0", "1", "2"]
     assert names(handler.got) == ["1", "2"]
     assert handler.calls == ["flush"] * 2

@@ -1,4 +1,4 @@
-"""The handlers of ours: JSON lines, console, logging."""
+"""Holdfast's own handlers: JSON lines, console, logging."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ for line in range({LINES}):
 
 
 def test_writers_of_one_file_never_mix_their_lines(tmp_path: Path) -> None:
-    """Lines longer than a page, so that a buffer in between would show."""
+    """The lines are longer than a page, so that an intermediate buffer would show."""
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", WRITER, str(tmp_path), str(number)], stdin=subprocess.PIPE
@@ -105,7 +105,7 @@ def test_writers_of_one_file_never_mix_their_lines(tmp_path: Path) -> None:
     ]
     for one in writers:
         assert one.stdin is not None
-        one.stdin.close()  # They begin together.
+        one.stdin.close()  # They start at the same time.
     assert [one.wait(60) for one in writers] == [0] * WRITERS
     found = names(read(tmp_path / "shared.jsonl"))
     assert len(found) == WRITERS * LINES
@@ -115,7 +115,7 @@ def test_writers_of_one_file_never_mix_their_lines(tmp_path: Path) -> None:
 
 
 def test_truncated_line_does_not_affect_the_next(tmp_path: Path) -> None:
-    """A disk that is full takes a part of a line; the next line begins anew."""
+    """A full disk accepts only a part of a line; the next event begins on a new line."""
     handler = JsonLinesEventHandler(str(tmp_path))
     handler.record(event("first"))
     size = os.path.getsize(handler.path)

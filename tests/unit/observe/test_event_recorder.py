@@ -1,4 +1,4 @@
-"""Lifecycle events become events; tests/peers compares names and keys with torchrun's."""
+"""The conversion of lifecycle events to events; tests/peers compares names and keys with torchrun's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The health checks: of a live, a wedged and a stopped agent."""
+"""The health checks of a live, a stuck and a stopped agent."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_agent_is_ready_only_while_all_workers_run() -> None:
         (GenerationStopping(0.0, 0, StopReason.WORKER_FAILED), False),
         (GenerationStopped(0.0, 0), False),
         (started(0.0, 0.1, 2), True),
-        (exited(0.0, 0, failed=True, generation=1), True),  # Of an earlier generation.
+        (exited(0.0, 0, failed=True, generation=1), True),  # A worker of an earlier generation.
         (GenerationStopping(0.0, 1, StopReason.REGROUP), True),
         (GenerationStopped(0.0, 1), True),
         (exited(0.0, 0, failed=False, generation=2), True),

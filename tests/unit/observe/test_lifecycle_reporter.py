@@ -1,4 +1,4 @@
-"""What observers of a real agent receive, and what an agent records that no launcher observes."""
+"""The events that observers of a real agent receive, and the records of an agent without a launcher."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_run_with_a_restart_is_reported(rendezvous: SingleNodeHandler, tmp_path:
     agent.run()
     start = [RendezvousEnded, RanksAssigned, GenerationStarted, WorkersObserved]
     stop = [WorkerEnded, GenerationStopping, GenerationStopped]
-    # Why it failed is looked into once the next generation is started.
+    # The reason of a failure is collected after the next generation has started.
     again = [*start, WorkersFailed]
     assert kinds(received) == [RunStarted, *start, *stop, *again, *stop, RunEnded]
     run, met, _, first = received[:4]

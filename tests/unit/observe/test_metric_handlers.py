@@ -1,4 +1,4 @@
-"""Metrics reach the handler of their group; the agent's own in the background."""
+"""Metrics reach the handler of their group; the agent's own metrics do so in the background."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_metric_reaches_the_handler_of_its_group_immediately() -> None:
     configure(NullMetricHandler())
     before = time.time()
     put_metric("a", 1, "mine")
-    stream.add_value("b", 2)  # Bound to the handler of its time.
+    stream.add_value("b", 2)  # The stream keeps the handler of its creation.
     put_metric("c", 3)
     assert [one[1:] for one in mine.metrics] == [("mine", "a", 1)]
     assert [one[1:] for one in others.metrics] == [("yours", "b", 2)]
@@ -90,8 +90,8 @@ def test_end_of_a_run_waits_no_longer_than_its_limit() -> None:
         assert handler.entered.wait(PATIENCE_S)
     begin = time.monotonic()
     first.close(0.5)
-    assert time.monotonic() - begin < 1.0  # In all, not for each.
-    second.put("b", 2)  # Goes to the end of the same queue.
+    assert time.monotonic() - begin < 1.0  # For all handlers together, not for each.
+    second.put("b", 2)  # It is appended to the same queue.
     for handler in blocked:
         handler.go_on.set()
     second.close(PATIENCE_S)

@@ -65,7 +65,7 @@ def test_run_with_a_restart_is_reported() -> None:
         *outcome(25, "run_success_with_retries"), *call(f"{AGENT}.run", 41_000),
     ]  # fmt: skip
     unobserved = [one for one in run if not isinstance(one, lifecycle.WorkersObserved)]
-    assert recorded(unobserved) == recorded(run)  # The stop says the same.
+    assert recorded(unobserved) == recorded(run)  # The stop implies the same state.
 
 
 def test_each_outcome_has_its_metrics() -> None:
@@ -81,7 +81,7 @@ def test_each_outcome_has_its_metrics() -> None:
         *call(f"{LOCAL}._stop_workers", 2000),
         *outcome(100, "run_failed_no_retries"),
         *call(f"{AGENT}.run", 13_000),
-        *START,  # Another run knows nothing of the one before.
+        *START,  # A run is independent of the previous one.
     ]
     assert outcome(100, "run_failed_with_retries") == recorded([began(), ended(9, "failed", 1)])[:6]
 
@@ -93,7 +93,7 @@ def test_failure_ends_all_enclosing_calls() -> None:
         *failed(f"{AGENT}._initialize_workers", 4500),
         *failed(f"{AGENT}.run", 4500),
     ]
-    # A rank for the node, but none for its workers.
+    # The node had a rank, but its workers did not.
     run = [began(), met(12.0, 2.0), met(13.0, 3.0, "gone"), ended(13.0, "", 3, error="gone")]
     assert recorded(run) == [
         *failed(f"{AGENT}._assign_worker_ranks", 1000),

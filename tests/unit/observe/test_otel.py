@@ -1,4 +1,4 @@
-"""Events and metrics sent by OTLP over HTTP, to a stand-in for a collector."""
+"""Events and metrics sent by OTLP over HTTP to a fake collector."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Collector(ThreadingHTTPServer):
-    """Keeps every request that comes, and answers with the status it is told to."""
+    """Keeps every request, and responds with the status that the test sets."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Accepting)
@@ -72,7 +72,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 def recorded(*events: Any) -> list[Any]:
-    """Return the log records that events become."""
+    """Return the log records of events."""
     exporter = InMemoryLogRecordExporter()  # type: ignore[no-untyped-call]
     provider = LoggerProvider(shutdown_on_exit=False)
     provider.add_log_record_processor(SimpleLogRecordProcessor(exporter))
@@ -135,7 +135,7 @@ def test_events_reach_a_collector_before_the_program_ends(collector: Collector) 
 
 def test_unreachable_collector_is_reported_in_one_line_with_its_address() -> None:
     with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # Nobody listens there, and nobody else can.
+        nobody.bind(("127.0.0.1", 0))  # No process listens on this port, and none can.
         at = f"127.0.0.1:{nobody.getsockname()[1]}"
         done = run(PROGRAM, OTEL_EXPORTER_OTLP_ENDPOINT=f"http://me:secret@{at}")
     assert (done.returncode, done.stdout) == (0, "")
@@ -185,7 +185,7 @@ def test_metrics_are_sent_periodically_and_a_refusal_is_reported_once(
     for _ in range(3):
         assert collector.came.acquire(timeout=PATIENCE_S)
     export.close()
-    assert len(collector.requests) >= 4  # The last is sent at the end.
+    assert len(collector.requests) >= 4  # The last one is sent at the end.
     [line] = caplog.messages
     assert f"{collector.url}/v1/metrics" in line
 
@@ -194,7 +194,7 @@ def test_unreachable_collector_does_not_delay_the_end(
     monkeypatch: pytest.MonkeyPatch, collector: Collector
 ) -> None:
     monkeypatch.setattr(metric_otel, "CLOSE_S", 0.05)
-    collector.status = 503  # It is to be asked again, which would go on for `EXPORT_S`.
+    collector.status = 503  # The exporter would retry for `EXPORT_S`.
     export = OtelMetricExporter(collect, interval_s=0.01)
     export.start()
     assert collector.came.acquire(timeout=PATIENCE_S)
@@ -212,7 +212,7 @@ class Result(Enum):
 
 
 class Exporter:
-    """Logs, and returns what it is told to, as OpenTelemetry's do."""
+    """Logs, and returns what the test sets, like an exporter of OpenTelemetry."""
 
     def __init__(self, endpoint: str = "http://me:secret@collector:4318/v1/logs") -> None:
         self._endpoint = endpoint
@@ -253,5 +253,5 @@ def test_failure_is_reported_once_until_a_success(
     assert "ConnectionRefusedError" in first.message
     assert second.message == first.message
     assert "ValueError: two lines" in third.message
-    exporter.export([])  # What the program itself sends is logged as ever.
+    exporter.export([])  # The program's own exports are still logged.
     assert [one.name for one in caplog.records[3:]] == [LIBRARY, LIBRARY]

@@ -1,4 +1,4 @@
-"""The text against the parser of Prometheus's own client, and the endpoint over real sockets."""
+"""The text format, checked with the parser of Prometheus's client, and the endpoint over real sockets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE_S = 20
 
 
 def read(family: Family) -> tuple[dict[str, str], float]:
-    """Return labels and value of a family's only sample, as the parser finds them."""
+    """Return labels and value of a family's only sample, as parsed."""
     [found] = text_string_to_metric_families(render([family]).decode())
     [sample] = found.samples
     return sample.labels, sample.value

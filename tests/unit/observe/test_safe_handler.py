@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Fragile(MetricHandler):
-    """An event handler, a metric handler and an observer: what comes to it as `bad` fails."""
+    """An event handler, a metric handler and an observer, which fails for `bad`."""
 
     name = "the fragile one"
 
