@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from holdfast.core.job_settings import RankOrder
 from holdfast.core.protocol import JobOutcome, NodePhase, NodeRole
+from holdfast.core.ranks import RankOrder
 from holdfast.core.requests import Action
 from holdfast.core.rounds import RECOVER_S_MAX, JobPhase, is_eligible
 from holdfast.core.supervision import Outcome, State, StopReason

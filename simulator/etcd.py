@@ -1,7 +1,7 @@
 """An etcd cluster as a client of one of its endpoints sees it, without processes or a network.
 
 It has no clock and does nothing by itself. Time is an argument, and a lease ends when `expire` is
-called, or when it is renewed after its time, as in etcd. `tests/unit/testing/test_sim_etcd_real.py`
+called, or when it is renewed after its time, as in etcd. `tests/unit/simulator/test_sim_etcd_real.py`
 sends the same requests to a real etcd and compares. What is done is counted in `load`, so that a
 test can state what a round costs.
 """

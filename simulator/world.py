@@ -16,9 +16,10 @@ from holdfast.core.coordinated_supervision import CoordinatedSupervision
 from holdfast.core.coordinator_machine import CoordinatorMachine
 from holdfast.core.etcd.cluster import ClusterMember
 from holdfast.core.etcd.etcd_session import EtcdSession
-from holdfast.core.job_settings import JobSettings, RankOrder
+from holdfast.core.job_settings import JobSettings
 from holdfast.core.machine import Step
 from holdfast.core.protocol import NodeRole
+from holdfast.core.ranks import RankOrder
 from holdfast.core.rounds import JobPhase, Rounds
 from holdfast.core.session import Session, SessionTimeouts
 from holdfast.core.shared_state import SharedStateSession

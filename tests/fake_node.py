@@ -15,7 +15,7 @@ from holdfast.core.job_settings import JobSettings
 from holdfast.core.protocol import Failure, Heartbeat, NodeInfo, NodePhase, NodeRole, Status, View
 
 if TYPE_CHECKING:
-    from holdfast.core.job_settings import RankOrder
+    from holdfast.core.ranks import RankOrder
 
 RUN = "run"
 

@@ -7,6 +7,10 @@ START_METHODS = ("spawn", "fork", "forkserver")
 SHUTDOWN_S = 30
 """How long workers have between the stop signal and SIGKILL."""
 
+REAP_S = 15.0
+"""How long a killed process may take to exit. The kernel needs seconds to tear down a process with much memory
+or many GPUs. A process that takes longer than this is in uninterruptible sleep."""
+
 EXIT_BARRIER_S = 300
 """How long an agent whose workers are done waits for the other agents of the job."""
 

@@ -127,7 +127,7 @@ def test_worker_is_killed_with_its_children_after_the_timeout(tmp_path: Path) ->
         code, _, err = job.end()
         family.gone_already()
         assert code == 143
-        assert "did not end in time: killed" in err
+        assert "did not exit in time: killed it" in err
 
 
 def test_shutdown_timeout_applies_after_a_failure(tmp_path: Path) -> None:

@@ -42,7 +42,6 @@ from holdfast.core.coordinator_machine import (
     RequestReceived,
     StatusReceived,
 )
-from holdfast.core.job_settings import RankOrder
 from holdfast.core.machine import TICK, Event, InvalidEvent
 from holdfast.core.protocol import (
     Ack,
@@ -57,6 +56,7 @@ from holdfast.core.protocol import (
     Status,
     View,
 )
+from holdfast.core.ranks import RankOrder
 from holdfast.core.rounds import (
     CloseRequested,
     Job,

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import holdfast
 
 VERSION_MODULES_MAX = 8
 
@@ -21,6 +24,7 @@ HEAVY = {
 
 PROGRAM = """
 import sys
+from pathlib import Path
 bare = set(sys.modules)
 {body}
 print("loaded", *sorted(set(sys.modules) - bare))
@@ -77,12 +81,13 @@ def test_recording_errors_costs_a_worker_next_to_nothing() -> None:
     assert len(modules) <= VERSION_MODULES_MAX + 12, sorted(modules)
 
 
-def test_plain_job_executes_no_postponed_module() -> None:
+def test_plain_job_executes_no_postponed_module_before_it_stops_its_workers() -> None:
     run = command("run", "--no-python", "/bin/true").partition("; ")[2]
     names = loaded_by(
         "from holdfast.cli.main import POSTPONED, PostponedModule, dispatch, postpone\n"
         f"postpone(*POSTPONED); {run}\n"
-        "assert {type(sys.modules[name]) for name in POSTPONED} == {PostponedModule}"
+        "executed = {name for name in POSTPONED if type(sys.modules[name]) is not PostponedModule}\n"
+        "assert executed == {'holdfast.core.stopping'}, executed"
     )
     assert "typing" in names
 
@@ -95,4 +100,34 @@ def test_postponed_module_is_executed_in_place_at_its_first_use() -> None:
         "from typing import Any, NamedTuple\n"
         "assert sys.modules['typing'] is early and early.Any is Any and type(early) is type(sys)\n"
         "assert not hasattr(early, 'nothing') and typing.get_type_hints(NamedTuple('N', [('a', Any)]))"
+    )
+
+
+def test_postponed_extension_and_package_have_all_their_names() -> None:
+    loaded_by(
+        "from holdfast.cli.main import postpone; postpone('array', 'json')\n"
+        "import array, json.decoder; from json import loads\n"
+        "assert array.array('i', [1])[0] == 1 and loads('[1]') == json.loads('[1]') == [1]"
+    )
+
+
+def test_main_thread_is_the_one_that_executes_postponed_threading() -> None:
+    run = ["run", "--tee", "3", "--no-python", "/bin/echo", "hello"]
+    loaded_by(
+        "from holdfast.cli.main import POSTPONED, dispatch, postpone; postpone(*POSTPONED)\n"
+        f"assert dispatch({run!r}) == 0\n"
+        "import threading; assert threading.main_thread() is threading.current_thread()"
+    )
+    sources = Path(holdfast.__file__).parent.rglob("*.py")
+    assert not [path for path in sources if "start_new_thread" in path.read_text()]
+
+
+def test_postponed_module_that_failed_is_executed_again(tmp_path: Path) -> None:
+    program = "import os, sys\nif not hasattr(sys, 'tried'):\n    sys.tried = 1; 1 / 0\nlast = 2\n"
+    (tmp_path / "hasty.py").write_text(program)
+    loaded_by(
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from holdfast.cli.main import postpone; postpone('hasty'); import hasty\n"
+        "try: hasty.last\n"
+        "except ZeroDivisionError: assert hasty.last == 2 and type(hasty) is type(sys)"
     )

@@ -50,6 +50,7 @@ SAMPLE_PART = 0.05
 SAMPLE_S_MIN, SAMPLE_S_MAX = 0.1, 30.0
 PREIMPORTED = (
     "traceback",
+    "holdfast.core.stopping",
     "holdfast.processes.stacks",
     "holdfast.numa.visible_devices",
     "holdfast.observe.events.event_handlers",
@@ -236,6 +237,7 @@ def preimport() -> None:
         for name in [*PREIMPORTED, *(name for names in used for name in names)]:
             try:
                 __import__(name)
+                getattr(sys.modules[name], "__all__", None)  # Executes a postponed module, too.
             except ImportError as problem:
                 _warn_of_impairment(problem)
         Keeper.remember_program()

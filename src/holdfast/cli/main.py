@@ -45,8 +45,11 @@ BUG = 70
 INTERRUPTED = 130
 # The garbage collector runs after this many new objects. A start creates some thousand, which stay alive.
 GARBAGE_MIN = 10_000
-# Modules that many others import, and that a plain job does not use before its workers run.
-POSTPONED = ("selectors", "threading", "typing")
+# Modules that others import, and that a plain job does not use before its workers run.
+POSTPONED = (
+    "array", "json", "resource", "selectors", "struct", "termios", "threading", "tokenize", "typing",
+    "holdfast.core.blame", "holdfast.core.stopping", "holdfast.net.peer_user",
+)  # fmt: skip
 
 
 class Stopped(KeyboardInterrupt):
@@ -58,31 +61,52 @@ class Stopped(KeyboardInterrupt):
 
 
 class PostponedModule(type(sys)):  # type: ignore[misc]
-    """A module that is executed when one of its names is used for the first time."""
+    """A module that is searched and executed when one of its names is used for the first time.
+
+    The main thread must execute `threading`, which takes the thread that does for the main thread. It does:
+    all other threads are created with `threading`.
+    """
 
     TYPE_CHECKING = False  # That of `typing` is known without executing it.
-    _lock = RLock()
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        found = (finder.find_spec(name, None) for finder in sys.meta_path)
-        self.__spec__ = next(spec for spec in found if spec is not None)
-        self._loader = self.__loader__ = self.__spec__.loader
-        self.__file__ = self.__spec__.origin
+    _lock: Any = RLock()
+    _is_executed = False
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__path__":  # The import statement looks for it; only a package has one.
-            raise AttributeError(name)
         with PostponedModule._lock:  # Another thread waits until the module is complete.
-            loader, self._loader = self._loader, None
-            if loader is not None:
-                loader.exec_module(self)
-                self.__class__ = type(sys)  # type: ignore[assignment]
+            if self.__spec__ is None:
+                self._find()
+            # The import statement looks for `__path__`, which only a package has.
+            is_used = name != "__path__" or "__path__" in self.__dict__
+            if is_used and not self._is_executed:
+                self._execute()
         return type(sys).__getattribute__(self, name)
+
+    def _execute(self) -> None:
+        loader: Any = self.__loader__
+        self._is_executed = True
+        try:
+            made = loader.create_module(self.__spec__)  # Only that of an extension makes one.
+            loader.exec_module(made or self)
+        except BaseException:  # It may be a signal's. The next use executes it again.
+            self._is_executed = False
+            raise
+        self.__dict__.update(vars(made or self))
+        self.__class__ = type(sys)  # type: ignore[assignment]
+
+    def _find(self) -> None:
+        package = self.__name__.rpartition(".")[0]
+        path = __import__(package, fromlist=["*"]).__path__ if package else None
+        found = (finder.find_spec(self.__name__, path) for finder in sys.meta_path)
+        spec = next(spec for spec in found if spec is not None)
+        if spec.submodule_search_locations is not None:
+            self.__path__ = spec.submodule_search_locations
+        self.__loader__, self.__file__ = spec.loader, spec.origin
+        self.__spec__ = spec
 
 
 def postpone(*names: str) -> None:
     """Execute these modules at their first use, not at their first import."""
+    os.register_at_fork(after_in_child=PostponedModule._lock._at_fork_reinit)
     for name in names:
         if name not in sys.modules:
             sys.modules[name] = PostponedModule(name)

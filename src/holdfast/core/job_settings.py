@@ -13,18 +13,8 @@ from enum import Enum
 from typing import Annotated, Any, NamedTuple, get_args
 
 from holdfast.core.limits import COUNTER_MAX, NODES_MAX, SETTLE_S_MAX
+from holdfast.core.ranks import RankOrder
 from holdfast.core.values import Value
-
-
-class RankOrder(Enum):
-    """How the nodes of a round are ranked."""
-
-    STABLE = "stable"
-    """Members of the previous round keep their ranks."""
-    HOST = "host"
-    """Nodes on the same host get adjacent ranks."""
-    LABEL = "label"
-    """Nodes with the same label get adjacent ranks."""
 
 
 class StoreAccess(Enum):

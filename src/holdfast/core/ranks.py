@@ -7,15 +7,26 @@ count the workers of one role in the same order. Nodes may have different number
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING
 
-from holdfast.core.job_settings import RankOrder
 from holdfast.core.values import Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from holdfast.core.protocol import NodeInfo
+
+
+class RankOrder(Enum):
+    """How the nodes of a round are ranked."""
+
+    STABLE = "stable"
+    """Members of the previous round keep their ranks."""
+    HOST = "host"
+    """Nodes on the same host get adjacent ranks."""
+    LABEL = "label"
+    """Nodes with the same label get adjacent ranks."""
 
 
 class NodeShape(Value):

@@ -24,14 +24,12 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
+from holdfast.defaults import REAP_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SIGKILL = 9
-# How long a killed process may take to exit. The kernel needs seconds to tear down a process with much
-# memory or many GPUs. A process that takes longer than this is in uninterruptible sleep.
-REAP_S = 15.0
 # How long the leftovers may take after a leader was given up: they were killed as well.
 REST_S = 1.0
 

@@ -8,9 +8,8 @@ starts a worker, and `dataclasses` would generate and compile code for each
 
 from __future__ import annotations
 
-# The command starts the keeper before it imports slow modules such as `typing`, and the keeper's client
-# imports this module.
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from typing import Any, ClassVar, dataclass_transform
 else:

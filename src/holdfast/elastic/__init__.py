@@ -1,5 +1,5 @@
 """TorchElastic's import paths: `torch.distributed.elastic.X` is `holdfast.elastic.X`.
 
-The modules below only re-export. The code that exists for these names alone is in `_impl`; the rest
-is where each name comes from. Nothing in Holdfast imports this package.
+The modules below only re-export names. `_impl` has the code that exists only for these names; other
+names come from Holdfast's own modules. Nothing in Holdfast imports this package.
 """

@@ -19,10 +19,9 @@ import socket
 from typing import TYPE_CHECKING
 
 from holdfast.errors import EnvironmentProblem, shortage_hint
-from holdfast.net import addresses
+from holdfast.net import addresses, peer_user
 from holdfast.net.addresses import Address
 from holdfast.net.endpoints import format_endpoint
-from holdfast.net.peer_user import NOBODY, is_own_user, listener_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -217,14 +216,14 @@ def bind_one_of(
     except OSError as problem:
         if problem.errno == errno.EADDRINUSE and not is_host:
             for one in found:
-                refuse_other_user(listener_at(one.family, one.sockaddr), port)
+                refuse_other_user(peer_user.listener_at(one.family, one.sockaddr), port)
             return None
         raise _refusal(host, port, problem) from None
 
 
 def refuse_other_user(user: int | None, port: int) -> None:
     """Raise if another user listens on a port of this machine: that user would control the job."""
-    if user is None or user == NOBODY or is_own_user(user):
+    if user is None or user == peer_user.NOBODY or peer_user.is_own_user(user):
         return
     raise EnvironmentProblem(
         f"another user holds port {port} of this host: {_name_of(user)}",

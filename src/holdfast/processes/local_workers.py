@@ -2,7 +2,7 @@
 
 A worker has a rank and a run id in its environment that its parent does not have; its own children
 inherit them. So this finds workers of any launcher that sets TorchElastic's variables. A process with
-a run id and no rank belongs to a job and is not a worker: the member of its etcd.
+a run id but no rank belongs to a job but is not a worker: it is a member of the job's etcd.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LocalWorker:
         self.generation = _number(env.get(GENERATION, ""))
 
     def described(self) -> str:
-        """Return which worker this is, in one line."""
+        """Return a line that identifies the worker."""
         known = f"rank {self.rank}"
         if self.local_rank >= 0:
             known += f" (local rank {self.local_rank})"
@@ -73,7 +73,7 @@ class _Process:
 
 
 def local_workers() -> list[LocalWorker]:
-    """Return this user's workers on this host, or everybody's for root, by run id and rank."""
+    """Return this user's workers on this host, by run id and rank; for root, those of all users."""
     processes = _processes()
     found = []
     for process in processes.values():
@@ -86,7 +86,7 @@ def local_workers() -> list[LocalWorker]:
             if parent is None or parent.identity() != identity:
                 found.append(LocalWorker(process.pid, process.env))
         elif process.session == process.pid:
-            # Every worker of ours leads a session; a forked one has its variables in memory alone.
+            # Each of our workers leads a session. A forked worker has its variables only in memory.
             env = current_environment(process.pid)
             if RUN_ID in env and RANK in env:
                 found.append(LocalWorker(process.pid, env))

@@ -1,13 +1,13 @@
 """Reads the state, parent, command and environment of any process from `/proc`.
 
-It needs no rights beyond those of the same user. A process may end at any moment: every reader
-has an answer for one that is gone, and for what is not ours to read. The keeper, which imports
-nothing of ours, has readers of its own for children.
+It needs no rights beyond those of the same user. A process may exit at any moment, so every reader
+returns a value for a process that has exited or that this user may not read. The keeper imports
+nothing of Holdfast and has its own readers for children.
 
-`/proc/PID/environ` shows what a program was started with. A worker that was forked, from a zygote
-or by `start_method="fork"`, got its variables later, and they are in its memory alone. There they
-can be read if it runs the same Python as this process: then the C library's `environ` is as far
-from the beginning of the same file in memory as it is here.
+`/proc/PID/environ` shows the variables with which a program was started. A worker that was forked,
+from a zygote or by `start_method="fork"`, gets its variables later, and they are only in its memory.
+This module can read them there if the worker runs the same Python as this process: the C library's
+`environ` then has the same offset from the start of the same mapped file in both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ THREADS_MAX = 32
 COMMAND_CHARS_MAX = 500
 VARIABLES_MAX = 2000
 VALUE_BYTES_MAX = 4096
-POINTER = struct.Struct("P")
+POINTER = "P"  # As `struct` names it.
 STATES = {
     "R": "running",
     "S": "sleeping",
@@ -55,7 +55,7 @@ class Stat(Value):
 
 
 def stat_of(pid: int) -> Stat:
-    """Return a process's state and its place among the others."""
+    """Return a process's state, parent and group."""
     return _stat(f"/proc/{pid}")
 
 
@@ -98,7 +98,7 @@ def parent_of(pid: int) -> int:
 
 
 def root_of(pid: int, roots: Container[int]) -> int:
-    """Return which of the roots a process is or is below, 0 for none; this process has none."""
+    """Return the root that a process is or is below; 0 for none, and for this process."""
     if pid == os.getpid():
         return 0
     for _ in range(ANCESTORS_MAX):
@@ -111,12 +111,12 @@ def root_of(pid: int, roots: Container[int]) -> int:
 
 
 def is_below_this_process(pid: int) -> bool:
-    """Whether a process is a child of this one, or of its children, and is still there."""
+    """Whether a process still exists and is a descendant of this process."""
     return root_of(pid, (os.getpid(),)) > 0
 
 
 def usage_of(pid: int) -> tuple[float, int]:
-    """Return the CPU time of a process in seconds, below 0 if it is not known, and its memory."""
+    """Return the CPU time of a process in seconds (below 0 if unknown), and its memory."""
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     try:
         ticks, pages = int(fields[11]) + int(fields[12]), int(fields[21])
@@ -126,7 +126,7 @@ def usage_of(pid: int) -> tuple[float, int]:
 
 
 def name_of(pid: int) -> str:
-    """Return the short name a process has in `ps`."""
+    """Return the short name of a process, as `ps` shows it."""
     return _read(f"/proc/{pid}/comm").strip()
 
 
@@ -137,15 +137,15 @@ def command_of(pid: int) -> str:
 
 
 def describe(pid: int) -> str:
-    """Return lines about a process and what each thread waits in, or that it has exited.
+    """Return lines about a process and about what each of its threads waits for; or that it has exited.
 
-    No stacks of Python, but enough to tell a process that computes from one that sleeps, and one
+    They contain no Python stacks, but distinguish a process that computes from one that sleeps, and one
     that waits for a lock from one that waits for a disk.
     """
     try:
         threads = sorted(map(int, os.listdir(f"/proc/{pid}/task")))
     except OSError:
-        return f"process {pid} has ended\n"
+        return f"process {pid} has exited\n"
     lines = [f"command: {command_of(pid)}"]
     for thread in threads[:THREADS_MAX]:
         folder = f"/proc/{pid}/task/{thread}"
@@ -161,7 +161,7 @@ def describe(pid: int) -> str:
 
 
 def _stat(folder: str) -> Stat:
-    # The name of the program, in brackets, may have blanks and brackets in it.
+    # The name of the program, in brackets, may contain blanks and brackets.
     state, *numbers = _read(f"{folder}/stat").rpartition(")")[2].split()[:4] or [""]
     return Stat(state, *map(int, numbers))
 
@@ -171,11 +171,11 @@ def _read(path: str) -> str:
         with open(path, "rb") as file:
             return file.read().decode(errors="replace")
     except OSError:
-        return ""  # Gone meanwhile, or not for us to read.
+        return ""  # It has exited meanwhile, or this user may not read it.
 
 
 def initial_environment(pid: int) -> dict[str, str]:
-    """Return the environment a process was started with; empty if it cannot be read."""
+    """Return the environment with which a process was started; empty if it cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return _parsed(file.read().split(b"\0"))
@@ -184,7 +184,7 @@ def initial_environment(pid: int) -> dict[str, str]:
 
 
 def current_environment(pid: int) -> dict[str, str]:
-    """Return the environment out of a process's memory; empty if that cannot be found or read."""
+    """Return the environment in a process's memory; empty if it cannot be found or read."""
     here = _place_of_environ()
     if here is None:
         return {}
@@ -196,16 +196,16 @@ def current_environment(pid: int) -> dict[str, str]:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
             return _parsed(_texts(memory.fileno(), base + offset))
     except (OSError, OverflowError, struct.error):
-        return {}  # Not for us to read, or it ended, or changed just now.
+        return {}  # This user may not read it, or it has exited, or it is changing.
 
 
 def _texts(memory: int, place: int) -> list[bytes]:
-    size = POINTER.size
-    (array,) = POINTER.unpack(os.pread(memory, size, place))
+    size = struct.calcsize(POINTER)
+    (array,) = struct.unpack(POINTER, os.pread(memory, size, place))
     pointers = os.pread(memory, size * VARIABLES_MAX, array)
     texts = []
     for at in range(0, len(pointers) - size + 1, size):
-        (text,) = POINTER.unpack_from(pointers, at)
+        (text,) = struct.unpack_from(POINTER, pointers, at)
         if not text:
             break
         texts.append(os.pread(memory, VALUE_BYTES_MAX, text).partition(b"\0")[0])
@@ -218,7 +218,7 @@ def _parsed(texts: list[bytes]) -> dict[str, str]:
 
 
 def _place_of_environ() -> tuple[tuple[str, str], int] | None:
-    """Return the file of which `environ` is a part in memory, and how far from its beginning."""
+    """Return the mapped file that contains `environ`, and its offset from the start of the mapping."""
     import ctypes
 
     try:
@@ -235,7 +235,7 @@ def _place_of_environ() -> tuple[tuple[str, str], int] | None:
 
 
 def _bases(pid: int) -> dict[tuple[str, str], int]:
-    """Return where in memory each mapped file begins, by device and number of the file."""
+    """Return the address at which each mapped file begins, by the file's device and inode number."""
     found: dict[tuple[str, str], int] = {}
     with open(f"/proc/{pid}/maps", errors="replace") as maps:
         for line in maps:

@@ -48,7 +48,7 @@ MEANINGS: dict[int, str] = {
 
 
 class SignalException(Exception):
-    """Raised by an agent that a signal ended, after its workers were stopped."""
+    """Raised by an agent that received a signal, after it has stopped its workers."""
 
     def __init__(self, msg: str, sigval: int) -> None:
         super().__init__(msg)
@@ -61,7 +61,7 @@ def as_enum(signum: int) -> signal.Signals:
 
 
 def signal_name(signum: int) -> str:
-    """Return `SIGTERM` and the like, or `signal 50` where the number has no name."""
+    """Return a signal's name, such as `SIGTERM`, or `signal 50` if it has none."""
     return next((name for name, one in NAMES.items() if one == signum), f"signal {signum}")
 
 
@@ -72,7 +72,7 @@ def in_words(signum: int) -> str:
 
 
 def parse_signal(name: str, *, flag: str) -> int:
-    """Turn a name such as `SIGTERM`, `TERM` or `15` into the signal's number."""
+    """Parse a name such as `SIGTERM`, `TERM` or `15`; return the signal's number."""
     text = name.strip().upper()
     if text.isdecimal():
         found = int(text) if int(text) in NAMES.values() else None
@@ -86,29 +86,29 @@ def parse_signal(name: str, *, flag: str) -> int:
 
 
 def parse_signals(names: str, *, flag: str = "--signals-to-handle") -> tuple[int, ...]:
-    """Turn `SIGTERM,SIGINT` into signals, refusing those no process can handle."""
-    found: dict[int, None] = {}  # Each once: its handler is restored once.
+    """Parse a list such as `SIGTERM,SIGINT`; reject signals that no process can handle."""
+    found: dict[int, None] = {}  # Each signal once, because its handler is restored once.
     for name in names.split(","):
         if not name.strip():
             continue
         one = parse_signal(name, flag=flag)
         if one in UNCATCHABLE:
             raise UsageError(
-                f"{flag}: {signal_name(one)} cannot be handled by any process; leave it out of the list"
+                f"{flag}: no process can handle {signal_name(one)}; remove it from the list"
             )
         found[one] = None
     return tuple(found)
 
 
 class SignalWatch:
-    """Collects signals while it is entered, and makes a descriptor readable for each.
+    """Collects signals while it is entered. Each signal makes a descriptor readable.
 
-    Outside the main thread Python cannot handle signals. Then the watch stays empty, and the
-    program around it handles them. A signal that is ignored when the watch begins stays ignored, as
+    Outside the main thread Python cannot handle signals. Then the watch stays empty, and the calling
+    program handles the signals. A signal that is ignored when the watch begins stays ignored, as
     `nohup` requires.
     """
 
-    # In the main thread of this process: how many watches are entered, and whether any ever was.
+    # For the main thread of this process: how many watches are entered, and whether any ever was.
     entered = 0
     was_entered = False
 
@@ -126,7 +126,7 @@ class SignalWatch:
             self._previous_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         except ValueError:
             if self.signals:
-                console.info("not in the main thread: signals are left to the program around it")
+                console.info("not in the main thread, so the calling program handles signals")
             return self
         for one in self.signals:
             if signal.getsignal(one) is not signal.SIG_IGN:
@@ -156,7 +156,7 @@ class SignalWatch:
         return self._read
 
     def take(self) -> int | None:
-        """Return the oldest signal that was not taken yet, None if there is none.
+        """Return the oldest signal that was not taken yet; None if there is none.
 
         The descriptor stays readable while there are more.
         """
@@ -200,7 +200,9 @@ class Raising:
 
     def __enter__(self) -> None:
         self._before = self._watch.raises
-        self._watch.raises = True  # First: a signal that arrives in between must raise, too.
+        self._watch.raises = (
+            True  # Before the next line, so that a signal between the two raises too.
+        )
         self._watch.raise_pending()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -1,10 +1,10 @@
-"""The Python stacks of a process by any available means, or else the kernel's information.
+"""The Python stacks of a process, read in any available way; otherwise the kernel's information.
 
 1. By py-spy, from outside: it needs no help from the process and works even if that is stuck. The
    kernel allows it to root, and to the same user; if `/proc/sys/kernel/yama/ptrace_scope` is 1, only
    to ancestors, such as the agent of a worker.
 2. By the worker's control socket, if it has one and responds.
-3. What `/proc` shows of its threads, with one line on why there are no stacks and what would help.
+3. If neither works: the threads as `/proc` shows them, with one line about the reason and the remedy.
 
 The process may be any process: it need not import Holdfast, or be a Python process at all.
 """
@@ -32,7 +32,7 @@ INSTALL = "install it next to Holdfast: pip install py-spy"
 
 
 class PySpyFailed(Exception):
-    """Why there are no stacks by py-spy, in one line."""
+    """py-spy returned no stacks; the message gives the reason in one line."""
 
 
 def find_py_spy() -> str | None:
@@ -50,8 +50,8 @@ def run_py_spy(
 ) -> str:
     """Return the stacks of a process's Python threads; raise `PySpyFailed` if there are none.
 
-    `pausing` stops the process meanwhile, without which the stacks may be torn. `limit_s` is how
-    long it may take, `SPY_S` by default.
+    `pausing` stops the process meanwhile; otherwise the stacks may be inconsistent. `limit_s` limits the
+    time, `SPY_S` by default.
     """
     program = find_py_spy()
     if program is None:
@@ -81,7 +81,7 @@ def run_py_spy(
 def _why(pid: int, stderr: str) -> str:
     """Return one line on why py-spy failed."""
     if not procfs.exists(pid):
-        return f"process {pid} has ended"
+        return f"process {pid} has exited"
     if "ermission denied" in stderr or "not permitted" in stderr:
         return f"this user may not read the memory of process {pid}{_remedy()}"
     first = stderr.strip().partition("\n")[0].removeprefix("Error: ")
@@ -105,7 +105,7 @@ PYTHONS = ("python", "libpython", "pypy", "libpypy")
 
 
 def dump_stacks(pid: int, env: Mapping[str, str] | None = None, *, limit_s: float = LIMIT_S) -> str:
-    """Return the stacks of a process, or what else is known of it, as text; never raises.
+    """Return the stacks of a process, or other known facts about it, as text; never raises.
 
     A loop that must not block passes a small `limit_s`, or calls it in a thread. `env` is the
     environment of the process, if the caller knows it better than `/proc`.
@@ -118,7 +118,7 @@ def dump_stacks(pid: int, env: Mapping[str, str] | None = None, *, limit_s: floa
         return _with_newline(found)
     except PySpyFailed as problem:
         if procfs.has_ended(pid):
-            return f"process {pid} has ended\n"
+            return f"process {pid} has exited\n"
         why = str(problem) if is_python(pid) else "this is not a Python program"
     path = socket_path(procfs.initial_environment(pid)) or socket_path(
         procfs.current_environment(pid) if env is None else env

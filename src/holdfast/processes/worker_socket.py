@@ -1,7 +1,7 @@
-"""A unix socket at a path that only its owner can open, and that no dead server occupies.
+"""A unix socket at a path that only its owner can open. A socket that a dead server left is replaced.
 
-The file has mode 0600 from the start. A stale socket is replaced; the socket of a live server, and
-anything that is not a socket, is not. The folder must be one in which others cannot replace it.
+The file has mode 0600 from the start. If the path has the socket of a live server, or is not a socket,
+listening fails. It also fails if other users can replace files in the folder.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ BACKLOG = 16
 CONNECT_S = 1.0
 """How long to wait for a live server; the kernel accepts for it."""
 LOCK_S = 1.0
-"""How long to wait for another process that checks the same folder."""
+"""How long to wait while another process checks the same folder."""
 CREDENTIALS = struct.Struct("3i")
 
 
 def socket_path(environ: Mapping[str, str]) -> str:
     """Return the path of the socket of a worker with this environment; empty for none.
 
-    `${rank}` and `${local_rank}` in it are replaced, as all workers of a node have one value.
+    All workers of a node have the same value, so `${rank}` and `${local_rank}` in it are replaced.
     """
     place = environ.get(VARIABLE, "")
     for name, variable in (("rank", "RANK"), ("local_rank", "LOCAL_RANK")):
@@ -73,7 +73,7 @@ def remove(path: str, inode: tuple[int, int]) -> None:
 
 
 def identity(path: str) -> tuple[int, int]:
-    """Return what distinguishes a file from another at the same path."""
+    """Return an identity that distinguishes a file from another one at the same path."""
     found = os.lstat(path)
     return found.st_dev, found.st_ino
 
@@ -86,7 +86,7 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 
 def is_owner(uid: int) -> bool:
-    """Whether a user may use what belongs to this process: its own, or root."""
+    """Whether a user is the owner of this process, or root."""
     return uid in (os.geteuid(), 0)
 
 
@@ -139,7 +139,7 @@ def _remove_stale(path: str) -> None:
         except OSError as problem:
             if problem.errno != errno.EAGAIN:
                 raise
-            pid = 0  # Its queue is full: it is alive.
+            pid = 0  # Its queue is full, so the server is alive.
     raise EnvironmentProblem(
         f"{VARIABLE}: {path} is in use by {f'process {pid}' if pid else 'another process'}",
         hint="give each worker its own path, with ${local_rank} in it",
@@ -150,7 +150,7 @@ def _bind(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if sys.platform == "linux":
-            os.fchmod(listener.fileno(), 0o600)  # The file is made with this mode.
+            os.fchmod(listener.fileno(), 0o600)  # The file is created with this mode.
         listener.bind(path)
         try:
             os.chmod(path, 0o600)

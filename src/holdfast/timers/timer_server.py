@@ -231,7 +231,7 @@ class FileTimerServer:
     def _refuse(self, request: FileTimerRequest, *, ended: bool) -> None:
         detail = f"pid {request.worker_pid}, scope {request.scope_id!r}"
         if ended:  # Probably a worker's child, or a worker of the previous generation.
-            self._refusals.add("the process has ended", detail, console.INFO)
+            self._refusals.add("the process has exited", detail, console.INFO)
         else:
             self._refusals.add("the process is not a worker of this agent", detail)
 

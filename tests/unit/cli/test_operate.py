@@ -71,7 +71,7 @@ Current thread 0x2 (most recent call first):
     [
         (PY_SPY, "all_reduce, dist.py:88"),
         (OF_PYTHON, "read, data.py:12"),
-        ("process 7 has ended\n", "process 7 has ended"),
+        ("process 7 has exited\n", "process 7 has exited"),
         ("", "unknown"),
     ],
 )

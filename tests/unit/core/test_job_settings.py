@@ -10,10 +10,10 @@ from holdfast.core.job_settings import (
     SETTINGS,
     TYPES,
     JobSettings,
-    RankOrder,
     check_settings,
     differences,
 )
+from holdfast.core.ranks import RankOrder
 
 NUMBERS = [name for name, kind in TYPES.items() if not issubclass(kind, Enum)]
 TWO = JobSettings(1, 2)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.job_settings import RankOrder
 from holdfast.core.protocol import NodeInfo
-from holdfast.core.ranks import NodeShape, assign_ranks, identical_ranks, order_nodes
+from holdfast.core.ranks import NodeShape, RankOrder, assign_ranks, identical_ranks, order_nodes
 
 untimed = settings(deadline=None)  # Others may need the machine meanwhile.
 names = st.lists(st.sampled_from("abcdefghijkl"), unique=True, min_size=1, max_size=8)

@@ -8,7 +8,7 @@ import pytest
 from fake_node import RUN, FakeNode, a_job_of, a_node
 from holdfast.core import rounds as machine
 from holdfast.core.first_failure import with_local_times
-from holdfast.core.job_settings import JobSettings, RankOrder, StoreAccess
+from holdfast.core.job_settings import JobSettings, StoreAccess
 from holdfast.core.limits import (
     NODE_ID_CHARS_MAX,
     RUN_ID_CHARS_MAX,
@@ -17,6 +17,7 @@ from holdfast.core.limits import (
 )
 from holdfast.core.machine import InvalidEvent
 from holdfast.core.protocol import NodeRole, RefusalReason, Request, Status, View
+from holdfast.core.ranks import RankOrder
 from holdfast.core.rounds import (
     BLAME_S,
     HISTORY_LINES_MAX,

@@ -147,7 +147,7 @@ def test_worker_that_exits_without_returning_has_failed(callers: Callers) -> Non
     result = callers.result(fns.leave_at_once, (0,))
     failure = result.failures[0]
     assert failure.exitcode == 0
-    assert failure.detail.startswith("ended with code 0 but did not return")
+    assert failure.detail.startswith("exited with code 0 without a return value")
     assert result.is_failed()
     assert callers.result(fns.leave_at_once, (9,)).failures[0].exitcode == 9
 
@@ -264,7 +264,7 @@ def test_too_few_descriptors_are_an_environment_problem(tmp_path: Path, method: 
     envs: dict[int, dict[str, str]] = {rank: {} for rank in args}
     resource.setrlimit(resource.RLIMIT_NOFILE, (60, hard))
     try:
-        with pytest.raises(EnvironmentProblem, match=r"^could not start 100 .*`ulimit -n`"):
+        with pytest.raises(EnvironmentProblem, match=r"^cannot start 100 .*`ulimit -n`"):
             start_group(GroupSpec("x", add, args, envs, logs(tmp_path), start_method=method))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

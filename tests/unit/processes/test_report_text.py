@@ -62,7 +62,7 @@ def test_the_whole_text() -> None:
           rank 10 (local_rank: 2, pid: 42): exit code 1
           rank 8 (local_rank: 0, pid: 40): terminated by SIGTERM (termination request) [consequence: \
 after the stop began]
-          (on this node, and on that of the root cause; other nodes report their own)
+          (on this node and on the node of the root cause; other nodes report their own)
         ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
         Logs:   /logs
         Report: /logs/failure.json
@@ -83,7 +83,7 @@ def test_a_long_traceback_loses_its_middle() -> None:
     text = text_of(failure(0, stderr_tail=stderr))
     assert len(text.splitlines()) < report_text.TRACEBACK_LINES_MAX + 20
     left_out = 1002 - report_text.TRACEBACK_LINES_MAX + 1
-    assert f"[... {left_out} lines left out ...]" in text
+    assert f"[... {left_out} lines omitted ...]" in text
     assert "line 0, in f" in text
     assert "RecursionError: too deep" in text
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.job_settings import RankOrder
+from holdfast.core.ranks import RankOrder
 from holdfast.errors import UsageError
 from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.backends import Backend

@@ -2,7 +2,7 @@
 
 Holdfast's own loop (`agent.loop`) needs none of these methods. But users' classes override
 TorchElastic's hooks and steps, or call them from their own loop. The methods that a class overrides
-decide how its agents run:
+determine how its agents run:
 
 - none: `AgentLoop` with processes;
 - a hook (`HOOKS`): `AgentLoop` with `HookedWorkers`, which call the hooks;
@@ -179,7 +179,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     @abstractmethod
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        """Start every worker; return their ids by local rank."""
+        """Start all workers; return their ids by local rank."""
 
     @abstractmethod
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -193,23 +193,23 @@ class SimpleElasticAgent(ElasticAgent):
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = SHUTDOWN_S
     ) -> None:
-        """Stop every worker by this signal, and release what the agent holds."""
+        """Stop all workers with this signal, and release the agent's resources."""
 
     def _release_foreign(self) -> None:
-        """Close a context of another kind that a subclass has set."""
+        """Close a foreign context that a subclass has set."""
 
     # The public interface.
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
-        """Return the only group, for every role."""
+        """Return the agent's only group, whatever the role."""
         del role
         return self._worker_group
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the workers until they succeeded, or failed for good.
 
-        Raises `SignalException` if a signal ended the run. Whatever happens, the workers are gone
-        when this returns or raises. May be called again, with the whole budget of restarts.
+        Raises `SignalException` if a signal ended the run. When this returns or raises, all workers
+        have exited. May be called again, with the full restart budget.
         """
         begin = time.monotonic()
         self._begin_run()
@@ -226,7 +226,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     @property
     def restart_count(self) -> int:
-        """How many restarts were charged so far."""
+        """The number of restarts charged so far."""
         return self._machine.restart_count
 
     # TorchElastic's attributes.
@@ -279,7 +279,7 @@ class SimpleElasticAgent(ElasticAgent):
                 )
 
     def _count_restarts(self, left: int) -> None:
-        """Set the restart budget of the machine, which does not run."""
+        """Set the restart budget of the machine, which is idle."""
         limit = self._worker_group.spec.max_restarts
         used = limit - left if self._has_own_loop else 0
         self._machine.budget = RestartBudget(max(0, left) + used, used)
@@ -293,7 +293,7 @@ class SimpleElasticAgent(ElasticAgent):
             with self._loop.signals.raising():
                 return self._invoke_run(role)
         except SignalException as problem:
-            limit = f"waiting up to {self._shutdown_timeout:g} s for their end"
+            limit = f"waiting up to {self._shutdown_timeout:g} s for the exit"
             console.warning(f"{problem.sigval.name}: stopping the workers, {limit}")
             raise
 
@@ -376,7 +376,7 @@ class SimpleElasticAgent(ElasticAgent):
         return self._polled.exchange_ranks(store, group_rank, group_world_size)
 
     def _exit_barrier(self) -> None:
-        """Wait until the workers of the other nodes have ended."""
+        """Wait until the workers of the other nodes have exited."""
         with self._loop.busy("the exit barrier"):
             self._polled.exit_barrier()
 
@@ -541,7 +541,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         uninterruptible_state_timeout: float | None = None,
     ) -> None:
         self._logs_specs = logs_specs
-        self._foreign: Any = None  # A context of another kind that a subclass has set.
+        self._foreign: Any = None  # A foreign context that a subclass has set.
         self._blocked: dict[int, tuple[float, int]] = {}
         self._make(
             WorkerGroup(spec),
@@ -638,12 +638,12 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _wait_for_workers(self, deadline: float) -> None:
         events: list[int] = []
         if self._foreign is None and "_monitor_workers" not in self._overridden:
-            events = self._processes.descriptors()  # Which our `_monitor_workers` reads.
+            events = self._processes.descriptors()  # Our `_monitor_workers` reads them.
         self._loop.wait(deadline, *events)
 
     def _monitor_in_own_loop(self, worker_group: WorkerGroup) -> RunResult:
         context = self._pcontext
-        assert context is not None, "there are no workers to monitor: none were started"
+        assert context is not None, "no workers were started, so there are none to monitor"
         started = {worker.id for worker in worker_group.workers} - {None}
         if started != set(context.pids().values()):
             console.error(
@@ -668,7 +668,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         return self._processes.outcome(result)
 
     def _act_on_detections(self) -> str:
-        """Act on timers and blocked workers, as the supervision is idle; return why one is stuck."""
+        """Handle timers and blocked workers, because the supervision is idle; return why one is stuck."""
         now, limit_s = time.monotonic(), self._stuck_limit_s
         watchdogs = self._side_services.watchdogs
         self._side_services.look(now)

@@ -1,9 +1,9 @@
 """The state of a job in a store that can compare and set: `torch.distributed`'s or one of ours.
 
-The key is TorchElastic's; the value is not, since that is a pickle there. Every value begins with a
-unique number, so that of two nodes that write the same state only one considers itself the writer. A
-store responds to a comparison with a missing key with the expected value, which looks like another
-node's state; a key that vanished because its server was restarted is noticed by that response.
+The key is TorchElastic's. The value has another format, because TorchElastic's is a pickle. Every value
+begins with a unique number. So if two nodes write the same state, only one considers itself the writer.
+If a key is missing, `compare_set` returns the expected value; this is how the backend notices that the
+store's server has restarted and lost the key.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class C10dRendezvousBackend(RendezvousBackend):
 
     @property
     def name(self) -> str:
-        """It is `c10d`, whatever the kind of the store."""
+        """`c10d`, for any kind of store."""
         return "c10d"
 
     def get_state(self) -> tuple[bytes, Token] | None:
@@ -59,7 +59,7 @@ class C10dRendezvousBackend(RendezvousBackend):
     def set_state(
         self, state: bytes, token: Token | None = None
     ) -> tuple[bytes, Token, bool] | None:
-        """Replace the state that `token` names; without one, be the first to store any."""
+        """Replace the state that `token` names; without a token, store the first state."""
         if token and not isinstance(token, bytes):
             return _lost(self.get_state())
         expected = token or NO_STATE
@@ -75,7 +75,7 @@ class C10dRendezvousBackend(RendezvousBackend):
         return _lost(self._decoded(value))
 
     def _current(self) -> bytes:
-        """Return the value of the key, which is given one if it has none: this never waits."""
+        """Return the value of the key. Set one if there is none, so that this never waits."""
         return self._compare_set(b"", NO_STATE)
 
     def _compare_set(self, expected: bytes, desired: bytes) -> bytes:
@@ -86,7 +86,7 @@ class C10dRendezvousBackend(RendezvousBackend):
                 )
             )
         except (OSError, RuntimeError, ValueError) as problem:
-            # All that torch's stores raise derives from these, time-outs included.
+            # All errors of torch's stores derive from these, including timeouts.
             raise RendezvousConnectionError(
                 f"the rendezvous store does not respond for {self._key!r}: {_one_line(problem)}"
             ) from problem
@@ -107,12 +107,12 @@ class C10dRendezvousBackend(RendezvousBackend):
 
 
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
-    """Return a backend on a store made from the parameters, and that store.
+    """Return a backend on a store created from the parameters, and that store.
 
-    With `store_type=file`, it is in files at the endpoint, or at a temporary place if there is none.
-    With `store_type=tcp`, the store speaks the protocol of torch's TCPStore. It is served from here
-    if the endpoint is this machine's and nobody else here was quicker; `is_host` may say otherwise.
-    The node that serves it must live as long as the job: unlike the coordinator, it is not replaced.
+    With `store_type=file`, the store consists of files at the endpoint, or in a temporary folder without
+    one. With `store_type=tcp`, the store speaks the protocol of torch's TCPStore. This process serves it
+    if the endpoint belongs to this machine and no other process here serves it yet; `is_host` overrides
+    this. The node that serves it must live as long as the job: unlike a coordinator, it has no successor.
     """
     store_type = str(params.get("store_type", "tcp")).strip().lower()
     if store_type == "file":
@@ -133,7 +133,7 @@ def _file_store(params: RendezvousParameters) -> FileStore:
         return job_store(params)
     except (EnvironmentProblem, OSError) as problem:
         raise RendezvousConnectionError(
-            f"no file can be the rendezvous store: {problem}"
+            f"cannot create files for the rendezvous store: {problem}"
         ) from problem
 
 
@@ -146,7 +146,7 @@ def _tcp_store(params: RendezvousParameters) -> TCPStore:
     is_host = params.get_as_bool("is_host")
     try:
         if is_host:
-            addresses.resolve(host, port)  # The others have to find it by this name.
+            addresses.resolve(host, port)  # The other nodes must be able to resolve this name.
         if is_host or (is_host is None and _is_here(host, port)):
             try:
                 return TCPStore(host, port, is_master=True, timeout=timeout, multi_tenant=True)
@@ -165,7 +165,7 @@ def _is_here(host: str, port: int) -> bool:
     try:
         found = addresses.resolve(host, port)
     except OSError:
-        return False  # A name that is not known yet is at least not this machine's.
+        return False  # A name that does not resolve yet does not belong to this machine.
     return bool(found) and all(listening.is_local(one) for one in found)
 
 

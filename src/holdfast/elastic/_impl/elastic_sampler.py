@@ -1,7 +1,7 @@
-"""Distributing the rest of an epoch after a restart with more or fewer workers.
+"""Distributes the rest of an epoch after a restart with more or fewer workers.
 
-This is the only module that imports torch, since its class is one of torch's samplers. `start_index`
-is a position in the dataset, not in the shuffled order of an epoch; the caller has to know that all
+This is the only module that imports torch, because its class is one of torch's samplers. `start_index`
+is a position in the dataset, not in the shuffled order of an epoch. The caller must ensure that all
 samples before it have been used.
 """
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class ElasticDistributedSampler(DistributedSampler):  # type: ignore[misc]
-    """The indices of one worker, out of those from `start_index` on, shuffled by epoch.
+    """One worker's share of the indices from `start_index` on, shuffled for each epoch.
 
-    All workers together get each of them, and the same number each: some that come first are given
-    once more at the end to make it even.
+    Together the workers get every index. Each gets the same number: if the indices do not divide
+    evenly, some of the first ones are repeated at the end.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ElasticDistributedSampler(DistributedSampler):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[int]:
         order = torch.randperm(self._left, generator=torch.Generator().manual_seed(self.epoch))
-        # Places beyond the last are the first ones again.
+        # Continue with the first indices after the last one.
         places = torch.arange(self.rank, self.total_size, self.num_replicas) % self._left
         return iter((order[places] + self.start_index).tolist())
 

@@ -1,8 +1,8 @@
 """`EtcdRendezvousBackend`: the state of a job in one key of etcd; the token is its revision.
 
-The names are TorchElastic's, over etcd's API v3 instead of v2. The key is on a lease of its last
-writer, renewed by each write: a job that is over leaves nothing behind for longer than the lease
-lasts. The value begins with a mark, which tells a state from another program's value.
+The names are TorchElastic's, over etcd's API v3 instead of v2. The key has a lease of its last writer,
+which each write renews. So the state of a job that is over disappears when the lease expires. The value
+begins with a mark, which distinguishes a state from another program's value.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ REVISION_MAX = (1 << 63) - 1
 class EtcdRendezvousBackend(RendezvousBackend):
     """Keeps the state of one job at `<key_prefix>/<run_id>`, for `ttl` seconds after a write.
 
-    The client may be one of python-etcd, of which endpoint and certificates are taken.
+    The client may be one of python-etcd; this class uses only its endpoint and certificates.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
     def set_state(
         self, state: bytes, token: Token | None = None
     ) -> tuple[bytes, Token, bool] | None:
-        """Replace the state that `token` names; without one, be the first to store any."""
+        """Replace the state that `token` names; without a token, store the first state."""
         revision = _revision(token)
         if revision is None:
             return _lost(self.get_state())
@@ -114,8 +114,8 @@ class EtcdRendezvousBackend(RendezvousBackend):
 def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, EtcdStore]:
     """Return the etcd backend for these parameters, and the store that the agents share.
 
-    Both use one client, which `close` of the store ends. What is written has a TTL of two hours; it
-    lasts longer for as long as the store is open, or the state is written.
+    Both use one client, which the store's `close` closes. Written keys have a TTL of two hours. Writing
+    the state renews it, and so does the store while it is open.
     """
     settings = etcd_settings_of(params)
     if params.get("read_timeout") is None:
@@ -123,7 +123,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     client = EtcdV2Client(settings)
     try:
         backend = EtcdRendezvousBackend(client, params.run_id, KEY_PREFIX)
-        backend.get_state()  # Here a wrong endpoint is noticed.
+        backend.get_state()  # Raises if the endpoint is wrong.
     except (RendezvousError, UsageError):
         client.close()
         raise
@@ -131,7 +131,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
 
 
 def _revision(token: Token | None) -> int | None:
-    """Return the revision of a token, 0 for none; None if it is not a token of ours."""
+    """Return the revision of a token, 0 for no token; None if it is not one of our tokens."""
     try:
         revision = int(token or 0)
     except (TypeError, ValueError):

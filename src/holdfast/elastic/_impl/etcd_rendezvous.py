@@ -70,7 +70,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
 
 
 class EtcdRendezvousHandler(MembershipHandler):
-    """A node's rendezvous on etcd, made from an `EtcdRendezvous`, whose node it is from then on."""
+    """A node's rendezvous on etcd, created from an `EtcdRendezvous`, which then uses this node."""
 
     def __init__(self, rdzv_impl: EtcdRendezvous, local_addr: str | None) -> None:
         super().__init__(EtcdAccess(rdzv_impl.parameters(local_addr), rdzv_impl.client.settings))
@@ -85,11 +85,11 @@ class EtcdRendezvousHandler(MembershipHandler):
         return super().info_of(view)
 
     def is_closed(self) -> bool:
-        """Return whether the job is over, also if this node was never in it."""
+        """Return whether the job is over, even if this node was never in it."""
         return super().is_closed() or self._stored_state().get("status") == "closed"
 
     def num_nodes_waiting(self) -> int:
-        """Return how many nodes wait for which there is room; 1 also if the round is broken."""
+        """Return the number of waiting nodes for which the round has room; at least 1 if it is broken."""
         waiting: int = self._stored_state().get("num_workers_waiting", 0)
         return super().num_nodes_waiting() or waiting
 
@@ -100,9 +100,9 @@ class EtcdRendezvousHandler(MembershipHandler):
         return done
 
     def _stored_state(self) -> dict[str, Any]:
-        """Return the job's state; empty while etcd is unreachable, which needs no reaction here.
+        """Return the job's state; empty while etcd is unreachable.
 
-        The node's own connection reports that etcd is unreachable for too long.
+        If etcd is unreachable for too long, the node's own connection reports it.
         """
         try:
             return self._rdzv_impl.get_rdzv_state()[1]
@@ -111,7 +111,7 @@ class EtcdRendezvousHandler(MembershipHandler):
 
 
 class EtcdRendezvous:
-    """A job on etcd as one node takes part in it. Times are in seconds.
+    """One node's part in a job on etcd. Times are in seconds.
 
     `settings` are further keys of `--rdzv-conf`. If `closes_client` is false, the caller closes the
     client. For a client of python-etcd, this uses only its endpoint and certificates.
@@ -130,10 +130,10 @@ class EtcdRendezvous:
         settings: Mapping[str, Any] | None = None,
         closes_client: bool = False,
     ) -> None:
-        run_id = str(run_id)  # Some count their jobs.
+        run_id = str(run_id)  # Some callers pass a number.
         self.client = adapted(client)
         self.node: EtcdRendezvousHandler | None = None
-        """What takes part for this node; made when it is needed first."""
+        """This node's handler; created when it is first needed."""
         self._places = JobKeys(prefix, run_id)
         self._timeout_s = timeout
         self._stores = GenerationStores(self.client, self._places.store)
@@ -145,10 +145,10 @@ class EtcdRendezvous:
             "join_timeout": timeout,
             "last_call_timeout": last_call_timeout,
         }
-        self.parameters(None)  # What cannot be a job is refused now.
+        self.parameters(None)  # Rejects invalid settings now.
 
     def parameters(self, local_addr: str | None) -> RendezvousParameters:
-        """Return what a handler of this job is made from."""
+        """Return the parameters for a handler of this job."""
         where, settings = self.client.settings.where, self._settings
         return RendezvousParameters(
             BACKEND, where, self._run_id, *self._nodes, local_addr, **settings
@@ -157,8 +157,8 @@ class EtcdRendezvous:
     def rendezvous_barrier(self) -> tuple[str, int, int]:
         """Wait until this node is in a round that it was not in before.
 
-        Returns the version, which names this start among all of the run id, the node's rank, and
-        the number of nodes.
+        Returns the version (which is unique among all starts of the run id), the node's rank, and the
+        number of nodes.
         """
         node = self._taking_part()
         info = node.next_rendezvous()
@@ -167,11 +167,11 @@ class EtcdRendezvous:
         return version, info.rank, info.world_size
 
     def set_closed(self) -> None:
-        """End the job for all nodes, and wait until that is decided; there need not be a job."""
+        """End the job for all nodes, and wait until this is decided. The job need not exist."""
         self._taking_part().set_closed()
 
     def close(self) -> None:
-        """Release the stores that were made, and the client if that is to be; leaves no job."""
+        """Release the created stores and, with `closes_client`, the client. Does not leave the job."""
         self._stores.close()
         if self._closes_client:
             self.client.close()
@@ -179,13 +179,13 @@ class EtcdRendezvous:
     # The job as it is stored.
 
     def get_path(self, path: str) -> str:
-        """Return where in etcd something of this job lies."""
+        """Return the key in etcd of a path of this job."""
         return self._places.root.decode() + path.removeprefix("/")
 
     def get_rdzv_state(self) -> tuple[int, dict[str, Any]]:
         """Return the revision that stored the state, and the state; `setup` if there is none.
 
-        It has the words of TorchElastic's: `joinable` without a round, `final` with one, `closed`.
+        The states are TorchElastic's: `joinable` without a round, `final` with one, `closed`.
         """
         try:
             found = self.client.get(self._places.job)
@@ -204,7 +204,7 @@ class EtcdRendezvous:
     def try_wait_for_state_change(
         self, etcd_index: int, timeout: float | timedelta | None = None
     ) -> tuple[int, dict[str, Any]]:
-        """Return the state after a change of this revision or a later one, or once time is up."""
+        """Return the state after a change at this revision or later, or when the time is up."""
         limit_s = self._timeout_s if timeout is None else as_seconds(timeout)
         revision, state = self.get_rdzv_state()
         if revision >= etcd_index:
@@ -215,14 +215,14 @@ class EtcdRendezvous:
         except TimeoutError:
             pass
         except EtcdError as problem:
-            if problem.kind is not ProblemKind.COMPACTED:  # Else something came after, certainly.
+            if problem.kind is not ProblemKind.COMPACTED:  # If it is, there certainly was a change.
                 raise RendezvousConnectionError(str(problem)) from None
         return self.get_rdzv_state()
 
     # What the nodes of a version share.
 
     def setup_kv_store(self, rdzv_version: str) -> EtcdStore:
-        """Return the store of a version, the same on all nodes: that of its `RendezvousInfo`."""
+        """Return the store of a version. It is the store of its `RendezvousInfo`, on all nodes."""
         return self._store(rdzv_version)
 
     def store_extra_data(self, rdzv_version: str, key: str, value: object) -> None:
@@ -232,7 +232,7 @@ class EtcdRendezvous:
     def load_extra_data(
         self, rdzv_version: str, key: str, timeout: float | timedelta | None = None
     ) -> Any:
-        """Return what was stored under a key, waiting for it, by default as long as for a round."""
+        """Wait for the value of a key, by default as long as for a round, and return it."""
         store = self._store(rdzv_version, "extra_data")
         limit_s = self._timeout_s if timeout is None else as_seconds(timeout)
         try:

@@ -1,4 +1,4 @@
-"""An etcd for this program under TorchElastic's name: at `localhost`, with a client of its kind."""
+"""An etcd server for this program, under TorchElastic's name: at `localhost`, with its kind of client."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class EtcdServer(local_etcd.EtcdServer):
         self._host = "localhost"
 
     def get_client(self) -> EtcdV2Client:
-        """Return a client of this server, which is the caller's to close."""
+        """Return a client of this server, which the caller must close."""
         if self._port < 0:
-            raise UsageError("this EtcdServer has no client before it runs", hint="call start()")
+            raise UsageError("this EtcdServer does not run yet", hint="call start()")
         return EtcdV2Client(
             EtcdSettings(endpoints=((self._host, self._port),), call_s=DEFAULT_READ_TIMEOUT_S)
         )

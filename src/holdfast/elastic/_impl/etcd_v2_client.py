@@ -1,8 +1,9 @@
-"""The client of etcd that TorchElastic's classes take, with the methods of the package python-etcd.
+"""The etcd client that TorchElastic's classes accept, with the methods of the package python-etcd.
 
-Keys of text are paths, as in etcd's API v2, but everything is stored by the API v3: a directory is
-what keys have in common, and is there while they are. Keys of bytes are those of `EtcdClient`, which
-this is. Waiting for a change (`wait`, `watch`), `append` and making an empty directory are left out.
+Text keys are paths, as in etcd's API v2, but the client stores everything with API v3: a directory is
+the common prefix of keys, and exists as long as they do. Bytes keys are those of the base class
+`EtcdClient`. The client cannot wait for a change (`wait`, `watch`), `append`, or create an empty
+directory.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class EtcdAlreadyExist(EtcdException, KeyError):
 
 
 class EtcdNotFile(EtcdException, KeyError):
-    """The path is a directory, and the call did not ask for one."""
+    """The path is a directory, but the call is not for directories."""
 
     __str__ = Exception.__str__
 
@@ -67,14 +68,14 @@ class EtcdResult:
 
     @property
     def children(self) -> Iterator[EtcdResult]:
-        """What is below a directory; a path that is none is its own only child."""
+        """The entries below a directory. If the path is not a directory, it is its own only child."""
         yield from self._below or [self]
 
     leaves = children
 
 
 class EtcdV2Client(EtcdClient):
-    """Calls for any thread, until `close`: by paths as python-etcd has them, or by keys of bytes."""
+    """Any thread may call it, until `close`, with python-etcd's paths or with keys of bytes."""
 
     @property
     def host(self) -> str:
@@ -99,7 +100,7 @@ class EtcdV2Client(EtcdClient):
 
     @property
     def version(self) -> str:
-        """The version of the etcd that answers."""
+        """The version of the etcd that responds."""
         try:
             with urllib.request.urlopen(  # noqa: S310 (the endpoint of a person's own settings)
                 f"{self.base_uri}/version",
@@ -115,7 +116,7 @@ class EtcdV2Client(EtcdClient):
     @overload
     def get(self, key: str) -> EtcdResult: ...
     def get(self, key: bytes | str) -> Any:
-        """Return what is at a path, or at a key of bytes."""
+        """Return the entry at a path, or at a key of bytes."""
         return super().get(key) if isinstance(key, bytes) else self.read(key)
 
     def __contains__(self, key: str) -> bool:
@@ -126,9 +127,9 @@ class EtcdV2Client(EtcdClient):
         return True
 
     def read(self, key: str, *, recursive: bool = False, quorum: bool = True) -> EtcdResult:  # noqa: ARG002
-        """Return what is at a path; of a directory, everything below it.
+        """Return the entry at a path; for a directory, everything below it.
 
-        `recursive` and `quorum` are accepted: every read is of the whole, and agreed upon.
+        `recursive` and `quorum` have no effect: every read is recursive and has a quorum.
         """
         at, below = _place(key), _range_below(key)
         found, under = self.txn(Txn(success=(Get(at), Get(*below)))).results
@@ -150,7 +151,7 @@ class EtcdV2Client(EtcdClient):
         prevValue: object = None,  # noqa: N803
         prevIndex: int | None = None,  # noqa: N803
     ) -> EtcdResult:
-        """Store a value for `ttl` seconds, or for good, if the conditions hold."""
+        """Store a value for `ttl` seconds, or permanently, if the conditions hold."""
         at = _place(key)
         lease = self.grant(ttl).lease if ttl else 0
         data = value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")
@@ -159,7 +160,7 @@ class EtcdV2Client(EtcdClient):
         return EtcdResult("set", key, found[0], ttl)
 
     def set(self, key: str, value: object, ttl: int | None = None) -> EtcdResult:
-        """Store a value for `ttl` seconds, or for good."""
+        """Store a value for `ttl` seconds, or permanently."""
         return self.write(key, value, ttl)
 
     def test_and_set(
@@ -206,26 +207,26 @@ class EtcdV2Client(EtcdClient):
         if exists is False:
             compare.append(Compare(at, Field.CREATE, 0))
         if exists or ((value is not None or index is not None) and exists is None):
-            self.read(key)  # What is compared has to be there.
+            self.read(key)  # Raises if there is nothing to compare with.
         done = self.txn(Txn(tuple(compare), ops))
         if done.succeeded:
             return done.results
         if exists is False:
-            raise _error("EtcdAlreadyExist", f"{key}: is in etcd already")
+            raise _error("EtcdAlreadyExist", f"{key}: already exists in etcd")
         expected = value if value is not None else f"index {index}"
         raise _error("EtcdCompareFailed", f"{key}: is not {expected} in etcd")
 
 
 def adapted(client: Any) -> EtcdClient:
-    """Return a client of ours for one of python-etcd's: at its endpoint, with its certificates."""
+    """Return our client for a client of python-etcd: same endpoint and certificates."""
     if isinstance(client, EtcdClient):
         return client
     try:
         host, port, protocol = client.host, client.port, client.protocol
     except AttributeError:
         raise UsageError(
-            f"client: {type(client).__name__} is no client of etcd; accepted: what "
-            "EtcdServer().get_client() returns, or a Client of python-etcd"
+            f"client: {type(client).__name__} is not an etcd client; accepted: the result of "
+            "EtcdServer().get_client(), or a Client of python-etcd"
         ) from None
     pool: dict[str, Any] = getattr(getattr(client, "http", None), "connection_pool_kw", {})
     tls = protocol == "https"
@@ -254,7 +255,7 @@ def _range_below(key: str) -> tuple[bytes, bytes]:
 
 
 def _error(name: str, text: str) -> Exception:
-    """Return an error of ours, which is of python-etcd's type too where that is loaded."""
+    """Return one of our errors. If python-etcd is loaded, it also has python-etcd's type."""
     ours: type[Exception] = globals()[name]
     theirs = getattr(sys.modules.get("etcd"), name, None)
     if isinstance(theirs, type):

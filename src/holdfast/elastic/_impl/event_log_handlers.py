@@ -1,7 +1,7 @@
-"""What only TorchElastic's `events` has: its table of `logging` handlers, and a rendezvous helper.
+"""The parts that only TorchElastic's `events` has: its table of `logging` handlers, and a rendezvous event.
 
-TorchElastic's users add a handler by writing into `_log_handlers`. The table is read at each event,
-so it does not matter when they do. `holdfast.events.configure` is the way of ours.
+TorchElastic's users add a handler by writing into `_log_handlers`. This module reads the table at each
+event, so they may do it at any time. Holdfast's own way is `holdfast.events.configure`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BUILT_IN = dict(_log_handlers)
 
 
 class ForwardingHandler(logging.Handler):
-    """Gives each record whose text is an event to a handler of ours."""
+    """Passes each record whose text is an event to one of our handlers."""
 
     def __init__(self, to: SafeHandler) -> None:
         super().__init__()
@@ -70,10 +70,10 @@ def construct_and_record_rdzv_event(
     local_id: int | None = None,
     rank: int | None = None,
 ) -> None:
-    """Make an event of the rendezvous and record it; do nothing if no handler gets such events.
+    """Create an event of the rendezvous and record it; do nothing if no handler gets such events.
 
-    Its name is the caller's file, and `name` or else the function. If the node failed, it has the
-    traceback of the exception that is being handled.
+    The event's name has the caller's file, and `name` or the caller's function. If the node failed, the
+    event has the traceback of the exception that is being handled.
     """
     if not destinations.is_recorded(destinations.RENDEZVOUS):
         return

@@ -39,7 +39,7 @@ class HookedWorkers:
         self._stops = "_stop_workers" in replaced
         self._shuts_down = "_shutdown" in replaced
         self.blocks = agent._has_own_loop or not replaced.isdisjoint(HOOKS)
-        # A hook replaces none of these.
+        # No hook replaces these.
         self.prepare = processes.prepare
         self.kill = processes.kill
         self.descriptors = processes.descriptors
@@ -83,13 +83,13 @@ class HookedWorkers:
         exits = [event for event in events if isinstance(event, supervision.WorkerExited)]
         if any(not one.retryable for one in exits):
             return events
-        for one in exits:  # The hook decides what an exit means.
+        for one in exits:  # The hook decides how to handle an exit.
             agent._side_services.watchdogs.ended(one.local_rank)
             agent._reporter.worker_ended(one.local_rank, failed=one.failed)
         return self._monitor()
 
     def _monitor(self) -> list[Event]:
-        """Turn the result of the hook into events."""
+        """Convert the result of the hook to events."""
         agent = self._agent
         group, machine = agent.get_worker_group(), agent._machine
         result = agent._monitor_workers(group)

@@ -1,9 +1,9 @@
-"""TorchElastic's timers over a queue: `TimerServer` to derive from, and one for own processes.
+"""TorchElastic's timers over a queue: the base class `TimerServer`, and a server for child processes.
 
-A subclass of `TimerServer` says how timers are kept and workers killed. `LocalTimerServer` is for
-the processes that a program has started, over a queue of `multiprocessing`. Such a queue unpickles
-what comes, so it is for trusted processes; even so, only descendants of the server's process are
-watched and killed.
+A subclass of `TimerServer` defines how to store timers and kill workers. `LocalTimerServer` watches the
+processes that a program has started, over a queue of `multiprocessing`. Such a queue unpickles its
+data, so use it only with trusted processes. The server watches and kills only descendants of its own
+process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RequestQueue(abc.ABC):
         """Return up to `size` requests, after `timeout` seconds at the latest."""
 
     def wake(self) -> None:
-        """Make a `get` that waits return; without this it waits for its timeout."""
+        """Make a waiting `get` return; otherwise it waits until its timeout."""
         return
 
 
@@ -74,7 +74,7 @@ class TimerServer(abc.ABC):
 
     @abc.abstractmethod
     def _reap_worker(self, worker_id: Any) -> bool:
-        """Kill a worker; return whether that succeeded, or else it is tried again."""
+        """Kill a worker; return whether that succeeded. If not, the server tries again."""
 
     def next_deadline(self) -> float | None:
         """Return when a timer is due next, by the monotonic clock; None: `max_interval` from now."""
@@ -147,7 +147,7 @@ class TimerServer(abc.ABC):
 
 
 TRY_AGAIN_S = 1.0
-"""A worker that could not be killed is tried again after this time."""
+"""If a worker cannot be killed, the server tries again after this time."""
 
 
 class LocalTimerClient(TimerClient):
@@ -193,11 +193,11 @@ class MultiprocessingRequestQueue(RequestQueue):
         return requests
 
     def wake(self) -> None:
-        """Have a `get` that waits return."""
+        """Make a waiting `get` return."""
         try:
             self._mp_queue.put_nowait(None)
         except queue.Full:
-            pass  # Then there is something to get anyhow.
+            pass  # The queue is full, so `get` returns anyway.
 
 
 class LocalTimerServer(TimerServer):
@@ -248,7 +248,7 @@ class LocalTimerServer(TimerServer):
         now = time.monotonic()
         late = self._timers.due(now)
         for pid, requests in [*late.items()]:
-            # A process that is killed loses its timers; the others are tried again.
+            # A killed process loses its timers; the server tries the others again.
             self._timers.schedule_again(requests, now + TRY_AGAIN_S)
             if self._reaper.is_ours(pid):
                 continue

@@ -1,6 +1,6 @@
-"""What only TorchElastic's `metrics` has: the decorator `prof`, and names without a use here.
+"""The parts that only TorchElastic's `metrics` has: the decorator `prof`, and names that have no effect here.
 
-`prof` puts how long a function takes, and whether it raises, as metrics.
+`prof` emits metrics about a function: its duration, and whether it raises.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def prof(fn: None = None, group: str = ...) -> Callable[[F], F]: ...
 
 
 def prof(fn: Any = None, group: str = DEFAULT_GROUP) -> Any:
-    """Put metrics of every call: `<name>.success` or `<name>.failure`, and `<name>.duration.ms`.
+    """Emit metrics of every call: `<name>.success` or `<name>.failure`, and `<name>.duration.ms`.
 
     Use it bare (`@prof`) or with a group (`@prof(group="mine")`). The name is `Class.method`, or
     `module.function` with the last part of the module's name.
@@ -38,7 +38,7 @@ def prof(fn: Any = None, group: str = DEFAULT_GROUP) -> Any:
 
 
 def profile(group: str | None = None) -> Callable[[F], F]:
-    """Do as `prof`, which replaces it; here a metric's name is the function's alone."""
+    """Do the same as its replacement `prof`, except that a metric has only the function's name."""
     warn("profile is now called prof", FutureWarning, stacklevel=2)
     chosen = DEFAULT_GROUP if group is None else group
 
@@ -62,7 +62,7 @@ def _reported(function: Callable[..., Any], name: str, group: str) -> Callable[.
             outcome = "failure"
             raise
         finally:
-            # Here, so that a traceback shows only the user's code.
+            # Do this here, so that a traceback shows only the user's code.
             if outcome:
                 put_metric(f"{name}.{outcome}", 1, group)
             took_ms = int((time.monotonic() - begin) * 1000)
@@ -98,6 +98,6 @@ def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
 
 
 def publish_metric(metric_group: str, metric_name: str, metric_value: int) -> None:
-    """Do as `put_metric`, which replaces it."""
+    """Do the same as its replacement `put_metric`."""
     warn("publish_metric is now called put_metric", FutureWarning, stacklevel=2)
     put_metric(metric_name, metric_value, metric_group)

@@ -1,6 +1,6 @@
 """`start_processes` and the contexts, with TorchElastic's signatures.
 
-They raise if a program cannot be executed. Holdfast's own agent starts its workers by a `GroupSpec`,
+They raise if a program cannot be executed. Holdfast's own agent starts its workers with a `GroupSpec`,
 and reports such a program as a failure.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class MadeByHoldfast(ABCMeta):
-    """Makes the groups of Holdfast's agent instances of the classes below."""
+    """Makes the worker groups of Holdfast's agent instances of the classes below."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         if cls.__module__ != __name__:
@@ -104,9 +104,9 @@ def start_processes(
 ) -> group.PContext:
     """Start one worker for each local rank and return their context, which must be closed.
 
-    A string is a program, and `args` its arguments; anything else is a function, called in new
-    processes by `start_method`. `args` and `envs` are by local rank, 0 to n-1. Raises
-    `FileNotFoundError` or `PermissionError` for a program that is missing or cannot be executed.
+    If `entrypoint` is a string, it is a program, and `args` its arguments. Otherwise it is a function,
+    which new processes call (`start_method`). `args` and `envs` are by local rank, 0 to n-1. Raises
+    `FileNotFoundError` or `PermissionError` if the program is missing or cannot be executed.
     """
     if isinstance(entrypoint, str):
         for env in envs.values():

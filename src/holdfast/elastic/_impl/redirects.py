@@ -1,7 +1,7 @@
-"""Redirect a process's own standard output or error to a file for a while, C level included.
+"""Redirects a process's own standard output or error to a file, including output of C libraries.
 
-The descriptor itself is replaced, so what C libraries and children write goes to the file too, and
-everything is restored on leaving. The streams are the process's: threads cannot have different ones.
+It replaces the descriptor itself, so the output of C libraries and child processes also goes to the
+file. On exit it restores everything. All threads of a process share its streams.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _descriptors(std: str) -> set[int]:
     try:
         fds.add(getattr(sys, std).fileno())
     except (AttributeError, OSError, ValueError):
-        pass  # A stream without a descriptor: only the process's own can be replaced.
+        pass  # The stream has no descriptor, so replace only the process's own.
     return fds
 
 

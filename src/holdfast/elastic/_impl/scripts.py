@@ -36,11 +36,11 @@ class macros:  # noqa: N801 (TorchElastic's name)
 
     @staticmethod
     def substitute(args: list[Any], local_rank: str) -> list[Any]:
-        """Return the arguments of one worker, as the agent makes them; only text is changed."""
+        """Return the arguments of one worker with the placeholders replaced, as the agent does."""
         return [substitute_local_rank(arg, local_rank) for arg in args]
 
 
-# Addresses, not names: it must not matter what `localhost` resolves to.
+# Addresses, not names, so that it does not matter how `localhost` resolves.
 _LOOPBACKS = (
     Address(socket.AF_INET, ("127.0.0.1", 0)),
     Address(socket.AF_INET6, ("::1", 0, 0, 0)),
@@ -50,7 +50,7 @@ _LOOPBACKS = (
 def get_socket_with_port() -> socket.socket:
     """Return a socket that listens on a free port of loopback; the caller has to close it.
 
-    A port is certain to be free only while a socket holds it: prefer to hand over the socket.
+    A port is certain to be free only while a socket holds it, so prefer to pass on the socket.
     """
     try:
         return socket.socket(fileno=bind(_LOOPBACKS, 0, reuse=False).detach())
@@ -82,11 +82,11 @@ def create_c10d_store(
     retries: int = 3,  # noqa: ARG001 (torch's signature)
     use_libuv: bool | None = None,
 ) -> C10dStore:
-    """Return a store at an endpoint, or serve one there; port -1 is any free one.
+    """Return a store at an endpoint, or serve one there; port -1 selects a free port.
 
-    With `wait_for_workers`, all `world_size` of them have connected when this returns. `retries`
-    has no effect: the kernel chooses a free port. Nor has `use_libuv`, or the variable `USE_LIBUV`
-    in its place: there is one kind of server. Where torch is loaded, errors are of its types too.
+    With `wait_for_workers`, this returns after all `world_size` workers have connected. `retries` has no
+    effect, because the kernel chooses a free port. `use_libuv` and `USE_LIBUV` have no effect, because
+    there is one kind of server. If torch is loaded, errors also have torch's types.
     """
     if server_port == -1 and world_size > 1:
         raise UsageError(f"server_port: missing; required for {world_size} processes")
@@ -114,28 +114,28 @@ def create_c10d_store(
 
 
 class C10dStore(TCPStore):
-    """A store that `create_c10d_store` made."""
+    """A store that `create_c10d_store` created."""
 
     libuvBackend = True  # noqa: N815 (torch's name)
     """The requested value; it has no effect."""
 
 
 def _meet(store: TCPStore, world_size: int) -> None:
-    """Wait for the others, with the keys that torch's processes use."""
+    """Wait for the other workers, with the keys that torch's processes use."""
     if store.add(f"{MEMBERS}/num_members", 1) == world_size:
         store.set(f"{MEMBERS}/last_member", "<val_ignored>")
     store.wait([f"{MEMBERS}/last_member"])
 
 
 def get_log_level() -> str:
-    """Return the level where `LOGLEVEL` is not set."""
+    """Return the level that applies if `LOGLEVEL` is not set."""
     return "WARNING"
 
 
 def get_logger(name: str | None = None) -> logging.Logger:
-    """Return the logger of this name, or else that of the module which calls this.
+    """Return the logger of this name; without a name, the logger of the calling module.
 
-    Raises `ValueError` if `LOGLEVEL` is no level that `logging` knows.
+    Raises `ValueError` if `LOGLEVEL` is not a level of `logging`.
     """
     if name is None:
         name = sys._getframe(1).f_globals.get("__name__")
@@ -150,7 +150,7 @@ def read_proc_state(pid: int) -> str | None:
 
 
 def is_uninterruptible_state(state: str | None) -> bool:
-    """Return whether a state is uninterruptible sleep, out of which no signal gets a process."""
+    """Return whether a state is uninterruptible sleep, which no signal interrupts."""
     return state is not None and state.startswith("D")
 
 
@@ -160,8 +160,8 @@ T = TypeVar("T")
 class CyclingIterator(Iterator[T], Generic[T]):
     """The elements of `generator_fn(epoch)` for each epoch from `start_epoch` up to `n - 1`.
 
-    The first epoch is always gone through, also one that is beyond `n`. An epoch's iterator is made
-    when the one before has ended, the first at once.
+    The first epoch always runs, even if `start_epoch` is `n` or more. The iterator of the first epoch is
+    created at once, each other one when the previous epoch has ended.
     """
 
     def __init__(
@@ -179,5 +179,5 @@ class CyclingIterator(Iterator[T], Generic[T]):
             try:
                 return next(self._elements)
             except StopIteration:
-                # The end of the epochs is the end of this iterator.
+                # This iterator ends with the last epoch.
                 self._elements = self._make(next(self._epochs_left))

@@ -1,8 +1,7 @@
-"""`StaticTCPRendezvous`: the handler of `static` made from its parts, as TorchElastic's is.
+"""`StaticTCPRendezvous`: the handler of `static`, with TorchElastic's constructor.
 
-It is the coordinator's handler with a given rank and a fixed number of nodes; what is said of that
-one (`coordinated`) is true here. Unlike TorchElastic's, nodes that are lost are noticed, and every
-start of the workers has a store of its own.
+It is the coordinator's handler with a given rank and a fixed number of nodes. Unlike TorchElastic's, it
+detects lost nodes, and every start of the workers has its own store.
 """
 
 from __future__ import annotations

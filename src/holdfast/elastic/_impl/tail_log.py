@@ -1,7 +1,7 @@
 """TorchElastic's names for following log files: `TailLog` and `tail_logfile`.
 
-Both use `LogFollower`, so all files of a `TailLog` share one thread and are read when they are
-written. `interval_sec` has no effect. Nothing is started before `start()`.
+Both use `LogFollower`, so all files of a `TailLog` share one thread, which reads them when they are
+written. `interval_sec` has no effect. `start()` starts the thread.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ def tail_logfile(
 ) -> None:
     """Write each line of `file` to `dst` with `header` before it, until `finished` is set.
 
-    Then reads to the end and returns. The file is created if it is not there yet. Without a
-    filter every line is written (PyTorch writes none then). `interval_sec` has no effect: the
-    kernel reports when the file was written.
+    Then reads to the end and returns. Creates the file if it does not exist. Without a filter it writes
+    every line (PyTorch then writes none). `interval_sec` has no effect: the kernel reports writes.
     """
     follower = LogFollower()
     try:
@@ -66,9 +65,8 @@ def tail_logfile(
 class TailLog:
     """Writes the lines of several files to `dst`, each with the header of its local rank.
 
-    The header is `log_line_prefixes[rank]`, or `[<name><rank>]:` where there is none. The
-    caller keeps `dst` open until `stop()` has returned. `interval_sec` has no effect: the
-    kernel reports when a file was written.
+    The header is `log_line_prefixes[rank]`, or `[<name><rank>]:` if there is none. The caller keeps
+    `dst` open until `stop()` has returned. `interval_sec` has no effect: the kernel reports writes.
     """
 
     def __init__(
@@ -89,7 +87,7 @@ class TailLog:
         self._stopped = False
 
     def start(self) -> TailLog:
-        """Begin to follow. Without any file nothing is started."""
+        """Begin to follow the files; do nothing if there are none."""
         if not self._log_files or self._follower is not None or self._stopped:
             return self
         self._follower = LogFollower()
@@ -105,7 +103,7 @@ class TailLog:
         return self
 
     def stop(self) -> None:
-        """Write what is still unread of each file, then end the thread. Can be repeated."""
+        """Write the unread rest of each file, then end the thread. May be called again."""
         self._stopped = True
         if self._follower is not None:
             self._follower.close()

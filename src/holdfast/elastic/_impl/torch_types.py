@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def torchs_store_errors() -> Iterator[None]:
-    """Raise an error of a store, in this block, as one of torch's type of the same name too."""
+    """In this block, give errors of a store also torch's type of the same name."""
     try:
         yield
     except DistError as problem:

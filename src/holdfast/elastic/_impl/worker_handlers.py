@@ -1,10 +1,10 @@
-"""The requests that a worker answers at its control socket: handlers by name.
+"""The handlers of requests to a worker's control socket, by name.
 
-A handler gets a request and a response, as torch's do, runs in a thread of the server, and returns
-nothing. Built-in handlers:
+A handler gets a request and a response object, as torch's handlers do. It runs in a thread of the
+server, and returns nothing. Built-in handlers:
 
 ==================  ===========================================================================
-`ping`              answers `pong`
+`ping`              responds with `pong`
 `dump_traceback`    the stacks of all Python threads
 `pyspy_dump`        the same by py-spy, from outside; `?native` adds the frames of C
 ==================  ===========================================================================
@@ -67,7 +67,7 @@ def torch_handler_names() -> list[str]:
 
 
 def torch_handler(name: str) -> Handler | None:
-    """Return one of torch's handlers, to be called like our own."""
+    """Return one of torch's handlers, with the interface of our own."""
     if name not in torch_handler_names():
         return None
     torch: Any = sys.modules[MODULE]
@@ -107,7 +107,7 @@ NAME = re.compile(r"[A-Za-z0-9_.\-]{1,100}")
 
 
 class Request:
-    """What a client sent."""
+    """A client's request."""
 
     def __init__(self, body: bytes = b"", params: dict[str, str] | None = None) -> None:
         self._body = body
@@ -127,7 +127,7 @@ class Request:
 
 
 class Response:
-    """What the client gets; by default an empty body with status 200."""
+    """The response to a client; by default an empty body with status 200."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -153,7 +153,7 @@ _lock = threading.Lock()
 
 
 def register_handler(name: str, handler: Handler) -> None:
-    """Answer requests for `name`; a name can be registered once."""
+    """Register the handler of requests for `name`. A name can be registered once."""
     if not NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} is not a handler name; accepted: letters, digits, '_', '.' and '-'"

@@ -4,9 +4,9 @@
     def main() -> None:
         ...
 
-An exception that leaves `main` is recorded as by `@record`. Where `TORCH_WORKER_SERVER_SOCKET`
-names a path, the worker answers requests at a socket there for as long as `main` runs. It can be
-used as `with worker_main():` too.
+It records an exception that leaves `main`, as `@record` does. If `TORCH_WORKER_SERVER_SOCKET` names a
+path, the worker serves requests at a socket there while `main` runs. You can also write
+`with worker_main():`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class WorkerMain:
-    """What `worker_main` returns: a decorator, and a context."""
+    """The decorator and context manager that `worker_main` returns."""
 
     def __init__(self) -> None:
         self._server: WorkerServer | None = None
@@ -70,7 +70,7 @@ class WorkerMain:
 
 
 def worker_main() -> WorkerMain:
-    """Return a decorator for the main function of a worker, which is a context manager too."""
+    """Return a decorator for a worker's main function; it is also a context manager."""
     return WorkerMain()
 
 

@@ -1,4 +1,4 @@
-"""The control server of a worker: answers at a unix socket while the worker's own code runs.
+"""The control server of a worker: serves requests at a unix socket while the worker's own code runs.
 
 ============================  ===============================================================
 `GET /`                       a page that describes this server
@@ -25,7 +25,7 @@ CONNECTIONS_MAX = 16
 BODY_BYTES_MAX = 1 << 20
 PARAMS_MAX = 100
 FINISH_S = 1.0
-"""How long `shutdown` waits for responses in progress; a handler that hangs is left."""
+"""How long `shutdown` waits for responses in progress. It does not stop a handler that hangs."""
 
 # The same bytes as torch's server: clients recognize it by this page.
 PAGE = b'<h1>torch.distributed.WorkerServer</h1>\n<a href="/handler/">Handler names</a>\n'
@@ -52,9 +52,9 @@ class WorkerServer:
         )
 
     def shutdown(self) -> None:
-        """Accept no more requests and remove the socket. May be called at any time, also twice."""
+        """Accept no more requests and remove the socket. May be called at any time and repeatedly."""
         if self._pid != os.getpid():
-            return  # A fork's copy: the socket belongs to its parent.
+            return  # This is a fork's copy; the socket belongs to the parent.
         remove(self.path, self._identity)
         self._server.close(FINISH_S)
 

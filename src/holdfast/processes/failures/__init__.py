@@ -1,1 +1,1 @@
-"""Failed workers: how they exited, what they recorded, and the reports of it."""
+"""Failed workers: how they exited, what they recorded, and the failure reports."""

@@ -1,4 +1,4 @@
-"""Detects last words of a worker that blame a peer: most likely it failed because another did.
+"""Detects whether the last output of a worker blames a peer; then the worker most likely failed because of it.
 
 This is a heuristic, as in `tracebacks`: it knows names of exceptions, and the messages of sockets,
 Gloo, NCCL, PyTorch's stores and its watchdogs. In a chain of exceptions the first one counts: a
@@ -60,7 +60,7 @@ def ends_about_a_peer(stderr: str) -> bool:
 
 
 def aborts_about_a_peer(stderr: str) -> bool:
-    """Whether the last lines of a program that aborted do, as PyTorch's watchdogs."""
+    """Whether the last lines of a program that aborted blame a peer, as PyTorch's watchdogs do."""
     text = "\n".join(tracebacks.readable_lines(stderr))
     found = _CAUGHT_BY_NOBODY.search(text)
     return found is not None and _speaks_of_a_peer(text[found.start() :])

@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False  # As in `typing`, which costs more to import than all of this module.
+TYPE_CHECKING = False  # The name in `typing`, which takes longer to import than this whole module.
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
@@ -69,7 +69,7 @@ class ErrorHandler:
             return
         try:
             write_whole(path, error_file_content(e))
-            e.__dict__["_holdfast_error_file"] = path  # A frozen dataclass refuses `setattr`.
+            e.__dict__["_holdfast_error_file"] = path  # A frozen dataclass rejects `setattr`.
         except Exception as problem:  # noqa: BLE001 (it must not hide the user's exception)
             _complain(f"cannot write the error file {path}: {describe(problem)}")
 
@@ -89,7 +89,7 @@ class ErrorHandler:
     def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
         """Copy the error file of a worker to this process's own, with the worker's exit code.
 
-        A process without its own error file leaves the worker's in place.
+        If this process has no error file, the worker's stays unchanged.
         """
         path = self._get_error_file_path()
         if not path:
@@ -205,7 +205,7 @@ def describe(e: BaseException) -> str:
     try:
         return f"{name}: {e}"
     except Exception as problem:  # noqa: BLE001
-        return f"{name}: <its text cannot be made: {type(problem).__name__}>"
+        return f"{name}: <its text is not available: {type(problem).__name__}>"
 
 
 def users_part(tb: TracebackType | None) -> TracebackType | None:
@@ -217,7 +217,7 @@ def users_part(tb: TracebackType | None) -> TracebackType | None:
         if not file.startswith(ours) and file != "<frozen runpy>":
             return part
         part = part.tb_next
-    return tb  # All of it is ours: then it is what there is to see.
+    return tb  # All frames are ours, so show them.
 
 
 def _callstack(e: BaseException) -> str:
@@ -227,23 +227,22 @@ def _callstack(e: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(type(e), e, users_part(e.__traceback__)))
     except Exception as problem:  # noqa: BLE001 (an odd exception can break its own formatting)
-        return f"{describe(e)}\n<its traceback cannot be made: {type(problem).__name__}>\n"
+        return f"{describe(e)}\n<its traceback is not available: {type(problem).__name__}>\n"
 
 
 def _shortened(text: str) -> str:
-    """Leave the middle out of a text that is longer than `TEXT_CHARS_MAX`."""
+    """Omit the middle of a text that is longer than `TEXT_CHARS_MAX`."""
     if len(text) <= TEXT_CHARS_MAX:
         return text
     half = TEXT_CHARS_MAX // 2 - 50
-    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters omitted]\n{text[-half:]}"
 
 
 def read_error_file(path: str) -> dict[str, Any]:
     """Return the object in an error file.
 
-    Raises OSError when the file cannot be read and ValueError (of `json` itself for what it refuses),
-    with one line that says why, when it holds something else than one JSON object of at most
-    `ERROR_FILE_BYTES_MAX`.
+    Raises OSError if the file cannot be read. Raises ValueError (or `json`'s subclass of it), with the
+    reason in one line, if the file is not one JSON object of at most `ERROR_FILE_BYTES_MAX`.
     """
     import json
 
@@ -262,14 +261,14 @@ def read_error_file(path: str) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
     if not isinstance(data, dict):
-        raise ValueError(f"it holds no JSON object but a {type(data).__name__}")
+        raise ValueError(f"it is not a JSON object but a {type(data).__name__}")
     return data
 
 
 def write_whole(path: str, content: bytes) -> None:
     """Write a file atomically. Raises OSError.
 
-    A path that is no regular file (`/dev/null`, a pipe) is written to and never replaced.
+    A path that is not a regular file (`/dev/null`, a pipe) is written to and never replaced.
     """
     import stat
 
@@ -283,7 +282,7 @@ def write_whole(path: str, content: bytes) -> None:
         with open(os.open(place, os.O_WRONLY | os.O_NONBLOCK), "wb") as file:
             file.write(content)
         return
-    beside = f"{place}.{os.urandom(4).hex()}.tmp"  # No link can be there.
+    beside = f"{place}.{os.urandom(4).hex()}.tmp"  # Nobody can guess the name and create a link.
     try:
         with open(beside, "xb") as file:
             file.write(content)

@@ -1,7 +1,7 @@
 """The failure of one worker, and the error that contains all failures.
 
-The agent's `ProcessFailure` is tolerant: if the error file is not readable, it reports that in
-`detail` and does not raise. One that a program creates raises, as TorchElastic's does.
+If the error file is not readable, a `ProcessFailure` that the agent creates reports that in `detail`.
+One that a program creates raises, as TorchElastic's does.
 
 `core.blame` finds the first failure from the workers' tracebacks and messages, the times of these,
 and the times of the exits (`ProcessFailure.trace`).
@@ -54,7 +54,7 @@ class ProcessFailure:
     stopped: bool = keyword_field(default=False, kw_only=True)
     # A reason that the agent knows besides the exit code.
     detail: str = keyword_field(default="", kw_only=True)
-    # The position in which the agent saw the exits, from 0.
+    # Its position in the order in which the agent saw the exits, from 0.
     order: int = keyword_field(default=0, kw_only=True)
     stdout_file: str = keyword_field(default="", kw_only=True)
     stderr_file: str = keyword_field(default="", kw_only=True)
@@ -91,7 +91,7 @@ class ProcessFailure:
                 f"Signal {-self.exitcode} ({self.signal_name()}) received by PID {self.pid}"
             )
         else:
-            self.message = f"{self.ending()}, and no error file that says why"
+            self.message = f"{self.ending()}, and no error file with the reason"
             self.error_file_data["errorTraits"] = {
                 "category": "system_terminated_error",
                 "retryability": "False",
@@ -127,7 +127,7 @@ class ProcessFailure:
                 self.recorded_ns = min(precise, self.observed_ns)
                 return
         if stamp:
-            # Whole seconds, as TorchElastic writes them: it was no later than their end.
+            # TorchElastic writes whole seconds; the exception was no later than their end.
             self.recorded_ns = min((stamp + 1) * 1_000_000_000 - 1, self.observed_ns)
 
     def signal_name(self) -> str:
@@ -161,7 +161,7 @@ class ProcessFailure:
         return self.signal_name() in _SUDDEN and not self.recorded_ns
 
     def trace(self) -> Trace:
-        """Return what kind of reason the failure shows."""
+        """Return which kind of reason the failure shows."""
         if self.died_suddenly() and not self.stopped:
             aborted = self.signal_name() == "SIGABRT"
             by_peer = aborted and complaints.aborts_about_a_peer(self.stderr_tail)
@@ -221,7 +221,7 @@ class ProcessFailure:
 def failure_of(
     exited: WorkerExit, *, stop_began_ns: int, spoke_before_stop: bool = False, **known: Any
 ) -> ProcessFailure:
-    """Return the failure of a worker that exited so; `known` are values of further fields.
+    """Return the failure of a worker that exited like this; `known` has the values of further fields.
 
     `spoke_before_stop`: whether its standard error had a traceback when the stop began.
     """
@@ -236,8 +236,8 @@ def failure_of(
         **known,
     )
     failure.stopped = exited.after_stop and exited.exitcode < 0 and not exited.stray_signal
-    # Who recorded or printed an exception before the stop began is no consequence, however late it
-    # ended, nor is who died of something that the stop has not done.
+    # If a worker recorded or printed an exception before the stop began, its failure is not a
+    # consequence, however late it exited. Neither is it if the stop did not cause its death.
     failure.consequence = (
         exited.after_stop
         and not exited.stray_signal

@@ -1,14 +1,14 @@
-"""The failure report as JSON, for programs: everything the text has, and nothing cut.
+"""The failure report as JSON, for programs: everything that the text has, without cuts.
 
-Version 1 is one object. Every key is always there; a text that is not known is "", a number 0.
+Version 1 is one object. Every key is always present. If a value is unknown, a text is "" and a number 0.
 
 ======================  ======================================================================
-`version`               1; raised when the meaning of a key changes, not when a key is added
+`version`               1; increases when the meaning of a key changes, not when a key is added
 `name`                  what was run: script, module, program or function
 `run_id`                the id of the job
 `generation`            the generation of the workers that failed
-`max_restarts`          how many times they may be
-`exit_status`           what the launcher exits with
+`max_restarts`          the restart budget
+`exit_status`           the exit code of the launcher
 `written_at`            when this was written: ISO 8601, UTC
 `host`                  the host that wrote it
 `log_dir`               where the logs of all workers are
@@ -17,7 +17,7 @@ Version 1 is one object. Every key is always there; a text that is not known is 
 `others`                the other failures, from the first to the last
 ======================  ======================================================================
 
-and of each failure:
+The keys of a failure:
 
 ======================  ======================================================================
 `rank`, `local_rank`    which worker
@@ -25,9 +25,9 @@ and of each failure:
 `exitcode`              its exit code, or minus the number of the signal that ended it
 `signal`                the name of that signal
 `ending`                how it ended, in words
-`time`, `time_ns`       when: ISO 8601, UTC; nanoseconds since the epoch, as exact as is known
+`time`, `time_ns`       when: ISO 8601, UTC; nanoseconds since the epoch, as exact as possible
 `consequence`           whether it happened after the stop of the group began
-`stopped`               whether the signal that ended it was that stop's own
+`stopped`               whether the signal of that stop ended it
 `detail`                the agent's own information
 `message`               the message in the error file
 `traceback`             the traceback in the error file, or else the last one on stderr
@@ -37,7 +37,7 @@ and of each failure:
 `stderr_file`           the log of its stderr
 ======================  ======================================================================
 
-Workers that did not fail are not in it.
+The report does not contain workers that did not fail.
 """
 
 from __future__ import annotations
@@ -172,11 +172,9 @@ def _text(value: str) -> str:
 
 # Failures that travel: from the node where a worker failed to every other node's console.
 #
-# `pack` keeps the first failure whole but for its length, and of the others one line each.
-# `unpack`
-# gives back failures that the report shows as if they had happened here, with the host they are
-# of.
-# What arrives is data from the network: it is checked, bounded, and never run or read as a file.
+# `pack` keeps all parts of the first failure, up to a length, and one line of each other failure.
+# `unpack` returns failures that the report shows like local ones, with their host. The packed data
+# comes from the network: `unpack` checks and bounds it, and never executes it or opens a file it names.
 
 
 TRACEBACK_CHARS_MAX = 64_000
@@ -185,11 +183,11 @@ LINE_CHARS_MAX = 2_000
 OTHERS_MAX = 64
 PACKED_BYTES_MAX = 64 * 1024
 """The limit for a packed report, which slow links must carry to each node in time."""
-PART_MAX = 64  # What is left of the texts then is short, in whatever alphabet.
+PART_MAX = 64  # The texts that remain are short in any alphabet.
 
 
 class BadReport(Exception):
-    """What arrived is no report of failures."""
+    """The received data is not a valid report of failures."""
 
 
 def pack(failures: dict[int, ProcessFailure]) -> bytes:
@@ -206,7 +204,7 @@ def pack(failures: dict[int, ProcessFailure]) -> bytes:
 
 
 def unpack(packed: bytes) -> dict[int, ProcessFailure]:
-    """Return the failures by global rank; the first one is no consequence of any other."""
+    """Return the failures by global rank; the first one is not a consequence of another."""
     try:
         workers = msgspec.msgpack.decode(packed, type=list[FailedWorker])
     except MALFORMED as problem:
@@ -220,7 +218,7 @@ def unpack(packed: bytes) -> dict[int, ProcessFailure]:
 
 
 def _cut(worker: FailedWorker, part: int, *, whole: bool) -> FailedWorker:
-    """Return a worker with its texts cut to the limits, or to a half, a quarter ... of them."""
+    """Return a worker with its texts cut to the limits divided by `part`."""
     traceback_max, line_max = TRACEBACK_CHARS_MAX // part, LINE_CHARS_MAX // part
     return msgspec.structs.replace(
         worker,
@@ -236,7 +234,7 @@ def _restored(worker: FailedWorker, order: int) -> ProcessFailure:
         worker.local_rank,
         worker.pid,
         worker.exitcode,
-        NOT_AVAILABLE,  # The file is another host's, and must not be looked for on this one.
+        NOT_AVAILABLE,  # The file is on another host; do not open its path on this host.
         stderr_tail=worker.stderr_tail,
         consequence=worker.consequence and order > 0,
         stopped=worker.stopped,

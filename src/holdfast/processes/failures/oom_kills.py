@@ -1,9 +1,9 @@
 """What the kernel reports of its out-of-memory killer.
 
 The kernel counts the kills of its out-of-memory killer, for each memory control group and for the
-whole machine, but not the victims. So the report of a worker that died of SIGKILL says that the
-killer was active, in this job's group or on this machine; each kill explains one such death at
-most. Two small files are read when workers start and one when a worker was killed.
+whole machine, but does not name the victims. So if a worker died of SIGKILL, the report states that
+the killer was active, in this job's group or on this machine. Each kill explains one such death at
+most. The agent reads two small files when workers start, and one when a worker was killed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 
 
 class OomKills:
-    """The out-of-memory kills since this was made."""
+    """Counts the out-of-memory kills since its creation."""
 
     def __init__(self, root: str = "/") -> None:
         self._root = root
@@ -20,12 +20,12 @@ class OomKills:
         self._explained = self._count()
 
     def explain(self) -> str:
-        """Say of a worker's SIGKILL that the killer was at work since; empty if it was not."""
+        """Return a reason for a worker's SIGKILL; empty if the killer was not active since."""
         if self._count() <= self._explained:
             return ""
         self._explained += 1
         where = "in this job's memory group" if self._group else "on this machine"
-        return f"SIGKILL: the kernel's out-of-memory killer was at work {where}"
+        return f"SIGKILL: the kernel's out-of-memory killer was active {where}"
 
     def _count(self) -> int:
         path = self._group or os.path.join(self._root, "proc/vmstat")

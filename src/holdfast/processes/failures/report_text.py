@@ -1,8 +1,8 @@
-"""The failure report as text: short, complete, and with the labels people search for.
+"""The failure report as text: short, complete, and with the labels that people search for.
 
-The first failure is shown in full and every other one on a line, since they nearly always follow
-from it. Long tracebacks lose their middle, and say so. The same traceback is never shown twice.
-Much of it is what workers said, on other nodes too: no line of it does more than be read.
+The report shows the first failure in full and each other one on a line, because they nearly always
+follow from the first. It omits the middle of a long traceback, with a note, and never shows the same
+traceback twice. Much of the text comes from workers, also of other nodes, so it is made safe to print.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ def lay_out(error: ChildFailedError, border: str = "=", section: str = "-") -> s
     if rivals:
         ranks = ", ".join(map(str, sorted([rank, *rivals])[:OTHERS_MAX]))
         root.insert(
-            0, f"  uncertain : one of ranks {ranks} failed first; they were too close to tell"
+            0, f"  uncertain : one of ranks {ranks} failed first; their times are too close"
         )
     more = [_one_line(rank, failure, first.host) for rank, failure in others[:OTHERS_MAX]]
     if len(others) > OTHERS_MAX:
         more.append(f"  ... and {len(others) - OTHERS_MAX} more")
     if others and error.many_nodes:
-        more.append("  (on this node, and on that of the root cause; other nodes report their own)")
+        more.append(
+            "  (on this node and on the node of the root cause; other nodes report their own)"
+        )
     where = []
     if error.log_dir:
         where.append(f"Logs:   {error.log_dir}")

@@ -1,22 +1,22 @@
 """Find the Python traceback in what a worker wrote to standard error.
 
-Standard error is anybody's text, so this reads by habit, not by grammar.
-It knows chained exceptions, exception groups, syntax errors, the blocks of `faulthandler`, the
-`[rank0]: ` that PyTorch puts before each line, progress bars and colours. The text of an
-exception is taken to end at the first empty line.
+Standard error can contain any text, so this is a heuristic, not a grammar. It knows chained
+exceptions, exception groups, syntax errors, the blocks of `faulthandler`, the prefix `[rank0]: ` of
+PyTorch, progress bars and colours. It assumes that the text of an exception ends at the first empty
+line.
 
-It does not decide whether the traceback is why the worker ended; a program may well print one and
-go on.
+It does not decide whether the traceback is the reason of the exit; a program may print one and
+continue.
 """
 
 from __future__ import annotations
 
 import re
 
-# How much of a text is looked at, from its end, in characters.
+# The number of characters to search, from the end of a text.
 TEXT_CHARS_MAX = 1024 * 1024
 
-# How many lines after `SomeError: text` may still be that text.
+# How many lines after `SomeError: text` may belong to that text.
 MESSAGE_LINES_MAX = 200
 
 # The longest line that is shown, in characters. Lists of extension modules are longer.
@@ -54,8 +54,8 @@ def find_last_traceback(lines: list[str]) -> tuple[int, int] | None:
         if _begins(bare[at]) or (only_indented_so_far and _FRAME.match(bare[at])):
             end = _end_of_chain(bare, at)
             before = bare[at - 1] if at else ""
-            # Python prints those for exceptions in destructors, mostly while it shuts down after
-            # the one that matters.
+            # Python prints these for exceptions in destructors, mostly at shutdown, after the
+            # exception that matters.
             if not before.startswith("Exception ignored "):
                 found = (at - before.startswith("Exception in thread "), end)
             at = end
@@ -94,7 +94,7 @@ def exception_line(traceback: str) -> str:
 
 
 def cut_middle(lines: list[str], lines_max: int) -> list[str]:
-    """Return at most `lines_max` lines: the ends of `lines` and how many are missing between."""
+    """Return at most `lines_max` lines: both ends of `lines`, and how many are omitted between them."""
     shown = [
         line if len(line) <= LINE_CHARS_MAX else f"{line[:LINE_CHARS_MAX]} [...]" for line in lines
     ]
@@ -102,7 +102,7 @@ def cut_middle(lines: list[str], lines_max: int) -> list[str]:
         return shown
     head = (lines_max - 1) // 2
     tail = lines_max - 1 - head
-    return [*shown[:head], f"  [... {len(shown) - head - tail} lines left out ...]", *shown[-tail:]]
+    return [*shown[:head], f"  [... {len(shown) - head - tail} lines omitted ...]", *shown[-tail:]]
 
 
 def _without_prefixes(lines: list[str]) -> list[str]:
@@ -167,7 +167,7 @@ def _end_of_group(lines: list[str], at: int) -> int:
 
 
 def _ends_message(line: str) -> bool:
-    """Say whether `line` is certainly no part of the text of the exception before it."""
+    """Return whether `line` certainly does not belong to the text of the exception before it."""
     return (
         not line
         or line == _HEADER

@@ -1,9 +1,10 @@
-"""The deadline of a node's workers, which the agent extends: a timer that the keeper watches.
+"""The deadline of a node's workers: a timer that the agent extends and the keeper watches.
 
-The agent's connection renews it; `core.liveness.StopDeadline` says until when. If the agent is
-stopped, starved or cut off, the time passes and the keeper kills the workers, whatever the agent
-does. Agent and keeper share the timer as a descriptor, so renewing it is one system call of a
-thread that is awake anyway, and wakes nobody. It counts the time in which the machine sleeps.
+The agent's connection renews it; `core.liveness.StopDeadline` computes the new time. If the agent is
+stopped, starved or disconnected, the timer expires and the keeper kills the workers, whatever the
+agent does. Agent and keeper share the timer's descriptor. So renewing it takes one system call, in a
+thread that is awake anyway, and does not wake the keeper. The timer also counts the time in which the
+machine sleeps.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class WorkersDeadline:
 
     def __init__(self, presence_fd: int = -1) -> None:
         self.presence_fd = presence_fd
-        """A socket by which others see that the workers may still be there (`net.agent_port`)."""
+        """A socket that stays open while workers may still run, for other nodes (`net.agent_port`)."""
         self._lock = threading.Lock()
         self._fd = -1
         self._renewed_to: float | None = None
@@ -46,7 +47,7 @@ class WorkersDeadline:
             self._set()
 
     def renew(self, at: float | None) -> None:
-        """Put the end off to this time of the monotonic clock; None is for ever."""
+        """Set the deadline to this time of the monotonic clock; None for no deadline."""
         with self._lock:
             self._renewed_to = at
             if self._runs:
@@ -69,7 +70,7 @@ class WorkersDeadline:
     def _set(self) -> None:
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         if self._set_to is not None and now >= self._set_to:
-            return  # The time has passed, and the keeper acts on it: that cannot be taken back.
+            return  # The timer has expired, and the keeper is killing the workers: too late to renew.
         at = self._renewed_to
         self._set_to = None if at is None else max(now + at - time.monotonic(), 1e-9)
         self._set_timer(self._set_to or 0.0)

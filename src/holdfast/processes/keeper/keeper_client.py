@@ -1,4 +1,4 @@
-"""The agent's side of the keeper: start one, have it spawn workers, receive how they exit.
+"""The agent's side of the keeper: start a keeper, request workers from it, receive their exits.
 
 There are two ways to make a keeper. `Keeper.start` runs `keeper/keeper_program.py`, which serves
 commands and new interpreters. `Keeper.fork` forks this process, for function workers that must
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from typing import Any, ClassVar
 
 SIGKILL = 9
-# How long a killed process may take to go before it is passed over.
+# How long a killed process may take to exit before it is passed over.
 REAP_MS_MAX = 10_000
-# Each round kills one more layer of what was forked while the round before it ran.
+# Each round kills one more layer: the processes that were forked during the previous round.
 SWEEP_ROUNDS_MAX = 100
 RECEIVE_BYTES = 1 << 18
-# How long all that was killed with a keeper may take to go before it is passed over.
+# How long the processes that were killed with a keeper may take to exit before they are passed over.
 KILLED_MS_MAX = 1_000
-# How long a keeper may take to kill all that is below it; after that it is stuck itself.
+# How long a keeper may take to kill everything below it; after that it counts as stuck.
 CLOSE_MS_MAX = keeper_program.SHUTDOWN_MS_MAX + 5_000
-# How long a keeper may take to respond at all. It is waited for only where all else took too long.
+# How long a keeper may take to respond. The agent waits for this only if everything else took too long.
 RESPONSE_MS_MAX = 2_000
 
 
@@ -73,11 +73,11 @@ class Exited(Value):
 
 
 class Expired(Value):
-    """The time passed that was set by `Keeper.watch`: all workers are being killed."""
+    """The timer of `Keeper.watch` has expired: the keeper is killing all workers."""
 
 
 class Empty(Value):
-    """Nothing is left below the keeper."""
+    """The keeper has no descendants left."""
 
 
 class KeeperLost(Value):
@@ -88,7 +88,7 @@ Event = Spawned | SpawnFailed | Exited | Expired | Empty | KeeperLost
 
 
 def decode(event: tuple[Any, ...]) -> Event:
-    """Turn a keeper's tuple into an event."""
+    """Convert a keeper's tuple into an event."""
     match event:
         case ("spawned", key, pid):
             return Spawned(key, pid)
@@ -110,7 +110,7 @@ class Keeper:
     _prestarted: Keeper | None = None
     _program = b""
     _running: ClassVar[set[Keeper]] = set()
-    _bequeathed: ClassVar[dict[str, int]] = {}  # Folders, each with the thread that made it.
+    _bequeathed: ClassVar[dict[str, int]] = {}  # Folders, each with the thread that created it.
 
     def __init__(self, pid: int, control: socket.socket) -> None:
         from holdfast.net.listening import restore_descriptor_limit
@@ -170,7 +170,7 @@ class Keeper:
                 argv[0],
                 list(argv),
                 inherited_environment(),  # Workers can read what is in their keeper's.
-                # In this order: where our own streams are closed, the two may be in their places.
+                # In this order, because the two may have the numbers of our own closed streams.
                 file_actions=[*_moved_to(its.fileno(), 3, payload_fd, 4), *file_actions],
                 setsid=True,
                 setsigmask=[],
@@ -240,7 +240,7 @@ class Keeper:
         except OSError as error:
             raise _cannot_start("a fork", error) from None
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:  # As it is where the console is closed.
+            if stream is not None:  # It is None if the console is closed.
                 stream.flush()
         keeper_program.load_prctl()  # Another thread may be importing while we fork.
         try:
@@ -280,8 +280,8 @@ class Keeper:
         """
         if len(fds) > keeper_program.MESSAGE_FDS_MAX:
             raise UsageError(
-                f"a worker cannot be given {len(fds)} file descriptors; at most "
-                f"{keeper_program.MESSAGE_FDS_MAX} queues, pipes and the like can be passed to it"
+                f"cannot pass {len(fds)} file descriptors to a worker; accepted: up to "
+                f"{keeper_program.MESSAGE_FDS_MAX} queues, pipes and the like"
             )
         words = argv and [_plain(word) for word in argv]
         plain_env = {_plain(name): _plain(value) for name, value in env.items()}
@@ -313,7 +313,7 @@ class Keeper:
         self._send(("deadline", self._deadlines_set, len(fds)), fds)
 
     def signal_leftovers(self, signum: int) -> None:
-        """Signal the processes that ended workers left; `Empty` follows when all have exited."""
+        """Signal the processes that exited workers left; `Empty` follows when all have exited."""
         # Numbered, to match responses to requests.
         self._clearings_requested += 1
         self._send(("clear", int(signum), self._clearings_requested))
@@ -324,7 +324,7 @@ class Keeper:
         return self._childless_after == self._workers_requested
 
     def sweep(self) -> None:
-        """SIGKILL the processes that ended workers left; `Empty` follows when all have exited."""
+        """SIGKILL the processes that exited workers left; `Empty` follows when all have exited."""
         self.signal_leftovers(SIGKILL)
 
     def receive(self) -> list[Event]:
@@ -334,7 +334,7 @@ class Keeper:
         return events
 
     def is_gone(self) -> bool:
-        """Check whether the keeper has exited; its events stay for `receive`."""
+        """Check whether the keeper has exited; `receive` still returns its events."""
         self._receive_events()
         return self.lost
 
@@ -375,7 +375,7 @@ class Keeper:
         for event in take_messages(self._received):
             self._add_event(event)
         if self.lost and not self._loss_reported:
-            # Only now, because the events before the loss are still valid.
+            # Last, because the events before the loss are still valid.
             self._loss_reported = True
             self._events.append(KeeperLost())
 
@@ -385,7 +385,7 @@ class Keeper:
         elif event[0] == "childless":
             self._childless_after = event[1]
         elif event[0] == "expired" and event[1] != self._deadlines_set:
-            pass  # It was that of an earlier generation.
+            pass  # The event belongs to an earlier generation.
         elif event[0] != "empty" or event[1] == self._clearings_requested:
             self._events.append(decode(event))
 
@@ -404,7 +404,7 @@ class Keeper:
             return
         Keeper._running.discard(self)
         if self._owner == os.getpid():
-            self._send(("inherit", []))  # This process lives, and removes its folders itself.
+            self._send(("inherit", []))  # This process is alive, and removes its folders itself.
             # Closing has no effect while a process forked from this one has a copy.
             self._control.shutdown(socket.SHUT_RDWR)
             self._is_ending = True
@@ -429,13 +429,13 @@ def send_message(control: socket.socket, body: bytes, fds: Sequence[int] = ()) -
     message = len(body).to_bytes(4, "little") + body
     rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
     passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if fds else []
-    # This program may have SIGPIPE at its default, which would end it.
+    # SIGPIPE may have its default action in this program, which would end it.
     sent = control.sendmsg([message], passed, socket.MSG_NOSIGNAL)
     control.sendall(message[sent:], socket.MSG_NOSIGNAL)
 
 
 def take_messages(received: bytearray) -> Iterator[tuple[Any, ...]]:
-    """Take the whole messages off the beginning of what was received from a child of ours."""
+    """Remove and return the complete messages at the start of the bytes received from a child."""
     while len(received) >= 4:
         size = int.from_bytes(received[:4], "little")
         if len(received) < 4 + size:
@@ -446,11 +446,11 @@ def take_messages(received: bytearray) -> Iterator[tuple[Any, ...]]:
 
 
 def working_directory() -> str:
-    """Return the working directory for `spawn`; a keeper of ours is in one without a name too."""
+    """Return the working directory for `spawn`. If it was deleted, the keeper is in it too."""
     try:
         return os.getcwd()
     except FileNotFoundError:
-        return "."  # It was deleted; a process can be in it all the same.
+        return "."  # It was deleted, but a process can still be in it.
 
 
 def inherited_environment() -> dict[str, str]:
@@ -459,7 +459,7 @@ def inherited_environment() -> dict[str, str]:
 
 
 def _plain(value: object) -> str:
-    """Return the text of a value as nothing but a `str`: `marshal` takes no subclass of it."""
+    """Return the text of a value as a plain `str`, because `marshal` rejects subclasses."""
     if type(value) is str:
         return value
     if isinstance(value, (bytes, os.PathLike)):
@@ -468,7 +468,7 @@ def _plain(value: object) -> str:
 
 
 def _program_path() -> str:
-    """Return the keeper's compiled file, which starts faster, or else its source."""
+    """Return the path of the keeper's compiled file, which starts faster, or else of its source."""
     cached: str | None = getattr(keeper_program.__spec__, "cached", None)
     if cached and _is_current(cached, keeper_program.__file__):
         return cached
@@ -483,17 +483,17 @@ def _is_current(cached: str, source: str) -> bool:
         about = os.stat(source)
     except OSError:
         return False
-    if header[4:8] == b"\1\0\0\0":  # It has a hash in place of the time, and is not to be checked.
+    if header[4:8] == b"\1\0\0\0":  # It has a hash instead of the time, and needs no check.
         return True
     made_of = (int(about.st_mtime) & 0xFFFFFFFF, about.st_size & 0xFFFFFFFF)
     return header[4:16] == bytes(4) + b"".join(part.to_bytes(4, "little") for part in made_of)
 
 
 def _cannot_start(what: str, error: OSError) -> EnvironmentProblem:
-    # A place for a descriptor that is beyond the limit is a bad one to the kernel.
+    # For the kernel, a descriptor number beyond the limit is a bad descriptor.
     number = EMFILE if error.errno == EBADF else error.errno
     return EnvironmentProblem(
-        f"could not start {what} as the keeper of the workers: {os.strerror(number or 0)}",
+        f"cannot start {what} as the keeper of the workers: {os.strerror(number or 0)}",
         hint=shortage_hint(number),
     )
 
@@ -509,7 +509,7 @@ def _moved_to(first: int, first_target: int, second: int, second_target: int) ->
     ]
 
 
-# Orphans: what a killed keeper leaves.
+# Orphans: the processes that a killed keeper leaves.
 
 _adopts = False
 _is_subreaper = False
@@ -518,8 +518,8 @@ _is_subreaper = False
 def adopt_orphans() -> None:
     """Let this process adopt the orphans of a killed keeper, once workers run.
 
-    Only for a process that is nothing but an agent: a program around us may have children of
-    its own that must not be touched.
+    Call this only in a process that is an agent and nothing else: another program may have its own
+    children, which must not be killed.
     """
     global _adopts  # noqa: PLW0603 (a property of the process)
     _adopts = True
@@ -564,11 +564,11 @@ def ended_soon(pid: int, ms_max: int = REAP_MS_MAX) -> bool:
 
 
 def reap_soon(pid: int, ms_max: int = REAP_MS_MAX) -> bool:
-    """Reap a child once it has ended; False if that takes longer than it should."""
+    """Wait for a child to exit, and reap it; False if that takes too long."""
     if not ended_soon(pid, ms_max):
         return False
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
     except ChildProcessError:
-        pass  # Not ours, or reaped before: the next round finds it as ours, or gone.
+        pass  # Not our child, or reaped before. In the next round it is our child, or has exited.
     return True

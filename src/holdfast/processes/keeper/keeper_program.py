@@ -1,42 +1,45 @@
 """The keeper: a tiny process between the agent and its workers, so that no process outlives them.
 
-It is the parent of every worker and the adopter of every process they leave (a "child
-subreaper"), so whatever a worker starts stays below it, own sessions and double forks included.
-When the agent closes the control socket or ends, for any reason, the keeper kills all that is
-below it. When the keeper itself is killed, the kernel kills the workers (`PR_SET_PDEATHSIG`) and
-an agent that is a subreaper too kills the rest.
+The keeper is the parent of every worker and adopts every process that a worker leaves (it is a "child
+subreaper"). So everything that a worker starts stays below the keeper, even after double forks and in
+new sessions. When the agent closes the control socket or exits, for any reason, the keeper kills
+everything below it. When the keeper itself is killed, the kernel kills the workers
+(`PR_SET_PDEATHSIG`), and an agent that is also a subreaper kills the rest.
 
-It is started as a program of its own rather than forked from the agent, so that it is small
-(forking it is cheap), has one thread (the death signal is tied to the *thread* that forked) and
-does not share the agent's command line (``pkill -9 -f train.py`` must not hit both at once).
-For the same reasons it imports C modules of the standard library only, never `holdfast`.
+The agent starts the keeper as a separate program instead of forking it. So the keeper is small
+(forking it is cheap), has one thread (the death signal is tied to the *thread* that forked) and does
+not share the agent's command line (``pkill -9 -f train.py`` must not hit both at once). For the same
+reasons it imports only C modules of the standard library, never `holdfast`.
 
 The agent sends requests and receives events, both as length-prefixed `marshal` tuples over a
-private socket pair between two processes of one interpreter. Requests, by their first item:
+private socket pair. Both processes run the same interpreter. The requests, by their first item:
 
 ``spawn key targets argv env cwd call cpus``
     Fork a worker; the message carries one file descriptor for each number in ``targets``. With
     ``argv`` None it runs ``run_call(call)`` instead of a program; it is bound to ``cpus``, if any.
-    A negative key is a helper of the agent: it ends with the keeper, and ``clear`` spares it.
+    A negative key is a helper of the agent: it exits with the keeper, and ``clear`` spares it.
 ``adopt key pid``
-    Take an orphan that has come to the keeper as a worker. The message carries the pipe that has
-    its start error, and one that it waits at: it begins when it reads the keeper's process id.
+    Make an orphan that the keeper has adopted a worker. The message carries two pipes: the orphan
+    reports its start error through the first, and waits at the second. It begins when it reads the
+    keeper's process id there.
 ``signal key signum``      Signal one worker's leader.
 ``kill key``               SIGKILL one worker's whole tree.
-``deadline number count``  Kill all workers when the timer expires that the message carries, which
-                           the agent puts off: ``expired number`` is sent before. With a count of 2
-                           it also carries a socket to be held open until the workers are gone.
-``clear signum number``    Signal all that ended workers left: ``clearing number`` at once, and
-                           ``empty number`` when all have exited.
-``inherit folders``        The folders to remove, with all in them, if the agent is killed; the
-                           last such request counts.
+``deadline number count``  Kill all workers when a timer expires. The message carries the timer, which
+                           the agent extends; before the kill the keeper sends ``expired number``.
+                           If the count is 2, the message also carries a socket, which the keeper
+                           holds open until the workers have exited.
+``clear signum number``    Signal everything that exited workers left. The keeper sends ``clearing
+                           number`` at once, and ``empty number`` when all have exited.
+``inherit folders``        Remove these folders and their contents if the agent is killed; replaces
+                           the previous such request.
 
 Further events: ``spawned key pid``, ``spawn_failed key errno text`` and ``exited key pid code
-status error ns``, in the order of the exits; ``error`` is None, or ``(errno, step)`` if the child
-could not become the worker, and ``ns`` the monotonic clock. ``childless number`` comes with the last
-exit if it left nothing at all below the keeper, which has had so many requests for workers by then.
+status error ns``, in the order of the exits. ``error`` is None, or ``(errno, step)`` if the child
+could not become the worker; ``ns`` is the time on the monotonic clock. If the last exit leaves nothing
+below the keeper, ``childless number`` follows; ``number`` counts the requests for workers so far.
 
-It decides nothing: no time and no retry is its own. `keeper/keeper_client.py` is the agent's side.
+The keeper decides nothing: it has no timeouts and retries of its own. `keeper/keeper_client.py` is the
+agent's side.
 """
 
 from __future__ import annotations
@@ -60,10 +63,10 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-MESSAGE_FDS_MAX = 253  # The kernel passes no more at once.
+MESSAGE_FDS_MAX = 253  # The kernel's limit for one message.
 RECEIVE_BYTES = 1 << 18
-# How long a keeper whose agent is gone waits for what it has killed; a process in
-# uninterruptible sleep may outlast it and is then left to the init process.
+# How long the keeper waits for the processes that it killed after its agent exited. A process in
+# uninterruptible sleep may take longer; the keeper leaves it to the init process.
 SHUTDOWN_MS_MAX = 10_000
 NOT_EXECUTABLE = (EACCES, ENOEXEC, EPERM)  # Exit status 126, as in a shell; all else is 127.
 
@@ -88,7 +91,7 @@ def load_prctl() -> Callable[..., int]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the direct children of a process, ended ones that were not reaped included."""
+    """Return the direct children of a process, including exited ones that were not reaped."""
     found: list[int] = []
     try:
         tasks = os.listdir(f"/proc/{pid}/task")
@@ -102,21 +105,21 @@ def children_of(pid: int) -> list[int]:
             if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
                 return children_by_scan(pid)  # A kernel without CONFIG_PROC_CHILDREN.
         except (ProcessLookupError, PermissionError):
-            pass  # One thread may end meanwhile; those of the others are to be found all the same.
+            pass  # A thread may exit meanwhile; the children of the other threads still count.
     return found
 
 
 def children_by_scan(pid: int) -> list[int]:
-    """Return the direct children of a process by looking at every process there is."""
+    """Return the direct children of a process by reading the parent of every process."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as stat:
-                    # The second field is the program's name, which may hold anything.
+                    # The second field is the program's name, which may contain anything.
                     if int(stat.read().rpartition(b")")[2].split()[1]) == pid:
                         found.append(int(name))
-            except (OSError, IndexError):  # It ended meanwhile, or is hidden from us.
+            except (OSError, IndexError):  # It exited meanwhile, or is hidden from this user.
                 continue
     return found
 
@@ -132,7 +135,7 @@ def descendants_of(pid: int) -> list[int]:
 
 
 def send_signal(pid: int, signum: int) -> None:
-    """Signal a process, unless it has exited or may not be signalled any more."""
+    """Signal a process, unless it has exited or this process may no longer signal it."""
     try:
         os.kill(pid, signum)
     except (ProcessLookupError, PermissionError):
@@ -163,7 +166,7 @@ class Worker:
         self.pid = pid
         self.error_fd = error_fd
         self.exit_fd = -1
-        os.set_blocking(error_fd, False)  # Others may have the other end for a moment longer.
+        os.set_blocking(error_fd, False)  # Another process may briefly hold the other end.
 
     def start_error(self) -> tuple[int, str] | None:
         """Return why the child could not become the worker, and close the pipe that reports it."""
@@ -189,8 +192,8 @@ class Keeper:
         self.prctl = load_prctl()
         self.pid = os.getpid()
         self.workers: dict[int, Worker] = {}  # by pid
-        self.requested = 0  # How many workers were, ever.
-        self.exits = select.epoll()  # Of their pidfds: it reports them in the order of the exits.
+        self.requested = 0  # The number of workers requested so far.
+        self.exits = select.epoll()  # Of the workers' pidfds; it reports them in the order of exit.
         self.clearing = 0  # The signal that leftovers get; 0 while none is requested.
         self.clearing_number = 0
         self.deadline_fd = -1
@@ -203,7 +206,7 @@ class Keeper:
         self.inherited: list[str] = []
         self.agent_fd = self.watch_agent()
         self.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        # Ignored dispositions survive an exec, so the workers need to get the old ones back.
+        # Ignored signals stay ignored after an exec, so workers need the original dispositions.
         self.dispositions = {number: signal.getsignal(number) for number in IGNORED_SIGNALS}
         for number in IGNORED_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
@@ -216,9 +219,9 @@ class Keeper:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
 
     def watch_agent(self) -> int:
-        """Return a pidfd of the agent, -1 where the system has none.
+        """Return a pidfd of the agent, -1 if the kernel has none.
 
-        The socket alone would not do: what the agent forked has a copy of its end.
+        The socket alone is not enough: processes that the agent forked have a copy of its end.
         """
         maker = self.control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         agent = int.from_bytes(maker[:4], sys.byteorder)
@@ -311,7 +314,7 @@ class Keeper:
         del self.received_fds[: len(targets)]
         error_pipe: list[int] = []
         try:
-            if len(fds) < len(targets):  # The kernel drops those we have no room for.
+            if len(fds) < len(targets):  # The kernel drops descriptors beyond this process's limit.
                 raise OSError(EMFILE, os.strerror(EMFILE))
             error_pipe.extend(os.pipe())
             pid = self.fork()
@@ -337,13 +340,13 @@ class Keeper:
         try:
             if len(fds) < 2:
                 raise OSError(EMFILE, os.strerror(EMFILE))
-            # One that ended meanwhile is reported like any other, unless it was reaped before.
+            # If it has exited meanwhile, the keeper reports it like any other, unless it was reaped.
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             self.watch_worker(Worker(key, pid, fds.pop(0)))
             self.send_event("spawned", key, pid)
             os.write(fds[0], self.pid.to_bytes(8, "little"))
         except BrokenPipeError:
-            pass  # It has ended, and is reaped soon.
+            pass  # It has exited, and will be reaped soon.
         except ChildProcessError as error:
             self.send_event("spawn_failed", key, error.errno, "it was killed before it began")
         except OSError as error:
@@ -357,14 +360,14 @@ class Keeper:
         try:
             exit_fd = os.pidfd_open(worker.pid)
         except (AttributeError, OSError):
-            return  # It is reaped all the same, only not in order.
+            return  # It will still be reaped, but not in order.
         worker.exit_fd = exit_fd
         self.exits.register(exit_fd, select.EPOLLIN)
 
     def watch_deadline(self, number: int, count: int) -> None:
         if self.deadline_fd >= 0:
             self.poll.unregister(self.deadline_fd)
-        fds = self.received_fds[:count]  # The kernel drops what we have no room for.
+        fds = self.received_fds[:count]  # The kernel drops descriptors beyond this process's limit.
         del self.received_fds[:count]
         before = self.deadline_fd, self.held_fd
         self.deadline_fd, self.held_fd = (*fds, -1, -1)[:2]
@@ -376,7 +379,7 @@ class Keeper:
             self.poll.register(self.deadline_fd, select.POLLIN)
 
     def expire(self) -> None:
-        """Kill the workers and all they left, unless the time was put off just now."""
+        """Kill the workers and everything they left, unless the agent has just extended the timer."""
         try:
             os.read(self.deadline_fd, 8)
         except BlockingIOError:
@@ -389,7 +392,7 @@ class Keeper:
                 send_signal(pid, signal.SIGKILL)
 
     def fork(self) -> int:
-        """Fork with all signals held back: one for the worker must not meet our own actions."""
+        """Fork with all signals blocked, so that the keeper's actions do not handle a worker's signal."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pid = -1
         try:
@@ -440,7 +443,7 @@ class Keeper:
         except BaseException as error:  # noqa: BLE001 (the only place that can report it)
             errno = error.errno or 0 if isinstance(error, OSError) else 0
             if errno == EINVAL and step == "prepare":
-                errno = EMFILE  # No free number is left.
+                errno = EMFILE  # No descriptor number is free.
             if argv and step == argv[0] and errno in NOT_EXECUTABLE:
                 status = 126
             if error_out >= 0:
@@ -450,7 +453,7 @@ class Keeper:
             os._exit(status)
 
     def drop_own_fds(self) -> None:
-        """Close what is the keeper's own; a child that runs a call closes nothing by an exec."""
+        """Close the keeper's own descriptors: a child that runs a call does not exec."""
         self.control.close()
         self.exits.close()
         own = [self.wake_in, self.wake_out, self.agent_fd, self.deadline_fd, self.held_fd]
@@ -461,9 +464,9 @@ class Keeper:
                 os.close(fd)
 
     def place_fds(self, fds: dict[int, int], error_out: int) -> int:
-        """Put each descriptor where the worker expects it; return where the error pipe went."""
+        """Give each descriptor its number in the worker; return the new number of the error pipe."""
         above = max([*fds, *fds.values(), error_out, 2]) + 1
-        # First out of each other's way, then to their places.
+        # First move them out of each other's way, then to their numbers.
         parked = {
             target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for target, fd in fds.items()
         }
@@ -476,41 +479,43 @@ class Keeper:
         return parked_error
 
     def restore_signals(self) -> None:
-        """Give the worker the signal dispositions the agent was started with."""
+        """Give the worker the signal dispositions with which the agent was started."""
         for number, disposition in self.dispositions.items():
             ignored = disposition == signal.SIG_IGN
             signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
         if self.run_call is not None:
             self.forget_python_handlers()
         else:
-            # Python ignores these two in itself; a program expects the system's default.
+            # Python ignores these two; a program expects the system's default.
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
     def forget_python_handlers(self) -> None:
-        """Drop handlers of the process this one was forked from; Ctrl-C works as in any Python."""
+        """Drop the handlers of the parent process; Ctrl-C works as in any Python."""
         for number in range(1, signal.NSIG):
             try:
                 if callable(signal.getsignal(number)):
                     signal.signal(number, signal.SIG_DFL)
             except (OSError, ValueError):
-                continue  # Numbers the C library keeps for itself.
+                continue  # The C library reserves these numbers.
         if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     # Endings.
 
     def reap(self) -> None:
-        """Reap every ended child: report workers, forget what was adopted."""
+        """Reap every exited child: report workers, forget adopted processes."""
         try:
             while os.read(self.wake_in, 4096):
                 pass
         except BlockingIOError:
             pass
         before = len(self.workers)
-        for exit_fd, _ in self.exits.poll(0):  # `P_ALL` would have them in the order of birth.
+        for exit_fd, _ in self.exits.poll(
+            0
+        ):  # `P_ALL` would return them in the order of their starts.
             self.reap_one(os.P_PIDFD, exit_fd)
         while self.reap_one(os.P_ALL, 0):
             pass
@@ -523,7 +528,7 @@ class Keeper:
                 self.clearing = 0
                 self.send_event("empty", self.clearing_number)
             elif self.clearing == signal.SIGKILL:
-                self.clear_leftovers()  # The orphans of killed processes are our children by now.
+                self.clear_leftovers()  # The orphans of killed processes are now our children.
 
     def reap_one(self, which: int, number: int) -> bool:
         try:
@@ -535,7 +540,7 @@ class Keeper:
         worker = self.workers.pop(ended.si_pid, None)
         if worker is not None:
             if worker.exit_fd >= 0:
-                self.exits.unregister(worker.exit_fd)  # A child of a moment may have a copy.
+                self.exits.unregister(worker.exit_fd)  # A newly forked child may have a copy.
                 os.close(worker.exit_fd)
             how = (ended.si_code, ended.si_status, worker.start_error(), time.monotonic_ns())
             self.add_event("exited", worker.key, worker.pid, *how)
@@ -549,14 +554,14 @@ class Keeper:
         return True
 
     def clear_leftovers(self) -> None:
-        """Signal all below the keeper, but for running workers and their own."""
+        """Signal everything below the keeper, except running workers and their descendants."""
         kept = {*self.workers, *(pid for one in self.workers for pid in descendants_of(one))}
         for pid in descendants_of(self.pid):
             if pid not in kept:
                 send_signal(pid, self.clearing)
 
     def kill_tree(self, leader: int) -> None:
-        """SIGKILL a worker and its descendants, the leader first so that it starts no more."""
+        """SIGKILL a worker and its descendants; the leader first, so that it starts no more."""
         below = descendants_of(leader)
         send_signal(leader, signal.SIGKILL)
         for pid in below:
@@ -582,12 +587,12 @@ class Keeper:
         self.send()
 
     def add_event(self, *event: Any) -> None:
-        """Have an event sent with the next one, or by the next `send`."""
+        """Queue an event; the next `send_event` or `send` sends it."""
         body = marshal.dumps(event)
         self.unsent += len(body).to_bytes(4, "little") + body
 
     def send(self) -> None:
-        """Send what there is room for; the agent may itself be waiting for us to receive."""
+        """Send as much as fits, without waiting: the agent may be waiting for the keeper to receive."""
         try:
             while self.unsent:
                 flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
@@ -599,7 +604,7 @@ class Keeper:
 
 
 def serve(control_fd: int, run_call: Callable[[Any], int] | None = None) -> None:
-    """Be the keeper behind this control socket; returns when its work is done."""
+    """Run as the keeper of this control socket; return when its work is done."""
     try:
         keeper = Keeper(control_fd, run_call)
     except OSError:
@@ -614,10 +619,10 @@ def serve(control_fd: int, run_call: Callable[[Any], int] | None = None) -> None
 def main() -> None:
     """Run as the program: the control socket is descriptor 3."""
     os.closerange(4, 1 << 16)
-    gc.disable()  # It makes no cycles, and a collection after a fork copies the whole heap.
+    gc.disable()  # The keeper creates no cycles, and a collection after a fork copies the whole heap.
     load_prctl()(15, b"hf-keeper", 0, 0, 0)  # PR_SET_NAME, for `ps` and `top`.
     serve(3)
-    os._exit(0)  # The interpreter's slower exit would have nothing to clean up.
+    os._exit(0)  # Faster than the interpreter's exit, which has nothing to clean up.
 
 
 if __name__ == "__main__":

@@ -2,13 +2,12 @@
 
 It watches files by inotify and pipes by epoll, so a silent job costs nothing. `finish` reads each
 stream to its end, so that no line is lost. A stream reads in turns of bounded size
-(`take_turn`), always on the follower's thread, and frees its descriptor as soon as it has ended. A
-file that is replaced by another of the same name is not followed over. Writes made on another
-machine are not noticed.
+(`take_turn`), always on the follower's thread, and frees its descriptor as soon as it has ended. If
+another file replaces a followed one, the follower does not follow the new file. It does not notice
+writes from another machine.
 
-The calling order: `follow_file` or `follow_fd`, `start`, and later `finish` and `close`. All may be
-called from any thread, repeatedly, and in any order, except that nothing can be followed after
-`close`.
+The calling order: `follow_file` or `follow_fd`, `start`, and later `finish` and `close`. Any thread may
+call them, repeatedly and in any order, except that nothing can be followed after `close`.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ OVERFLOW = -1
 # One record of a watched file: watch, mask, cookie, length of a name (none), 4 bytes each.
 _RECORD_WORDS = 4
 
-# How much of the queue is taken at once.
+# How many bytes of the queue to read at once.
 READ_BYTES_MAX = 1 << 16
 
 
 class Inotify:
-    """An inotify instance. Raises `OSError` where the kernel has none left to give."""
+    """An inotify instance. Raises `OSError` if the kernel has none left."""
 
     __slots__ = ("_add_watch", "_ctypes", "_rm_watch", "fd")
 
@@ -79,7 +78,7 @@ class Inotify:
         self._rm_watch(self.fd, watch)
 
     def changed(self) -> set[int]:
-        """Take notices off the queue: the watches whose files were written, or `OVERFLOW`."""
+        """Read the queue; return the watches whose files were written, or `OVERFLOW`."""
         try:
             records = os.read(self.fd, READ_BYTES_MAX)
         except BlockingIOError:
@@ -110,22 +109,22 @@ TAIL_BYTES_MAX = 1 << 14
 PIPE_ROOM_BYTES = 1 << 18
 _F_SETPIPE_SZ = 1031
 
-# The number of reads of a pipe whose times are kept: a traceback arrives in some dozen.
+# The number of reads of a pipe whose times are kept. A traceback arrives in about a dozen reads.
 MARKS_MAX = 256
 
-# The capacity of any pipe (fs.pipe-max-size). Once `finish` has read this much, it has all that was
-# written before; it does not wait for what a survivor writes later.
+# The capacity of any pipe (fs.pipe-max-size). Once `finish` has read this much, it has everything that
+# was written before; it does not wait for what a surviving process writes later.
 HELD_BYTES_MAX = 1 << 20
 
-# A turn that read no more than this found a worker writing in small pieces, and the next turn may
-# wait a little for more of them. It must be well below what the kernel holds back for us (64 KiB
-# in a pipe, 4 KiB in a terminal), since a worker whose pipe is full stands still.
+# If a turn reads no more than this, the worker writes in small pieces, and the next turn may wait a
+# little for more of them. It must be well below what the kernel buffers (64 KiB in a pipe, 4 KiB in a
+# terminal), because a worker whose pipe is full blocks.
 BURST_BYTES = 1 << 15
 TERMINAL_BURST_BYTES = 1 << 10
 
 
 class Stream:
-    """One followed stream. Made by `LogFollower`; callers use `tail()` and `finished`."""
+    """One followed stream. `LogFollower` creates it; callers use `tail()` and `finished`."""
 
     __slots__ = (
         "_done", "_fd", "_lines", "_sinks", "burst_bytes", "bytes_read", "finishing", "name",
@@ -141,7 +140,7 @@ class Stream:
         self._done = threading.Event()
         self.bytes_read = 0
         self.burst_bytes = BURST_BYTES
-        # Set on the follower's thread once the stream is to finish.
+        # The follower's thread sets this when a caller wants the stream to finish.
         self.finishing = False
 
     @property
@@ -150,14 +149,14 @@ class Stream:
 
     @property
     def finished(self) -> bool:
-        """Whether everything was read and handed on, and the descriptor closed."""
+        """Whether everything was read and passed on, and the descriptor is closed."""
         return self._done.is_set()
 
     def wait(self, timeout_s: float) -> bool:
         return self._done.wait(timeout_s)
 
     def progress(self) -> int:
-        """Return a number that grows for as long as bytes still move."""
+        """Return a number that grows as long as bytes are passed on."""
         return self.bytes_read + sum(sink.bytes_written for sink in self._sinks)
 
     def tail(self, bytes_max: int = TAIL_BYTES_MAX) -> bytes:
@@ -165,23 +164,23 @@ class Stream:
         raise NotImplementedError
 
     def catch_up(self, limit_s: float) -> bool:
-        """Wait until `tail()` has all that was written so far; return whether. Any thread."""
+        """Wait until `tail()` has everything written so far; return whether it has. Any thread."""
         del limit_s
         return True
 
     def begin_finish(self) -> None:
-        """Read on only to the end of what is there now; others may go on writing."""
+        """Read only to the present end of the stream; other processes may continue to write."""
         self.finishing = True
 
     def take_turn(self) -> bool:
-        """Read and hand on up to `TURN_BYTES_MAX`; return whether more is surely there.
+        """Read and pass on up to `TURN_BYTES_MAX`; return whether there is certainly more.
 
         Raises `EOFError` once the stream has ended.
         """
         raise NotImplementedError
 
     def end(self) -> None:
-        """Hand on the last line and free the descriptor. Harmless when repeated."""
+        """Pass on the last line and free the descriptor. May be called again."""
         if self._fd >= 0:
             self._lines.flush()
             os.close(self._fd)
@@ -192,7 +191,7 @@ class Stream:
 class FileStream(Stream):
     """A file that a worker writes, from its first byte on.
 
-    A file that became shorter than what was read of it is read again from the start.
+    If the file becomes shorter than the part that was read, it is read again from the start.
     """
 
     __slots__ = ("_stop_at",)
@@ -219,7 +218,7 @@ class FileStream(Stream):
                 if not data or os.lseek(self._fd, 0, os.SEEK_CUR) >= self._stop_at:
                     raise EOFError
             elif len(data) < CHUNK_BYTES:
-                return False  # The end, for now: a later write is a later notice.
+                return False  # The end for now; inotify reports a later write.
         return True
 
     def tail(self, bytes_max: int = TAIL_BYTES_MAX) -> bytes:
@@ -235,7 +234,7 @@ class FileStream(Stream):
             os.close(fd)
 
     def _was_truncated(self) -> bool:
-        """Go back to the start if the file is now shorter than what was read of it."""
+        """Return to the start if the file is now shorter than the part that was read."""
         if os.fstat(self._fd).st_size >= os.lseek(self._fd, 0, os.SEEK_CUR):
             return False
         self._lines.flush()
@@ -293,7 +292,7 @@ class PipeStream(Stream):
                 if self._left <= 0:
                     raise EOFError
             elif len(data) <= TERMINAL_BURST_BYTES:
-                return False  # Reading on would catch the worker's writes one by one.
+                return False  # To continue now would read the worker's writes one by one.
         return True
 
     def catch_up(self, limit_s: float) -> bool:
@@ -311,7 +310,7 @@ class PipeStream(Stream):
             return self.bytes_read + (_unread(self._fd) if self._fd >= 0 else 0)
 
     def came_ns(self, position: int) -> int:
-        """Return when a byte was read, on the monotonic clock; 0 if that is long ago. Any thread."""
+        """Return when a byte was read, on the monotonic clock; 0 if it was long ago. Any thread."""
         with self._ring_lock:
             return next((at for first, at in reversed(self._marks) if first <= position), 0)
 
@@ -326,7 +325,7 @@ class PipeStream(Stream):
             return bytes(self._ring[-kept:]) if kept > 0 else b""
 
     def _read(self) -> bytes:
-        with self._ring_lock:  # Whatever is no longer in the pipe is in the ring.
+        with self._ring_lock:  # Every byte that is no longer in the pipe is in the ring.
             data = os.read(self._fd, CHUNK_BYTES)
             self._marks.append((self.bytes_read, time.monotonic_ns()))
             self._keep(data)
@@ -339,7 +338,7 @@ class PipeStream(Stream):
         if limit <= 0:
             return
         self._ring += data[-limit:]
-        # Cut rarely: each cut copies the whole ring.
+        # Cut rarely, because each cut copies the whole ring.
         if len(self._ring) > 2 * limit:
             del self._ring[:-limit]
 
@@ -362,10 +361,10 @@ DRAIN_S_MAX = 10.0
 # How often files are read if the kernel does not report writes.
 UNWATCHED_INTERVAL_S = 0.1
 
-# A worker that writes many short lines would wake this thread for each, and so slow the training. So
-# after a round in which each stream had only a few bytes (its `burst_bytes`), the next begins at
-# least this much later. The first line after silence is not delayed. A longer pause costs less and
-# shows lines later.
+# A worker that writes many short lines would wake this thread for each line and so slow down the
+# training. So after a round in which each stream had only a few bytes (its `burst_bytes`), the next
+# round begins at least this much later. The first line after silence is not delayed. A longer pause
+# costs less, but shows lines later.
 BURST_PAUSE_S = 0.002
 
 
@@ -377,7 +376,7 @@ class LogFollower:
     ) -> None:
         self._line_bytes_max = line_bytes_max
         self._drain_s_max = drain_s_max
-        # Guards everything that callers and the thread both change, and the life of the fds.
+        # Guards everything that both callers and the thread change, and the lifetime of the fds.
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -411,14 +410,14 @@ class LogFollower:
         filtered_to: Sink | None = None,
         accept: Callable[[bytes], bool] | None = None,
     ) -> Stream:
-        """Follow the file `path` from its first byte; it is created if it is not there yet.
+        """Follow the file `path` from its first byte; create it if it does not exist yet.
 
-        Each line goes to `to` with `prefix` before it, or only those that `accept` takes; each
-        line that holds one of `filters` goes to `filtered_to` as well.
+        `to` gets each line with `prefix` before it; with `accept`, only the lines that it accepts.
+        `filtered_to` gets each line that contains one of `filters`.
         """
         lines = self._lines(prefix, to, filters, filtered_to, accept)
         try:
-            # Non-blocking has no effect on a file, and keeps a named pipe from holding us up.
+            # Non-blocking has no effect on a file, and keeps a named pipe from blocking this thread.
             fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NONBLOCK, 0o666)
         except OSError as problem:
             raise EnvironmentProblem(
@@ -444,11 +443,11 @@ class LogFollower:
         tail_bytes_max: int = TAIL_BYTES_MAX,
         raw: bool = False,
     ) -> PipeStream:
-        """Follow the read end of a pipe, or a terminal's master, which is ours from now on.
+        """Follow the read end of a pipe, or a terminal's master. The follower owns it from now on.
 
-        It is made non-blocking, and closed when it ends or is finished. The rest is as with
-        `follow_file`; the last `tail_bytes_max` bytes are kept for `tail()`. With `raw` its bytes
-        go to `to` at once and as they are, whether they are whole lines or not.
+        It becomes non-blocking, and is closed when it ends or is finished. The other parameters are
+        those of `follow_file`. The last `tail_bytes_max` bytes are kept for `tail()`. With `raw`, `to`
+        gets the bytes at once and unchanged, even if they are not whole lines.
         """
         lines = RawBytes(to) if raw else self._lines(prefix, to, filters, filtered_to, accept)
         sinks = _sinks(to, filtered_to)
@@ -473,18 +472,18 @@ class LogFollower:
                 thread.start()
                 self._thread = thread
 
-    # Finishing, from any thread but our own.
+    # Finishing, from any thread but the follower's.
 
     def finish(self, stream: Stream, *, drain_s_max: float | None = None) -> bool:
-        """Hand on all that was written to `stream` so far, then stop following it.
+        """Pass on everything written to `stream` so far, then stop following it.
 
-        Returns whether that was done. It gives up waiting, while the thread goes on, once no
-        byte moved for `drain_s_max`; 0 requests the finish and does not wait.
+        Returns whether that was done. If no byte moves for `drain_s_max`, this stops waiting, but the
+        thread continues. 0 requests the finish and does not wait.
         """
         return self._finish([stream], drain_s_max)
 
     def finish_all(self, *, drain_s_max: float | None = None) -> bool:
-        """Do the same for every stream that is followed now."""
+        """Finish every stream that is followed now."""
         with self._lock:
             streams = list(self._streams)
         return self._finish(streams, drain_s_max)
@@ -500,7 +499,7 @@ class LogFollower:
         with self._lock:
             self._wake()
             thread = self._thread
-        # A thread that is blocked in a write ends when the console accepts bytes again.
+        # If the thread is blocked in a write, it ends when the console accepts bytes again.
         if thread is not None and done:
             thread.join()
 
@@ -521,7 +520,7 @@ class LogFollower:
                     return False
         return True
 
-    # Shared by callers and the thread; the lock is held.
+    # Shared by callers and the thread; the caller holds the lock.
 
     def _lines(
         self,
@@ -594,7 +593,7 @@ class LogFollower:
                 self._release()
 
     def _wait(self, ready: dict[Stream, None]) -> None:
-        """Learn which streams have something to read; sleep only if none is known to."""
+        """Find the streams that have something to read; sleep only if none is known."""
         timeout_s = 0 if ready else UNWATCHED_INTERVAL_S if self._unwatched else None
         events = self._epoll.poll(timeout_s)
         self.wakeups += 1
@@ -619,7 +618,7 @@ class LogFollower:
                 ready[stream] = None
 
     def _pause(self) -> None:
-        """Let a burst of short lines gather, unless a caller needs something."""
+        """Let a burst of short lines accumulate, unless a caller needs something."""
         pause_s = self._not_before - time.monotonic()
         if pause_s > 0:
             self._wake_poll.poll(pause_s * 1000)
@@ -641,7 +640,7 @@ class LogFollower:
                 self._retire(stream)
             except OSError as problem:
                 more = False
-                console.warning(f"cannot read {stream.name} any more: {problem.strerror}")
+                console.warning(f"stopped following {stream.name}: {problem.strerror}")
                 self._retire(stream)
             few = few and stream.bytes_read - before <= stream.burst_bytes
             if not more:
@@ -655,12 +654,12 @@ class LogFollower:
                 del self._by_fd[stream.fd]
             self._unwatch(stream)
         stream.end()
-        # Only now, so that a wait for all streams includes the last line.
+        # Last, so that a wait for all streams includes the last line.
         with self._lock:
             self._streams.discard(stream)
 
     def _release(self) -> None:
-        """Free what the follower itself holds, once; the lock is held."""
+        """Free the follower's own descriptors, once; the caller holds the lock."""
         if not self._released:
             self._released = True
             self._streams.clear()

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class TextStream(Protocol):
-        """What a sink needs of a stream that has no file descriptor, such as a notebook's."""
+        """The methods that a sink needs of a stream without a descriptor, such as a notebook's."""
 
         def write(self, text: str, /) -> object:
-            """Take `text`."""
+            """Write `text`."""
 
         def flush(self) -> object:
-            """Show what was taken."""
+            """Show what was written."""
 
 
 # The kernel keeps a write to a pipe of up to this many bytes in one piece (PIPE_BUF of Linux), even if
@@ -48,8 +48,8 @@ class Sink:
     """One destination for whole lines, shared by any number of streams and threads.
 
     Sinks of the same terminal, pipe or file share one lock, so that a line sent to standard
-    output and a line sent to standard error never mix when both are the same terminal. The
-    caller keeps a descriptor that it passes in open for as long as the sink is used.
+    output and a line sent to standard error never mix when both are the same terminal. If the caller
+    passes a descriptor, it keeps it open as long as the sink is used.
     """
 
     __slots__ = ("_fd", "_lock", "_owned", "_put", "_stream", "_warned", "bytes_written", "quiet")
@@ -85,9 +85,9 @@ class Sink:
     def of_stream(cls, stream: TextStream | None) -> Sink:
         """Return a sink for a Python text stream, by its descriptor if it truly has one.
 
-        `fileno()` of a notebook's stream may return a descriptor whose output is not visible. So only
-        Python's own kind of stream is written by its descriptor. Without a console the stream is
-        None, and its sink is quiet.
+        `fileno()` of a notebook's stream may return a descriptor whose output is not visible. So the
+        sink uses the descriptor only of Python's own kind of stream. Without a console the stream is
+        None, and the sink writes nothing.
         """
         if isinstance(stream, io.TextIOWrapper):
             try:
@@ -108,7 +108,7 @@ class Sink:
         return sink
 
     def write(self, head: bytes | bytearray, body: bytes = b"", end: int | None = None) -> None:
-        """Write `head` and then `body[:end]`, all of it, with no other sink's bytes between.
+        """Write `head` and then `body[:end]` completely, with no other sink's bytes between.
 
         The bytes should end where a line ends. Blocks while the destination is full.
         """
@@ -189,13 +189,13 @@ class Sink:
         if problem.errno in _GONE:
             self.quiet = True
         elif not self._warned:
-            # A full disk may have room again later: the lines are lost, the sink is not.
+            # A full disk may have room again later: these lines are lost, but the sink continues.
             self._warned = True
             console.warning(f"log lines are being lost: {problem.strerror}")
 
 
 def _lock_of(identity: tuple[int, int]) -> threading.Lock:
-    """Return the one lock of a destination; it lives as long as any sink uses it."""
+    """Return the lock of a destination, which all its sinks share."""
     with _locks_guard:
         lock = _locks.get(identity)
         if lock is None:
@@ -203,16 +203,16 @@ def _lock_of(identity: tuple[int, int]) -> threading.Lock:
         return lock
 
 
-# A longer line is shown in pieces, each on its own line. This bounds the memory for a worker that
-# never ends its line.
+# A longer line is shown in pieces, each on its own line. This bounds the memory if a worker never ends
+# its line.
 LINE_BYTES_MAX = 1 << 20
 
 
 class PrefixedLines:
     r"""Passes the lines of one stream to its sinks.
 
-    `to` gets every line (or those that `accept` takes), `filtered_to` gets each line that
-    holds at least one of `filters`. Both get them in order, whole, and with `prefix`. A filter
+    `to` gets every line (with `accept`, those that it accepts). `filtered_to` gets each line that
+    contains at least one of `filters`. Both get lines in order, whole, and with `prefix`. A filter
     and `accept` see the line without its prefix; `accept` sees it with its line end.
     """
 
@@ -241,13 +241,13 @@ class PrefixedLines:
         self._accept_failed = False
         self._plain = to is not None and accept is None and not self._filters
         self._line_bytes_max = line_bytes_max
-        # The start of a line whose end has not arrived yet, with its prefix.
+        # The start of a line whose end has not arrived yet; it includes the prefix.
         self._held = bytearray(self._prefix)
         # A `\r` at the end of a chunk waits for its successor: it may be half of a `\r\n`.
         self._cr_held = False
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the stream; write the lines that they complete."""
+        """Process the next bytes of the stream; write the lines that they complete."""
         if self._to is None and not self._filters:
             return
         if self._cr_held:
@@ -268,7 +268,7 @@ class PrefixedLines:
             self._emit_overlong()
 
     def flush(self) -> None:
-        r"""End the stream: write what is held as a last line, with the `\n` it lacks."""
+        r"""End the stream: write the held bytes as the last line, and add the missing `\n`."""
         if self._cr_held:
             self._cr_held = False
             self._emit(b"\r\n")
@@ -295,7 +295,7 @@ class PrefixedLines:
         self._held += held[start:]
 
     def _emit(self, ended: bytes) -> None:
-        """Write the held bytes and `ended`, which ends with a line end; hold nothing after."""
+        """Write the held bytes and `ended`, which ends with a line end; then hold nothing."""
         if self._filters or self._accept is not None:
             raw = bytes(self._held[len(self._prefix) :]) + ended
             self._emit_filtered(raw)
@@ -305,10 +305,10 @@ class PrefixedLines:
         self._held[:] = self._prefix
 
     def _mark(self, ended: bytes) -> bytes:
-        r"""Put the prefix behind each line end, at the speed of `bytes.replace`.
+        r"""Insert the prefix after each line end, at the speed of `bytes.replace`.
 
-        First behind every `\r`; where a `\n` follows, the two are one line end and the prefix
-        is taken out again. That is exact: each `\r` is followed by one prefix of ours.
+        Insert it after every `\r` first. If a `\n` follows, the two are one line end, so remove the
+        prefix between them again. This is exact, because each `\r` is followed by one of our prefixes.
         """
         if b"\r" in ended:
             ended = ended.replace(b"\r", b"\r" + self._prefix)
@@ -338,7 +338,7 @@ class PrefixedLines:
             if not self._accept_failed:
                 self._accept_failed = True
                 console.warning(
-                    f"a filter of log lines failed, its lines are shown: "
+                    f"a filter of log lines failed, so its lines are shown: "
                     f"{type(problem).__name__}: {problem}"
                 )
             return True
@@ -361,4 +361,4 @@ class RawBytes:
             self._to.write(data)
 
     def flush(self) -> None:
-        """End the stream; nothing was held back."""
+        """End the stream; there are no held bytes."""

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from holdfast.processes.logs.follower import LogFollower, PipeStream
     from holdfast.processes.logs.lines import Sink
 
-# A local rank of more digits than this is a typing error, not a machine.
+# A local rank with more digits than this is a typing error.
 RANK_DIGITS_MAX = 6
 
 # The values of `Std`. They are plain numbers here, since agents start often, and importing `enum` takes
@@ -52,7 +52,7 @@ OUT, ERR = 1, 2
 
 
 def parse_streams(given: str) -> int | dict[int, int]:
-    """Read a choice of streams: one for all local ranks, or by local rank; see `Std.from_str`."""
+    """Parse a choice of streams: one for all local ranks, or by local rank; see `Std.from_str`."""
     text = given.removesuffix("\n")
     if _is_choice(text):
         return int(text)
@@ -62,7 +62,7 @@ def parse_streams(given: str) -> int | dict[int, int]:
         if not (colon and _is_rank(rank) and _is_choice(choice)):
             raise UsageError(
                 f"{given!r} is not a valid choice of output streams",
-                hint="give 0 (none), 1 (stdout), 2 (stderr) or 3 (both) for all workers, "
+                hint="use 0 (none), 1 (stdout), 2 (stderr) or 3 (both) for all workers, "
                 "or a list by local rank such as 0:1,1:2",
             )
         chosen[int(rank)] = int(choice)
@@ -78,7 +78,7 @@ def _is_rank(text: str) -> bool:
 
 
 def by_rank(chosen: int | Mapping[int, int], local_world_size: int) -> dict[int, int]:
-    """Spread a choice of streams over the local ranks `0 .. local_world_size - 1`."""
+    """Return the choice of streams for each local rank from 0 to `local_world_size - 1`."""
     # As plain integers, so that this accepts PyTorch's own `Std` too.
     if isinstance(chosen, int):
         return dict.fromkeys(range(local_world_size), int(chosen))
@@ -99,7 +99,7 @@ class LogDirectoryTaken(UsageError, NotADirectoryError):
         self.errno, self.strerror, self.filename = errno.ENOTDIR, os.strerror(errno.ENOTDIR), path
 
     def __str__(self) -> str:
-        return str(self.args[0])  # An `OSError` would make a text of its fields.
+        return str(self.args[0])  # An `OSError` would format its fields.
 
 
 # File systems allow 255 bytes in a name; the random suffix needs a few of them.
@@ -115,8 +115,8 @@ _warned_of_filters = False
 class LogsDest:
     """The paths for one start of the workers, by local rank.
 
-    A path in `stdouts` or `stderrs` is empty where the worker shares the agent's stream.
-    `tee_stdouts` and `tee_stderrs` name those files that are shown on the console as well.
+    A path in `stdouts` or `stderrs` is empty if the worker shares the agent's stream.
+    `tee_stdouts` and `tee_stderrs` name the files that are also shown on the console.
     """
 
     stdouts: dict[int, str] = factory_field(default_factory=dict)
@@ -149,9 +149,9 @@ class LogsSpecs(ABC):
 
     @abstractmethod
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Make the directories for one start of workers with these environments by local rank.
+        """Create the directories for one start of workers. `envs` has their environments by local rank.
 
-        Sets `TORCHELASTIC_ERROR_FILE` in each of the environments.
+        Sets `TORCHELASTIC_ERROR_FILE` in each environment.
         """
 
     @property
@@ -161,10 +161,10 @@ class LogsSpecs(ABC):
 
 
 class DefaultLogsSpecs(LogsSpecs):
-    """TorchElastic's layout below `log_dir`, or below a directory of our own if it is not given.
+    """TorchElastic's layout below `log_dir`; without it, below a temporary directory.
 
-    `log_dir="/dev/null"` makes no directory at all: redirected streams are discarded, and tee'd
-    ones stay on the console as they are.
+    With `log_dir="/dev/null"` there is no directory: redirected streams are discarded, and streams of
+    `tee` only go to the console.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class DefaultLogsSpecs(LogsSpecs):
         tee: int | Mapping[int, int] = 0,
         local_ranks_filter: set[int] | None = None,
     ) -> None:
-        # Absolute from the start: a worker that changes its directory must not write elsewhere.
+        # Make it absolute now: a worker that changes its directory must not write elsewhere.
         root = absolute(log_dir) if log_dir else None
         super().__init__(root, redirects, tee, local_ranks_filter)
         self._is_temporary = False
@@ -182,7 +182,7 @@ class DefaultLogsSpecs(LogsSpecs):
         self._is_for_one_launch = False
         self._run_dir: str | None = None
         self._attempt_dir: str | None = None
-        self._run_dir_owner = -1  # This user, as the file system takes it.
+        self._run_dir_owner = -1  # The owner of the run's directory, as the file system reports it.
 
     @property
     def root_log_dir(self) -> str:
@@ -198,13 +198,13 @@ class DefaultLogsSpecs(LogsSpecs):
 
     @property
     def is_for_failures_alone(self) -> bool:
-        """Whether the directory is removed at the end of a job that does not fail."""
+        """Whether a job that does not fail removes its directory at the end."""
         own = self._root_log_dir is None or self._is_temporary
         return own and not self._is_shared and self.keeps_nothing
 
     @property
     def keeps_records(self) -> bool:
-        """Whether the records of the job stay, however the job ends."""
+        """Whether the job keeps its records, however it ends."""
         return self._root_log_dir != os.devnull and not self.is_for_failures_alone
 
     @property
@@ -278,7 +278,7 @@ class DefaultLogsSpecs(LogsSpecs):
             self._is_temporary = False
 
     def discard_if_empty(self) -> bool:
-        """Remove a directory that we made up ourselves if nothing was written; return whether."""
+        """Remove a temporary directory if it is empty; return whether it was removed."""
         if not self._is_temporary or self._root_log_dir is None:
             return False
         if self._run_dir is not None:
@@ -369,7 +369,7 @@ class DefaultLogsSpecs(LogsSpecs):
 
 
 def usable_filters(filtered_path: str, filters: Sequence[str] | None) -> tuple[bytes, ...]:
-    """Return the duplicate filters as bytes; none where there is no file for their lines.
+    """Return the duplicate filters as bytes; none if there is no file for their lines.
 
     `filtered_path` is `LogsDest.filtered_stdout` or `.filtered_stderr`. Warns once if the filters
     have no effect.
@@ -391,12 +391,12 @@ def absolute(log_dir: str) -> str:
         raise EnvironmentProblem(
             f"the log directory {log_dir} cannot be resolved: the current directory no longer "
             "exists",
-            hint="change to an existing directory, or give the absolute path",
+            hint="change to an existing directory, or use an absolute path",
         ) from problem
 
 
 def _as_name(text: str) -> str:
-    """Make `text` usable as one part of a path, and still recognizable."""
+    """Convert `text` to a name that is valid as one part of a path, and still recognizable."""
     name = "".join("_" if char in "/\\" or not char.isprintable() else char for char in text)
     return os.fsencode(name)[:NAME_BYTES_MAX].decode("utf-8", "ignore")
 
@@ -420,7 +420,7 @@ def _remove_tree(path: str) -> None:
 
 
 def _make_unique_dir(stem: str) -> str:
-    """Make `<stem>_<random>` that only this user can enter, and return its path."""
+    """Create the directory `<stem>_<random>`, which only this user can enter, and return its path."""
     path = f"{stem}_{_random_suffix()}"
     while not _make_dir(path, 0o700):
         path = f"{stem}_{_random_suffix()}"
@@ -446,7 +446,7 @@ def _make_temporary_dir() -> str:
 
 
 def _make_dir(path: str, mode: int = 0o777) -> bool:
-    """Make one directory; return whether it is new."""
+    """Create one directory; return whether it is new."""
     try:
         os.mkdir(path, mode)
     except FileExistsError:
@@ -494,7 +494,7 @@ def is_descriptor(stream: TextIO | None, fd: int) -> bool:
 
 
 def hold_standard_places() -> None:
-    """Fill descriptors 0, 1 and 2 where they are closed.
+    """Open descriptors 0, 1 and 2 if they are closed.
 
     Otherwise a pipe of this process could get such a number, and replace a worker's stream.
     """
@@ -502,7 +502,7 @@ def hold_standard_places() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # It gets the lowest free number: this one.
+            os.open(os.devnull, os.O_RDWR)  # It gets the lowest free number, which is this one.
 
 
 class WorkerStdio:
@@ -582,7 +582,7 @@ class WorkerStdio:
         self._pipes.clear()
 
     def has_unread(self) -> bool:
-        """Whether a worker has written something that is not followed yet."""
+        """Whether a worker has written output that is not followed yet."""
         poll = select.poll()
         for fd in self._pipes.values():
             poll.register(fd, select.POLLIN)
@@ -689,7 +689,7 @@ class WorkerStdio:
             return os.dup(which)
         read, write = self._open_detour(which, is_terminal=inheritable and os.isatty(which))
         self._pipes[rank, which] = read
-        if hidden:  # It is not shown, but the report needs its end.
+        if hidden:  # The console does not show it, but the report needs its end.
             self._hidden.add((rank, which))
         return write
 

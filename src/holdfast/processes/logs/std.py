@@ -21,9 +21,9 @@ class Std(IntFlag):
 
     @classmethod
     def from_str(cls, vm: str) -> Std | dict[int, Std]:
-        """Read `vm`: one choice for all local ranks, or a map of local rank to choice.
+        """Parse `vm`: one choice for all local ranks, or a map of local rank to choice.
 
-        In a map the last entry for a rank counts, and a rank that is not named has `NONE`.
+        In a map the last entry for a rank counts; a rank without an entry has `NONE`.
         Raises `UsageError` for any other text; blanks are not allowed.
         """
         return as_std(parse_streams(vm))
@@ -37,8 +37,8 @@ def as_std(chosen: int | Mapping[int, int]) -> Std | dict[int, Std]:
 
 
 def to_map(val_or_map: Std | dict[int, Std], local_world_size: int) -> dict[int, Std]:
-    """Spread a choice over the local ranks `0 .. local_world_size - 1`.
+    """Return the choice for each local rank from 0 to `local_world_size - 1`.
 
-    Ranks a map does not name get `Std.NONE`; ranks beyond the world are dropped.
+    Ranks that the map does not have get `Std.NONE`; higher ranks are dropped.
     """
     return {rank: Std(choice) for rank, choice in by_rank(val_or_map, local_world_size).items()}

@@ -1,4 +1,4 @@
-"""Python functions as workers: the transfer of the call to the worker and of its value back.
+"""Python functions as workers: how the call reaches the worker, and how its value returns.
 
 `spawn`       A new interpreter for each worker, which imports what the call needs.
 `forkserver`  One new interpreter that imports it once and is forked for each worker.
@@ -33,21 +33,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# The descriptors of a `spawn` worker, and of the forkserver. What a forkserver's worker is given
-# takes the same numbers: the server keeps them free while it imports the user's modules, which
-# open files of their own.
+# The descriptors of a `spawn` worker, and of the forkserver. A forkserver's worker has the same
+# numbers. So the server keeps them free while it imports the user's modules, which may open files.
 CALL_FD = CONTROL_FD = 3
 RESULT_FD = PREPARATION_FD = 4
 TRACKER_FD = 5
-ARGUMENTS_FD = 6  # The first of as many as the arguments need.
+ARGUMENTS_FD = 6  # The first of the descriptors that the arguments need.
 
-# The largest return value that is taken, in bytes of its pickle. The agent holds the values of
-# all its workers at once; larger data should travel by file or shared memory.
+# The largest return value, in bytes of its pickle. The agent holds the values of all its workers at
+# once; use a file or shared memory for larger data.
 RESULT_BYTES_MAX = 256 << 20
 
 
 class PassedFd:
-    """A descriptor among a call's arguments, by the number it has in the worker."""
+    """A descriptor among a call's arguments; it has its number in the worker."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -57,7 +56,7 @@ class PassedFd:
 
 
 class Packed:
-    """A pickled call, and the descriptors it needs. `multiprocessing` fills those in."""
+    """A pickled call, and the descriptors that it needs. `multiprocessing` adds the descriptors."""
 
     DupFd = PassedFd
 
@@ -66,28 +65,28 @@ class Packed:
         self.fds: list[int] = []
 
     def duplicate_for_child(self, fd: int) -> int:
-        """Note a descriptor the worker needs and return the number it is to have there.
+        """Add a descriptor that the worker needs, and return its number in the worker.
 
-        Called by `multiprocessing` while pickling.
+        `multiprocessing` calls this while pickling.
         """
         self.fds.append(fd)
         return ARGUMENTS_FD + len(self.fds) - 1
 
     def passed_fds(self, result_fd: int, tracker_fd: int) -> dict[int, int]:
-        """Return the worker's descriptors: its number to ours."""
+        """Return the worker's descriptors: from the number in the worker to the number here."""
         tracker = {TRACKER_FD: tracker_fd} if tracker_fd >= 0 else {}
         return {RESULT_FD: result_fd, **tracker, **dict(enumerate(self.fds, ARGUMENTS_FD))}
 
 
 def pack_preparation(name: str) -> bytes:
-    """Pickle what a new interpreter needs to look like this one to the user's modules."""
+    """Pickle the data that makes a new interpreter look like this one to the user's modules."""
     from multiprocessing import spawn
 
     data = spawn.get_preparation_data(name)
     if not os.path.isfile(str(data.get("init_main_from_path"))):
         data.pop(
             "init_main_from_path", None
-        )  # The program was read from a pipe: there is no file to import.
+        )  # The program was read from a pipe, so there is no file to import.
     return _pickle_for_child(data, Packed())
 
 
@@ -101,14 +100,14 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
         packed.data = _pickle_for_child((fn, args), packed)
     except (AttributeError, TypeError, RuntimeError, pickle.PicklingError) as error:
         raise UsageError(
-            f"{_name_of(fn)} cannot be sent to a new worker process: {error}",
+            f"cannot send {_name_of(fn)} to a new worker process: {error}",
             hint="define it at the top level of a module, or use start_method='fork'",
         ) from error
     return packed
 
 
 def _pickle_for_child(value: object, packed: Packed) -> bytes:
-    """Pickle objects that `multiprocessing` allows only for its own children."""
+    """Pickle a value, including objects that `multiprocessing` pickles only for its own children."""
     from multiprocessing import context, reduction
 
     buffer = io.BytesIO()
@@ -167,11 +166,11 @@ def pack_value(value: object, name: str) -> bytes:
     try:
         data = pickle.dumps(value)
     except Exception as error:
-        raise TypeError(f"the return value of {name} cannot be sent back: {error}") from error
+        raise TypeError(f"cannot send back the return value of {name}: {error}") from error
     if len(data) > RESULT_BYTES_MAX:
         raise ValueError(
-            f"the return value of {name} takes {len(data)} bytes, more than the {RESULT_BYTES_MAX} "
-            "that are sent back; return a path, and put the data into a file"
+            f"the return value of {name} has {len(data)} bytes, but the limit is {RESULT_BYTES_MAX}; "
+            "write the data to a file, and return its path"
         )
     return data
 
@@ -211,14 +210,14 @@ def _exit_status(code: object) -> int:
 def _part_from_the_parent() -> None:
     """Drop what a forked child must not share: children, connections, replaced streams.
 
-    Exit handlers of the parent are dropped, too.
+    This also drops the exit handlers of the parent.
     """
     from holdfast.processes.logs.specs import is_descriptor
 
     atexit._clear()
     for name, fd, errors in (("stdout", 1, "strict"), ("stderr", 2, "backslashreplace")):
         if not is_descriptor(getattr(sys, name), fd):
-            # In a notebook, for example, nothing reads a copy of its stream.
+            # In a notebook, for example, nothing reads the child's copy of the stream.
             stream = open(fd, "w", buffering=1, errors=errors, closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
     if "multiprocessing.util" in sys.modules:
@@ -234,8 +233,8 @@ def _part_from_the_parent() -> None:
 def _end_like_an_interpreter() -> None:
     """Do what `os._exit` skips in a forked child, in the interpreter's order.
 
-    Threads are joined, then exit handlers run (`multiprocessing` flushes its queues in one), then
-    what all of them have written is flushed.
+    It joins threads, then runs exit handlers (`multiprocessing` flushes its queues in one), then
+    flushes everything that they have written.
     """
     import threading
 
@@ -256,8 +255,8 @@ def prepare(preparation: bytes) -> None:
     """Make this new interpreter look like the agent's to the user's modules."""
     from multiprocessing import process, spawn
 
-    # While this is set, a script that starts processes as it is imported is refused; it would
-    # start itself for ever.
+    # While this is set, `multiprocessing` rejects a script that starts processes at import: such a
+    # script would start itself forever.
     process.current_process()._inheriting = True  # type: ignore[attr-defined]
     try:
         spawn.prepare(pickle.loads(preparation))  # noqa: S301 (our agent's)
@@ -291,11 +290,13 @@ def serve_forks() -> None:
     """Be the `forkserver`: import once, then be a keeper that forks a worker for each call."""
     from holdfast.processes.keeper import keeper_program
 
-    # A keeper looks at its control socket, this one only after imports that may take for ever.
-    # The signal is tied to the thread that started us; that one waits for the first worker.
+    # This keeper reads its control socket only after the imports, which may hang. So it also needs the
+    # death signal, which is tied to the parent's thread; that thread waits for the first worker.
     prctl = keeper_program.load_prctl()
     prctl(keeper_program.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    os.closerange(PREPARATION_FD + 1, 1 << 16)  # What the agent's program left inheritable.
+    os.closerange(
+        PREPARATION_FD + 1, 1 << 16
+    )  # Descriptors that the agent's program left inheritable.
     with open(PREPARATION_FD, "rb") as stream:
         agent, preparation, modules, end_fd = pickle.load(stream)  # noqa: S301 (our agent's)
     if os.getppid() != agent:
@@ -330,13 +331,13 @@ def preload(modules: list[str]) -> None:
         try:
             __import__(module)
         except ImportError:
-            pass  # As in `multiprocessing`: a preload that fails is imported by the worker.
+            pass  # As in `multiprocessing`: the worker imports a module whose preload failed.
 
 
 def run_packed(
     call: tuple[bytes, list[int]], reserved: range, import_error: BaseException | None
 ) -> int:
-    """Run one pickled call in a child of the forkserver; `import_error` is what to raise instead."""
+    """Run one pickled call in a child of the forkserver. If there is an `import_error`, raise it instead."""
 
     def unpack_and_call() -> None:
         if import_error is not None:
@@ -376,7 +377,7 @@ def interpreter_command(entry: str) -> list[str]:
 
 
 def interpreter_flags() -> list[str]:
-    """Return the flags this interpreter was started with, such as -O or -X dev."""
+    """Return the flags with which this interpreter was started, such as -O or -X dev."""
     from multiprocessing import util
 
     flags: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -384,7 +385,7 @@ def interpreter_flags() -> list[str]:
 
 
 def preload_modules() -> list[str]:
-    """Return what `multiprocessing.set_forkserver_preload` was given, less `__main__`."""
+    """Return the modules of `multiprocessing.set_forkserver_preload`, except `__main__`."""
     from multiprocessing import forkserver
 
     modules = forkserver._forkserver._preload_modules  # type: ignore[attr-defined]
@@ -392,15 +393,15 @@ def preload_modules() -> list[str]:
 
 
 def tracker_fd() -> int:
-    """Return the descriptor of `multiprocessing`'s resource tracker, -1 while none runs."""
+    """Return the descriptor of `multiprocessing`'s resource tracker; -1 if none runs."""
     tracker = sys.modules.get("multiprocessing.resource_tracker")
     fd = getattr(tracker, "_resource_tracker", None)
     return fd._fd if fd is not None and fd._fd is not None else -1
 
 
 def use_tracker(fd: int) -> None:
-    """Use the agent's resource tracker. Its own one would end with this worker, and destroy
-    objects that other workers share.
+    """Use the agent's resource tracker. This worker's own tracker would exit with the worker, and
+    destroy objects that other workers share.
     """
     from multiprocessing import resource_tracker
 

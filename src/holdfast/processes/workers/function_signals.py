@@ -1,9 +1,9 @@
-"""Signals that stop a function: they raise in it, so that its `finally` blocks run.
+"""Signals that stop a function raise an exception in it, so that its `finally` blocks run.
 
-Python calls a handler between two steps of the main thread. A main thread in a native call makes no
-step, for example for minutes in a collective that another worker has left. So a second thread
-watches: if the handler has not run for a while, the signal has its default action. Both are for the
-function's own process; its forks have the default actions at once.
+Python calls a signal handler between two steps of the main thread. In a native call, the main thread
+makes no step; a collective that another worker has left can take minutes. So a second thread watches:
+if the handler has not run for a while, the signal has its default action. This applies to the
+function's own process; in its forks, the signals have their default actions at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NATIVE_CALL_S_MAX = 2.0
 
 
 class RaisedSignals:
-    """Has signals raise `SignalException` in the main thread of this process."""
+    """Makes signals raise `SignalException` in the main thread of this process."""
 
     def __init__(self) -> None:
         self._began = threading.Event()
@@ -56,7 +56,7 @@ class RaisedSignals:
 
     def _raise(self, signum: int, _frame: FrameType | None) -> None:
         self._began.set()
-        raise SignalException(f"worker {os.getpid()} was stopped by {in_words(signum)}", signum)
+        raise SignalException(f"worker {os.getpid()} received {in_words(signum)}", signum)
 
     def _watch(self, read: int) -> None:
         while True:
@@ -68,7 +68,7 @@ class RaisedSignals:
                 if number in self._signals and not self._began.wait(NATIVE_CALL_S_MAX):
                     import ctypes
 
-                    ctypes.CDLL(None).signal(number, 0)  # Python's own is for the main thread.
+                    ctypes.CDLL(None).signal(number, 0)  # `signal.signal` needs the main thread.
                     os.kill(os.getpid(), number)
 
     def _end(self) -> None:
@@ -79,7 +79,7 @@ class RaisedSignals:
 
 
 def die_of(signum: int) -> NoReturn:
-    """End this process by the default action of a signal."""
+    """Exit by the default action of a signal."""
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
     os._exit(128 + signum)  # It was blocked.

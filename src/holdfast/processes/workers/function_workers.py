@@ -1,4 +1,4 @@
-"""Functions as workers: one process a local rank, each returning a value.
+"""Functions as workers: one process per local rank, each of which returns a value.
 
 `holdfast.processes.workers.function_child` is the workers' side.
 """
@@ -45,7 +45,7 @@ class ReturnedValue:
                 return False
             self.data += piece
             if len(self.data) > function_child.RESULT_BYTES_MAX:
-                # Workers check the size themselves, so another process writes to this pipe.
+                # A worker checks the size itself, so another process must be writing to this pipe.
                 self.too_large = True
                 self.data.clear()
         return False
@@ -112,7 +112,7 @@ class MultiprocessContext(PContext):
         preparation = function_child.pack_preparation(self.name)
         payload = (os.getpid(), preparation, function_child.preload_modules(), end_fd)
         payload_fd = file_in_memory(pickle.dumps(payload))
-        # This keeper has the user's imports; the shared one does not.
+        # This keeper has imported the user's modules; the shared keeper has not.
         self._owns_keeper = True
         try:
             self._use_keeper(
@@ -131,7 +131,9 @@ class MultiprocessContext(PContext):
 
     def _start_forked(self) -> None:
         expected = [self._expect_value(rank) for rank in range(self.nprocs)]
-        self._owns_keeper = True  # It is a fork of this process as it is now, for one start.
+        self._owns_keeper = (
+            True  # It is a fork of this process in its present state, for one start.
+        )
         self._use_keeper(Keeper.fork(self._run_in_fork))
         for rank in range(self.nprocs):
             self._spawn(rank, None, {}, call=rank)
@@ -169,11 +171,11 @@ class MultiprocessContext(PContext):
             )
         data = returned.data
         if not data:
-            return "ended with code 0 but did not return: it left by os._exit or the like"
+            return "exited with code 0 without a return value, for example by os._exit"
         try:
             self._unpickled[rank] = pickle.loads(data)  # noqa: S301 (our own worker's)
         except Exception as error:  # noqa: BLE001 (whatever a user's class raises)
-            return f"its return value cannot be read: {type(error).__name__}: {error}"
+            return f"its return value is not readable: {type(error).__name__}: {error}"
         return ""
 
     def _value_of(self, rank: int) -> Any:

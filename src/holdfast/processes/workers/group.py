@@ -1,8 +1,8 @@
 """A group of worker processes on this node: start, events, stop, results.
 
-`PContext` is one start of the workers of a `GroupSpec`. Its two kinds differ in what a worker is: a
-command (`SubprocessContext`), or a function (`MultiprocessContext` in `function_workers`). Nothing polls at intervals:
-one epoll descriptor covers the keeper's events, the zygote's, the workers' return values, and
+`PContext` is one start of the workers of a `GroupSpec`. It has two kinds: a worker is either a command
+(`SubprocessContext`) or a function (`MultiprocessContext` in `function_workers`). Nothing polls at
+intervals: one epoll descriptor covers the keeper's events, the zygote's, the workers' return values, and
 pidfds of processes that a replaced subprocess handler started.
 
 There are two interfaces. TorchElastic's is `start`, `wait`, `pids` and `close`. The agent, which
@@ -38,7 +38,7 @@ from holdfast import console
 from holdfast.core import blame, stopping, supervision
 from holdfast.core.machine import TICK
 from holdfast.core.values import Value
-from holdfast.defaults import SHUTDOWN_S
+from holdfast.defaults import REAP_S, SHUTDOWN_S
 from holdfast.errors import SHORTAGES, EnvironmentProblem, shortage_hint
 from holdfast.lazy_dataclass import factory_field, lazy_dataclass
 from holdfast.processes.failures.oom_kills import OomKills
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from holdfast.processes.zygote.warm_start import WarmStart
 
 
-# The limit for reading what a failed worker has written: its file system may not respond.
+# The time limit for reading the files of a failed worker: their file system may not respond.
 READ_S_MAX = 2.0
 # Signals that end a worker whose peer has exited: a watchdog's, a broken pipe's.
 OF_A_PEER = (signal.SIGABRT, signal.SIGPIPE)
@@ -113,7 +113,7 @@ class GroupSpec(Value):
     """One start of a group of workers. All mappings are by local rank, 0 to n-1."""
 
     name: str
-    """Of the role, for log prefixes."""
+    """The name of the role, for log prefixes."""
     entrypoint: Callable[..., Any] | str
     """A program, with `args` as its arguments, or a function that is called with them."""
     args: dict[int, tuple[Any, ...]]
@@ -121,7 +121,7 @@ class GroupSpec(Value):
     logs_specs: LogsSpecs
     log_line_prefixes: dict[int, str] | None = None
     start_method: str = "spawn"
-    """Of functions, by `multiprocessing`'s names."""
+    """How functions start, by `multiprocessing`'s names."""
     numa_options: object = None
     duplicate_stdout_filters: list[str] | None = None
     duplicate_stderr_filters: list[str] | None = None
@@ -136,12 +136,12 @@ class GroupSpec(Value):
 
 
 def is_retryable(error: tuple[int, str] | None) -> bool:
-    """Whether a new start may succeed: the system only lacked resources."""
+    """Whether a new start may succeed, because the system only lacked resources."""
     return error is None or error[0] in RETRYABLE_ERRORS
 
 
 def start_error(error: tuple[int, str] | None) -> str:
-    """Say why a forked child could not become the worker."""
+    """Return why a forked child could not become the worker."""
     if error is None:
         return ""
     number, step = error
@@ -151,10 +151,10 @@ def start_error(error: tuple[int, str] | None) -> str:
 
 
 def unkillable(pid: int, reap_s: float) -> str:
-    """Say of a process that SIGKILL does not end what state it is in."""
+    """Return the state of a process that survives SIGKILL."""
     state = state_of(pid)
     where = "in uninterruptible sleep" if state == "D" else f"in state {state}"
-    return f"does not end even by SIGKILL: {where}, given up after {reap_s:g} s"
+    return f"survived SIGKILL for {reap_s:g} s: {where}"
 
 
 def report_left_behind(workers: dict[int, int], leftovers: list[int], reap_s: float) -> None:
@@ -224,7 +224,7 @@ class PContext(ABC):
             capture_stderr=spec.capture_stderr,
         )
         self.grace_s: float = SHUTDOWN_S
-        self.reap_s: float = stopping.REAP_S
+        self.reap_s: float = REAP_S
         self.stop_signal: int = signal.SIGTERM
         self._keeper = keeper
         self._deadline = deadline
@@ -263,7 +263,7 @@ class PContext(ABC):
     def start(self) -> None:
         """Start all workers. If one cannot start, end the others and raise."""
         if self._started or self._exits:
-            raise ValueError("these workers were started already; a context starts them once")
+            raise ValueError("these workers are already started; a context starts them only once")
         try:
             self._start()
             self._begin_output()
@@ -275,8 +275,8 @@ class PContext(ABC):
         """Wait until any worker failed or all succeeded, then return how they exited.
 
         A failure stops the other workers first. `timeout` is in seconds: 0 does not wait, a
-        negative one waits without a limit. Returns None if the timeout passes first; otherwise
-        everything is released, as by `close`. `period` is ignored: exits are events.
+        negative one waits without a limit. If the timeout passes first, this returns None; otherwise
+        it releases everything, as `close` does. `period` is ignored, because exits are events.
         """
         deadline = None if timeout < 0 else time.monotonic() + timeout
         while not self._closed:
@@ -299,12 +299,12 @@ class PContext(ABC):
 
     @property
     def filtered_stdout(self) -> TextIO | None:
-        """The file of the lines of standard output that pass the filters, if there are any."""
+        """The file with the lines of standard output that match a filter; None without filters."""
         return self._stdio.filtered_file(1)
 
     @property
     def filtered_stderr(self) -> TextIO | None:
-        """The file of the lines of standard error that pass the filters, if there are any."""
+        """The file with the lines of standard error that match a filter; None without filters."""
         return self._stdio.filtered_file(2)
 
     def close(self, death_sig: signal.Signals | None = None, timeout: float = SHUTDOWN_S) -> None:
@@ -546,7 +546,7 @@ class PContext(ABC):
         if warm is not None:
             warm.begin()
         self._begin_output()
-        # While workers are forked, so that it delays none, and before one has children.
+        # Do this while the keeper forks the workers, so that it delays none, and before any has children.
         keeper_client.become_subreaper_if_wanted()
         self._oom_kills = OomKills()
         while True:
@@ -563,7 +563,7 @@ class PContext(ABC):
     # What the workers write.
 
     def _begin_output(self) -> None:
-        """Follow what the workers write: at once, or once there is something if that is watched."""
+        """Follow the workers' output: at once or, if the caller handles events, when there is some."""
         if not self._is_attended:
             self._stdio.begin_following()
         elif not self._unfollowed:
@@ -597,7 +597,7 @@ class PContext(ABC):
                     | keeper_client.SpawnFailed(key)
                     | keeper_client.Exited(key)
                 ) if key < 0:
-                    pass  # Not a worker but the zygote, whose own connection reports all.
+                    pass  # Not a worker but the zygote; its own connection reports everything.
                 case keeper_client.Spawned(rank, pid):
                     self._worker_started(rank, pid)
                 case keeper_client.SpawnFailed(rank, number, text):
@@ -605,7 +605,9 @@ class PContext(ABC):
                         self._shortage = OSError(number, text)
                     self._worker_exited(rank, 0, 127, f"could not be started: {text}")
                 case keeper_client.Exited(rank, pid, exitcode, error, at_ns):
-                    if self._started.get(rank) == pid:  # not one given up by an earlier start
+                    if (
+                        self._started.get(rank) == pid
+                    ):  # Not a worker that an earlier start gave up.
                         detail, retryable = start_error(error), is_retryable(error)
                         if error is not None and error[0] in SHORTAGES:
                             exitcode = EnvironmentProblem.exit_code
@@ -624,7 +626,7 @@ class PContext(ABC):
         self._running.add(rank)
         if self._stop is not None:
             self._stop.killed.add(rank)
-            self._kill_tree(rank)  # It was requested by a start that failed at another worker.
+            self._kill_tree(rank)  # The start that requested it has failed at another worker.
 
     def _worker_exited(
         self,
@@ -662,7 +664,8 @@ class PContext(ABC):
             if exited.failed:
                 self._let_go()
             self._pending.append(exited)
-        self._stop_event(stopping.LeaderExited(rank, died_of))
+        if stop is not None:
+            self._stop_event(stopping.LeaderExited(rank, died_of))
 
     def _let_go(self) -> None:
         """Report the delayed exits."""
@@ -673,20 +676,20 @@ class PContext(ABC):
         """Note that the keeper was killed: the kernel has killed the workers with it."""
         assert self._keeper is not None
         self._unwatch(self._keeper.fileno())
-        self._owns_keeper = True  # No other group can use it any more.
+        self._owns_keeper = True  # No other group can use it now.
         keeper_client.sweep_after_loss()
         keeper = f"the keeper of the workers (pid {self._keeper.pid})"
         for rank in range(self.nprocs):
             pid = self._started.get(rank)
             if pid is None:
-                self._worker_exited(rank, 0, 127, f"could not be started: {keeper} is gone")
+                self._worker_exited(rank, 0, 127, f"could not be started: {keeper} has exited")
             elif rank not in self.given_up or keeper_client.ended_soon(pid, LAST_MS_MAX):
-                detail = f"{keeper} was killed, and they with it"
+                detail = f"{keeper} was killed, so the kernel killed the workers"
                 self._worker_exited(rank, pid, -signal.SIGKILL, detail)
         self._stop_event(stopping.KeeperLost())
 
     def _check_keeper(self) -> None:
-        """Distinguish unkillable processes from those that a stuck or stopped keeper does not kill."""
+        """Kill a stuck or stopped keeper, which would not kill the workers; note what SIGKILL did not end."""
         assert self._keeper is not None
         assert self._stop is not None
         if not self._keeper.responds():
@@ -704,7 +707,7 @@ class PContext(ABC):
         if warm.fileno() != self._zygote_fd:
             self._unwatch(self._zygote_fd)
             self._watch_zygote()
-        self._receive_keeper_events()  # A lost zygote reads the keeper's events, which would wait here.
+        self._receive_keeper_events()  # A lost zygote has read the keeper's events; take them now.
 
     def _watch_zygote(self) -> None:
         """Watch the zygote; restart it for the next start if it has exited."""
@@ -736,7 +739,7 @@ class PContext(ABC):
                 case stopping.KillTree(key):
                     if self._stop is not None and self._stop.grace_expired:
                         console.warning(
-                            f"worker {key} (pid {self._started[key]}) did not end in time: killed"
+                            f"worker {key} (pid {self._started[key]}) did not exit in time: killed it"
                         )
                     self._kill_tree(key)
                 case stopping.SignalLeftovers(signum):
@@ -777,7 +780,7 @@ class PContext(ABC):
             from holdfast.processes.failures.failure import failure_of
 
             failure = failure_of(exited, stop_began_ns=self._stop_began_ns, error_file="")
-            what = f"its error file and standard error could not be read: {problem}"
+            what = f"cannot read its error file and standard error: {problem}"
             failure.detail = f"{failure.detail}; {what}" if failure.detail else what
             return failure
 
@@ -810,7 +813,7 @@ class PContext(ABC):
 
     def _read_all(self) -> None:
         for fd, _events in self._epoll.poll(0):
-            if fd in self._readers:  # One that was read before it may have ended the watch.
+            if fd in self._readers:  # An earlier reader may have ended this watch.
                 self._readers[fd]()
 
     def _block(self, deadline: float | None) -> None:
@@ -889,7 +892,7 @@ def get_subprocess_handler(
     local_rank_id: int,
     numa_options: object = None,
 ) -> SubprocessHandler:
-    """Make the handler of one command worker, by the registered factory if there is one."""
+    """Create the handler of one command worker, with the registered factory if there is one."""
     return (_factory or SubprocessHandler)(
         entrypoint=entrypoint,
         args=args,
@@ -927,7 +930,7 @@ class SubprocessContext(PContext):
         self._pidfds: dict[int, int] = {}  # rank -> pidfd
 
     def _start(self) -> None:
-        # Replaced handlers need the keeper, too: it reports that no process is left.
+        # Replaced handlers need the keeper too: it reports that no process is left.
         self._use_keeper(self._keeper or Keeper.start())
         if custom_handler_factory() is not None:
             for rank in range(self.nprocs):
@@ -957,12 +960,12 @@ class SubprocessContext(PContext):
     def _handler_exited(self, rank: int) -> None:
         handler = self.subprocess_handlers[rank]
         self._unwatch(self._pidfds[rank])
-        # Before it is reaped: until then its number, and so the group, cannot be reused.
+        # Do this before reaping it: until then, its process id, and so the group's, is not reused.
         handler.close(as_enum(signal.SIGKILL))
         self._worker_exited(rank, handler.proc.pid, handler.proc.wait())
 
     def _keeper_lost(self) -> None:
-        # Workers of replaced handlers are not below the keeper, so they survive its end.
+        # Workers of replaced handlers are not below the keeper, so they survive it.
         orphaned = [rank for rank in self.subprocess_handlers if rank in self._running]
         for rank in orphaned:
             self._kill_tree(rank)
@@ -980,7 +983,7 @@ class SubprocessContext(PContext):
     def _kill_tree(self, rank: int) -> None:
         if rank in self.subprocess_handlers:
             pid = self.subprocess_handlers[rank].proc.pid
-            # The leader first: it could start others.
+            # Kill the leader first, so that it starts no more processes.
             for one in [pid, *descendants_of(pid)]:
                 send_signal(one, signal.SIGKILL)
         else:
@@ -1019,6 +1022,6 @@ def start_group(
             raise
         workers = "1 worker" if len(spec.args) == 1 else f"{len(spec.args)} workers"
         raise EnvironmentProblem(
-            f"could not start {workers}: {error.strerror}", hint=shortage_hint(error.errno)
+            f"cannot start {workers}: {error.strerror}", hint=shortage_hint(error.errno)
         ) from error
     return context

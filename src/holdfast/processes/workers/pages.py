@@ -1,15 +1,15 @@
 """The pages of memory in which workers report their progress: the agent's side.
 
-A page is a small file that the worker maps (`holdfast.worker` has the layout). The agent reads it
-as a file, so that nothing a worker does to it can hurt the agent, and trusts nothing in it: every
-number is taken as it is, or not at all.
+A page is a small file that the worker maps (`holdfast.worker` has the layout). The agent reads it as a
+file, so a worker that damages it cannot harm the agent. The agent does not trust the content: it
+rejects numbers that are not valid.
 
-Nothing is read at intervals. The agent writes into each page when it will read it next; a worker
-that enters a section which ends before that puts a byte into a pipe. So a worker that enters
-sections of a minute's length a thousand times a second wakes the agent once a minute.
+The agent does not read pages at intervals. It writes into each page when it will read the page next. If
+a worker enters a section that ends before that time, it writes a byte into a pipe. So a worker that
+enters one-minute sections a thousand times a second wakes the agent once a minute.
 
 The files are in a directory of shared memory that only its owner can open. An agent holds a lock on
-its directory: that of a killed agent is removed by its keeper, or else by the next agent that starts.
+its directory. The keeper of a killed agent removes the directory; otherwise the next agent does.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class Section(Value):
 
 
 class Progress(Value):
-    """How far a worker is, by its own report. Times are monotonic, 0 for never."""
+    """The progress of a worker, as it reports it. Times are monotonic, 0 for never."""
 
     pid: int = 0
-    """The process that makes the calls, 0 if none does."""
+    """The process that makes the calls; 0 if there is none."""
     step: int | None = None
     step_ns: int = 0
     heartbeat_ns: int = 0
@@ -70,7 +70,7 @@ class Progress(Value):
     sections: tuple[Section, ...] = ()
     """The blocks it is in, the outermost first."""
     unwatched: int = 0
-    """How many sections could not be watched, since there were too many at once."""
+    """The number of sections that are not watched, because too many were open at once."""
 
 
 class WorkerPage:
@@ -84,7 +84,7 @@ class WorkerPage:
 
     @classmethod
     def create(cls, folder: str, rank: int, start: int = 0) -> WorkerPage:
-        """Make the page of a worker; raises `OSError` where there is no room for it.
+        """Create the page of a worker; raise `OSError` if there is no space for it.
 
         `start` numbers the starts of the workers, so that each has its own pages.
         """
@@ -133,7 +133,7 @@ class WorkerPage:
     def next_deadline(self, after: float = 0.0) -> float | None:
         """Return the earliest deadline of the sections that the worker is in.
 
-        Only what is later than `after` counts: `expired` returns the others.
+        Only deadlines later than `after` count; `expired` returns the others.
         """
         after_ns = int(after * 1e9)
         words, _ = self._read()
@@ -152,7 +152,7 @@ class WorkerPage:
     def expired(self, now: float) -> list[Section]:
         """Return the sections whose deadline has passed, each once, the earliest first.
 
-        A section counts only if two looks agree on it, and if the process that is in it lives.
+        A section counts only if two consecutive reads agree on it, and its process is alive.
         """
         first, _ = self._read()
         now_ns = int(now * 1e9)
@@ -185,7 +185,10 @@ class WorkerPage:
                 pass  # The worker then requests unnecessary looks, or exits soon.
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1  # In this order: another thread may be about to read.
+        fd, self._fd = (
+            self._fd,
+            -1,
+        )  # Clear `_fd` before closing: another thread may be about to read.
         if fd >= 0:
             os.close(fd)
             try:
@@ -229,20 +232,20 @@ def _name_at(names: bytes, slot: int) -> str:
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 (a directory only its owner can open is made there)
 FOLDER_PREFIX = "holdfast-pages-"
 SWEPT_MAX = 64
-LOOKED_AT_MAX = 10_000  # Names like those of this user's agents; a look takes a microsecond.
-"""So many directories of killed agents are removed at a start."""
+LOOKED_AT_MAX = 10_000  # Folder names to check for leftovers; one check takes a microsecond.
+"""The number of directories of killed agents that a start removes."""
 SWEPT_AGE_S = 60.0
-"""A younger one may not have been locked by its agent yet."""
+"""The minimum age of a leftover: the agent of a younger directory may not have locked it yet."""
 
 NOTICE_BYTES_MAX = 1 << 16
 SETTLE_S = 0.1
-"""After a look there is one more: a store of the worker's may not have been seen yet."""
+"""The delay of a second look after each look, which may have missed a store by the worker."""
 
 
 class WorkerPages:
     """The pages of an agent's workers, one set for each generation.
 
-    Wait until `fileno()` can be read or for `next_deadline()`, then `take(now)`.
+    Wait until `fileno()` is readable or `next_deadline()` passes, then call `take(now)`.
     """
 
     def __init__(self, parent: str | None = None) -> None:
@@ -266,10 +269,12 @@ class WorkerPages:
         """
         self.end()
         if not os.path.exists(os.path.join(self.folder, NOTICE_NAME)):
-            console.warning(f"{self.folder} was removed; making another for the workers' progress")
+            console.warning(
+                f"{self.folder} was removed; creating a new folder for the workers' progress"
+            )
             self._remove()
             self._make()
-        # A new path each time: a process of the last generation may open its page only now.
+        # Use a new path each time: a process of the last generation may open its page only now.
         self._starts += 1
         for rank in ranks:
             try:
@@ -305,12 +310,12 @@ class WorkerPages:
         return self._notice
 
     def next_deadline(self) -> float | None:
-        """Return when `take` is due, by the monotonic clock; None for not at all."""
+        """Return when `take` is due, by the monotonic clock; None for never."""
         times = [at for at in (self._look_at, self._settle_at) if at is not None]
         return min(times, default=None)
 
     def take(self, now: float) -> list[tuple[int, Section]]:
-        """Look, if it is time to; return the sections whose deadline has passed, by local rank."""
+        """If a look is due, read the pages; return the expired sections, by local rank."""
         asked = self.was_requested = self._take_notice()
         deadline = self.next_deadline()
         if not asked and (deadline is None or now < deadline):
@@ -322,7 +327,7 @@ class WorkerPages:
         for rank, page in self._pages.items():
             planned = page.planned_look()
             if planned is not None and planned <= now:
-                # First of all: a section that is entered after the look requests another.
+                # Do this first, so that a section that is entered after the look requests another.
                 page.plan_look(None)
             late += [(rank, section) for section in page.expired(now)]
             # Keep a planned look even if its section was left, also if that was before this look.
@@ -410,7 +415,7 @@ def _sweep(parent: str) -> None:
 
 
 def _is_left(folder: str) -> bool:
-    """Whether a folder is this user's and old enough to be a leftover."""
+    """Whether a folder belongs to this user and is old enough to be a leftover."""
     try:
         found = os.lstat(folder)
     except OSError:
@@ -422,7 +427,7 @@ def _names_in(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
     except OSError:
-        return []  # Not readable, or another agent that starts just now was first.
+        return []  # Not readable, or another agent has just removed it.
 
 
 def _remove(path: str) -> None:

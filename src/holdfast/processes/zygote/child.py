@@ -1,10 +1,10 @@
 """Makes a forked Python process look like a new one to the program that it runs.
 
-The effects of imported modules stay, since a new interpreter that imports them would have them too:
+The effects of imports stay, because a new interpreter that imports the modules would have them too:
 signal handlers, variables, entries of `sys.path`. Everything that belongs to one start is renewed:
 arguments, environment, streams, `__main__`.
 
-The zygote loads this file by its path; neither imports any other part of `holdfast`.
+The zygote loads this file by its path. Neither imports any other part of `holdfast`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PR_SET_NAME = 15
 PR_SET_MM, PR_SET_MM_ARG_END = 35, 9
-NAME_BYTES_MAX = 15  # The kernel keeps no more of a process's name.
+NAME_BYTES_MAX = 15  # The kernel's limit for a process's name.
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -32,7 +32,7 @@ class Interpreter:
     """The state of this interpreter before the imports for the workers."""
 
     def __init__(self) -> None:
-        # The directory of the program that is run, which is nothing to import from.
+        # The directory of the zygote program itself; nothing may be imported from it.
         if not has_safe_path():
             del sys.path[0]
         self.path0: str | None = None
@@ -54,7 +54,7 @@ class Interpreter:
             sys.path.insert(0, self.path0)
 
     def rest(self) -> None:
-        """Prepare for forks: a collection would copy all shared memory."""
+        """Prepare for forks: keep the garbage collector from copying all shared memory."""
         self.collects = gc.isenabled()
         gc.disable()
         gc.freeze()
@@ -62,14 +62,14 @@ class Interpreter:
     def renew(
         self, argv: list[str], kind: str, what: str, args: list[str], env: dict[str, str]
     ) -> Callable[[], object]:
-        """Look like a new interpreter with these arguments; return what runs its program."""
+        """Make this process look like a new interpreter; return the function that runs its program."""
         self.put_environment(env)
         watch_environment()
         for stream in self.streams:
             try:
                 stream.renew()
             except (AttributeError, ValueError):
-                pass  # A module has taken it apart: what it made of it writes there still.
+                pass  # A module has detached the stream; the module's own object still writes there.
         self.command_line.show(argv)
         set_name(os.path.basename(argv[0]))
         sys.orig_argv = list(argv)
@@ -104,9 +104,9 @@ class Interpreter:
 # Variables that modules have read on import. Setting them later has no effect there.
 
 reads: dict[str, tuple[str, str | None]] = {}
-"""Each variable with the module that read it first, and what it was then."""
+"""Each variable with the module that read it first, and its value at that time."""
 
-# Libraries in C read these when they are loaded, which cannot be observed.
+# C libraries read these when they are loaded; Python cannot observe that.
 READ_BY_LIBRARIES = {
     "numpy": ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
     "torch": ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "OMP_PROC_BIND"),
@@ -150,7 +150,7 @@ class WatchedEnviron(os._Environ):  # type: ignore[type-arg]
 
 
 def record_reads(module: str) -> Callable[[], None]:
-    """Record which variables a module reads, until what is returned is called."""
+    """Record which variables a module reads, until the caller calls the returned function."""
     environ: Any = os.environ
     before = {name for name in READ_BY_LIBRARIES if name in sys.modules}
     plain, environ.__class__ = environ.__class__, RecordingEnviron
@@ -183,16 +183,16 @@ def tell_if_late(name: str, value: str | None) -> None:
     while caller.f_back is not None and "_collections_abc" in caller.f_code.co_filename:
         caller = caller.f_back
     if any(part in caller.f_code.co_filename for part in INSTALLED):
-        return  # A library that sets it for itself knows when it reads it.
+        return  # The library sets the variable itself, and knows when it reads it.
     del reads[name]
     sys.stderr.write(
-        f"holdfast: {name} is set too late for {module}, which --preload has imported already: "
-        f"export {name} before `holdfast run`, or leave {module} out of --preload\n"
+        f"holdfast: the script sets {name} too late for {module}, which --preload has already imported: "
+        f"export {name} before `holdfast run`, or remove {module} from --preload\n"
     )
 
 
 class Stream:
-    """One of the standard streams, and how to make it new for another file behind it."""
+    """One of the standard streams, and how to renew it when its descriptor has another file."""
 
     def __init__(self, name: str, fd: int) -> None:
         self.stream = getattr(sys, name)
@@ -207,7 +207,7 @@ class Stream:
     def renew(self) -> None:
         """Do what a new interpreter does for this descriptor, with the existing objects.
 
-        Modules may have taken hold of them: a logging handler, a wrapper with colours.
+        Modules may hold references to them: a logging handler, a wrapper with colours.
         """
         if self.stream is None:
             return
@@ -271,7 +271,7 @@ class CommandLine:
 
 
 def renew_multiprocessing() -> None:
-    """Correct its working directory, and that the tracker of a module's locks is not our child."""
+    """Correct the working directory of `multiprocessing`; its resource tracker is not our child."""
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.ORIGINAL_DIR = os.path.abspath(os.getcwd())
@@ -283,7 +283,7 @@ def renew_multiprocessing() -> None:
 def reseed_numpy() -> None:
     """Give numpy's global generator a new state, as a new interpreter would.
 
-    Not if a module has seeded it: then each worker has that same state.
+    If a module has seeded it, keep the state; all workers then share it.
     """
     mtrand = sys.modules.get("numpy.random.mtrand")
     try:
@@ -294,9 +294,9 @@ def reseed_numpy() -> None:
 
 
 def reseed_torch() -> None:
-    """Likewise for torch's generator of the CPU, which has a seed by chance from its import on.
+    """Give torch's CPU generator a new state, unless a module has seeded it.
 
-    Such a seed has 53 bits; one of less than 32 was given by a module.
+    torch seeds it at random on import, with 53 bits. A seed of less than 32 bits comes from a module.
     """
     torch = sys.modules.get("torch")
     try:
@@ -322,12 +322,12 @@ def path0_of(kind: str, what: str) -> str:
 
 
 def whole_path(path: str) -> str:
-    """Return a script's path from the root on, otherwise as it was given."""
+    """Return the absolute path of a script; any other path unchanged."""
     return path if os.path.isabs(path) else f"{os.getcwd()}/{path}"
 
 
 def is_importable(path: str) -> bool:
-    """Whether a script is a directory or an archive, with a `__main__` in it."""
+    """Whether a script is a directory or an archive that contains a `__main__`."""
     for hook in sys.path_hooks:
         try:
             hook(path)
@@ -338,7 +338,7 @@ def is_importable(path: str) -> bool:
 
 
 def new_main() -> ModuleType:
-    """Return a `__main__` as the interpreter makes it, before anything runs in it."""
+    """Return a `__main__` as the interpreter creates it, before anything runs in it."""
     from importlib.machinery import BuiltinImporter
 
     main = type(sys)("__main__")
@@ -350,7 +350,7 @@ def new_main() -> ModuleType:
 
 
 def program_of(kind: str, what: str) -> Callable[[], object]:
-    """Return what runs a program in the new `__main__`."""
+    """Return a function that runs a program in the new `__main__`."""
     if kind == "c":
         return lambda: run_text(what)
     if kind == "m" or is_importable(what):
@@ -372,7 +372,7 @@ def run_text(text: str) -> None:
 
 
 def run_file(path: str) -> None:
-    """Run a script, or one that is compiled."""
+    """Run a script, from source or compiled."""
     from importlib.machinery import SourceFileLoader, SourcelessFileLoader
     from importlib.util import MAGIC_NUMBER
 
@@ -402,7 +402,7 @@ def run_file(path: str) -> None:
 
 
 def hide_frames(*files: str) -> None:
-    """Let the traceback of what ends this process begin after the frames of these files."""
+    """Let the traceback of an exception that ends this process begin after the frames of these files."""
     hook = getattr(sys, "excepthook", None)
     if hook is None:
         return

@@ -1,4 +1,4 @@
-"""Warm starts: Python workers forked from a zygote, which has already imported modules.
+"""Warm starts: Python workers that a zygote forks, after it has imported modules.
 
 A warm start is only an optimization: if the zygote fails, the keeper spawns each worker that the
 zygote has not confirmed. The keeper takes over a worker that the zygote forked, and treats it like
@@ -59,7 +59,7 @@ class PythonCommand(Value):
         return [self.program, *self.flags, *kind, self.what, *self.args]
 
     def starts_like(self, other: PythonCommand) -> bool:
-        """Whether both begin with the same interpreter, set up in the same way."""
+        """Whether both begin with the same interpreter and options."""
         return (self.program, self.flags) == (other.program, other.flags)
 
 
@@ -91,21 +91,21 @@ def parse_command(argv: Sequence[str]) -> PythonCommand | None:
     return None
 
 
-# The program, which is not imported here, and the descriptors it keeps free for workers.
+# The program, which this module does not import, and the descriptors that it keeps free for workers.
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zygote_program.py")
 RESERVED_END = 64
-# The descriptors that it needs: the reserved ones, and as many for the modules and the forks.
+# The descriptors that it needs: the reserved ones, and the same number for the modules and the forks.
 DESCRIPTORS_MIN = 2 * RESERVED_END
-MARSHAL_VERSION = 2  # As in the program, which may be run by another Python than ours.
-# How many workers are forked at a time: each has some descriptors on their way to the zygote.
+MARSHAL_VERSION = 2  # As in the program, which another Python may run.
+# How many workers the zygote forks at a time: each has some descriptors in transit to the zygote.
 BATCH_MAX = 16
-# How long the zygote may take for a batch, once it has imported all. Forks take milliseconds.
+# How long the zygote may take for a batch, after its imports. Forks take milliseconds.
 FORK_S_MAX = 30.0
-# How often in a row it may be lost before workers are started without it.
+# How many times in a row the zygote may be lost before workers start without it.
 LOSSES_MAX = 3
-# After how long a wait for its imports is announced.
+# The time after which the agent announces that it waits for the imports.
 NOTICE_AFTER_S = 2.0
-# What a process reads once, as it starts: a worker that differs in these is started cold.
+# Variables that a process reads only at its start. A worker that differs in them starts cold.
 READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_TUNABLES")
 
 
@@ -154,7 +154,7 @@ class RequestedWorker:
         self.close()
 
     def start_cold(self, keeper: Keeper) -> None:
-        """Let the keeper start it; a copy that the zygote may have forked never begins."""
+        """Let the keeper start the worker; a copy that the zygote may have forked never begins."""
         keeper.spawn(self.key, self.argv, env=self.env, cwd=self.cwd, fds=self.fds, cpus=self.cpus)
         self.close()
 
@@ -175,7 +175,7 @@ class Zygote:
         self.keeper = keeper
         self.control = control
         Zygote._keys -= 1
-        self.key = Zygote._keys  # Of its own: an earlier one may still be on its way out.
+        self.key = Zygote._keys  # A new key, because an earlier zygote may still be exiting.
         self.pid = 0
         self.is_ready = False
         self.is_lost = False
@@ -192,21 +192,21 @@ class Zygote:
         modules: Sequence[str],
         path: list[str] | None,
     ) -> Zygote:
-        """Have a zygote started, and let it import."""
+        """Start a zygote, and let it import."""
         hold_standard_places()
         ours, its = socket.socketpair()
         zygote = cls(keeper, ours)
         null = os.open(os.devnull, os.O_RDONLY)
         try:
             argv = [command.program, *command.flags, PROGRAM, str(os.getpid())]
-            # A worker's command line is to be shown in the place of this one.
+            # Leave room: a worker's command line later replaces this one in `ps`.
             room = "-" * (_shown_bytes(command.words()) - _shown_bytes(argv))
             keeper.spawn(
                 zygote.key,
                 [*argv, room],
                 env=env,
                 cwd=working_directory(),
-                # Output of modules on import belongs to no worker.
+                # The output of modules at import does not belong to a worker.
                 fds={0: null, 1: 2, 2: 2, 3: its.fileno()},
             )
         finally:
@@ -239,7 +239,7 @@ class Zygote:
         return [*take_messages(self._received)]
 
     def end(self) -> None:
-        """Have it killed, and all below it; workers are below the keeper."""
+        """Kill it and everything below it. Workers are below the keeper, so they continue."""
         self.is_lost = True
         self.keeper.kill_tree(self.key)
 
@@ -255,8 +255,8 @@ class WarmStart:
         env: Mapping[str, str],
         path: list[str] | None = None,
     ) -> None:
-        """`command` is what workers run, and `path` the `sys.path` they will have, if they set it
-        themselves; `env` is the environment that all of them have.
+        """`command` is the workers' program. `path` is their `sys.path`, if they set it themselves. `env`
+        is their common environment.
         """
         self._command = command
         self._modules = modules
@@ -279,11 +279,11 @@ class WarmStart:
             return
         self.close()
         self._zygote = Zygote.start(keeper, self._command, self._env, self._modules, self._path)
-        if self._zygote.is_lost:  # It was gone before it could be told what to import.
+        if self._zygote.is_lost:  # It exited before it received the list of imports.
             self._lose("")
 
     def await_ready(self, keeper: Keeper) -> None:
-        """Wait until all is imported, or it is clear that there will be no zygote."""
+        """Wait until the zygote has imported all modules, or has failed."""
         notice_at: float | None = time.monotonic() + NOTICE_AFTER_S
         while not self._is_cold and not keeper.is_gone():
             self.prepare(keeper)
@@ -296,16 +296,14 @@ class WarmStart:
             wait_for(notice_at, zygote.control.fileno())
             if notice_at is not None and time.monotonic() >= notice_at:
                 notice_at = None
-                console.notice(
-                    f"preloading {', '.join(self._modules)}; workers start when that is done"
-                )
+                console.notice(f"preloading {', '.join(self._modules)}; workers start after that")
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when `receive_events` has something; -1 if none is."""
         return -1 if self._zygote is None or self._zygote.is_lost else self._zygote.control.fileno()
 
     def pids(self) -> list[int]:
-        """Return the process ids of the zygote and what it started, which are no leftovers."""
+        """Return the process ids of the zygote and its children; they are not leftovers of workers."""
         pid = self._zygote.pid if self._zygote is not None else 0
         return [pid, *descendants_of(pid)] if pid else []
 
@@ -317,7 +315,7 @@ class WarmStart:
     # Workers.
 
     def takes(self, argv: Sequence[str], env: Mapping[str, str], fds: Mapping[int, int]) -> bool:
-        """Whether such a worker can be forked from the zygote there is."""
+        """Whether the zygote can fork such a worker."""
         zygote = self._zygote
         if zygote is None or zygote.is_lost or not zygote.is_ready:
             return False
@@ -338,7 +336,7 @@ class WarmStart:
         fds: Mapping[int, int],
         cpus: Sequence[int] = (),
     ) -> None:
-        """Request a worker that the zygote `takes`; `begin` then has all of them forked."""
+        """Request a worker that the zygote `takes`. `begin` then makes the zygote fork all of them."""
         command = parse_command(argv)
         assert command is not None
         self._waiting.append(
@@ -368,7 +366,7 @@ class WarmStart:
             self._lose(f"has not forked a worker for {FORK_S_MAX:g} s")
 
     def forget(self) -> None:
-        """Drop the requested workers that are not started."""
+        """Drop the requested workers that have not started."""
         for worker in (*self._sent.values(), *self._waiting):
             worker.close()
         self._sent.clear()
@@ -376,7 +374,7 @@ class WarmStart:
         self._due = None
 
     def receive_events(self) -> None:
-        """Act on what the zygote reported."""
+        """Handle the zygote's events."""
         zygote = self._zygote
         if zygote is None or zygote.is_lost:
             return
@@ -412,7 +410,7 @@ class WarmStart:
                 zygote.end()
 
     def _lose(self, why: str) -> None:
-        """Go on without this zygote: what it has not forked is started cold."""
+        """Continue without this zygote: workers that it has not forked start cold."""
         zygote = self._zygote
         assert zygote is not None
         zygote.end()
@@ -420,13 +418,13 @@ class WarmStart:
             worker.start_cold(zygote.keeper)
         self.forget()
         if self._is_cold or zygote.keeper.is_gone():
-            return  # It was to go, or went with the keeper.
+            return  # It was killed on purpose, or exited with the keeper.
         self._losses += 1
         where = f" while it imported {zygote.importing}" if zygote.importing else ""
         what = f"the process that preloads {', '.join(self._modules)} {why or f'was lost{where}'}"
         if self._losses < LOSSES_MAX:
             say = console.warning if why else console.info
-            say(f"{what}; starting it again")
+            say(f"{what}; restarting it")
         else:
             self._is_cold = True
             console.warning(
@@ -457,11 +455,11 @@ def warm_start(
     start_method: str,
     worker_env: Mapping[str, str],
 ) -> WarmStart | None:
-    """Return what starts such workers from a zygote; None, with a warning, if they cannot be."""
+    """Return a `WarmStart` for these workers; if they cannot be forked, print a warning and return None."""
     path = None
     if callable(entrypoint):
         if start_method != "spawn":
-            return unusable(f"functions by start_method={start_method!r} are forked already")
+            return unusable(f"start_method={start_method!r} already forks the functions")
         from holdfast.processes.workers import function_child
 
         argv = function_child.interpreter_command("main")
@@ -469,7 +467,7 @@ def warm_start(
         path = list(sys.path)
     else:
         if custom_handler_factory() is not None:
-            return unusable("the workers are started by a subprocess handler of the program's own")
+            return unusable("the program starts its workers with its own subprocess handler")
         argv = [entrypoint, *map(str, args)]
     command = parse_command(argv)
     if command is None:
@@ -478,7 +476,7 @@ def warm_start(
     limit = os.sysconf("SC_OPEN_MAX")
     if 0 <= limit < DESCRIPTORS_MIN:
         return unusable(
-            f"the limit of open files, `ulimit -n`, is {limit}; it takes {DESCRIPTORS_MIN} at least"
+            f"the limit of open files, `ulimit -n`, is {limit}; it must be at least {DESCRIPTORS_MIN}"
         )
     env = {**inherited_environment(), **worker_env}
     return WarmStart(command, modules, env=env, path=path)

@@ -1,29 +1,29 @@
 """The zygote: a Python that imports modules once and is forked for each worker.
 
-It is the parent of no worker. For each batch it forks a process that forks the workers and ends, so
-that they are orphans and come to the keeper; there a worker waits until the keeper lets it begin,
-and only then becomes what ``python [flags] ...`` would be. So a zygote that dies takes nobody with
-it, and the keeper reports workers' exits as those of any other worker.
+The zygote is not the parent of the workers. For each batch it forks a process that forks the workers
+and exits. The workers are then orphans, and the keeper adopts them. A worker waits until the keeper
+lets it begin, and only then becomes what ``python [flags] ...`` would be. So workers survive the
+zygote, and the keeper reports their exits like those of any other worker.
 
-It is a program of its own, for any interpreter the workers have: it imports nothing of `holdfast`.
-A worker ends by returning from this file's top level, or by an exception that leaves it, so that
-the interpreter itself does all that it does at an end.
+The zygote is a separate program, which any interpreter of the workers can run: it imports nothing of
+`holdfast`. A worker exits by returning from this file's top level, or by an exception that leaves it,
+so the interpreter itself does its usual work at exit.
 
 Both sides send length-prefixed `marshal` tuples, in version 2 for interpreters that differ. The
 agent's requests, by their first item:
 
 ``preload modules kind what path``
-    The first: what to import, and how the workers will be started, which decides the `sys.path`
-    that is imported with; or ``path``, if it is not None.
+    The first request: the modules to import, and how the workers will start, which determines the
+    `sys.path` for the imports; ``path`` replaces it if it is not None.
 ``worker serial targets argv kind what args env cwd cpus``
     One worker of the next batch. The message carries a descriptor for each number in ``targets``,
-    the pipe for its start error, and the one to wait at.
+    the pipe for its start error, and the pipe at which it waits.
 ``fork``
     Fork the batch.
 
 Events: ``importing module``, ``unimportable module why``, ``threads module names native`` and
 ``device module path`` while it imports; ``ready pid``; ``forked serial pid``, or ``not_forked
-serial`` where there was no room for one more. `zygote/warm_start.py` is the agent's side.
+serial`` if a limit forbade the fork. `zygote/warm_start.py` is the agent's side.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from holdfast.processes.zygote import child
 else:
-    # From beside this file: nothing of ours is on this interpreter's path, and need not be.
+    # Load it from this file's folder: Holdfast need not be on this interpreter's path.
     from importlib.util import module_from_spec, spec_from_file_location
 
     _place = os.path.join(os.path.dirname(os.path.abspath(__file__)), "child.py")
@@ -52,23 +52,23 @@ else:
     _spec.loader.exec_module(child)
 
 CONTROL_FD = 3
-# Descriptors below this number are kept free for those that workers are given: modules open files
-# of their own. It is more than functions with a dozen queues need; who needs more starts cold.
+# Descriptors below this number stay free for the workers' descriptors, while modules open their own
+# files. A function with a dozen queues needs fewer; a worker that needs more starts cold.
 RESERVED_END = 64
-MESSAGE_FDS_MAX = 253  # The kernel passes no more at once.
+MESSAGE_FDS_MAX = 253  # The kernel's limit for one message.
 MARSHAL_VERSION = 2
 PR_SET_PDEATHSIG = 1
 SIGKILL = 9
-# The exit status of a worker that cannot be started, as from the keeper.
+# The exit status of a worker that cannot start; the keeper uses the same.
 CANNOT_START = 127
-# What drivers of accelerators give their users; a process that has one open must not be forked.
+# The device files of accelerators. A process that has one open must not be forked.
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/xpu", "/dev/accel", "/dev/davinci")
-# How long threads that are being stopped may still be seen.
+# How long threads that are being stopped may remain visible.
 THREADS_GONE_S = 0.2
 
 
 class Worker:
-    """A worker that is to be forked."""
+    """A requested worker."""
 
     def __init__(self, request: tuple[Any, ...], fds: list[int]) -> None:
         _, self.serial, targets, *how = request
@@ -81,7 +81,7 @@ class Worker:
 
 
 class Zygote:
-    """Imports, then forks; `serve` returns in the workers alone."""
+    """Imports, then forks. `serve` returns only in the workers."""
 
     def __init__(self, control_fd: int) -> None:
         self.control = socket.socket(fileno=keep_free(control_fd))
@@ -159,7 +159,7 @@ class Zygote:
         del self.received_fds[:count]
         if len(fds) == count and min(fds) >= RESERVED_END:
             self.batch.append(Worker(request, fds))
-        else:  # The kernel drops those we have no room for; and a module may close what is not its.
+        else:  # The kernel drops descriptors beyond the limit, and a module may have closed one.
             close_all(fds)
             self.send_event("not_forked", request[1])
 
@@ -173,7 +173,7 @@ class Zygote:
     # Forking.
 
     def fork_batch(self) -> Worker | None:
-        """Fork the workers of the batch and report each. In a worker, return which it is."""
+        """Fork the workers of the batch and report each. In a worker, return that worker."""
         batch, self.batch = self.batch, []
         try:
             pids_in, pids_out = os.pipe()
@@ -199,7 +199,7 @@ class Zygote:
         try:
             pids = [int(word) for word in os.read(pids_in, 1 << 16).split()]
         except BlockingIOError:
-            pids = []  # The forker was killed, and workers still have the other end.
+            pids = []  # The forker was killed, but its workers still have the other end.
         os.close(pids_in)
         for worker, pid in zip(batch, [*pids, *[-1] * len(batch)]):  # noqa: B905
             self.send_event(
@@ -216,11 +216,11 @@ class Zygote:
             keeper = os.read(worker.go_fd, 8)
             child.libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
             if os.getppid() != int.from_bytes(keeper, "little"):
-                os._exit(CANNOT_START)  # It is not needed any more, or the keeper has exited.
+                os._exit(CANNOT_START)  # The worker is not needed now, or the keeper has exited.
             os.close(worker.go_fd)
             for fd in range(CONTROL_FD, RESERVED_END):
                 if fd not in worker.fds:
-                    os.closerange(fd, fd + 1)  # One that a module has closed is no error.
+                    os.closerange(fd, fd + 1)  # Ignores a descriptor that a module has closed.
             for target, fd in worker.fds.items():
                 os.dup2(fd, target, inheritable=True)
             close_all(worker.fds.values())
@@ -238,7 +238,7 @@ class Zygote:
         return program
 
 
-# What modules did as they were imported.
+# What modules did at import.
 
 
 class Seen:
@@ -250,7 +250,7 @@ class Seen:
         self.devices = set(open_devices())
 
     def changes(self, module: str) -> list[tuple[Any, ...]]:
-        """Return the events that an import is the cause of."""
+        """Return the events that an import caused."""
         events: list[tuple[Any, ...]] = []
         threads = python_threads()
         native = native_threads(len(threads))
@@ -267,7 +267,7 @@ class Seen:
 
 
 def python_threads() -> set[str]:
-    """Return the names of Python's threads but for the first."""
+    """Return the names of all Python threads except the main thread."""
     threading = sys.modules.get("threading")
     if threading is None:
         return set()
@@ -276,9 +276,9 @@ def python_threads() -> set[str]:
 
 
 def native_threads(of_python: int, tasks: str = "/proc/self/task") -> int:
-    """Return how many other threads there are that a fork does not stop.
+    """Return the number of other threads that a fork does not stop.
 
-    Those of OpenBLAS, in numpy and torch, do stop: it looks after itself at forks.
+    OpenBLAS, in numpy and torch, stops its own threads at a fork.
     """
     known = 1 + of_python
     if len(os.listdir(tasks)) <= known:
@@ -300,14 +300,14 @@ def open_devices(folder: str = "/proc/self/fd", devices: tuple[str, ...] = DEVIC
         try:
             path = os.readlink(f"{folder}/{name}")
         except OSError:
-            continue  # That of the listing itself.
+            continue  # The descriptor of the listing itself.
         if path.startswith(devices):
             found.append(path)
     return found
 
 
 def cuda_is_initialized(modules: dict[str, ModuleType]) -> bool:
-    """Whether torch, if it is there, has begun to use a GPU."""
+    """Whether torch, if it is loaded, has begun to use a GPU."""
     try:
         return bool(modules["torch"].cuda.is_initialized())
     except Exception:  # noqa: BLE001 (another module of that name, or a torch without CUDA)
@@ -327,7 +327,7 @@ def described(error: BaseException) -> str:
 
 
 def fork() -> int:
-    """Fork, without the warning about threads: which they are was reported."""
+    """Fork, without Python's warning about threads: the agent has reported them."""
     if sys.version_info < (3, 12):
         return os.fork()
     import warnings
@@ -338,7 +338,7 @@ def fork() -> int:
 
 
 def fork_if_possible() -> int:
-    """Fork; return -1 where a limit or the memory forbids it."""
+    """Fork; return -1 if a limit or a lack of memory prevents it."""
     try:
         return fork()
     except OSError:
@@ -346,7 +346,7 @@ def fork_if_possible() -> int:
 
 
 def fork_each(batch: list[Worker], pids_fd: int) -> Worker:
-    """Fork each worker, send its number, and exit. Returns in the workers their number."""
+    """Fork each worker, send its process id, and exit. In a worker, return that worker."""
     for worker in batch:
         pid = fork_if_possible()
         if pid == 0:
@@ -356,11 +356,11 @@ def fork_each(batch: list[Worker], pids_fd: int) -> Worker:
 
 
 def reap(pid: int) -> None:
-    """Wait for a child to end."""
+    """Wait for a child to exit."""
     try:
         os.waitpid(pid, 0)
     except ChildProcessError:
-        pass  # A module has all children reaped by the kernel; this waited all the same.
+        pass  # A module lets the kernel reap all children; the call has still waited.
 
 
 def close_all(fds: Iterable[int]) -> None:
@@ -370,7 +370,7 @@ def close_all(fds: Iterable[int]) -> None:
 
 
 def keep_free(control_fd: int) -> int:
-    """Occupy the numbers that workers' descriptors will have; return where the socket went."""
+    """Reserve the numbers of the workers' descriptors; return the new number of the socket."""
     moved = fcntl.fcntl(control_fd, fcntl.F_DUPFD_CLOEXEC, RESERVED_END)
     null = os.open(os.devnull, os.O_RDONLY)
     for number in range(CONTROL_FD, RESERVED_END):
@@ -380,7 +380,7 @@ def keep_free(control_fd: int) -> int:
 
 
 def report_start_error(error_fd: int, step: str, error: BaseException) -> NoReturn:
-    """Report why this process cannot become the worker, and end."""
+    """Report why this process cannot become the worker, and exit."""
     errno = error.errno or 0 if isinstance(error, OSError) else 0
     text = f"{errno} {step}" if errno else f"0 {step}: {error!r}"
     try:
@@ -390,7 +390,7 @@ def report_start_error(error_fd: int, step: str, error: BaseException) -> NoRetu
 
 
 def main() -> Callable[[], object]:
-    """Be the zygote. Returns in each worker what it is to call, at the top of this file."""
+    """Run as the zygote. In each worker, return the function that the top level of this file calls."""
     zygote = Zygote(CONTROL_FD)
     zygote.preload(*zygote.receive()[1:])
     return zygote.serve()

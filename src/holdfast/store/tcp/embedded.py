@@ -15,7 +15,6 @@ import os
 import select
 import socket
 import threading
-from _thread import start_new_thread
 from typing import TYPE_CHECKING
 
 from holdfast import console
@@ -70,8 +69,9 @@ class TcpStoreServer:
         self._access = access
         self._listener = listener
         self._lock = threading.RLock()
-        self._thread = 0
+        self._thread = 0  # Its identifier, until `close` has waited for it.
         self._running = threading.Lock()  # Held by the thread while it runs.
+        self._closes_at_end = False
         self._epoll: select.epoll | None = None
         self._wake = -1
         self._loop: ServingLoop | None = None
@@ -94,7 +94,9 @@ class TcpStoreServer:
             self._epoll.register(self._wake, select.EPOLLIN)
             _running.add(self)
             self._running.acquire()
-            self._thread = start_new_thread(self._run, ())
+            thread = threading.Thread(target=self._run, name="holdfast-store", daemon=True)
+            thread.start()
+            self._thread = thread.ident or 0
         except (OSError, RuntimeError) as error:
             self.close()
             shortage = shortage_behind(error)
@@ -106,10 +108,13 @@ class TcpStoreServer:
     def close(self) -> None:
         """Close the server and all connections; any thread may call this, repeatedly."""
         if self._thread == threading.get_ident():
-            # The garbage collector finalizes a store in any thread at any point, also inside `threading`,
-            # whose locks are not reentrant.
-            start_new_thread(self.close, ())
+            # The garbage collector finalizes a store in any thread at any point, also in the server's.
+            self._closes_at_end = True
+            os.eventfd_write(self._wake, 1)
             return
+        self._release()
+
+    def _release(self) -> None:
         with self._lock:
             if self._thread:
                 os.eventfd_write(self._wake, 1)
@@ -147,6 +152,8 @@ class TcpStoreServer:
         finally:
             self._close_descriptors()
             self._running.release()
+            if self._closes_at_end:
+                self._release()
 
     def _close_descriptors(self) -> None:
         _running.discard(self)
