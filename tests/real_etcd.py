@@ -341,11 +341,6 @@ class EtcdCluster:
             assert time.monotonic() < deadline, f"no leader: {told}"
             time.sleep(LOOK_AGAIN_S)
 
-    def followers(self) -> list[Etcd]:
-        """Return the other running members."""
-        leader = self.leader()
-        return [one for one in self.members if one.runs and one is not leader]
-
     def close(self) -> None:
         for one in self.members:
             one.close()

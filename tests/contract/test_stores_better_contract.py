@@ -1,4 +1,4 @@
-"""What our stores do better than torch's, in whose place they are: its rough edges, one by one."""
+"""Properties in which our stores are better than the stores of torch that they replace."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from holdfast.store import DistStoreError, QueueEmptyError, StoreTimeoutError
 LONG = timedelta(minutes=1)
 SHORT = timedelta(milliseconds=50)
 OUR_CLIENTS_TOO = [*OURS, CLIENT_ON_TORCHS]
-UNSERVED = [*IN_PROCESS, *IN_FOLDER, *IN_ETCD]  # Those that torch's protocol sets no limits to.
+UNSERVED = [*IN_PROCESS, *IN_FOLDER, *IN_ETCD]  # The stores that torch's protocol does not limit.
 
 
 @over(OUR_CLIENTS_TOO)
 def test_failed_comparison_ends_no_wait(store: Any) -> None:
-    """With torch's server, `get` returns nothing for the missing key then."""
+    """With torch's server, `get` then returns an empty value for the missing key."""
     about_to = threading.Event()
 
     def get(mine: Any) -> Any:
@@ -59,7 +59,7 @@ def test_wait_continues_after_its_key_is_set_and_deleted(store: Any) -> None:
 
 @over(UNSERVED)
 def test_queue_is_not_a_value(store: Any) -> None:
-    """On a server, `get` returns nothing for the queue's name: the protocol does not tell."""
+    """On a server, `get` returns an empty value for a queue: the protocol cannot distinguish them."""
     store.queue_push("queue", "one")
     store.set_timeout(SHORT)
     with pytest.raises(StoreTimeoutError, match="queue"):
@@ -80,7 +80,7 @@ def test_barrier_can_be_reused(store: Any) -> None:
 
     with ThreadPoolExecutor(3) as pool:
         for seen in pool.map(come, range(3), [store.clone() for _ in range(3)]):
-            # Who has passed may be late to look, but never early.
+            # A thread may check late after the barrier, but never early.
             assert all(count >= 3 * (turn + 1) for turn, count in enumerate(seen))
     assert store.get("here") == b"3"
     with pytest.raises(StoreTimeoutError):
@@ -101,7 +101,7 @@ def test_caller_that_timed_out_at_a_barrier_is_no_longer_counted(store: Any) -> 
 
 @over(OUR_CLIENTS_TOO)
 def test_blocking_pop_always_returns_a_value(store: Any) -> None:
-    """With torch's client it does, whenever another was faster."""
+    """With torch's client it returns nothing if another client was faster."""
     clones = [store.clone() for _ in range(6)]
     with ThreadPoolExecutor(6) as pool:
         popping = [pool.submit(clone.queue_pop, "queue") for clone in clones]
@@ -126,7 +126,7 @@ def test_timeout_names_the_key_and_the_duration(store: Any) -> None:
 
 @over(OUR_CLIENTS_TOO)
 def test_keys_and_values_must_have_the_same_number(store: Any) -> None:
-    """Torch's reads what is behind the last value."""
+    """Torch's store reads memory after the last value."""
     with pytest.raises(ValueError, match=r"^"):
         store.multi_set(["a", "b"], ["1"])
     assert not store.check(["a"])
@@ -144,7 +144,7 @@ def test_clone_has_its_own_timeout(store: Any) -> None:
 @over(UNSERVED)
 @pytest.mark.parametrize("value", ["", "one", "-", "é", "9" * 5000])
 def test_add_to_a_value_without_a_number_fails(store: Any, value: str) -> None:
-    """Torch's server hangs up then."""
+    """Torch's server closes the connection then."""
     store.set("key", value)
     with pytest.raises(DistStoreError, match="key"):
         store.add("key", 1)
@@ -153,7 +153,7 @@ def test_add_to_a_value_without_a_number_fails(store: Any, value: str) -> None:
 
 @over(UNSERVED)
 def test_counter_does_not_overflow(store: Any) -> None:
-    """Torch's becomes negative."""
+    """Torch's counter becomes negative."""
     assert store.add("count", 2**63 - 1) == 2**63 - 1
     with pytest.raises(DistStoreError, match="64"):
         store.add("count", 1)

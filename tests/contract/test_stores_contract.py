@@ -1,4 +1,4 @@
-"""What every store does, ours and torch's alike. What torch's lack is in `stores.GAPS`."""
+"""Properties of every store, ours and torch's; `stores.GAPS` lists the gaps of torch's stores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.store import PrefixStore, Store
 
 LONG = timedelta(minutes=1)
 SHORT = timedelta(milliseconds=20)
-# Ours raise what is both; torch's FileStore a RuntimeError of no kind of its own.
+# Ours raise an error of both types; torch's FileStore raises a plain RuntimeError.
 TOO_LATE = (RuntimeError, TimeoutError)
 VALUE_BYTES_MAX = 8 * 1024 * 1024
 KEY_CHARS = 8000  # The limit is 8192, and a prefix of some of these stores is a path.
@@ -270,7 +270,7 @@ def test_default_timeout_of_the_store_applies(store: Any, how: str) -> None:
         with pytest.raises(TOO_LATE):
             call(*arguments.get(how, ["a"]))
     finally:
-        store.set_timeout(before)  # Some of these are a part of a store that others use as well.
+        store.set_timeout(before)  # Other tests may share the underlying store.
 
 
 @over(ALL, without="extended api")
@@ -410,7 +410,7 @@ def test_prefix_store_has_queues(store: Any) -> None:
 
 @over(["FileStore"])
 def test_torchs_file_store_still_has_its_gaps(store: Any) -> None:
-    """When this fails, an entry of `GAPS` is no longer needed."""
+    """If this fails, an entry of `GAPS` is no longer needed."""
     with pytest.raises(NotImplementedError):
         store.queue_len("queue")
     assert store.list_keys() != []

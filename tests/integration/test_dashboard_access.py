@@ -6,6 +6,7 @@ A real job and a real server; the requests are sent byte by byte, as no browser 
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from dashboards import Dashboard, await_agents
-from holdfast.views.dashboard.web_server import BODY_BYTES_MAX
-from real_jobs import HOLDFAST, Job
+from holdfast.views.dashboard.access import LOGIN_FAILURES_MAX
+from holdfast.views.dashboard.web_server import BODY_BYTES_MAX, HEAD_BYTES_MAX
+from real_jobs import HOLDFAST, PATIENCE_S, Job
 from real_teams import Cluster
 
 if TYPE_CHECKING:
@@ -181,6 +183,30 @@ def test_invalid_requests_are_rejected(dashboard: Dashboard) -> None:
     assert answer.json()["problem"]
 
 
+def test_wrong_tokens_are_limited(job: Served) -> None:
+    with job.dashboard() as one:
+        origin = {"Origin": one.origin}
+        tokens = [b"", b"token=", b"token=x", *[b"token=" + one.token.encode()[:-1]] * 20]
+        statuses = [one.send("POST", "/login", origin, token).status for token in tokens]
+        assert statuses == [401] * LOGIN_FAILURES_MAX + [429] * (len(tokens) - LOGIN_FAILURES_MAX)
+        right = one.send("POST", "/login", origin, b"token=" + one.token.encode())
+        assert right.status == 429
+
+
+def test_logout_ends_the_session_and_its_streams(job: Served) -> None:
+    with job.dashboard() as one:
+        one.log_in()
+        connection = one.open()
+        connection.request("GET", "/feed", headers={"Cookie": one.cookie})
+        response = connection.getresponse()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.readline() == b"event: snapshot\n"
+        assert one.post("/logout", {}).status == 204
+        assert response.read()[-2:] == b"\n\n"  # It has an end.
+        connection.close()
+        assert one.get("/session").status == 401
+
+
 def test_read_only_dashboard_rejects_changes(job: Served) -> None:
     with job.dashboard("--read-only") as one:
         one.log_in()
@@ -202,3 +228,17 @@ def test_read_only_token_makes_the_dashboard_read_only(
             one.log_in()
             assert one.get("/session").json()["readOnly"] is True
             assert one.post("/action", {**RESTART, "action": "stop"}).status == 403
+
+
+def test_silent_and_excessive_clients_are_disconnected(dashboard: Dashboard) -> None:
+    place = (dashboard.host, dashboard.port)
+    with (
+        socket.create_connection(place, PATIENCE_S) as silent,
+        socket.create_connection(place, PATIENCE_S) as slow,
+        socket.create_connection(place, PATIENCE_S) as large,
+    ):
+        slow.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
+        large.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 2 * HEAD_BYTES_MAX)
+        assert large.recv(4096).startswith(b"HTTP/1.1 400 ")
+        assert silent.recv(4096) == b""
+        assert slow.recv(4096) == b""

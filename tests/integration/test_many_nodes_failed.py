@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from real_jobs import Watched
-from real_teams import OBEY, Cluster, fail_all
+from real_teams import OBEY, Cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,19 +31,6 @@ def test_restart_budget_belongs_to_the_job(tmp_path: Path, team: MakeTeam) -> No
         for _, said in ends.values():
             assert "after 2 of 2 restarts" in said
             assert "c was told to fail" in said
-
-
-def test_simultaneous_failures_on_all_nodes_cost_one_restart(
-    tmp_path: Path, team: MakeTeam
-) -> None:
-    with team(tmp_path, OBEY, "--max-restarts=1", nnodes="3") as cluster:
-        cluster.start_all("a", "b", "c")
-        fail_all(cluster.generation(3).values())
-        again = cluster.generation(3)
-        assert {(start.generation, start.restarts) for start in again.values()} == {(1, 1)}
-        for start in again.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
 def test_every_node_reports_the_failure_that_ended_the_job(tmp_path: Path, team: MakeTeam) -> None:
@@ -129,34 +115,6 @@ def test_program_that_one_node_cannot_start_ends_the_job_for_all(
         assert {name: end[0] for name, end in ends.items()} == {"a": 127, "b": 127}
         for _, said in ends.values():
             assert f"could not be started: {broken}" in said
-
-
-def test_failure_restarts_finished_nodes_too(tmp_path: Path) -> None:
-    with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="2") as cluster:
-        cluster.start_all("a", "b")
-        before = cluster.generation(2)
-        done = Watched(before["a"].pid)
-        before["a"].finish()
-        done.all_gone()
-        before["b"].fail()
-        after = cluster.generation(2)
-        for name, start in after.items():
-            assert (start.rank, start.restarts) == (before[name].rank, 1)
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0}
-
-
-def test_finished_node_exits_with_the_jobs_outcome(tmp_path: Path) -> None:
-    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
-        cluster.start_all("a", "b")
-        starts = cluster.generation(2)
-        done = Watched(starts["a"].pid)
-        starts["a"].finish()
-        done.all_gone()
-        starts["b"].fail()
-        ends = cluster.end()
-        assert {name: end[0] for name, end in ends.items()} == {"a": 1, "b": 1}
-        assert "b was told to fail" in ends["a"][1]
 
 
 def test_finished_node_waits_for_the_others_up_to_the_limit(tmp_path: Path) -> None:

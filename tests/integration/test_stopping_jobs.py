@@ -97,6 +97,16 @@ def test_blocked_console_does_not_delay_a_signal(tmp_path: Path) -> None:
         assert job.end()[0] == 143
 
 
+# Rank 1 fails once the file is written to.
+FAILS_WHEN_TOLD = """
+    tell(f"leader{RANK}")
+    if RANK == "1":
+        with open(os.environ["NEWS"] + ".go"): pass
+        sys.exit(7)
+    forever()
+"""
+
+
 def test_second_ctrl_c_kills_immediately(tmp_path: Path) -> None:
     script = STUBBORN + "\n    tell(f'leader{RANK}'); forever()\n"
     with Job(tmp_path, script, "--nproc-per-node=2", "--shutdown-timeout=1000") as job:
@@ -132,16 +142,7 @@ def test_worker_is_killed_with_its_children_after_the_timeout(tmp_path: Path) ->
 
 def test_shutdown_timeout_applies_after_a_failure(tmp_path: Path) -> None:
     """torchrun always waits 30 s here, whatever --shutdown-timeout says."""
-    script = (
-        STUBBORN
-        + """
-    tell(f"leader{RANK}")
-    if RANK == "1":
-        with open(os.environ["NEWS"] + ".go"): pass
-        sys.exit(7)
-    forever()
-    """
-    )
+    script = STUBBORN + FAILS_WHEN_TOLD
     os.mkfifo(tmp_path / "news.go")  # Before a worker looks for it.
     with Job(tmp_path, script, "--nproc-per-node=2", "--shutdown-timeout=0.2") as job:
         family = Watched(*job.news.take(2).values())
@@ -154,16 +155,7 @@ def test_shutdown_timeout_applies_after_a_failure(tmp_path: Path) -> None:
 
 
 def test_stop_signal_can_be_configured(tmp_path: Path) -> None:
-    script = (
-        OBEDIENT
-        + """
-    tell(f"leader{RANK}")
-    if RANK == "1":
-        with open(os.environ["NEWS"] + ".go"): pass
-        sys.exit(7)
-    forever()
-    """
-    )
+    script = OBEDIENT + FAILS_WHEN_TOLD
     os.mkfifo(tmp_path / "news.go")  # Before a worker looks for it.
     with Job(tmp_path, script, "--nproc-per-node=2", "--stop-signal=SIGUSR1") as job:
         leaders = job.news.take(2)
@@ -174,13 +166,7 @@ def test_stop_signal_can_be_configured(tmp_path: Path) -> None:
 
 
 def test_signal_during_a_restart_ends_the_job(tmp_path: Path) -> None:
-    script = (
-        STUBBORN
-        + """
-    tell(f"leader{RANK}")
-    forever()
-    """
-    )
+    script = STUBBORN + "\n    tell(f'leader{RANK}'); forever()\n"
     with Job(tmp_path, script, "--nproc-per-node=2", "--max-restarts=5") as job:
         leaders = job.news.take(2)
         os.kill(leaders["leader1"], signal.SIGKILL)

@@ -143,6 +143,12 @@ def test_only_its_user_can_access_the_runtime_folder(
     monkeypatch.setattr("holdfast.control.runtime_dir.PATH_BYTES_MAX", 4_096)
     assert socket_of(1).startswith(str(folder))
     assert folder.stat().st_mode & 0o777 == 0o700
+    length = len(os.fsencode(socket_of(1)))
+    monkeypatch.setattr("holdfast.control.runtime_dir.PATH_BYTES_MAX", length)
+    socket_of(1)
+    monkeypatch.setattr("holdfast.control.runtime_dir.PATH_BYTES_MAX", length - 1)
+    with pytest.raises(OSError, match="too long"):
+        socket_of(1)
     folder.chmod(0o770)
     with pytest.raises(PermissionError):
         runtime_dir(make=True)

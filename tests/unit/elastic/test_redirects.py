@@ -12,25 +12,7 @@ from holdfast.elastic._impl.redirects import get_libc, redirect, redirect_stderr
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-
-def open_fds() -> dict[int, str]:
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:
-            continue  # The descriptor of the listing itself.
-    return found
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    before = open_fds()
-    yield
-    assert open_fds() == before
 
 
 def test_all_kinds_of_writes_reach_the_file_in_order(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -11,16 +10,7 @@ from holdfast.elastic._impl.tail_log import TailLog, tail_logfile
 from holdfast.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    fds, threads = sorted(os.listdir("/proc/self/fd")), set(threading.enumerate())
-    yield
-    assert sorted(os.listdir("/proc/self/fd")) == fds
-    assert set(threading.enumerate()) == threads
 
 
 class Notebook(io.StringIO):

@@ -70,24 +70,6 @@ while at < len(data):
 """
 
 
-def open_fds() -> dict[int, str]:
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:
-            continue  # The descriptor of the listing itself.
-    return found
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    fds, threads = open_fds(), set(threading.enumerate())
-    yield
-    assert open_fds() == fds
-    assert set(threading.enumerate()) == threads
-
-
 @pytest.fixture
 def follower() -> Iterator[LogFollower]:
     made = LogFollower()

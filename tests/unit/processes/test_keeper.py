@@ -402,6 +402,18 @@ def test_a_copy_of_the_socket_does_not_hide_the_agents_death(tmp_path: Path, how
     news.close()
 
 
+def test_a_keeper_is_killed_only_by_its_owner_and_only_while_it_runs(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(keeper_program, "send_signal", lambda pid, _: killed.append(pid))
+    for name, value in (("_owner", os.getppid()), ("lost", True)):  # A forked child has its copy.
+        with monkeypatch.context() as patch:
+            patch.setattr(kept.keeper, name, value)
+            kept.keeper.kill()
+    assert killed == []
+
+
 def test_a_forked_keeper_runs_calls_with_our_memory_and_none_of_its_descriptors() -> None:
     secret = os.urandom(8).hex()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -114,6 +115,11 @@ def test_frozen_zygote_is_abandoned(
 def test_variables_that_are_read_at_the_start_must_be_the_same(harness: Harness) -> None:
     assert harness.warm.takes(harness.argv, {**harness.env, "RANK": "1"}, {})
     assert not harness.warm.takes(harness.argv, {**harness.env, "PYTHONHASHSEED": "1"}, {})
+
+
+@pytest.mark.parametrize("words", [("-i", "train.py"), ("-O", "-c", TELLS)])
+def test_zygote_takes_no_command_with_other_flags(harness: Harness, words: tuple[str, ...]) -> None:
+    assert not harness.warm.takes([sys.executable, *words], harness.env, {})
 
 
 def test_workers_survive_their_zygote(harness: Harness) -> None:

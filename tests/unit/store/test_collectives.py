@@ -1,4 +1,4 @@
-"""Meeting through our stores and torch's; ranks with torch's functions are met as well."""
+"""Collectives over our stores and torch's, also together with ranks that use torch's functions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def all_ranks(world_size: int, of_rank: Callable[[int], Any]) -> list[Any]:
-    """Return what each rank returned or raised, each in a thread of its own."""
+    """Run each rank in its own thread; return the result or exception of each."""
 
     def result(rank: int) -> Any:
         try:
@@ -52,7 +52,7 @@ def all_ranks(world_size: int, of_rank: Callable[[int], Any]) -> list[Any]:
 
 
 class Together:
-    """A store at which nobody's time begins to run before so many ranks have come to wait."""
+    """A store in which no timeout starts before this many ranks are waiting."""
 
     def __init__(self, store: Any, ranks: int) -> None:
         self._store = store
@@ -149,7 +149,7 @@ def test_caller_that_timed_out_is_no_longer_counted(store: Any) -> None:
 
 
 def test_barrier_that_completes_at_the_deadline_passes() -> None:
-    """The last one comes when the first has waited for long enough, and not yet given up."""
+    """The last rank arrives after the first has timed out, but before it has unregistered."""
 
     class LastMoment(MemoryStore):
         def wait(self, *arguments: Any) -> None:
@@ -219,7 +219,7 @@ def test_torchs_barrier_counts_our_ranks_as_arrived() -> None:
 
 
 class SmallStore:
-    """What torch's own functions use of a store, and no more."""
+    """A store with only the methods that torch's own functions use."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Any] = {}
@@ -244,7 +244,7 @@ class SmallStore:
 
 
 class LateError(RuntimeError):
-    """How a store of somebody's says that a wait timed out."""
+    """The timeout error of a custom store."""
 
 
 def test_store_without_check_and_timeouts_is_enough() -> None:

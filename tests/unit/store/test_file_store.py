@@ -1,4 +1,4 @@
-"""What only the store of files does; what all stores do is in tests/contract."""
+"""Properties of the file store only; tests/contract has those of all stores."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_forked_child_does_not_wait_for_a_thread_of_its_parent(tmp_path: Path) -
 
 
 def forked(path: str) -> int:
-    """Return the number of a child that ends with 7 when it has had the lock."""
+    """Return the pid of a child that exits with 7 after it has held the lock."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -136,7 +136,7 @@ def test_every_key_has_its_own_file_name(one: str, other: str) -> None:
 def test_wait_polls_a_bounded_number_of_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a clock that only sleeping moves: no loop runs hot, whatever the machine does."""
+    """Only sleeping moves the clock of this test, so a busy loop would show on any machine."""
     clock = [0.0]
 
     def sleep(seconds: float) -> None:
@@ -167,7 +167,7 @@ def test_value_size_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_incomplete_push_of_a_killed_process_is_overwritten(tmp_path: Path) -> None:
-    """It is killed between writing the value and counting it."""
+    """The process is killed between writing the value and updating the count."""
     store = FileStore(tmp_path)
     store.queue_push("queue", "a")
     (tmp_path / ".queue.kqueue.1").write_text("never counted")
@@ -211,7 +211,7 @@ def test_processes_share_queues_and_barriers(tmp_path: Path) -> None:
 def test_file_barrier_that_completes_at_the_deadline_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one comes after the last look, and before this one has given up."""
+    """The other caller arrives after the last poll, and before this one has unregistered."""
     store = FileStore(tmp_path)
 
     def polls(timeout_s: float) -> list[None]:
@@ -226,7 +226,7 @@ def test_file_barrier_that_completes_at_the_deadline_passes(
 def test_file_store_wait_requires_all_keys_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is deleted after it was looked at, and before the other is."""
+    """One key is deleted after it was checked, and before the other is checked."""
     store = FileStore(tmp_path)
     store.multi_set(["a", "b"], ["", ""])
     exists = store._files.exists
@@ -276,7 +276,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "folder")
     with pytest.raises(EnvironmentProblem, match="link"):
         SharedFolder(str(tmp_path / "link"))
-    assert FileStore(tmp_path / "link").get("key") == b"value"  # The user's own choice.
+    assert FileStore(tmp_path / "link").get("key") == b"value"  # The user chose this link.
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
@@ -290,7 +290,7 @@ def test_folder_writable_by_other_users_is_refused(tmp_path: Path, mode: int) ->
 
 
 def test_folder_is_checked_at_every_use(tmp_path: Path) -> None:
-    """Whoever can write to the folder above may put another one in its place."""
+    """A user who can write to the parent folder may replace it."""
     folder = SharedFolder(str(tmp_path / "job"))
     store = FileStore(folder.below("store"))
     store.set("key", "value")

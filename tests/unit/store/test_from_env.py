@@ -29,7 +29,7 @@ def give(monkeypatch: pytest.MonkeyPatch, **variables: str | int) -> None:
 
 
 def test_rank_0_serves_the_store_without_an_agent_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that is not of rank 0 is counted by the server, which waits for all."""
+    """A worker with another rank registers at the server, which waits for all."""
 
     def script(peer: Peer) -> None:
         peer.exchange(b"\x04" + blob(b"init/") + i64(1), i64(2))

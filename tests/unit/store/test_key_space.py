@@ -1,6 +1,6 @@
 """Waits, promises, barriers and limits of a key space, without a network.
 
-What every store does is in tests/contract, arbitrary requests of several clients in tests/fuzz.
+tests/contract has the tests of all stores, tests/fuzz those with arbitrary requests of several clients.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ A, B, C, D = 1, 2, 3, 4  # Clients.
 
 
 def woken(space: KeySpace) -> list[int]:
-    """Return who was woken since the last time."""
+    """Return the clients woken since the last call."""
     clients, space.woken = space.woken, []
     return clients
 
@@ -49,10 +49,10 @@ def test_wait_ends_only_when_all_keys_exist_at_once(space: KeySpace) -> None:
     space.delete(b"x")
     space.set(b"y", b"")
     assert woken(space) == []
-    space.push(b"x", b"item")  # A queue is as good as a value,
+    space.push(b"x", b"item")  # A queue counts like a value,
     assert woken(space) == [A]
     assert not space.wait(A, [b"x", b"z"])
-    assert space.pop(B, b"x") == (1, b"item")  # as long as it has something.
+    assert space.pop(B, b"x") == (1, b"item")  # while it is not empty.
     space.set(b"z", b"")
     assert woken(space) == []
     space.set(b"x", b"")
@@ -88,7 +88,7 @@ def test_client_cannot_wait_twice(space: KeySpace) -> None:
 
 
 def forgotten(space: KeySpace) -> bool:
-    """Whether nothing is left of waits, barriers and promises."""
+    """Whether no waits, barriers and promises are left."""
     return not any(
         getattr(space, name)
         for name in ("_waits", "_single", "_several", "_barriers", "_promises", "_promised")
@@ -116,7 +116,7 @@ def test_promised_value_is_not_popped_by_another_client(space: KeySpace) -> None
     assert woken(space) == [A]
     assert space.pop(B, b"q") == (0, b"")
     assert not space.wait(B, [b"q"])
-    space.release(A, b"q")  # It asks for that queue.
+    space.release(A, b"q")  # Its next request is for that queue.
     assert space.pop(A, b"q") == (1, b"1")
     assert woken(space) == []
     space.push(b"q", b"2")
@@ -151,7 +151,7 @@ def test_waiting_again_keeps_the_promise(space: KeySpace) -> None:
 
 def test_old_promise_ends(space: KeySpace) -> None:
     space.push(b"q", b"1")
-    assert space.wait(A, [b"q"])  # It only wanted to know.
+    assert space.wait(A, [b"q"])  # It never pops.
     space.end_old_promises()
     assert space.pop(B, b"q") == (0, b"")
     assert not space.wait(C, [b"q"])
@@ -185,7 +185,7 @@ def test_barrier_survives_the_deletion_of_its_key(space: KeySpace) -> None:
 
 def test_rejected_operation_beyond_the_limit_changes_nothing() -> None:
     space = KeySpace(10 * ENTRY_BYTES)
-    large = bytes(9 * ENTRY_BYTES)  # No more than an entry too much.
+    large = bytes(9 * ENTRY_BYTES)  # Too large by at most one entry.
     space.set(b"k", b"v")
     held = space.bytes_held
     for refused in (
@@ -213,7 +213,7 @@ def test_client_can_leave_a_barrier_of_a_full_store() -> None:
     space.barrier(A, b"b", 2)
     space.set(b"b", b"")
     space.set(b"f", b"")
-    assert space.bytes_held == 2 * ENTRY_BYTES + 2  # There is no room for a digit.
+    assert space.bytes_held == 2 * ENTRY_BYTES + 2  # No room for another digit.
     space.leave(A)
     assert space.get(b"b") == b"0"
     space.delete(b"b")
@@ -234,7 +234,7 @@ def test_append_is_limited(space: KeySpace) -> None:
 
 
 def fill(space: KeySpace, way: str, name: bytes, size: int) -> None:
-    """Have a client hold something of some size."""
+    """Use space of this size for a client."""
     match way:
         case "set":
             space.set(name, bytes(size))
@@ -270,7 +270,7 @@ def test_share_limits_its_clients(way: str) -> None:
         fill_up()
     assert 10_000 < space.bytes_held < 26_000
     assert share.bytes_held <= share.bytes_max
-    space.share = None  # Others have room.
+    space.share = None  # Other clients have room.
     space.set(b"large", bytes(70_000))
 
 

@@ -1,6 +1,6 @@
-"""A client and a scripted server: races, losses, deadlines and broken responses, byte by byte.
+"""A client and a scripted server: races, losses, deadlines and invalid responses, byte by byte.
 
-Every operation against real servers, torch's and ours, is in tests/peers and tests/contract.
+tests/peers and tests/contract test every operation against real servers, torch's and ours.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def client_of(server: ScriptedStore, timeout: timedelta = LONG, **more: Any) -> 
 
 
 def await_input(store: TCPStore) -> None:
-    """Wait until something that the client has not read has reached it, be it the end."""
+    """Wait until the client's socket has unread data, or is at its end."""
     connection = store._channel._connection
     assert connection is not None
     assert select.select([connection._socket], [], [], LONG_S)[0]
@@ -49,7 +49,7 @@ def await_input(store: TCPStore) -> None:
 
 @pytest.fixture
 def _long_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the end of a wait take as long as the server's thread may take to get its turn."""
+    """Allow a long grace, because the server's thread may be scheduled late."""
     monkeypatch.setattr(store_client, "GRACE_S_MAX", LONG_S)
 
 
@@ -75,7 +75,7 @@ def exchanges(*pairs: tuple[bytes, bytes]) -> Callable[[Peer], None]:
             b"v",
             id="a value that comes after a wait that ended for nothing",
         ),
-        pytest.param(  # torch's server ends a wait when somebody merely compares the key
+        pytest.param(  # torch's server ends a wait when a client only compares the key
             lambda s: s.multi_get(["k", "l"]),
             [
                 (WAIT_K_AND_L, b"\0"),
@@ -194,7 +194,7 @@ def test_late_response_is_not_taken_for_the_next_one() -> None:
 @pytest.mark.usefixtures("_long_grace")
 @pytest.mark.parametrize("late", [b"", b"\0"])
 def test_timed_out_wait_leaves_the_connection_usable(late: bytes) -> None:
-    """The response to the wait may come just when it is cancelled."""
+    """The response to the wait may arrive just when the wait is cancelled."""
 
     def script(peer: Peer) -> None:
         peer.expect(WAIT_K_AND_L + CANCEL)
@@ -225,7 +225,7 @@ def test_connection_lost_during_a_response_is_reopened(begun: bytes) -> None:
 
 
 def test_requests_without_a_response_detect_a_loss() -> None:
-    """With torch's, the first `set` after the server died succeeds."""
+    """With torch's client, the first `set` after the server died succeeds."""
     with ScriptedStore(lambda _: None) as server, client_of(server) as store:
         await_input(store)
         with pytest.raises(DistNetworkError, match="set of k"):
@@ -303,7 +303,7 @@ def test_interrupted_call_leaves_no_response_behind() -> None:
 
     def interrupt(peer: Peer) -> None:
         peer.expect(WAIT_K)
-        # Again and again: a signal in the moment before Python goes to sleep does not wake it.
+        # Repeatedly, because a signal just before Python sleeps does not wake it.
         while not raised.wait(0.01):
             signal.pthread_kill(main, signal.SIGUSR1)
         peer.expect_end()
@@ -383,7 +383,7 @@ def test_wait_for_a_busy_store_times_out() -> None:
 
 
 def test_forked_child_has_its_own_connection() -> None:
-    """Also when another thread was in a call while it was forked."""
+    """Even if another thread was in a call during the fork."""
     heard, over = threading.Event(), threading.Event()
 
     def parents(peer: Peer) -> None:
@@ -401,12 +401,12 @@ def test_forked_child_has_its_own_connection() -> None:
     with ScriptedStore(parents) as server, client_of(server) as store:
         waiting = Waiting(store, heard)
         with ScriptedStore(childs, greets=False) as other:
-            store._channel._port = other.port  # The scripts of one server are not for two at once.
+            store._channel._port = other.port  # A scripted server handles one connection at a time.
             pid = os.fork()
             if pid == 0:
                 try:
                     store.num_keys()
-                except DistNetworkError:  # The nonce is not this process's, so it did connect.
+                except DistNetworkError:  # The nonce belongs to another process, so it did connect.
                     os._exit(7)
                 finally:
                     os._exit(1)
@@ -425,7 +425,7 @@ def test_dropped_store_is_closed() -> None:
 
 
 class Clock:
-    """Time that passes only by sleeping, and by what is told to take some."""
+    """A clock that only sleeping and explicit delays move."""
 
     def __init__(self) -> None:
         self.now = time.monotonic()
@@ -449,7 +449,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def unused() -> Iterator[int]:
-    """A port at which nobody listens, and that nobody else gets meanwhile."""
+    """A reserved port without a listener."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield int(bound.getsockname()[1])
@@ -538,7 +538,7 @@ def test_silent_address_leaves_time_for_the_others(
 def test_client_does_not_connect_to_itself(
     unused: int, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel may connect a socket to itself where nobody listens at a port it hands out."""
+    """The kernel may connect a socket to itself if nothing listens on a port that it assigns."""
 
     class Itself(socket.socket):
         def connect(self, _: Any) -> None:
@@ -548,4 +548,4 @@ def test_client_does_not_connect_to_itself(
     monkeypatch.setattr(socket, "socket", Itself)
     with pytest.raises(DistNetworkError):
         connect("127.0.0.1", unused, clock.now + 0.05, 0.05, "")
-    assert clock.slept  # It counts as refused, and is tried again: a server may come.
+    assert clock.slept  # It counts as refused and is retried, because a server may still start.

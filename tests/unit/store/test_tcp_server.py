@@ -1,4 +1,4 @@
-"""The TCP store's server over plain sockets: its limits, its clients, which hosts it serves, forwarding.
+"""The TCP store's server over plain sockets: limits, clients, admission of hosts, forwarding.
 
 Arbitrary bytes in arbitrary pieces are in tests/fuzz, real clients in tests/peers and tests/contract, real
 hosts and users in tests/integration/test_store_access.py.
@@ -69,7 +69,7 @@ class Client:
         self.socket.sendall(b"".join(requests))
 
     def ask(self, request: bytes, answer: bytes) -> None:
-        """Send a request; it has to be answered just so, and nothing may come before."""
+        """Send a request; the next bytes must be exactly this response."""
         self.send(request, PING)
         self.hear(answer + PONG)
 
@@ -82,7 +82,7 @@ class Client:
         assert heard == expected
 
     def is_closed(self) -> bool:
-        """Whether nothing more comes. Waits for that."""
+        """Wait for the end of the connection; return whether it ended without further data."""
         try:
             return self.socket.recv(1) == b""
         except ConnectionResetError:
@@ -127,7 +127,7 @@ def loop_of(server: TcpStoreServer) -> loop_module.ServingLoop:
 
 
 def watched(server: TcpStoreServer) -> dict[int, int]:
-    """Return for what the server asks the kernel to be woken: events by descriptor."""
+    """Return the epoll events of the server, by descriptor."""
     with open(f"/proc/self/fdinfo/{loop_of(server)._epoll.fileno()}") as info:
         lines = [line.split() for line in info if line.startswith("tfd:")]
     return {int(line[1]): int(line[3], 16) & ~(select.EPOLLERR | select.EPOLLHUP) for line in lines}
@@ -222,7 +222,7 @@ def test_slow_reader_is_not_read_and_does_not_stall_others(
         other.ask(op(5, keys(b"/last")), b"\1")
     assert loop_of(server)._buffered_bytes <= 2 * len(value)
     (full,) = (one for one in loop_of(server).connections.values() if one.unsent)
-    assert watched(server)[full.descriptor] == select.EPOLLOUT  # Or it would run in circles.
+    assert watched(server)[full.descriptor] == select.EPOLLOUT  # Otherwise the loop would be busy.
     for _ in range(100):
         client.hear(blob(value))
     client.ask(op(5, keys(b"/last")), b"\0")
@@ -332,7 +332,7 @@ def test_connections_of_a_store_are_limited(
 def test_stores_of_one_process_share_the_limit_of_connections(
     monkeypatch: pytest.MonkeyPatch, server: TcpStoreServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The generation before may have all its connections still, and the agent needs some too."""
+    """The previous generation may still have all its connections, and the agent needs descriptors too."""
     monkeypatch.setattr(loop_module, "CONNECTIONS_MAX", 2)
     monkeypatch.setattr(loop_module, "raise_descriptor_limit", bool)  # Not of the process of tests.
     with (
@@ -348,7 +348,7 @@ def test_stores_of_one_process_share_the_limit_of_connections(
                 two.ask(b"", b"")
             assert newer.clients == 0
             two.socket.close()
-            late.ask(b"", b"")  # It had to wait, no more.
+            late.ask(b"", b"")  # It only had to wait.
             one.ask(b"", b"")
     assert len(caplog.messages) >= 1
 
@@ -382,7 +382,7 @@ server.close()
 
 
 def run(program: str, **environment: str) -> str:
-    """Run a program that may use what is in this file; return what it said on standard error."""
+    """Run a program that may use the functions of this file; return its standard error."""
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -437,7 +437,7 @@ def test_server_can_be_closed_by_its_own_thread(
     client: Client,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The garbage collector runs there too, and may find that nobody needs the server."""
+    """The garbage collector runs there too, and may finalize the server."""
     client.ask(b"", b"")
 
     def close_then(*_: object) -> None:
@@ -536,7 +536,7 @@ def validated() -> Requests:
 def test_fields_are_parsed_once_however_the_request_is_split(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """PyTorch's server reads a request of many keys again with each piece of it."""
+    """PyTorch's server parses a request with many keys again with each piece of it."""
     reads = 0
     real = tcp_protocol._UNPACK[1]
 
@@ -633,7 +633,7 @@ def test_server_closes_with_its_last_store() -> None:
     assert other.get("key") == b"value"
     other.close()
     assert not accepts("127.0.0.1", store.port)
-    port = served().port  # One that is dropped without being closed.
+    port = served().port  # A store that is dropped without `close`.
     gc.collect()
     assert not accepts("127.0.0.1", port)
 
@@ -643,14 +643,14 @@ def test_stores_of_one_process_may_share_a_server() -> None:
         one.set("key", "value")
         one.close()
         assert other.get("key") == b"value"
-    with served(other.port, shared=True) as again:  # A new one: the last ended with its stores.
+    with served(other.port, shared=True) as again:  # A new server: the last closed with its stores.
         assert not again.check(["key"])
     with served() as alone, pytest.raises(DistNetworkError, match=f"port {alone.port}"):
         served(alone.port, shared=True)
 
 
 def test_master_at_the_agents_port_becomes_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with torch: its `tcp://` groups ask for a server also where the agent has one."""
+    """As with torch, whose `tcp://` groups request a server even if the agent has one."""
     with served() as agents:
         agents.set("key", "value")
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
@@ -658,7 +658,7 @@ def test_master_at_the_agents_port_becomes_a_client(monkeypatch: pytest.MonkeyPa
         with served(agents.port) as store:
             assert store.get("key") == b"value"
             assert "client of" in repr(store)
-        # Who does not serve does not wait for the others.
+        # A process that does not serve does not wait for the others.
         TCPStore("localhost", agents.port, 99, is_master=True, timeout=LONG).close()
         monkeypatch.setenv("MASTER_PORT", "1")
         with pytest.raises(DistNetworkError, match=f"port {agents.port}"):
@@ -668,7 +668,7 @@ def test_master_at_the_agents_port_becomes_a_client(monkeypatch: pytest.MonkeyPa
 def test_loopback_store_is_local_and_an_unresolvable_name_listens_everywhere() -> None:
     with served() as store:
         assert not accepts("127.0.0.2", store.port)
-    with served(host="store.invalid") as store:  # A name may point to its host only later.
+    with served(host="store.invalid") as store:  # A name may resolve only later.
         assert accepts("127.0.0.2", store.port)
         assert store.add("count", 1) == 1
 
@@ -696,7 +696,7 @@ def test_forked_child_is_a_client_of_its_parents_server() -> None:
             try:
                 assert store.get("key") == b"value"
                 assert "client of" in repr(store)
-                with served(shared=True) as own:  # Nothing of the parent's is in its way.
+                with served(shared=True) as own:  # The parent's servers do not interfere.
                     assert not own.check(["key"])
                 store.close()
                 os._exit(7)
@@ -706,7 +706,7 @@ def test_forked_child_is_a_client_of_its_parents_server() -> None:
         assert store.get("key") == b"value"
 
 
-# Which hosts it serves. Addresses of this host's loopback stand for other hosts.
+# Admission. Other loopback addresses of this host simulate other hosts.
 
 KEY = bytes(range(32))
 GENERATION = 5
@@ -716,7 +716,7 @@ Said = list[str]
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> Said:
-    """What the store and agents warn of."""
+    """The warnings of the store and of agents."""
     lines: Said = []
     monkeypatch.setattr(console, "warning", lines.append)
     return lines
@@ -724,7 +724,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Said:
 
 @pytest.fixture
 def _hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections from other addresses than 127.0.0.1 are those of other hosts."""
+    """Treat connections from other addresses than 127.0.0.1 as those of other hosts."""
 
     def user_of(peer: socket.socket) -> int | None:
         return 0 if peer.getpeername()[0].removeprefix("::ffff:") == US else None
@@ -734,7 +734,7 @@ def _hosts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def serve(_hosts: None) -> Iterator[Callable[..., TcpStoreServer]]:
-    """A maker of stores, which listen on all addresses: IPv4 comes in as IPv6."""
+    """A factory of stores that listen on all addresses, so IPv4 arrives as IPv6."""
     with ExitStack() as ends:
 
         def make(mode: str, key: bytes = KEY) -> TcpStoreServer:
@@ -752,7 +752,7 @@ def connect(server: TcpStoreServer, host: str) -> socket.socket:
 
 
 def is_served(client: socket.socket) -> bool:
-    """Whether the store answers, rather than closing the connection. Waits for either."""
+    """Wait until the store responds or closes the connection; return whether it responded."""
     try:
         client.sendall(HELLO + PING)
         return client.recv(4) == PONG
@@ -763,7 +763,7 @@ def is_served(client: socket.socket) -> bool:
 def prove(
     server: TcpStoreServer, host: str, key: bytes = KEY, generation: int = GENERATION
 ) -> bool:
-    """Attest a host as its agent does; return whether the store accepted that."""
+    """Attest a host as its agent does; return whether the store accepted the proof."""
     proof = AgentProof(key, generation)
     with connect(server, host) as agent:
         agent.sendall(proof.start())
@@ -776,7 +776,7 @@ def prove(
 
 
 def is_cut_off(client: socket.socket, *pieces: bytes) -> bool:
-    """Whether the store closes the connection while all this is sent to it."""
+    """Send all this data; return whether the store closes the connection meanwhile."""
     try:
         for piece in pieces:
             client.sendall(piece)
@@ -873,7 +873,7 @@ def test_unattested_host_cannot_fill_an_open_store(
     server = serve("open")
     with connect(server, US) as own:
         assert is_served(own)
-        for host in (B, C):  # They have one share together.
+        for host in (B, C):  # Both hosts have one common share.
             with connect(server, host) as stranger:
                 assert is_served(stranger)
                 assert is_cut_off(stranger, *values(host))
@@ -934,7 +934,7 @@ def test_host_with_many_connections_does_not_block_others(
 
 
 def ended(one: HostAttestation) -> None:
-    """Wait until all threads of this are gone."""
+    """Wait until all threads of an attestation have ended."""
     for thread in threading.enumerate():
         if thread.name == "holdfast-attestation":
             thread.join(PATIENCE_S)
@@ -951,7 +951,7 @@ def test_attestation_is_retried_until_the_store_listens(
         word.start()
         held.listen()
         peer, _ = held.accept()
-        peer.close()  # As a store would that is closed for another.
+        peer.close()  # Like a store that is being replaced.
         server = TcpStoreServer(held, None, Access("hosts", KEY, GENERATION))
         server.start()
         ended(word)
@@ -994,7 +994,7 @@ def test_cancelled_attestation_prints_nothing(said: Said) -> None:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[TcpStoreServer]:
-    """A private store that takes all connections for those of other hosts."""
+    """A private store that treats all connections as those of other hosts."""
     monkeypatch.setattr(loop_module, "user_of", lambda _: None)
     bound = socket.socket()
     bound.bind((US, 0))
@@ -1005,7 +1005,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[TcpStoreServer]:
 
 @pytest.fixture
 def forward() -> Iterator[Callable[..., int]]:
-    """A maker of forwarders to a port; returns that of the workers."""
+    """A factory of forwarders to a port; it returns the port for the workers."""
     with ExitStack() as ends:
 
         def make(port: int, key: bytes = KEY) -> int:
@@ -1110,7 +1110,7 @@ def test_failed_forwarder_is_reported_and_a_forked_child_has_no_copy(
 def test_tampering_closes_a_forwarded_connection(
     store: TcpStoreServer, forward: Callable[..., int], said: list[str]
 ) -> None:
-    """Somebody in between passes on all but one bit of what a worker says."""
+    """An attacker in the middle changes one bit of a worker's data."""
 
     def pass_on(reads: socket.socket, writes: socket.socket, *, tampers: bool) -> None:
         passed = 0

@@ -1,4 +1,4 @@
-"""A script's side: blocks with timers, and the way to the server over the pipe."""
+"""A script's side: blocks with timers, and requests over the pipe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Kept(TimerClient):
-    """Keeps what it is asked, as a server would."""
+    """Keeps all requests, as a server does."""
 
     def __init__(self) -> None:
         self.timers: dict[str, float] = {}
@@ -89,7 +89,7 @@ def test_block_may_be_entered_repeatedly_and_by_several_threads(client: Kept) ->
     with block:
         other.start()
         entered.wait()
-    # Were the other's released, this thread's timer would go on, with nobody to release it.
+    # If the other thread's timer were released, this thread's timer would never be released.
     assert [*client.timers] == ["a (2)"]
     with block:
         assert [*client.timers] == ["a (2)", "a"]
@@ -156,7 +156,9 @@ def test_client_without_a_server_times_out(tmp_path: Path, monkeypatch: pytest.M
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(BrokenPipeError):
         client.acquire("a", 1.0)
-    with pytest.raises(BrokenPipeError):  # The agent could not make its pipe: no use to wait.
+    with pytest.raises(
+        BrokenPipeError
+    ):  # The agent could not create its pipe, so waiting is useless.
         FileTimerClient("").acquire("a", 1.0)
     assert len(pauses) == 2 * (clients.OPEN_TRIES_MAX - 1)
 
@@ -208,7 +210,7 @@ def test_pipe_is_private_and_a_stale_one_is_replaced(tmp_path: Path) -> None:
     os.mkfifo(path, 0o666)
     pipe = RequestPipe(str(path))
     assert stat.S_IMODE(path.lstat().st_mode) == 0o600
-    for _ in range(2):  # It neither blocks nor ends, however writers come and go.
+    for _ in range(2):  # It neither blocks nor ends when writers open and close it.
         assert [*pipe.chunks()] == []
         path.write_bytes(b"line\n")
         assert b"".join(pipe.chunks()) == b"line\n"

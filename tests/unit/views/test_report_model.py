@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from holdfast.control.step_rates import RANKS_SHOWN, SLOWEST_SHOWN
@@ -45,26 +43,6 @@ def test_report_shows_the_stages_of_a_restart() -> None:
     assert report.outcome.state == "succeeded"
 
 
-def test_spans_leave_no_gap() -> None:
-    spans = report_of(one_restart()).spans
-    assert (spans[0].from_s, spans[-1].to_s) == (0.0, 55.0)
-    assert all(one.to_s == other.from_s for one, other in itertools.pairwise(spans))
-
-
-def test_without_steps_running_time_is_useful() -> None:
-    node = Timeline()
-    node.run()
-    node.generation(0, 2.0, 3.0)
-    node.stops(0, 31.0, 33.0, StopReason.WORKER_FAILED, node.failure(1, 30.0))
-    node.generation(1, 34.0, 35.0)
-    node.stops(1, 53.0, 54.0, StopReason.SUCCEEDED)
-    node.end(55.0)
-    report = report_of(node)
-    assert report.measure == "running"
-    assert costs_of(report)["useful"] == 27.0 + 18.0
-    assert report.progress is None
-
-
 def test_hung_worker_failed_at_its_last_step() -> None:
     node = Timeline()
     node.run()
@@ -89,21 +67,6 @@ def test_nodes_are_shifted_so_that_generations_start_together() -> None:
     assert [node.began_s for node in report.nodes] == pytest.approx([0.0, 1.0])
     assert report.duration_s == pytest.approx(22.0)
     assert any("3600.000 s" in note for note in report.notes)
-
-
-@pytest.mark.parametrize(
-    ("reason", "stop_s"), [(StopReason.SUCCEEDED, 1.0), (StopReason.WORKER_FAILED, 11.0)]
-)
-def test_stop_begins_with_the_first_node_unless_all_succeeded(
-    reason: StopReason, stop_s: float
-) -> None:
-    first, second = Timeline("a", (0, 1)), Timeline("b", (2, 3), rank=1)
-    for node, since in ((first, 20.0), (second, 30.0)):
-        node.run()
-        node.generation(0, 2.0, 3.0, nodes=2)
-        node.stops(0, since, since + 1.0, reason)
-        node.end(32.0)
-    assert report_of(first, second).generations[0].stop_s == pytest.approx(stop_s)
 
 
 def lose_a_node(*, with_the_lost_one: bool) -> Report:
@@ -187,21 +150,6 @@ def test_job_without_a_round_has_a_report() -> None:
     report = report_of(node)
     assert (report.outcome.state, report.goodput) == ("error", 0.0)
     assert costs_of(report) == {"regroup": 60.0}
-
-
-def test_decreasing_steps_do_not_count_as_repeated() -> None:
-    node = Timeline()
-    node.run()
-    node.generation(0, 2.0, 3.0)
-    node.steps(0, 5.0, 0, 10, 1.0)  # Two epochs.
-    node.steps(0, 16.0, 0, 10, 1.0)
-    node.stops(0, 27.0, 28.0, StopReason.REGROUP)
-    node.generation(1, 29.0, 30.0)
-    node.steps(1, 31.0, 0, 10, 1.0)
-    node.end(42.0)
-    report = report_of(node)
-    assert "repeated" not in costs_of(report)
-    assert report.notes
 
 
 def test_a_straggler_is_found() -> None:

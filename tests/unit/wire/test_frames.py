@@ -1,4 +1,4 @@
-"""Faults and limits of frames; any bytes in any cut are for tests/fuzz."""
+"""Faults and limits of frames; tests/fuzz has arbitrary bytes in arbitrary pieces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_message_above_the_other_sides_limit_is_not_encoded() -> None:
 
 
 def test_bodies_do_not_change_when_the_buffer_is_reused() -> None:
-    """A transport may read into the same memory again and again."""
+    """A transport may reuse the same memory for every read."""
     memory = bytearray(framed(b"first"))
     (body,) = FrameReader().feed(memory)
     memory[:] = framed(b"other")
@@ -48,7 +48,7 @@ def test_invalid_length_raises_before_the_body_and_permanently(
 
 
 def test_larger_frame_in_the_same_read_is_returned_once_the_limit_is_raised() -> None:
-    """A coordinator may send its welcome and a long view together."""
+    """A coordinator may send its welcome and a long view in one write."""
     long = b"v" * (HANDSHAKE_FRAME_BYTES_MAX + 1)
     stream = framed(b"welcome") + framed(long) + framed(b"next")
     for cut in (len(stream), len(stream) - 10):

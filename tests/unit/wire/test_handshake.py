@@ -45,7 +45,7 @@ def body_in(frame: bytes) -> bytes:
 
 
 def taken_by(machine: ClientHandshake | ServerHandshake, frame: bytes) -> bytes:
-    """Return what the reader of one side makes of the other's next frame."""
+    """Return the body that one side's reader finds in the other side's next frame."""
     reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX, tag_bytes=machine.tag_bytes)
     (taken,) = reader.feed(frame)
     return taken
@@ -124,13 +124,13 @@ def test_client_leaves_a_server_without_the_token() -> None:
         client.start()
         with pytest.raises(HandshakeRefused):
             client.receive(encode(challenge))
-        with pytest.raises(BadMessage):  # Nor does it help to go on as if nothing were.
+        with pytest.raises(BadMessage):  # Continuing with a welcome does not help either.
             client.receive(encode(Welcome()))
         assert not client.done
 
 
 def test_reflected_proof_is_refused() -> None:
-    """Somebody without the token lets the server prove it, and sends that very proof."""
+    """A client without the token sends the server's own proof back."""
     nonce = bytes(range(32))
     server = ServerHandshake(TOKEN, nonce=lambda: nonce)
     challenge = message_in(server.receive(encode(Hello(nonce=nonce))))
@@ -168,7 +168,7 @@ def test_changed_hello_is_detected(changes: dict[str, Any]) -> None:
 
 
 def test_proof_covers_unknown_fields_of_the_hello() -> None:
-    """A server that does not know it can still tell that it was there."""
+    """Even a server that does not know the field detects its removal."""
     client, server = ClientHandshake(TOKEN), ServerHandshake(TOKEN)
     fields = msgspec.msgpack.decode(body_in(client.start()))
     newer = msgspec.msgpack.encode(fields | {"colour": "blue"})
@@ -241,7 +241,7 @@ def test_token_appears_in_no_message_or_repr() -> None:
 
 
 def test_handshake_bytes_match_an_independent_computation() -> None:
-    """Written out once, so that a change is noticed: both sides must agree on them."""
+    """The computation is repeated here, so that a change is detected: both sides must agree on these bytes."""
 
     def mac(text: bytes) -> bytes:
         key = hashlib.sha256(job_token(TOKEN, "job")).digest()
@@ -268,7 +268,7 @@ def test_handshake_bytes_match_an_independent_computation() -> None:
 
 
 def test_job_tokens_are_deterministic_and_distinct() -> None:
-    # Written down: a coordinator and a node of different versions must derive the same.
+    # Literal values: a coordinator and a node of different versions must derive the same token.
     expected = JOB_TOKEN_PREFIX + (
         b"12e9b33858cd29b95df58c319e94796e02df21f24bcc2a03bfdafbc1f0cf641b"
     )

@@ -1,4 +1,4 @@
-"""Large messages in parts, as one side cuts them and the other joins them."""
+"""Large messages in parts: one side splits them and the other joins them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_waiting_message_is_replaced_by_a_newer_one_of_its_kind() -> None:
     outgoing.send(old, "status")
     outgoing.send(other)
     outgoing.send(new, "status")
-    outgoing.send(begun, "status")  # It is on its way.
+    outgoing.send(begun, "status")  # It is being sent.
     incoming = IncomingParts()
     bodies = [body for part in parts(b"".join(outgoing.rest())) if (body := incoming.take(part))]
     assert [body[-1:] for body in bodies] == [b"0", b"2", b"3"]

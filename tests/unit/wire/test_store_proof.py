@@ -1,4 +1,4 @@
-"""An agent and a workers' store prove to each other that they are of one generation."""
+"""An agent and a workers' store prove to each other that they belong to one generation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY, OTHER_KEY = bytes(32), bytes(31) + b"\1"
 
 
 def exchange(agent: AgentProof, store: StoreProof, piece: int = 1000) -> None:
-    """Pass on what each side says, in pieces, until both are done."""
+    """Deliver the bytes of each side to the other, in pieces, until both are done."""
     to_store, to_agent = agent.start(), b""
     while to_store or to_agent:
         taken, to_store = to_store[:piece], to_store[piece:]
@@ -59,7 +59,7 @@ def test_other_generation_or_purpose_is_refused(agent: AgentProof, store: StoreP
 
 
 def test_store_without_the_key_receives_no_proof() -> None:
-    """Or else whoever sits at the port could pass it on to the store itself."""
+    """Otherwise a program at the port could relay the proof to the real store."""
     agent = AgentProof(KEY, 3)
     challenge = StoreProof(OTHER_KEY, 3).receive(agent.start())
     with pytest.raises(ProofRefused):

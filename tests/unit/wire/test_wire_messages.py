@@ -1,4 +1,4 @@
-"""Limits and hostile bodies; that messages come back as they were is for tests/fuzz."""
+"""Limits and hostile bodies; tests/fuzz checks that messages survive a round trip."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ VIEW = View(
     run_id="job", node="n1", incarnation=7, term=1, revision=1, role=NodeRole.WAITING,
     failure=FAILURE, why="words,\nmore words",
 )  # fmt: skip
-WIDE = "\N{ROCKET}"  # Limits of text are in characters, those of frames in bytes.
+WIDE = "\N{ROCKET}"  # Text is limited in characters, a frame in bytes.
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_valid_values_are_accepted(message: Message) -> None:
         (BEAT, "run_id", ["", "x" * 1001, "a\nb", "\x1b[2J", "\0"]),
         (BEAT, "seq", [2**62 + 1, -2]),
         (ACK, "incarnation", [-1]),
-        # A coordinator counts on from what a node reports.
+        # A coordinator increments the numbers that a node reports.
         (STATUS, "generation", [2**53 + 1, -2]),
         (STATUS, "term", [2**53 + 1]),
         (STATUS, "restarts", [-1, 2**53 + 1]),
@@ -103,7 +103,7 @@ def test_values_out_of_range_are_refused(message: Any, path: str, values: list[o
 
 
 def test_every_number_and_text_has_a_limit() -> None:
-    """A field that is added to a message without one would be taken unseen."""
+    """Without this test, a new field without a limit would go unnoticed."""
     seen: set[type] = set()
 
     def look(kind: inspect.Type, where: str) -> None:
@@ -234,7 +234,7 @@ SHOWN = "gone\\x1b[2J\\x9b31m\\u202e [holdfast] all is well"
 
 
 def test_received_text_is_printable() -> None:
-    """It is not refused: a node of an earlier version may send whatever its workers said."""
+    """It is not refused, because a node may send the text of its workers unchanged."""
     failure = Failure(node="a", host="h", summary=EVIL)
     status = decode(encode(replace(STATUS, failure=failure, stuck=EVIL)))
     assert isinstance(status, Status)
