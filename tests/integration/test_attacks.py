@@ -1,4 +1,4 @@
-"""Attacks on a coordinator and its nodes, each run as an attacker would, and worth nothing."""
+"""Attacks on a coordinator and its nodes, run as an attacker would; each must fail."""
 
 from __future__ import annotations
 
@@ -58,21 +58,20 @@ def coordinating(*flags: str, token: bytes = TOKEN) -> Coordinator:
     return Coordinator("--endpoint=127.0.0.1:0", *flags, HOLDFAST_TOKEN=token.decode())
 
 
-# Somebody in between.
+# An attacker in the middle.
 
 
 class InBetween:
-    """Listens where a node connects, and passes on what it likes.
+    """Listens where a node connects, and relays frames, changed or not.
 
-    `change` is called with each frame that the coordinator sends, whole, and returns what to send
-    instead.
+    `change` receives each complete frame from the coordinator, and returns the bytes to send instead.
     """
 
     def __init__(self, change: Callable[[bytes], list[bytes]]) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.tried = False
-        """Whether there was anything to change."""
+        """Whether the attack was tried."""
         self._change = change
         self._threads = [threading.Thread(target=self._accept)]
         self._open = ExitStack()
@@ -122,7 +121,7 @@ class InBetween:
             while data := server.recv(65536):
                 for one in reader.feed(data):
                     frame = one if reader.tag_bytes else framed(one)
-                    reader.tag_bytes = TAG_BYTES  # Behind the challenge all is sealed.
+                    reader.tag_bytes = TAG_BYTES  # All frames after the challenge are sealed.
                     instead = self._change(frame)
                     self.tried = self.tried or instead != [frame]
                     client.sendall(b"".join(instead))
@@ -135,7 +134,7 @@ def _shut(one: socket.socket) -> None:
     try:
         one.shutdown(socket.SHUT_RDWR)
     except OSError:
-        pass  # It is closed already.
+        pass  # It is already closed.
 
 
 def framed(body: bytes) -> bytes:
@@ -143,7 +142,7 @@ def framed(body: bytes) -> bytes:
 
 
 def message_in(frame: bytes) -> Message | None:
-    """Return what a sealed frame holds: it can be read, though not changed."""
+    """Return the message in a sealed frame, which can be read but not changed."""
     try:
         return decode(frame[HEADER_BYTES:-TAG_BYTES])
     except WireError:
@@ -165,7 +164,7 @@ def unseal(frame: bytes) -> list[bytes]:
 
 
 def leave_out(frame: bytes) -> list[bytes]:
-    """Keep an acknowledgement back: the view is then not what comes next."""
+    """Drop an acknowledgement, so that the view is not the next frame."""
     return [] if isinstance(message_in(frame), Ack) else [frame]
 
 
@@ -173,7 +172,7 @@ def leave_out(frame: bytes) -> list[bytes]:
 def test_attacker_in_the_middle_cannot_change_messages(
     change: Callable[[bytes], list[bytes]],
 ) -> None:
-    """Not even where the port is known to be forwarded."""
+    """This holds even if the port is known to be forwarded."""
     with ExitStack() as stack:
         relay = stack.enter_context(InBetween(change))
         forwarded = f"--rdzv-conf=advertised_port={relay.port}"
@@ -186,7 +185,7 @@ def test_attacker_in_the_middle_cannot_change_messages(
 
 
 class Squatter(InBetween):
-    """Passes the handshake on to another coordinator of the same token, and then takes its part."""
+    """Relays the handshake to another coordinator with the same token, and then impersonates it."""
 
     def __init__(self) -> None:
         self._said = 0
@@ -194,7 +193,7 @@ class Squatter(InBetween):
 
     def _take_part(self, frame: bytes) -> list[bytes]:
         self._said += 1
-        if self._said % 2:  # The challenge of each connection.
+        if self._said % 2:  # Each connection's challenge.
             return [frame]
         view = View(
             run_id="job", node="a", incarnation=1, term=9, revision=9, role=NodeRole.MEMBER,
@@ -218,7 +217,9 @@ def test_program_at_the_port_cannot_use_the_handshake_of_another_coordinator(
             told = fault(one)
             assert one.view is None
             assert squatter.tried
-            if not is_forwarded:  # The other one has noticed, and is believed: it has the token.
+            if (
+                not is_forwarded
+            ):  # The other coordinator detects it, and its refusal is authenticated.
                 assert isinstance(told, JoinRefused)
                 assert str(squatter.port) in told.why
                 assert str(another.port) in told.why
@@ -235,7 +236,7 @@ def test_agent_refuses_a_port_held_by_another_user_in_one_line(tmp_path: Path) -
         assert str(STRANGER) in line
 
 
-# Somebody who has the token of another job, or none.
+# A client with the token of another job, or without a token.
 
 
 def test_failure_report_is_sent_only_to_members_of_its_generation() -> None:
@@ -254,7 +255,7 @@ def test_failure_report_is_sent_only_to_members_of_its_generation() -> None:
             assert b"hunter2" not in encode(view)
 
 
-# Somebody who takes all there is.
+# A client that uses all resources.
 
 
 def test_one_address_cannot_create_all_jobs() -> None:

@@ -1,4 +1,4 @@
-"""A node's connection to a coordinator in another process: ends, certificates, addresses, the store."""
+"""A node's connection to a coordinator in another process: the end of a job, certificates, addresses, the store."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_host_of_an_unfinished_job_does_not_wait() -> None:
             eventually(lambda: second.problem() != "")
 
 
-# Who may take part.
+# Admission.
 
 
 @pytest.fixture
@@ -120,11 +120,11 @@ def test_newer_connection_of_an_incarnation_replaces_the_older() -> None:
                 assert older.hear() is None
 
 
-# Where.
+# Addresses.
 
 
 def test_coordinator_is_reachable_at_all_addresses_of_its_host() -> None:
-    """Bound by a name that is not loopback's, it is there for IPv4 and IPv6."""
+    """With a name that is not loopback, it listens on IPv4 and IPv6."""
     first = node(0, "a", host="0.0.0.0", is_host=True, token=SECRET, nodes=3)
     with started(first):
         port = first.endpoint[1]

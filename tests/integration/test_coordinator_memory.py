@@ -1,4 +1,4 @@
-"""Real jobs whose coordinator comes back while those who know of the job are away, or are done."""
+"""Real jobs whose coordinator restarts while the nodes that know the job are gone or have finished."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_new_coordinator_continues_generation_and_restarts_without_the_old_nodes
         cluster.agents["b"].signal(signal.SIGCONT)
         after = cluster.generation(2)
         assert after["b"].generation > alone.generation
-        after["b"].fail()  # There is no restart left: two failures were one too many all along.
+        after["b"].fail()  # No restart is left, since the budget allowed only one failure.
         assert [cluster.agents[name].end()[0] for name in "bc"] == [1, 1]
     assert state.stat().st_mode & 0o777 == 0o600
     assert [job["outcome"] for job in json.loads(state.read_text())["jobs"]] == ["failed"]

@@ -1,4 +1,4 @@
-"""What real jobs leave in etcd, and what a job makes of what an earlier one left."""
+"""The keys that real jobs leave in etcd, and how a later job uses them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_job_without_nodes_leaves_only_its_counters(tmp_path: Path, etcd: Etcd) 
 
 
 def test_store_of_a_round_is_removed_with_the_last_node(tmp_path: Path, etcd: Etcd) -> None:
-    """As drivers of their own use it: rounds are asked for, and share a store in etcd itself."""
+    """As custom agents use it: they request rounds, which share a store in etcd."""
     prefix = f"/tests/{tmp_path.name}"
     conf = {"etcd_prefix": prefix, "last_call_timeout": "0.2"}
     handlers = [
@@ -100,7 +100,7 @@ def test_job_whose_nodes_were_killed_continues_its_counters(tmp_path: Path, etcd
             cluster.agents[name].kill()
         left = cluster.left()
         assert {one.ttl_s for one in left.values()} <= {LEASE_S, JOB_KEEP_S}
-        assert "shared/leader" in left  # So the next comes before the last one's leases are gone.
+        assert "shared/leader" in left  # So the next node starts before the last leases expire.
         cluster.start("c", conf="node_id=c")
         cluster.start("d", conf="node_id=d")
         starts = cluster.generation(2)

@@ -1,4 +1,4 @@
-"""What the command says of a job that failed, and the exit code it ends with."""
+"""The output and exit code of the command for a failed job."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_exit_code_is_the_workers_own(tmp_path: Path, how: str, *, compat: bool)
     flags = ["--exit-code-compat"] if compat else []
     code, err = holdfast(tmp_path, "run", *flags, "train.py", script=script)
     assert code == (min(expected, 1) if compat else expected)
-    assert "holdfast/" not in err  # No traceback of our own.
+    assert "holdfast/" not in err  # No traceback of Holdfast itself.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Probes of real agents: alive while the loop turns, ready while the workers run."""
+"""Probes of real agents: alive while the loop responds, ready while the workers run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AT_PORT = "health checks at port "
 OK = (200, "ok\n")
 NOT_STARTED = (503, "the workers have not started yet\n")
 
-# Rank 1 takes its time to stop: it waits for an order.
+# Rank 1 waits for an order before it stops.
 LINGERING = """
 def linger(signum, frame):
     tell("lingering")
@@ -96,7 +96,7 @@ def test_stopped_agent_answers_no_probe(tmp_path: Path) -> None:
         port = int(job.prints(AT_PORT))
         worker = job.news.take(1)["up"]
         job.signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, job.agent.pid, os.WSTOPPED | os.WNOWAIT)  # All its threads are.
+        os.waitid(os.P_PID, job.agent.pid, os.WSTOPPED | os.WNOWAIT)  # All its threads are stopped.
         with pytest.raises(TimeoutError):
             fetch(port, "/livez", limit_s=0.3)
         job.signal(signal.SIGCONT)
@@ -105,11 +105,11 @@ def test_stopped_agent_answers_no_probe(tmp_path: Path) -> None:
         assert job.ends()[0] == 0
 
 
-# Agents in this process, so that they can be held up.
+# Agents in this process, so that a test can block them.
 
 
 class Held:
-    """A place where an agent is held until it is let go."""
+    """A point at which an agent blocks until the test releases it."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -121,7 +121,7 @@ class Held:
 
 
 class HeldRendezvous(SingleNodeHandler):
-    """A rendezvous that waits for a node which is to come."""
+    """A rendezvous that waits for another node."""
 
     def __init__(self, held: Held) -> None:
         super().__init__("job")
@@ -140,7 +140,7 @@ def running(
     *,
     at_start: bool = False,
 ) -> Iterator[int]:
-    """Run an agent in a thread; yield the port of its probes once it is held."""
+    """Run an agent in a thread; yield the port of its probes once it is blocked."""
     spec = WorkerSpec("trainer", 1, handler, entrypoint="/bin/true", max_restarts=0)
     agent = LocalElasticAgent(spec, DefaultLogsSpecs())
 
@@ -166,7 +166,7 @@ def running(
 def said(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.LogCaptureFixture:
-    """Ask for probes of agents in this process, with a short timeout; return what they say."""
+    """Enable probes of agents in this process, with a short timeout; return their messages."""
     caplog.set_level(console.NOTICE, "holdfast")
     monkeypatch.setenv("TORCHELASTIC_HEALTH_CHECK_PORT", "0")
     monkeypatch.setenv("HOLDFAST_HEALTH_TIMEOUT", "0.2")
@@ -194,7 +194,7 @@ def test_agent_with_a_stuck_loop_is_not_alive(said: pytest.LogCaptureFixture) ->
 
 
 class OwnServer:
-    """What a caller may give as its own."""
+    """A health server that the caller supplies."""
 
     def __init__(self, *, fails_to_stop: bool = False) -> None:
         self.calls: list[str] = []

@@ -1,4 +1,4 @@
-"""Text of workers, nodes and other users is meant to take a console over, and is only shown."""
+"""Text of workers, nodes and other users that contains terminal escapes is shown escaped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from real_etcd import Etcd
 
-# Sets the title, fills the clipboard, clears the screen, turns the order of what follows.
+# Sets the title, fills the clipboard, clears the screen, reverses the text direction.
 ESCAPES = "\x1b]0;OWNED\x07\x1b]52;c;cm0gLXJmIH4K\x07\x1b[2J\x9b2J\u202e\u200b"
 SHOWN = "\\x1b]0;OWNED\\x07"
 FORGED = "forged: the job succeeded"
@@ -41,7 +41,7 @@ obey()
 
 
 def check(said: str, *, beginning: tuple[str, ...] = ("[holdfast] forged", "forged")) -> None:
-    """Fail if a console would do more with this than show it, or if a line of it is forged."""
+    """Fail if a console would interpret any of this, or if it contains a forged line."""
     odd = {one for one in said if not one.isprintable()} - {"\n", "\t"}
     assert not odd, said
     assert not [line for line in said.split("\n") if line.startswith(beginning)], said
@@ -65,7 +65,7 @@ INFO = NodeInfo(node="evil", incarnation=6, address="127.0.0.1", ports=(1,))
 
 
 def join(client: RawClient, settings: JobSettings) -> View:
-    """Be a node of the job; return its view as a member."""
+    """Join as a node of the job; return its view as a member."""
     client.say(Status(seq=1, run_id="job", info=INFO, settings=settings))
     while True:
         view = client.hear()
@@ -83,7 +83,7 @@ def join(client: RawClient, settings: JobSettings) -> View:
 
 
 def evil_report() -> bytes:
-    """Return the report of a worker all of whose texts are evil."""
+    """Return the report of a worker with hostile text in every field."""
     worker = FailedWorker.from_failure(1, ProcessFailure(0, 7, 1, "", host="h", detail="d"))
     texts = ("host", "detail", "message", "traceback", "stderr_tail", "stdout_file", "error_file")
     return msgspec.msgpack.encode([msgspec.structs.replace(worker, **dict.fromkeys(texts, EVIL))])
@@ -95,7 +95,7 @@ def evil_report() -> bytes:
     ids=["a report", "no report", "not UTF-8", "too deep"],
 )
 def test_hostile_report_of_a_node_forges_no_line(tmp_path: Path, report: bytes) -> None:
-    """Nor does it end the agents of others, but as a failure of the job does."""
+    """The agents of other nodes exit only because the job failed."""
     settings = JobSettings(min_nodes=2, max_nodes=2)
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         coordinator = cluster.start_coordinator("coordinator")
@@ -124,7 +124,7 @@ def test_hostile_report_of_a_node_forges_no_line(tmp_path: Path, report: bytes) 
 
 
 def test_foreign_records_in_etcd_are_reported_and_ignored(tmp_path: Path, etcd: Etcd) -> None:
-    """They would be the first node of the round, and choose where its workers meet."""
+    """Their node would be the first of the round, and choose the address of the workers' store."""
     honest = NodeInfo(node="honest", incarnation=7, address="203.0.113.66")
     odd: list[dict[str, Any]] = [{"host": EVIL}, {"ports": ()}, {"label": "x" * 1000}]
     infos = [
@@ -164,11 +164,11 @@ def put(cluster: EtcdTeam, key: str, record: NodeRecord | JobRecord) -> None:
 
 
 def test_hostile_process_name_of_another_user_is_escaped() -> None:
-    """Root sees everybody's workers: whoever names them must not have root's terminal."""
+    """Root sees the processes of all users, whose names must not control root's terminal."""
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")
     with shared_folder() as folder:
-        program = folder / f"{ESCAPES[:4]}\n=="  # It is the name of its thread.
+        program = folder / f"{ESCAPES[:4]}\n=="  # The kernel uses it as the name of the thread.
         shutil.copy("/bin/sleep", program)
         with subprocess.Popen(
             [f"{EVIL}\n== rank 1, {FORGED}", "600"],

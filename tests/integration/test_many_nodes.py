@@ -1,4 +1,4 @@
-"""Real agents on one machine: they form a job, join it, wait beside it and leave it."""
+"""Real agents on one machine: they form a job, join it, stand by and leave it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_nodes_with_different_sizes_and_roles_agree_on_all_ranks(
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
     per_node = {"a": 2, "b": 1, "c": 3}
     assert [start.world for start in starts] == [6] * 6
-    # A node's workers have consecutive ranks, nodes by their own; roles are counted apart.
+    # A node's workers have consecutive ranks, in order of the nodes; each role is counted separately.
     in_role = {"trainer": 0, "reader": 0}
     for start in starts:
         role, role_rank, role_size, local_rank, local_size, run_id, restarts = (
@@ -167,7 +167,7 @@ def test_spares_wait_until_one_is_needed(tmp_path: Path) -> None:
         before = cluster.generation(2)
         idle = ({"a", "b", "c"} - set(before)).pop()
         cluster.agents[idle].says("standing by")
-        lost = max(before)  # Not the one that coordinates.
+        lost = max(before)  # Not the coordinating node.
         cluster.agents[lost].kill()
         after = cluster.generation(2)
         assert after[idle].rank == before[lost].rank
@@ -183,7 +183,7 @@ def test_spares_wait_until_one_is_needed(tmp_path: Path) -> None:
 def test_signalled_node_leaves_and_the_others_regroup(
     tmp_path: Path, team: MakeTeam, signum: signal.Signals, code: int, who: str
 ) -> None:
-    """Leaving costs no restart: with none allowed, the job goes on all the same."""
+    """Leaving is not charged: the job continues even with a budget of 0."""
     with team(tmp_path, OBEY, "--max-restarts=0", nnodes="2:3") as cluster:
         cluster.start_host("a")
         cluster.start_all("b", "c")
@@ -247,7 +247,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_functions_run_on_several_nodes(tmp_path: Path, method: str) -> None:
-    """Each node's program gets the values of its own workers, by their ranks in the whole job."""
+    """Each node's program receives the values of its own workers, by global rank."""
     program = tmp_path / "program.py"
     program.write_text(LAUNCHING)
     endpoint = f"127.0.0.1:{free_port()}"

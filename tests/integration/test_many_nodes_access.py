@@ -1,4 +1,4 @@
-"""Who may take part in a real job, and who may try: tokens, TLS, and peers that talk nonsense."""
+"""Access to a real job: tokens, TLS, and peers that send invalid data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TOKEN = "7d1c2f5b9a64e08383b1"
 HALF_OPEN = 200
-# Who hangs up without a word may be a coordinator that is just going away, so it is tried again.
+# A server that closes without a response may be a coordinator that is exiting, so the agent retries.
 SOON = "join_timeout=1"
 
 SECRETS = """
@@ -34,7 +34,7 @@ obey()
 
 
 def one_line_from(cluster: Cluster, name: str) -> str:
-    """Return what an agent that could not take part said, in one line, at its end."""
+    """Wait until an agent that could not join exits; return its only line of output."""
     code, said = cluster.agents[name].end()
     assert code == 78, said
     lines = said.splitlines()
@@ -50,7 +50,7 @@ def parent_of(pid: int) -> int:
 
 
 def undisturbed(cluster: Cluster, *names: str) -> None:
-    """Fail unless these agents and their workers are as they were."""
+    """Fail unless these agents and their workers are unchanged."""
     assert cluster.is_quiet()
     assert [cluster.agents[name].process.poll() for name in names] == [None] * len(names)
 
@@ -67,7 +67,7 @@ def test_only_nodes_with_the_token_can_join(tmp_path: Path) -> None:
         cluster.start("none")
         assert "token" in one_line_from(cluster, "wrong")
         assert "token" in one_line_from(cluster, "none")
-        # Neither a list of processes shows it, nor do workers know it: they run the user's code.
+        # Neither a list of processes nor the environment of workers, which run the user's code, has it.
         for agent in (cluster.agents["a"], cluster.agents["b"]):
             with open(f"/proc/{agent.pid}/cmdline", "rb") as words:
                 assert TOKEN.encode() not in words.read()
@@ -107,7 +107,7 @@ def test_job_does_not_run_without_the_requested_protection(tmp_path: Path, key: 
 
 
 def test_token_file_of_another_user_is_refused(tmp_path: Path) -> None:
-    """Its owner would know it, and be in the job."""
+    """The file's owner would know the token and could join the job."""
     file = tmp_path / "token"
     file.write_text(TOKEN)
     file.chmod(0o600)
@@ -202,9 +202,9 @@ def test_invalid_data_at_the_port_does_not_affect_the_job(tmp_path: Path) -> Non
                 try:
                     peer.sendall(sent)
                     while peer.recv(65536):
-                        pass  # Until it hangs up, as it must.
+                        pass  # Until the coordinator closes the connection.
                 except ConnectionError:
-                    pass  # It hung up before it had read all.
+                    pass  # The coordinator closed before it had read everything.
         undisturbed(cluster, "a", "b")
         for start in starts.values():
             start.finish()

@@ -1,4 +1,4 @@
-"""Real jobs that meet otherwise: given ranks, IPv6, names, a handler of the user's."""
+"""Real jobs with other rendezvous: given ranks, IPv6, names, a custom handler."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_static_node_can_be_lost_and_restarted(tmp_path: Path) -> None:
 
 
 def test_static_nodes_need_only_the_address_of_the_first_node(tmp_path: Path) -> None:
-    """As `torchrun` is often called: no endpoint, but --master-addr and --master-port."""
+    """As `torchrun` is often used: without an endpoint, but with --master-addr and --master-port."""
     with Cluster(tmp_path, OBEY, nnodes="2", backend="static") as cluster:
         port = f"--master-port={cluster.port}"
         for rank, name in enumerate("ab"):
@@ -90,7 +90,7 @@ def test_nodes_meet_at_a_name(tmp_path: Path) -> None:
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-# A handler as a user would write it: two nodes that count each other in a shared store.
+# A custom handler: two nodes count each other in a shared store.
 OWN_HANDLER = """
 import sys, time
 from holdfast.elastic._impl.agents import LocalElasticAgent
@@ -136,7 +136,7 @@ def news(tmp_path: Path) -> Iterator[News]:
 
 
 def test_custom_handler_connects_agents(tmp_path: Path, news: News) -> None:
-    """Nobody tells these agents anything: they look, every `monitor_interval`."""
+    """These agents receive no notifications; they poll every `monitor_interval`."""
     program, script = tmp_path / "program.py", tmp_path / "train.py"
     program.write_text(OWN_HANDLER)
     script.write_text(TEAM_HEAD + STARTED + OBEY)
@@ -197,7 +197,7 @@ if __name__ == "__main__":
 
 
 def test_program_can_run_several_agents_and_their_etcd(tmp_path: Path) -> None:
-    """Two in processes of their own, a third in a thread; the last call is long enough for all."""
+    """Two agents run in separate processes, a third in a thread; the last call is long enough for all."""
     program = tmp_path / "program.py"
     program.write_text(AGENTS)
     words = [sys.executable, str(program)]

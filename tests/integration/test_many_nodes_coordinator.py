@@ -1,4 +1,4 @@
-"""Real jobs whose coordinator is killed, comes back, stays away or never comes."""
+"""Real jobs whose coordinator is killed, restarts, stays unreachable or never starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ELSEWHERE = "is_host=false"
 
 
 class Proxy:
-    """Passes connections on to a port; resets them all, and every new one, when it is cut."""
+    """Forwards connections to a port; once cut, resets all of them and every new one."""
 
     def __init__(self, port: int) -> None:
         self._to = ("127.0.0.1", port)
@@ -38,16 +38,16 @@ class Proxy:
         self._threads[0].start()
 
     def reset(self) -> None:
-        """Reset what is open."""
+        """Reset the open connections."""
         while self._open:
             one = self._open.pop()
             with suppress(OSError):
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                one.shutdown(socket.SHUT_RD)  # Whoever reads it wakes up.
+                one.shutdown(socket.SHUT_RD)  # This wakes the thread that reads it.
             one.close()
 
     def cut(self) -> None:
-        """Reset what is open, and what is opened from now on."""
+        """Reset the open connections, and all later ones."""
         self._is_cut = True
         self.reset()
 
@@ -99,7 +99,7 @@ def test_finished_node_without_a_coordinator_exits_with_its_workers_outcome(
             starts = cluster.generation(2)
             starts["b"].finish()
             b.says("this node's workers are done")
-            # It was lost for a moment and is back, but not in the round, when it is cut off.
+            # It was lost for a moment and is connected again, but not a member, when it is cut off.
             proxy.reset()
             b.says("standing by")
             proxy.cut()
@@ -139,7 +139,7 @@ def test_restarted_coordinator_restarts_no_worker(tmp_path: Path) -> None:
         second = cluster.start_coordinator("second")
         second.says("the coordinator is back, and all nodes reconnected")
         assert cluster.is_quiet()
-        # It knows where the job was: failures, joins and the end go on as ever.
+        # It knows the state of the job: failures, joins and the end are handled as usual.
         before["a"].fail()
         again = cluster.generation(2)
         for name, start in again.items():
@@ -280,7 +280,9 @@ def test_coordinator_raises_its_descriptor_limit_but_not_that_of_workers(
         (keeper,) = children(agent.pid)
         os.kill(keeper, signal.SIGKILL)
         (start,) = cluster.ranks(1)
-        assert soft_limit_of(start.pid) == given  # Of a keeper that was started since.
+        assert (
+            soft_limit_of(start.pid) == given
+        )  # Its keeper was started after the limit was raised.
         start.finish()
         assert cluster.codes() == {"a": 0}
 

@@ -1,4 +1,4 @@
-"""Real jobs of several nodes whose workers fail: restarts, the shared budget, and how it ends."""
+"""Real jobs with several nodes whose workers fail: restarts, the shared budget, and the outcome."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_all_nodes_exit_with_the_first_failures_code(tmp_path: Path, how: str, c
 
 
 def test_worker_that_fails_because_of_another_is_not_blamed(tmp_path: Path) -> None:
-    """As in training: a worker dies, and the others fail because it no longer answers them."""
+    """As in training: a worker dies, and the others fail because it no longer responds."""
     script = """
     import socket
     host, port = E["MASTER_ADDR"], int(E["MASTER_PORT"])
@@ -104,7 +104,7 @@ def test_worker_that_fails_because_of_another_is_not_blamed(tmp_path: Path) -> N
 def test_program_that_one_node_cannot_start_ends_the_job_for_all(
     tmp_path: Path, allowed: int
 ) -> None:
-    """The script is checked before anything starts, so this is an interpreter that is missing."""
+    """The script is checked before workers start, so this test uses a missing interpreter."""
     with Cluster(tmp_path, OBEY, f"--max-restarts={allowed}", nnodes="2") as cluster:
         cluster.start("a")
         broken = tmp_path / "broken"

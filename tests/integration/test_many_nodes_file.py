@@ -1,4 +1,4 @@
-"""Real jobs of several nodes that meet in a folder: no coordinator, and told the same."""
+"""Real jobs with several nodes that share a folder: without a coordinator, but with the same behaviour."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_nodes_restore_a_lost_state_without_restarting_workers(
 
 
 def test_agent_exits_when_the_folder_stays_unreachable(tmp_path: Path) -> None:
-    """Workers go on for a while, and are then stopped; the agent says why."""
+    """Workers continue for the limit, and are then stopped; the agent prints the reason."""
     with in_a_folder(tmp_path, "1", conf="coordinator_timeout=2") as cluster:
         cluster.start("a")
         cluster.generation(1)
@@ -132,7 +132,7 @@ def test_agent_exits_when_the_folder_stays_unreachable(tmp_path: Path) -> None:
 
 
 def test_agent_replaces_a_dead_one_of_its_name_but_not_a_live_one(tmp_path: Path) -> None:
-    """Where nobody else is there to notice, it does so itself."""
+    """If no other node can detect the loss, it does so itself."""
     with in_a_folder(tmp_path, "1:2", conf=f"{QUICK_TO_NOTICE},node_id=twin") as cluster:
         cluster.start("old")
         cluster.generation(1)

@@ -1,4 +1,4 @@
-"""Real agents that are lost: killed with or without their workers, or frozen and thawed."""
+"""Real agents that are lost: killed with or without their workers, or frozen and resumed."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_frozen_agent_is_fenced_when_it_resumes_and_rejoins(tmp_path: Path, team
         frozen, old = cluster.agents["b"], Watched(before["b"].pid)
         frozen.signal(signal.SIGSTOP)
         smaller = cluster.generation(2)
-        old.gone_already()  # By its keeper.
+        old.gone_already()  # Its keeper has killed it.
         assert set(smaller) == {"a", "c"}
         frozen.signal(signal.SIGCONT)
         after = cluster.generation(3)
@@ -152,7 +152,7 @@ def test_frozen_agent_is_fenced_when_it_resumes_and_rejoins(tmp_path: Path, team
 def test_workers_that_fail_because_of_a_silent_machine_are_not_blamed(
     tmp_path: Path, team: MakeTeam
 ) -> None:
-    """Its connections stay open, and sockets elsewhere time out sooner than its silence tells."""
+    """Its connections stay open, and the sockets of workers time out before its silence is detected."""
     with team(tmp_path, OBEY, "--max-restarts=0", nnodes="2:3", conf=FREEZING) as cluster:
         cluster.start_host("a")
         cluster.start_all("b", "c")
@@ -163,7 +163,7 @@ def test_workers_that_fail_because_of_a_silent_machine_are_not_blamed(
         after = cluster.generation(2)
         assert set(after) == {"a", "c"}
         assert {start.restarts for start in after.values()} == {0}
-        cluster.agents["b"].kill()  # It never comes back.
+        cluster.agents["b"].kill()  # It never resumes.
         for start in after.values():
             start.finish()
         assert cluster.codes() == {"a": 0, "b": -signal.SIGKILL, "c": 0}
@@ -190,7 +190,7 @@ def test_replaced_frozen_agent_stands_by_when_it_resumes(tmp_path: Path) -> None
 
 
 def test_coordinator_that_resumes_in_time_restarts_no_worker(tmp_path: Path) -> None:
-    """All nodes have given up their connections to it by then, and come back with new ones."""
+    """By then all nodes have closed their connections to it, and reconnect."""
     with Cluster(tmp_path, OBEY, nnodes="3", conf=FREEZING) as cluster:
         host = cluster.start_host("a")
         cluster.start_all("b", "c")

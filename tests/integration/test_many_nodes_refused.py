@@ -1,4 +1,4 @@
-"""Nodes that do not fit a running job are turned away with one line, and the job goes on."""
+"""Nodes that do not fit a running job are refused with one line, and the job continues."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_late_node_learns_that_the_job_has_ended(tmp_path: Path, how: str) -> No
 
 
 def test_two_jobs_at_one_endpoint_are_independent(tmp_path: Path) -> None:
-    """The first job's agent coordinates both; when it goes, one of the second takes over."""
+    """The first job's agent coordinates both; when it exits, an agent of the second takes over."""
     for name in "12":
         (tmp_path / name).mkdir()
     with (
@@ -120,7 +120,7 @@ def test_live_agent_keeps_its_id_and_another_with_it_is_refused(
         code, said = cluster.agents["new"].end()
         assert code == 78
         assert os.uname().nodename in said
-        assert "node_id=twin" in said  # What to look for.
+        assert "node_id=twin" in said  # The setting to check.
         assert cluster.is_quiet()
         for start in starts.values():
             start.finish()
@@ -128,7 +128,7 @@ def test_live_agent_keeps_its_id_and_another_with_it_is_refused(
 
 
 def test_restarted_agent_replaces_its_dead_predecessor(tmp_path: Path, team: MakeTeam) -> None:
-    """Also if it comes before anybody has noticed that the other is gone."""
+    """This holds even if it starts before the loss of the other is detected."""
     with team(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_host("a", conf=SOON_SILENT)
         old = cluster.start("old", conf=f"node_id=twin,{SOON_SILENT}")

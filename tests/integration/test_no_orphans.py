@@ -1,4 +1,4 @@
-"""Whatever dies, and however: no process of a job is left behind."""
+"""Whichever process dies, and however: no process of a job is left behind."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from real_jobs import Job, News, Watched
 if TYPE_CHECKING:
     from pathlib import Path
 
-# A family that is hard to find: a child, a child in a session of its own, and a daemon that was
-# forked twice and belongs to no parent of the job any more.
+# Children that are hard to find: a child, a child in its own session, and a daemon that was forked twice and has no
+# parent in the job.
 FAMILY = """
     def sleeper(**how):
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], **how).pid
@@ -54,8 +54,8 @@ def test_killing_agent_or_keeper_kills_all_processes(tmp_path: Path, victims: st
             "keeper": [keeper],
         }[victims]
         if victims == "agent and leaders":
-            # So that nobody acts in between: not the agent on its leaders' ends, and not the keeper,
-            # which would kill the leaders, on the agent's.
+            # So that no process reacts in between: neither the agent to the exit of leaders, nor the keeper, which
+            # would kill the leaders, to the exit of the agent.
             os.kill(job.agent.pid, signal.SIGSTOP)
         for pid in doomed:
             os.kill(pid, signal.SIGKILL)
@@ -63,12 +63,12 @@ def test_killing_agent_or_keeper_kills_all_processes(tmp_path: Path, victims: st
 
 
 def test_killing_agent_and_keeper_at_once_still_kills_the_workers(tmp_path: Path) -> None:
-    """The one case that leaves the workers' own families to themselves: nobody is left to look."""
+    """The only case in which children of workers may survive, because no process is left to find them."""
     with Job(tmp_path, FAMILY + "\n    have_family(); forever()\n") as job:
         family = job.news.take(FAMILY_SIZE)
         keeper = job.keeper()
         workers = Watched(family["leader0"], keeper, job.agent.pid)
-        os.kill(job.agent.pid, signal.SIGSTOP)  # So that it does not sweep up in between.
+        os.kill(job.agent.pid, signal.SIGSTOP)  # So that it does not clean up in between.
         os.kill(keeper, signal.SIGKILL)
         os.kill(job.agent.pid, signal.SIGKILL)
         workers.all_gone()
@@ -106,7 +106,7 @@ def test_generation_exits_completely_before_the_next_one_starts(tmp_path: Path) 
     with open(os.environ["NEWS"] + ".go"): pass
     """
     )
-    os.mkfifo(tmp_path / "news.go")  # Before a worker looks for it.
+    os.mkfifo(tmp_path / "news.go")  # Before a worker opens it.
     with Job(tmp_path, script, "--max-restarts=1", "--shutdown-timeout=30") as job:
         told = job.news.take(FAMILY_SIZE)
         family = Watched(*told.values())

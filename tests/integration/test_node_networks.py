@@ -1,4 +1,4 @@
-"""Real agents with networks of their own, joined by a switch that can cut and heal their links."""
+"""Real agents with separate networks, connected by a switch that can cut and restore their links."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_workers_on_several_machines_connect(tmp_path: Path, network: Network) -
 def test_nodes_with_a_shared_home_share_a_token_and_others_are_refused(
     tmp_path: Path, network: Network
 ) -> None:
-    """The stranger knows everything but the token, and has another home, or goes without."""
+    """The stranger knows everything except the token; it has another home, or no token."""
     shared, other = tmp_path / "shared", tmp_path / "other"
     for folder in (shared, other):
         folder.mkdir()
@@ -57,7 +57,7 @@ def test_nodes_with_a_shared_home_share_a_token_and_others_are_refused(
 def test_node_accepted_without_a_token_cannot_replace_a_live_node(
     tmp_path: Path, network: Network
 ) -> None:
-    """With `auth=none`, as everywhere before: it came as rank 0, and all workers met at its host."""
+    """With `auth=none`, such a node could otherwise become rank 0 and serve the workers' store."""
     with NetworkCluster(tmp_path, network, "2") as cluster:
         cluster.await_coordinator(cluster.start_on("a", conf="auth=none,node_id=victim"))
         cluster.start_on("b", conf="auth=none")
@@ -77,7 +77,7 @@ def test_node_accepted_without_a_token_cannot_replace_a_live_node(
 def test_host_whose_name_is_loopback_is_reachable_for_others(
     tmp_path: Path, network: Network, alias: str
 ) -> None:
-    """`/etc/hosts` of many systems says so of a machine's own name; the others must not be told."""
+    """`/etc/hosts` of many systems maps a machine's own name to loopback, which other nodes must not use."""
     network.name(0, "head", alias)
     for node in (1, 2):
         network.name(node, "head", address(0))
@@ -97,7 +97,7 @@ def test_node_with_a_loopback_endpoint_is_reachable_for_others(
         cluster.await_coordinator(cluster._run("coordinator", command, token))
         for name, host in (("a", "localhost"), ("b", address(0))):
             cluster.host = host
-            first = f"rank_order=label,label={name}"  # That is `a`.
+            first = f"rank_order=label,label={name}"  # This makes `a` the first node.
             cluster.start_on(name, conf=first, env=token)
         finish(meeting(cluster, *"ab"))
         for name in "ab":
@@ -153,7 +153,7 @@ def test_cut_of_one_direction_loses_the_node(
 
 
 def test_job_survives_a_cut_of_the_coordinators_machine(tmp_path: Path, network: Network) -> None:
-    """Nothing tells the others but silence, and they must say so within 10 s by default."""
+    """Only silence shows it to the other nodes, which must report it within 10 s by default."""
     by_default = "keep_alive_interval=1,keep_alive_max_attempt=5"
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc", conf=by_default)
@@ -186,7 +186,7 @@ def test_nodes_exit_if_the_coordinator_stays_cut_off(tmp_path: Path, network: Ne
         assert cluster.codes()["a"] == 128 + signal.SIGTERM
 
 
-# Fails with a report of the greatest size.
+# Fails with a report of the maximum size.
 LONG_FAILURE = """
 signal.sigwaitinfo(ORDERS)
 for at in range(1500):
@@ -199,7 +199,7 @@ raise RuntimeError("the reason of this failure" + " and its details" * 4000)
 def test_long_failure_report_arrives_over_a_slow_link(
     tmp_path: Path, network: Network, link: str
 ) -> None:
-    """Its node is heard all the while: it takes longer to send than a node may be silent."""
+    """Sending takes longer than a node may be silent, but its heartbeats arrive all the time."""
     if shutil.which("tc") is None:
         pytest.skip("the command tc is not installed")
     with NetworkCluster(tmp_path, network, "2", script=LONG_FAILURE) as cluster:
@@ -215,7 +215,7 @@ def test_long_failure_report_arrives_over_a_slow_link(
         assert all("RuntimeError: the reason of this failure" in said for _, said in ends.values())
 
 
-# A job on one machine whose store a job on another may need, as replica groups do of each other.
+# A job on one machine whose store a job on another machine may need, as replica groups do.
 HOSTS_A_STORE = """\
 import os, sys
 print(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], flush=True)

@@ -1,6 +1,6 @@
-"""Workers of every kind really run on the CPUs that were chosen for them, and the agent does not.
+"""Workers of every kind run on the CPUs that were selected for them, and the agent does not.
 
-The machine is made up, but its CPUs are two that this one has, a NUMA node and a GPU each.
+The machine is synthetic, but has two CPUs of this machine, each with a NUMA node and a GPU.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def where_it_runs() -> list[int]:
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Let this be a machine of two NUMA nodes; the agent must be as free as before at the end."""
+    """Simulate a machine with two NUMA nodes; at the end the agent's affinity must be unchanged."""
     root = tmp_path / "root"
     for gpu, cpu in enumerate((SECOND, FIRST)):
         put(root, f"sys/devices/system/node/node{gpu}/cpulist", str(cpu))
@@ -78,7 +78,7 @@ def launch(what: Any, *args: Any, **settings: Any) -> dict[int, Any]:
 
 
 def written() -> dict[str, str]:
-    """Return what each worker wrote, by its local rank."""
+    """Return the output of each worker, by local rank."""
     return {file.parent.name: file.read_text() for file in Path("logs").rglob("stdout.log")}
 
 
@@ -134,7 +134,7 @@ def test_workers_of_a_custom_handler_are_bound(tmp_path: Path) -> None:
 def test_refused_binding_is_reported(
     what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As it does where those CPUs were taken away since they were chosen."""
+    """The kernel refuses if the CPUs were removed after the selection."""
     nowhere = os.cpu_count() or 1
     monkeypatch.setattr(binding, "_decide", lambda *_: {0: [nowhere], 1: [nowhere]})
     monkeypatch.setattr(binding, "_try_binding", lambda _chosen: None)
@@ -171,7 +171,7 @@ def test_machine_without_gpus_starts_no_workers(machine: Path) -> None:
 
 
 def test_machine_without_gpus_joins_no_job(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others would wait for it, and regroup when it goes."""
+    """Otherwise the others would wait for it, and regroup when it leaves."""
     (machine / "proc").rename(machine / "nothing")
     (machine / "sys/bus").rename(machine / "no_bus")
     met: list[Any] = []

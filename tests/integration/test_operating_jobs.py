@@ -1,4 +1,4 @@
-"""People watch and steer real jobs: alone on a machine, at a coordinator and on etcd."""
+"""Operators watch and steer real jobs: with one node, with a coordinator and on etcd."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SAYS = """
 def holdfast(
     *words: str, env: dict[str, str] | None = None, code: int | None = 0
 ) -> tuple[str, str]:
-    """Run a command; return what it printed and complained of."""
+    """Run a command; return its standard output and standard error."""
     done = subprocess.run(
         [*HOLDFAST, *words],
         capture_output=True,
@@ -56,7 +56,7 @@ def await_agents(*pids: int) -> str:
 
 
 def await_text(path: Path, text: str) -> None:
-    """Wait until a file, which another thread writes, has this in it."""
+    """Wait until a file, which another thread writes, contains this text."""
     deadline = time.monotonic() + PATIENCE_S
     while text not in path.read_text():
         assert time.monotonic() < deadline, path.read_text()
@@ -151,7 +151,7 @@ def test_job_with_one_node_can_be_watched_and_steered(tmp_path: Path) -> None:
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Cluster:
-    """A job of three nodes whose agents have a token."""
+    """A job with three nodes whose agents have a token."""
     flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
     cluster = Cluster(tmp_path, SAYS, *flags, nnodes="3", run_id="guarded")
     for name in "abc":

@@ -1,4 +1,4 @@
-"""Another user of the host attacks a job, as a stranger would, and gets nothing."""
+"""Another user of the host attacks a job; every attack must fail."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ tell(store.get("plan").decode().replace(" ", "-"))
 
 
 def write_to_store(port: int) -> str:
-    """Overwrite what a worker left in the store."""
+    """Overwrite a worker's value in the store."""
     try:
         store = TCPStore("127.0.0.1", port, timeout=timedelta(seconds=5))
         store.set("plan", "curl evil")
@@ -49,7 +49,7 @@ def write_to_store(port: int) -> str:
 
 
 def shake_hands(port: int) -> str:
-    """Introduce itself to a coordinator as an agent without a token."""
+    """Connect to a coordinator as an agent without a token."""
     with socket.socket() as connection:
         connection.settimeout(20)
         connection.connect(("127.0.0.1", port))
@@ -84,7 +84,7 @@ def test_coordinator_without_a_token_serves_only_its_own_user(tmp_path: Path) ->
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-# A folder in which a job meets, where others can write too.
+# A shared folder that other users can write to.
 
 SECRET = "login failed for user=prod password=hunter2"
 
@@ -96,7 +96,7 @@ def in_folder(tmp_path: Path, meeting: Path, script: str, *flags: str) -> Cluste
 
 
 def plant_folder(job: Path, target: Path) -> str:
-    """Make the job's folder before the job does, and lead what it writes elsewhere."""
+    """Create the job's folder before the job does, with links that redirect its writes."""
     job.mkdir()
     job.chmod(0o777)
     (job / "store").mkdir()
@@ -106,7 +106,7 @@ def plant_folder(job: Path, target: Path) -> str:
 
 
 def plant_link(job: Path, target: Path) -> str:
-    """Be the job's folder oneself, as a link to one of the user's."""
+    """Create a link in place of the job's folder, to a folder of the user."""
     job.symlink_to(target.parent)
     return "planted"
 
@@ -130,7 +130,7 @@ def test_job_refuses_a_folder_of_another_user(
 
 
 def read_all(meeting: Path) -> str:
-    """Read whatever can be read."""
+    """Read everything that is readable."""
     found = []
     for folder, _, names in os.walk(meeting):
         for name in names:
@@ -156,11 +156,11 @@ def test_job_folder_is_readable_only_for_its_user(tmp_path: Path) -> None:
         assert as_user(STRANGER, lambda: read_all(meeting)) == "[]"
 
 
-# What another user calls his own, or puts in the way.
+# Folders and files of another user.
 
 
 def given_away(path: Path) -> Path:
-    """Make a folder another user's, which everybody can write to."""
+    """Give a folder to another user and make it writable for everyone."""
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")
     path.mkdir()
@@ -190,7 +190,7 @@ def test_logs_are_not_written_to_a_folder_of_another_user(tmp_path: Path) -> Non
 def test_folders_of_another_user_do_not_block_the_cleanup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There are more of them than are removed at once, with names like those of this user's."""
+    """They have names like this user's folders, and there are more than one cleanup removes."""
     monkeypatch.setattr(pages, "SWEPT_MAX", 1)
     stem = f"{pages.FOLDER_PREFIX}{os.getuid()}-"
     left = tmp_path / f"{stem}left"
@@ -206,7 +206,7 @@ def test_folders_of_another_user_do_not_block_the_cleanup(
 def test_dump_calls_no_socket_named_by_another_users_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its environment names a socket of root's; root dumps it."""
+    """Its environment names a socket of root, and root runs the dump."""
     monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
     path = str(tmp_path / "roots.sock")
     with (

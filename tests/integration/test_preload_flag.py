@@ -1,4 +1,4 @@
-"""`--preload` on real command lines: which modules workers then find imported, and what is said."""
+"""`--preload` on real command lines: which modules are preloaded for workers, and the messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from real_jobs import HOLDFAST
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Two modules of the standard library that nothing else here imports, and one of the person's own.
+# Two modules of the standard library that nothing else here imports, and one of the user.
 WORKER = """
 import sys
 told = [name for name in ("wave", "chunk_of_mine", "filecmp") if name in sys.modules]
@@ -35,7 +35,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*words: str, **variables: str) -> tuple[int, list[str], list[str]]:
-    """Run a job; return its exit code and the lines of its output and of its messages."""
+    """Run a job; return its exit code, and the lines of its output and its messages."""
     done = subprocess.run(
         [*HOLDFAST, "run", *words],
         env={**os.environ, **variables},
@@ -85,7 +85,7 @@ def test_invalid_preload_is_reported_in_one_line(words: tuple[str, ...], told: s
     assert told in err[0]
 
 
-# A module that reads variables as it is imported, and a script that sets them before it imports it.
+# A module that reads variables when it is imported, and a script that sets them before the import.
 READS = """
 import os
 HOME, MODE = os.environ.get("READS_HOME"), os.getenv("READS_MODE", "none")

@@ -1,4 +1,4 @@
-"""Stopping a job: who gets which signal, how long they have, and what the command says of it."""
+"""Stopping a job: which process receives which signal, how long it has, and the output of the command."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_signal_is_forwarded_to_each_leader(tmp_path: Path, name: str) -> None:
 
 
 def test_signal_is_sent_only_to_the_leader(tmp_path: Path) -> None:
-    """A leader ends its own children, in its own order; a group-wide signal would race with it."""
+    """A leader stops its own children, in its own order; a signal to the group would race with it."""
     script = (
         OBEDIENT
         + """
@@ -60,7 +60,7 @@ def test_signal_is_sent_only_to_the_leader(tmp_path: Path) -> None:
         assert job.news.take(1) == {"got15-0": family["leader"]}
         assert job.end()[0] == 143
         gone.gone_already()
-        assert job.news.is_quiet()  # The child was killed, not asked.
+        assert job.news.is_quiet()  # The child was killed without a signal that it could handle.
 
 
 def test_child_of_a_killed_shell_keeps_its_grace_period(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_child_of_a_killed_shell_keeps_its_grace_period(tmp_path: Path) -> None:
 
 
 def test_blocked_console_does_not_delay_a_signal(tmp_path: Path) -> None:
-    """A pager nobody scrolls, or a hung log collector, must not cost the workers their notice."""
+    """Workers must receive the signal even if a pager or a log collector blocks the console."""
     read, write = os.pipe()
     os.write(write, bytes(fcntl.fcntl(write, fcntl.F_GETPIPE_SZ)))
     script = OBEDIENT + "\n    tell('leader'); forever()\n"
@@ -170,7 +170,7 @@ def test_signal_during_a_restart_ends_the_job(tmp_path: Path) -> None:
     with Job(tmp_path, script, "--nproc-per-node=2", "--max-restarts=5") as job:
         leaders = job.news.take(2)
         os.kill(leaders["leader1"], signal.SIGKILL)
-        assert job.news.take(1) == {"ignored15-0": leaders["leader0"]}  # Its stop has begun.
+        assert job.news.take(1) == {"ignored15-0": leaders["leader0"]}  # Its stop is in progress.
         job.signal(signal.SIGTERM)
         os.kill(leaders["leader0"], signal.SIGKILL)
         assert job.end()[0] == 143
@@ -180,7 +180,7 @@ def test_signal_during_a_restart_ends_the_job(tmp_path: Path) -> None:
 def test_worker_in_uninterruptible_sleep_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that waits for its vfork child is in that state, until the child lets it go."""
+    """A process that waits for its vfork child is in that state until the child exits or calls exec."""
     monkeypatch.setenv("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "0.3")
     script = """
     os.mkfifo("never")
@@ -194,11 +194,11 @@ def test_worker_in_uninterruptible_sleep_is_reported(
         worker.gone_already()
         assert code == 128 + signal.SIGKILL
         assert "stuck in uninterruptible sleep" in err
-        assert "restarting" not in err  # A new start would only get stuck as well.
+        assert "restarting" not in err  # A new generation would get stuck as well.
         assert job.news.is_quiet()
 
 
-# What makes no difference to a job may still end its agent: the default action of most signals.
+# Signals that Holdfast does not handle may still kill the agent by their default action.
 @pytest.mark.parametrize(
     "signum", [signal.SIGUSR1, signal.SIGALRM, signal.SIGRTMIN + 3, signal.SIGKILL]
 )
@@ -219,13 +219,13 @@ def test_unhandled_signal_leaves_no_folder(tmp_path: Path, signum: int) -> None:
 
 
 def meddled(folder: Path, program: str) -> dict[str, str]:
-    """Return an environment in which every Python begins with this program."""
+    """Return an environment in which every Python process first runs this program."""
     (folder / "sitecustomize.py").write_text("import os, signal, sys\n" + textwrap.dedent(program))
     return {"PYTHONPATH": str(folder)}
 
 
 def test_signals_during_startup_end_the_command_cleanly(tmp_path: Path) -> None:
-    """Twice in a row, as it begins to import what the keeper was started beside."""
+    """Two signals in a row arrive when the agent starts its imports, after it has started the keeper."""
     meddling = """
         class Signals:
             def find_spec(self, name, *_):
@@ -241,7 +241,7 @@ def test_signals_during_startup_end_the_command_cleanly(tmp_path: Path) -> None:
 
 
 def test_signals_during_the_cleanup_change_nothing(tmp_path: Path) -> None:
-    """The first ends the job; from then on one comes with each folder that is removed."""
+    """The first signal ends the job; then one arrives with each folder that is removed."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     meddling = """

@@ -1,4 +1,4 @@
-"""Real agents whose own thread hangs while the one that sends heartbeats goes on."""
+"""Real agents whose own thread hangs while the heartbeat thread continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 CONF = f"{QUICK},{SOON_SILENT}"
 
-# Logs on a file system that hangs while there is a gate, until somebody opens that.
+# Logs on a file system that hangs while the gate exists, until the test opens it.
 FROZEN_LOGS = """
 import os
 from holdfast.processes.logs.specs import DefaultLogsSpecs
@@ -30,7 +30,7 @@ class FrozenLogs(DefaultLogsSpecs):
 
 
 def install_frozen_logs(folder: Path) -> None:
-    """Install `--logs-specs frozen` as a package of the user's would be."""
+    """Install `--logs-specs frozen` like a user's package."""
     (folder / "frozen.py").write_text(FROZEN_LOGS)
     about = folder / "frozen-1.dist-info"
     about.mkdir()
@@ -55,7 +55,7 @@ def test_job_continues_without_a_node_whose_file_system_hangs(
         assert waiting == set(cluster.generation(2)) == {"a", "b"}
         for agent in cluster.agents.values():
             agent.says("node-c was lost" if agent.name != "c" else "counts as lost")
-        # It is back as soon as its file system answers.
+        # It rejoins as soon as its file system responds.
         gate.rename(tmp_path / "open").write_text("")
         for start in cluster.generation(3).values():
             start.finish()
@@ -63,7 +63,7 @@ def test_job_continues_without_a_node_whose_file_system_hangs(
 
 
 def test_failure_is_reported_even_if_its_log_cannot_be_read(tmp_path: Path) -> None:
-    """A read of a pipe that nobody writes to hangs as one of a dead file server does."""
+    """Reading a pipe without a writer hangs in the same way as reading from a dead file server."""
     script = """
     log = os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]) + "/stderr.log"
     os.unlink(log)

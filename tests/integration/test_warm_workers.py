@@ -1,4 +1,4 @@
-"""Jobs whose workers are forked from a zygote: they go on whatever becomes of it."""
+"""Jobs whose workers are forked from a zygote: they survive its failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from real_jobs import Job, Watched
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Tells how each worker was started; the first start waits to be ended.
+# Reports how each worker was started; the first generation waits until it is stopped.
 TELLS = """
     tell(("warm" if "slow" in sys.modules else "cold") + RANK)
     if GENERATION == "0":
@@ -26,7 +26,7 @@ TELLS = """
 
 
 def zygote_of(job: Job) -> int:
-    """Return the process id of a job's zygote, by the name it has."""
+    """Return the pid of a job's zygote, by its process name."""
     for pid in children_of(job.keeper()):
         with open(f"/proc/{pid}/comm") as name:
             if name.read() == "hf-zygote\n":
@@ -60,7 +60,7 @@ def test_first_start_and_each_restart_are_warm(folder: Path) -> None:
 
 @pytest.mark.parametrize("moment", ["while workers run", "while it imports"])
 def test_killed_zygote_restarts_no_worker(folder: Path, moment: str) -> None:
-    """Not a restart, not a worker; and the next start is warm again."""
+    """No worker restarts, and the next start is warm again."""
     early = moment == "while it imports"
     if early:
         (folder / "slow.py").write_text(
@@ -93,7 +93,7 @@ def test_job_without_restarts_survives_its_zygote(folder: Path) -> None:
     tell("warm" if "slow" in sys.modules else "cold")
     with open(os.environ["NEWS"] + ".go"): pass
     """
-    os.mkfifo(folder / "news.go")  # Before a worker looks for it.
+    os.mkfifo(folder / "news.go")  # Before a worker opens it.
     with Job(folder, script, "--preload=slow") as job:
         assert job.news.next()[0] == "warm"
         gone = Watched(zygote_of(job))
@@ -105,7 +105,7 @@ def test_job_without_restarts_survives_its_zygote(folder: Path) -> None:
         assert (code, err) == (0, "")
 
 
-# Where the zygote, or the process that forks the workers, is held up.
+# Where the zygote, or the process that forks the workers, blocks.
 HELD_UP = {
     "importing": "tell(); pause()",
     "forking": "os.register_at_fork(after_in_child=lambda: (tell(), pause()))",
@@ -136,7 +136,7 @@ def test_no_process_is_left_after_agent_or_keeper_is_killed(
         everyone = Watched(*below, keeper)
         os.kill(job.agent.pid if victim == "agent" else keeper, signal.SIGKILL)
         if victim == "keeper":
-            everyone.all_gone()  # The agent goes on, with another keeper.
+            everyone.all_gone()  # The agent continues with another keeper.
             job.signal(signal.SIGKILL)
         else:
             everyone.all_gone()

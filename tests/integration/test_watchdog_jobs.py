@@ -1,4 +1,4 @@
-"""Real workers that take too long: their stacks are shown, they are killed, and the job goes on."""
+"""Real workers that take too long: their stacks are shown, they are killed, and the job continues."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOGS = ("--log-dir=logs", "--redirects=2", "--nproc-per-node=2")
 
 
 def stuck_once(block: str) -> str:
-    """Return a script of which rank 1 is stuck in the first generation."""
+    """Return a script in which rank 1 is stuck in the first generation."""
     return f"""{HEAD}
 if GENERATION == "0":
     if RANK == "1":
@@ -42,7 +42,7 @@ if GENERATION == "0":
 
 
 def watchdog_events(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return what the events tell of timers that expired, in order."""
+    """Return the events about expired timers, in order."""
     return [
         (one["name"], json.loads(one["metadata"]["metadata"]))
         for one in events_of(folder)
@@ -57,7 +57,7 @@ def test_stuck_worker_is_dumped_and_killed_and_the_job_continues(
     flags = (*LOGS, "--max-restarts=1")
     with ObservedJob(tmp_path, stuck_once(block), *flags, env=TIMERS) as job:
         code, said = job.ends()
-        assert job.left_behind() == []  # The pipe of the timers is gone, too.
+        assert job.left_behind() == []  # The pipe of the timers is removed too.
     assert code == 0
     scope = "section stuck" if block == SECTION else "stuck"
     pid = watchdog_events(tmp_path)[0][1]["worker_pid"]
@@ -132,7 +132,7 @@ def test_invalid_pipe_path_causes_a_warning(tmp_path: Path) -> None:
 
 
 def test_released_timers_kill_no_worker(tmp_path: Path) -> None:
-    """Two blocks are left at once; a third one's time is up after theirs would have been."""
+    """Two blocks are left immediately; the timer of a third one expires after theirs would have."""
     script = f"""{HEAD}
 with worker.section("early", timeout=1), in_a_timer(after=1, scope="early too"):
     pass
@@ -152,13 +152,13 @@ with worker.section("outer", timeout=1000), timer.expires(after=1, scope="late")
 
 
 def worker_pids(job: ObservedJob) -> list[int]:
-    """Return the workers of the last generation, by the events so far."""
+    """Return the workers of the last generation, from the events so far."""
     starts = [one for one in events_of(job.folder) if summary_of(one).name == "START"]
     return [int(one["metadata"]["worker_id"]) for one in starts]
 
 
 def test_timer_of_an_exited_worker_is_dropped(tmp_path: Path) -> None:
-    """The number of the process may be another's by then."""
+    """Another process may have its pid by then."""
     script = f"""{HEAD}
 if RANK == "0":
     with in_a_timer("of one that ends", after=1):

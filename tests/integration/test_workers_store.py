@@ -1,4 +1,4 @@
-"""The store that agents serve to workers, used by real workers of real jobs."""
+"""The workers' store of real jobs, used by real workers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if RANK != "0":
 
 
 def counts(cluster: Cluster, workers: int) -> list[int]:
-    """Return what the workers of a generation counted in their store, each for itself."""
+    """Return the count that each worker of a generation read from the store."""
     return sorted(int(cluster.news.next()[1]) for _ in range(workers))
 
 
@@ -77,7 +77,7 @@ def test_every_backend_has_a_workers_store(tmp_path: Path, backend: str, etcd: E
 
 
 def test_late_worker_cannot_use_the_store_of_the_next_generation(tmp_path: Path) -> None:
-    """No worker outlives its generation; what it started elsewhere might."""
+    """No worker outlives its generation, but a process that it started elsewhere may."""
     with Cluster(tmp_path, OBEY, "--max-restarts", "1", nnodes="2") as cluster:
         cluster.start_host("a")
         cluster.start("b")
@@ -126,7 +126,7 @@ def test_store_moves_when_its_node_is_lost(tmp_path: Path) -> None:
 
 
 def test_each_generation_has_a_new_store_port(tmp_path: Path, team: MakeTeam) -> None:
-    """A worker that survived in a process of its own would be let in there."""
+    """Otherwise a surviving process of an old worker could use the new store."""
     restarts = 9
     with team(tmp_path, OBEY, f"--max-restarts={restarts}", nnodes="2", conf=QUICK) as cluster:
         cluster.start_host("a")
