@@ -98,8 +98,8 @@ def test_finished_node_without_a_coordinator_exits_with_its_workers_outcome(
             b = cluster.start("b", "--node-rank=1", endpoint, conf=ELSEWHERE)
             starts = cluster.generation(2)
             starts["b"].finish()
-            b.says("this node's workers are done")
-            # It was lost for a moment and is connected again, but not a member, when it is cut off.
+            b.says("this node's workers have finished")
+            # It was lost for a moment and is back, but not in the round, when it is cut off.
             proxy.reset()
             b.says("standing by")
             proxy.cut()

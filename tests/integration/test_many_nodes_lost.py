@@ -224,7 +224,7 @@ def test_loss_of_a_finished_node_does_not_matter(tmp_path: Path) -> None:
         cluster.start_all("b", "c")
         starts = cluster.generation(3)
         starts["b"].finish()
-        cluster.agents["b"].says("this node's workers are done")
+        cluster.agents["b"].says("this node's workers have finished")
         cluster.agents["b"].kill()
         starts["a"].finish()
         starts["c"].finish()
