@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from holdfast.core.etcd.keys import Presence
 from holdfast.core.etcd.witness import (
     PresenceClosed,
+    PresenceConfirmed,
+    PresenceInconclusive,
     PresenceRefused,
-    PresenceSeen,
-    PresenceUnknown,
 )
 
 if TYPE_CHECKING:
@@ -89,22 +89,22 @@ class Presences:
         if connection.is_over:
             return
         if wanted in self._hidden:
-            outcome = PresenceRefused if self._rng.random() < 0.8 else PresenceUnknown
+            outcome = PresenceRefused if self._rng.random() < 0.8 else PresenceInconclusive
             self._end(connection, outcome(number))
         elif self._is_apart(connection) or not at.host_up:
-            self._end(connection, PresenceUnknown(number), CONNECT_S)
+            self._end(connection, PresenceInconclusive(number), CONNECT_S)
         elif at.alive:
             at.after(0.0, self._say, connection)  # A stopped process responds later.
         elif at.workers.there:
             pass  # The keeper holds the port and does not respond.
         elif wanted in self._squatted:
-            self._end(connection, PresenceUnknown(number))
+            self._end(connection, PresenceInconclusive(number))
         else:
             self._end(connection, PresenceRefused(number))
 
     def _say(self, connection: _Connection) -> None:
         if not connection.is_over:
-            self._send((connection, PresenceSeen(connection.number), self._world.now))
+            self._send((connection, PresenceConfirmed(connection.number), self._world.now))
 
     def _send(self, what: tuple[_Connection, ConnectionEvent, float]) -> None:
         """Deliver an event as soon as the network allows."""
@@ -115,7 +115,7 @@ class Presences:
             low, high = AGAIN_S
             again = self._world.now + low + (high - low) * self._rng.random()
             self._world.schedule(again, self._send, what)
-        elif isinstance(event, PresenceSeen):
+        elif isinstance(event, PresenceConfirmed):
             connection.seen_by.after(self._delay(connection), self._see, (connection, event))
         else:
             self._end(connection, event)
@@ -127,7 +127,7 @@ class Presences:
     def _see(self, what: tuple[_Connection, ConnectionEvent]) -> None:
         connection, event = what
         if not connection.is_over:
-            if not isinstance(event, PresenceSeen):
+            if not isinstance(event, PresenceConfirmed):
                 self.drop(connection.seen_by, connection.number)
             connection.seen_by.saw(event)
 
@@ -155,7 +155,7 @@ class Presences:
 
     def _forget(self, connection: _Connection) -> None:
         if not connection.is_over and self._is_apart(connection):
-            self._end(connection, PresenceUnknown(connection.number))
+            self._end(connection, PresenceInconclusive(connection.number))
 
     def _of(self, agent: EtcdAgent) -> list[_Connection]:
         return [one for one in self._connections.values() if agent in (one.seen_by, one.at)]

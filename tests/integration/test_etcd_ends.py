@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 KILLED = -signal.SIGKILL
 LONG_LEASE = f"{QUICK},keep_alive_interval=60,keep_alive_max_attempt=5"
-ENDED = "was lost: its agent ended"
+ENDED = "was lost: its agent exited"
 
 
 class Team(EtcdTeam):

@@ -83,9 +83,9 @@ from holdfast.core.etcd.witness import (
     ConnectPresence,
     DropPresence,
     PresenceClosed,
+    PresenceConfirmed,
+    PresenceInconclusive,
     PresenceRefused,
-    PresenceSeen,
-    PresenceUnknown,
 )
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.machine import TICK, InvalidEvent
@@ -101,10 +101,10 @@ STEPS_MAX = 10_000
 KEYS = JobKeys(PREFIX, RUN)
 QUEUES = ("requests", "answers", "changes")
 SIGHTS: dict[str, Any] = {
-    "seen": PresenceSeen,
+    "seen": PresenceConfirmed,
     "closed": PresenceClosed,
     "refused": PresenceRefused,
-    "unknown": PresenceUnknown,
+    "unknown": PresenceInconclusive,
 }
 
 
@@ -370,7 +370,7 @@ class EtcdPlayer:
             case ["mute" | "obeys"]:
                 node.obeys = verb == "obeys"
             case ["stands", *_]:
-                node.session.leadership.election.is_open = words != [node.node.name]
+                node.session.leadership.election.is_candidate = words != [node.node.name]
             case ["hold", names]:
                 node.held = {*names.split(",")}
                 assert node.held <= {*QUEUES}

@@ -40,9 +40,9 @@ from holdfast.core.etcd.witness import (
     ConnectPresence,
     DropPresence,
     PresenceClosed,
+    PresenceConfirmed,
+    PresenceInconclusive,
     PresenceRefused,
-    PresenceSeen,
-    PresenceUnknown,
 )
 from holdfast.core.machine import TICK
 from holdfast.etcd.async_client import AsyncEtcdClient
@@ -81,11 +81,13 @@ WATCHED_SHARE = 4
 CALLS_PER_LEASE = 2.5
 """A call that takes longer than the lease divided by this is cancelled: another endpoint may be faster."""
 
-_SIGHTS: dict[Sight, type[PresenceSeen | PresenceClosed | PresenceRefused | PresenceUnknown]] = {
-    Sight.SEEN: PresenceSeen,
+_SIGHTS: dict[
+    Sight, type[PresenceConfirmed | PresenceClosed | PresenceRefused | PresenceInconclusive]
+] = {
+    Sight.SEEN: PresenceConfirmed,
     Sight.CLOSED: PresenceClosed,
     Sight.REFUSED: PresenceRefused,
-    Sight.UNKNOWN: PresenceUnknown,
+    Sight.UNKNOWN: PresenceInconclusive,
 }
 
 

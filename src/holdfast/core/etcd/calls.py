@@ -1,11 +1,11 @@
 """Requests to etcd, its answers, and the effects that carry them, as plain values.
 
-The machines that run on etcd (`core.etcd.etcd_session`, `core.etcd.leader`) return these requests as
-effects and take the answers in as events. A real client performs them over the network, the
-simulator in a store of its own, so that the same decisions run in both.
+The machines on etcd (`core.etcd.etcd_session`, `core.etcd.leader`) return these requests as effects and
+handle the answers as events. A real client performs the requests over the network, and the simulator in
+its own store, so the same decisions run in both.
 
-A `Problem` says whether the request may have been performed all the same: only `UNREACHABLE` leaves
-that open. Revisions are etcd's: every change of any key makes a higher one.
+If the answer is a `Problem`, the request was not performed; only after `UNREACHABLE` and `CLOSED` it may
+have been. Revisions are etcd's: every change of any key has a higher one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class KeyValue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Put(msgspec.Struct, frozen=True):
-    """Store a value; with a lease, it goes when the lease does."""
+    """Store a value. If a lease is given, the key is deleted when the lease ends."""
 
     key: bytes
     value: bytes
@@ -46,7 +46,7 @@ class Put(msgspec.Struct, frozen=True):
 
 
 class Get(msgspec.Struct, frozen=True):
-    """Read a key, or all keys from `key` up to `end`, `end` itself left out."""
+    """Read a key, or all keys from `key` up to and excluding `end`."""
 
     key: bytes
     end: bytes = b""
@@ -54,7 +54,7 @@ class Get(msgspec.Struct, frozen=True):
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """Remove a key, or all keys of a range; the result says how many were there."""
+    """Delete a key, or all keys of a range; the result has the number of deleted keys."""
 
     key: bytes
     end: bytes = b""
@@ -64,7 +64,7 @@ Op = Put | Get | Delete
 
 
 class Field(Enum):
-    """What a condition compares. All but `VALUE` are 0 for a key that does not exist."""
+    """The field of a key that a condition compares; 0 for a missing key, except `VALUE`."""
 
     CREATE = "create"
     MOD = "mod"
@@ -81,14 +81,14 @@ class Compare(msgspec.Struct, frozen=True):
 
 
 class Txn(msgspec.Struct, frozen=True):
-    """Do `success` if all conditions hold, else `failure`; atomically."""
+    """Atomically perform `success` if all conditions hold, and `failure` otherwise."""
 
     compare: tuple[Compare, ...] = ()
     success: tuple[Op, ...] = ()
     failure: tuple[Op, ...] = ()
 
     def __str__(self) -> str:
-        """For stories: what is done to which keys, without values."""
+        """Return the operations and keys without values, for stories."""
         ops = ", ".join(f"{type(op).__name__} {op.key.decode()}" for op in self.success)
         conditions = " and ".join(
             f"{one.key.decode()} {one.field.value}={one.equals!r}" for one in self.compare
@@ -97,19 +97,19 @@ class Txn(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """Create a lease that ends unless it is renewed; etcd may make it longer than requested."""
+    """Create a lease, which ends unless it is renewed; etcd may make it longer than requested."""
 
     ttl_s: int
 
 
 class KeepAlive(msgspec.Struct, frozen=True):
-    """Renew a lease for its whole time."""
+    """Renew a lease for its full time."""
 
     lease: int
 
 
 class Revoke(msgspec.Struct, frozen=True):
-    """End a lease and delete its keys; one that is gone already is fine."""
+    """End a lease and delete its keys; if it has already ended, nothing happens."""
 
     lease: int
 
@@ -117,21 +117,21 @@ class Revoke(msgspec.Struct, frozen=True):
 Request = Txn | Grant | KeepAlive | Revoke
 
 
-# Requests about the cluster itself.
+# Requests about the members of the cluster.
 
 
 class ListMembers(msgspec.Struct, frozen=True):
-    """Read who is a member, as most of the members know it."""
+    """Read the members, with the consent of a majority."""
 
 
 class AddMember(msgspec.Struct, frozen=True):
-    """Make a voter of a member that will be at this URL."""
+    """Add a voter that will be at this URL."""
 
     peer_url: str
 
 
 class RemoveMember(msgspec.Struct, frozen=True):
-    """Take a member out of the cluster, for good."""
+    """Permanently remove a member from the cluster."""
 
     id: int
 
@@ -148,9 +148,9 @@ class TxnDone(msgspec.Struct, frozen=True):
     revision: int
     succeeded: bool
     results: tuple[tuple[KeyValue, ...], ...] = ()
-    """One for each operation that was performed: what a `Get` read, empty for the others."""
+    """Per performed operation: the keys that a `Get` read; empty for others."""
     deleted: tuple[int, ...] = ()
-    """Likewise, how many keys a `Delete` removed, 0 for the others."""
+    """Per performed operation: the number of keys that a `Delete` deleted; 0 for others."""
 
     def __str__(self) -> str:
         return f"{'done' if self.succeeded else 'not done'} at {self.revision}"
@@ -164,42 +164,43 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class KeptAlive(msgspec.Struct, frozen=True):
-    """A lease goes on for this long; 0 if it is gone."""
+    """A lease was renewed for this long; 0 if it has ended."""
 
     ttl_s: int
 
 
 class Revoked(msgspec.Struct, frozen=True):
-    """A lease is gone."""
+    """A lease has ended."""
 
 
 class Members(msgspec.Struct, frozen=True):
-    """The members of the cluster: the URL of each with its id."""
+    """The members of the cluster: ids by URL."""
 
     ids: dict[str, int]
 
 
 class ProblemKind(Enum):
-    """Kinds of problems, by what can be done about them."""
+    """Kinds of problems, by the possible reactions."""
 
     UNREACHABLE = "unreachable"
-    """No answer: the request may have been performed or not. Another endpoint may answer."""
+    """No response; the request may have been performed. Another endpoint may respond."""
     LEASE_GONE = "lease gone"
-    """The lease named has ended; nothing was done."""
+    """The lease of the request has ended; nothing was done."""
     NO_SPACE = "no space"
-    """etcd takes no more writes until somebody makes room; nothing was done."""
+    """etcd rejects writes until an operator frees space; nothing was done."""
     DENIED = "denied"
-    """Wrong user, password, certificate or permission; trying again does not help."""
+    """The user, password, certificate or permission is wrong. A retry does not help."""
     COMPACTED = "compacted"
-    """The revision asked for is no longer known."""
+    """The requested revision is no longer available."""
     REFUSED = "refused"
-    """etcd does not do this: the request is too large, or this is not etcd; nothing was done."""
+    """etcd rejects the request, for example because it is too large, or this is not etcd. Nothing was
+    done."""
     CLOSED = "closed"
-    """This client is closed: no request will be answered any more."""
+    """This client is closed and answers no more requests."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Why there is no answer; `why` is one line for a person, without the endpoint."""
+    """Why a request failed; `why` is one line for users, without the endpoint."""
 
     kind: ProblemKind
     why: str
@@ -223,18 +224,18 @@ class Change(msgspec.Struct, frozen=True):
         return f"{self.key.decode(errors='replace')}{' deleted' if self.value is None else ''}"
 
 
-# Effects of the machines. Numbers are unique in one session.
+# Effects of the machines. Numbers are unique within a session.
 
 
 class SendRequest(Effect):
-    """Send a request; its answer, or why there is none, comes back as `RequestAnswered`."""
+    """Send a request; the outcome, which may be a `Problem`, is `RequestAnswered`."""
 
     number: int
     request: Request
 
 
 class StartWatch(Effect):
-    """Report every change in a range from a revision on, as `KeysChanged` of this number."""
+    """Report every change in a range, starting at a revision, as `KeysChanged` with this number."""
 
     number: int
     key: bytes
@@ -243,13 +244,13 @@ class StartWatch(Effect):
 
 
 class StopWatch(Effect):
-    """Report no more changes; a watch that has ended already is fine."""
+    """Stop a watch; if it has already ended, nothing happens."""
 
     number: int
 
 
 class ReportUnreadable(Effect):
-    """Tell the person that what is stored for a node cannot be used, and is ignored."""
+    """Inform the user that the stored data of a node are invalid and ignored."""
 
     key: bytes
     node: str
@@ -262,21 +263,21 @@ EtcdEffect = SendRequest | StartWatch | StopWatch | ReportUnreadable
 
 
 class RequestAnswered(Event):
-    """A request was answered; it is ignored if nobody waits for it any more."""
+    """A request was answered. If its answer is not awaited any more, it is ignored."""
 
     number: int
     answer: Answer
 
 
 class KeysChanged(Event):
-    """A watch saw changes, in order."""
+    """A watch reports changes, in order."""
 
     number: int
     changes: tuple[Change, ...]
 
 
 class WatchEnded(Event):
-    """A watch ended by itself; no `KeysChanged` of this number follows."""
+    """A watch ended without a request; no `KeysChanged` with its number follows."""
 
     number: int
     problem: Problem

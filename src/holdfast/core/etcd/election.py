@@ -1,18 +1,18 @@
 """Whether this node leads a job on etcd: the machine `Election`.
 
-Whoever creates the leader's key leads until the key is gone; the key is on that node's lease. The
-revision that created the key is the leader's `term`: a transaction that compares it (`still`) does
-nothing once another node leads, whatever the node that sent it believes.
+The node that creates the leader's key is the leader until the key is deleted. The key is on that node's
+lease. The revision that created the key is the leader's `term`. A transaction that compares the term
+(`leader_condition`) has no effect once another node leads, even if its sender still believes to lead.
 
 ::
 
     idle ── no leader, and a lease: campaign ──► campaigning ── the key is created ──► leading
-     ▲                                                │ another's key is there           │
+     ▲                                                │ another node's key exists        │
      └────────────────────────────────────────────────┴── the key or the lease is gone ──┘
 
-Every node watches the key and tries to create it when it is gone. The watch may report the node's
-own victory before the answer does, or the answer may be lost with its session; the value of the
-key says which node and which lease made it.
+Every node watches the key and tries to create it when it is deleted. The watch may report this node's
+victory before the answer does, or the answer may be lost with its session. So the key's value names the
+node and the lease that created it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class SessionUp(Event):
-    """The session opened with this lease, and found this leader."""
+    """The session opened with this lease; this is the current leader, if any."""
 
     lease: int
     leader: KeyValue | None
@@ -64,17 +64,17 @@ class SessionLost(Event):
 
 
 class LeaderKeyChanged(Event):
-    """The watch saw a change of the leader's key."""
+    """The watch reported a change of the leader's key."""
 
     change: Change
 
 
 class LeadershipLost(Event):
-    """A transaction showed that this node does not lead any more, or it gave the key back."""
+    """A transaction showed that this node is no longer the leader, or it deleted its key."""
 
 
 class ResignRequested(Event):
-    """This node is to lead no more."""
+    """This node must not lead any more."""
 
 
 ElectionEvent = (
@@ -91,17 +91,17 @@ ElectionEvent = (
 
 
 class BecomeLeader(Effect):
-    """This node leads now, with this term."""
+    """This node is the leader from now on, in this term."""
 
     term: int
 
 
 class StopLeading(Effect):
-    """This node led, and does not any more."""
+    """This node is no longer the leader."""
 
 
 class FailSession(Effect):
-    """End the session: etcd cannot be relied on."""
+    """End the session, because etcd is not usable."""
 
     problem: Problem
 
@@ -110,15 +110,15 @@ ElectionEffect = SendRequest | BecomeLeader | StopLeading | FailSession
 
 
 class Election:
-    """The candidacy of one node."""
+    """The machine of one candidate."""
 
     def __init__(self, *, key: bytes, name: str, numbers: Iterator[int]) -> None:
         self.term = 0
-        """The revision that created the leader's key if it is this node's, else 0."""
-        self.is_open = True
+        """If this node leads, the revision that created the leader's key; otherwise 0."""
+        self.is_candidate = True
         """Whether this node is willing to lead."""
         self.presence: Presence | None = None
-        """Where others can see that the leader's process is there."""
+        """The port at which others observe that this process runs."""
         self._key = key
         self._name = name
         self._numbers = numbers
@@ -131,7 +131,7 @@ class Election:
         return self._campaign != 0
 
     def handle(self, now: float, event: ElectionEvent, cause: str = "") -> list[ElectionEffect]:
-        """Take in one event; return what must now be done, in order."""
+        """Handle one event; return the effects in order."""
         state = f"term {self.term}" if self.term else "campaigning" if self._campaign else "idle"
         effects = self._handle(event)
         if effects:
@@ -156,16 +156,16 @@ class Election:
             case LeadershipLost():
                 return self._step_down()
             case ResignRequested():
-                self.is_open = False
+                self.is_candidate = False
                 return []
 
-    def still(self) -> Compare:
-        """Return the comparison that fails once this node does not lead any more."""
+    def leader_condition(self) -> Compare:
+        """Return the condition that holds while this node is the leader."""
         return Compare(self._key, Field.CREATE, self.term)
 
     def _leader_changed(self, change: Change) -> list[ElectionEffect]:
         if change.mod_revision <= self.term:
-            return []  # It was before this node led.
+            return []  # The change precedes this node's term.
         if change.value is None:
             return self._step_down() + self._run()
         if self.is_own(change.value):
@@ -176,11 +176,11 @@ class Election:
         if leader is None:
             return self._run()
         if self.is_own(leader.value):
-            return self._lead(leader.create_revision)  # It led before, and may go on.
+            return self._lead(leader.create_revision)  # This node led before, and continues.
         return []
 
     def _run(self) -> list[ElectionEffect]:
-        if not self._lease or not self.is_open or self._campaign or self.term:
+        if not self._lease or not self.is_candidate or self._campaign or self.term:
             return []
         self._campaign = next(self._numbers)
         txn = Txn(
@@ -193,7 +193,7 @@ class Election:
     def _answered(self, answer: Answer) -> list[ElectionEffect]:
         self._campaign = 0
         if isinstance(answer, Problem):
-            # Of a lease that is gone the session hears itself, and gets another.
+            # The session learns on its own that its lease is gone, and gets another one.
             return [] if answer.kind is ProblemKind.LEASE_GONE else [FailSession(answer)]
         assert isinstance(answer, TxnDone)
         if answer.succeeded:
@@ -206,10 +206,10 @@ class Election:
         return [BecomeLeader(term)]
 
     def _step_down(self) -> list[ElectionEffect]:
-        self._campaign = 0  # The answer to a campaign that is under way means nothing.
+        self._campaign = 0  # Ignore the answer to a campaign that is under way.
         led, self.term = self.term, 0
         return [StopLeading()] if led else []
 
     def is_own(self, value: bytes) -> bool:
-        """Whether a leader's key is this node's, made with this very lease."""
+        """Whether this node created a leader's key, with its current lease."""
         return value.partition(b"\n")[0] == leader_signature(self._name, self._lease)

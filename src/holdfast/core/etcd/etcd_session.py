@@ -1,13 +1,13 @@
-"""One node's session at etcd: its lease, its status, the views for it. The machine `EtcdSession`.
+"""One node's session with etcd: its lease, its status and its views. The machine `EtcdSession`.
 
-To `core.session` it is a connection like one to a coordinator: it is opened, it carries the
-node's messages, it delivers views and acknowledgements, and it may be lost. Behind it are
+`core.session` uses it like a connection to a coordinator: it opens, carries the node's messages, delivers
+views and acknowledgements, and may be lost. It consists of
 
-- the node's lease, which outlives the session: a node that is back in time is not missed;
-- the node's record, stored with each status; once it is stored the node gets an `Ack`;
-- two watches, on the views for this node and on what all nodes share (the leader, roll calls);
-- `core.etcd.leader`, since any node may have to lead;
-- `core.etcd.witness`, which notices the end of another node sooner than its lease does.
+- the node's lease, which outlives the session: a node that reconnects in time is not lost;
+- the node's record, stored with each status; once it is stored, the node gets an `Ack`;
+- two watches, on the views for this node and on the shared keys (the leader, roll calls);
+- `core.etcd.leader`, since any node may become the leader;
+- `core.etcd.witness`, which detects the exit of another node before its lease expires.
 
 ::
 
@@ -16,13 +16,12 @@ node's messages, it delivers views and acknowledgements, and it may be lost. Beh
      └───────────────────────────┴───────────────────────────────┘
     LeaveRequested, and this node does not lead: ──► LEAVING: removes its keys ──► GONE
 
-A lease that ended while the node lives is replaced at once, and the status is stored again; what
-becomes of the node is the leader's decision. An etcd that answers but takes no writes is of no use,
-so after a refused write no session is up before a write was accepted. Statuses are stored in order,
-one at a time; no more than `UNSENT_MAX` wait.
+If a lease ends while its node is alive, the node immediately gets another one and stores its status again;
+the leader decides how the node continues. If etcd rejects a write, the next session opens only after etcd
+has accepted one. Statuses are stored in order, one at a time; at most `UNSENT_MAX` wait.
 
-Use: perform the effects of each `handle` in order; bring each outcome back as the event with the
-same number; call it with `Tick` at `next_deadline`.
+Use: perform the effects of each `handle` in order; report each outcome as the event with the same
+number; call `handle` with `Tick` at `next_deadline`.
 """
 
 from __future__ import annotations
@@ -86,13 +85,13 @@ from holdfast.core.etcd.keys import (
 from holdfast.core.etcd.leader import Leadership, NodeReported, OwnStatusStored
 from holdfast.core.etcd.witness import (
     ConnectionEvent,
-    EndLease,
     PresenceClosed,
+    PresenceConfirmed,
     PresenceEffect,
+    PresenceInconclusive,
     PresenceRefused,
-    PresenceSeen,
-    PresenceUnknown,
-    SubjectsKnown,
+    RevokeLease,
+    SubjectsChanged,
     Witness,
     WitnessEvent,
 )
@@ -110,21 +109,21 @@ if TYPE_CHECKING:
 RENEWALS_PER_LEASE = 3
 _NO_ANSWER = (ProblemKind.UNREACHABLE, ProblemKind.CLOSED)
 UNSENT_MAX = 8
-"""Statuses that wait to be stored. More come only if etcd is very slow; the oldest are dropped."""
+"""Statuses that wait to be stored. Only a very slow etcd exceeds this; the oldest are dropped."""
 
 
 class SessionState(Enum):
-    """Where a session is."""
+    """The state of a session."""
 
     DOWN = "down"
     OPENING = "opening"
     UP = "up"
     LEAVING = "leaving"
-    """The node removes what is its own; it never comes back."""
+    """The node removes its keys; it does not rejoin."""
     GONE = "gone"
 
 
-# Events, besides those of etcd (`core.etcd.calls`).
+# Events, in addition to those of etcd (`core.etcd.calls`).
 
 
 class OpenRequested(Event):
@@ -132,17 +131,17 @@ class OpenRequested(Event):
 
 
 class DropRequested(Event):
-    """The node gives the session up; the lease stays for as long as it lasts."""
+    """The node gives up the session; the lease remains until it expires."""
 
 
 class MessageSubmitted(Event):
-    """The node has a status to be stored, or shows that it is alive."""
+    """The node has a status to store, or sends a heartbeat."""
 
     message: Status | Heartbeat
 
 
 class LeaveRequested(Event):
-    """The node leaves the job for good."""
+    """The node leaves the job permanently."""
 
 
 SessionEvent = (
@@ -155,32 +154,33 @@ SessionEvent = (
     | ConnectionEvent
 )
 
-# Effects, besides those for etcd.
+# Effects, in addition to those for etcd.
 
 
 class ReportOpened(Effect):
-    """Tell the node that the session is up."""
+    """Report to the node that the session is up."""
 
     confirmed_at: float
-    """Since when at least the lease lasts that others know the node by; 0 if they may not."""
+    """When the lease in the stored record was last known to be renewed; 0 if other nodes may not know
+    the current lease."""
 
 
 class ReportClosed(Effect):
-    """Tell the node that the session is lost, or could not be opened."""
+    """Report to the node that the session is lost, or could not be opened."""
 
     why: str
     permanent: bool = False
-    """Trying again does not help."""
+    """A retry does not help."""
 
 
 class DeliverMessage(Effect):
-    """Give the node its view, or the acknowledgement of what it sent."""
+    """Pass a view, or the acknowledgement of a status, to the node."""
 
     message: View | Ack
 
 
 class ReportLeft(Effect):
-    """Tell the node that nothing of it is left in etcd."""
+    """Report to the node that etcd has no keys of it any more."""
 
 
 SessionEffect = (
@@ -188,7 +188,7 @@ SessionEffect = (
 )
 
 
-# What a request under way is for.
+# The purposes of requests under way.
 
 
 class _OpenLease(msgspec.Struct, frozen=True):
@@ -196,18 +196,18 @@ class _OpenLease(msgspec.Struct, frozen=True):
 
 
 class _Snapshot(msgspec.Struct, frozen=True):
-    """Read what is shared and the views for this node."""
+    """Read the shared keys and the views for this node."""
 
 
 class _Renew(msgspec.Struct, frozen=True):
     """Renew the lease of an open session."""
 
     lease: int
-    asked_at: float
+    sent_at: float
 
 
 class _ReplaceLease(msgspec.Struct, frozen=True):
-    """Get another lease for one that ended."""
+    """Get a new lease, because the last one ended."""
 
 
 class _Store(msgspec.Struct, frozen=True):
@@ -220,13 +220,13 @@ class _Store(msgspec.Struct, frozen=True):
 
 
 class _Remove(msgspec.Struct, frozen=True):
-    """Delete what is this node's own, and look who is left."""
+    """Delete this node's keys, and read which nodes are left."""
 
     lease: int
 
 
 class _Sweep(msgspec.Struct, frozen=True):
-    """Delete what the job does not need any more."""
+    """Delete the keys that the job does not need any more."""
 
     lease: int
 
@@ -235,8 +235,8 @@ class _Revoke(msgspec.Struct, frozen=True):
     """Revoke the node's lease."""
 
 
-class _EndLease(msgspec.Struct, frozen=True):
-    """Revoke the lease of a node that has ended."""
+class _RevokeLease(msgspec.Struct, frozen=True):
+    """Revoke the lease of a node whose agent has exited."""
 
 
 _Purpose = (
@@ -248,7 +248,7 @@ _Purpose = (
     | _Remove
     | _Sweep
     | _Revoke
-    | _EndLease
+    | _RevokeLease
 )
 
 
@@ -267,11 +267,11 @@ class EtcdSession:
         strict: bool = False,
         rounds: Callable[[Job], Rounds] = Rounds,
     ) -> None:
-        """`presence` is where this process says that it is there; its address is added here."""
+        """`presence` is the presence of this process; the session adds its address."""
         self.state = SessionState.DOWN
         self.keys = JobKeys(prefix, run_id)
         self.address = ""
-        """Where other nodes reach this one, if its own info does not say."""
+        """The address at which other nodes reach this one, unless `NodeInfo` has one."""
         self._run_id = run_id
         self._node = info.node
         self._ttl_s = max(1, round(lease_s))
@@ -279,14 +279,14 @@ class EtcdSession:
         self._requests: dict[int, _Purpose] = {}
         self._views_watch = self._shared_watch = 0
         self._lease = 0
-        self._renewed_at = self._asked_at = 0.0
-        self._lease_at = 0.0  # From when on its lease lasts at least.
-        self._stored_lease = 0  # Of the stored status, by which others know the node.
+        self._renewed_at = self._lease_sent_at = 0.0
+        self._lease_at = 0.0  # The send time of the last successful renewal.
+        self._stored_lease = 0  # The lease in the stored record, which other nodes see.
         self._unsent: deque[Status] = deque(maxlen=UNSENT_MAX)
         self._stored: Status | None = None
-        self._key = b""  # Of the stored status, and the revision that made it.
+        self._key = b""  # The key of the stored record, and its revision.
         self._key_revision = 0
-        self._refused: Status | None = None  # No session is up before etcd accepts it.
+        self._refused: Status | None = None  # The next session first stores this status.
         self._roll_call = 0
         self._answer_due = False
         self._leave_requested = False
@@ -314,7 +314,7 @@ class EtcdSession:
         return self.state is SessionState.UP
 
     def handle(self, now: float, event: SessionEvent, cause: str = "") -> list[SessionEffect]:
-        """Take in one event; return what must now be done, in order."""
+        """Handle one event; return the effects in order."""
         state = self.state
         self._cause = cause
         effects = self._handle(now, event)
@@ -326,7 +326,7 @@ class EtcdSession:
         return effects
 
     def next_deadline(self, now: float) -> float | None:
-        """Return when `Tick` is wanted next, or None."""
+        """Return when the next `Tick` is due, or None."""
         times = (self.leadership.next_deadline(now), self.witness.next_deadline())
         return min((at for at in times if at is not None), default=None)
 
@@ -349,7 +349,9 @@ class EtcdSession:
                 return self._submit(now, message)
             case Tick():
                 return self._lead(now, event) + self._witnessed(now, event)
-            case PresenceSeen() | PresenceClosed() | PresenceRefused() | PresenceUnknown():
+            case (
+                PresenceConfirmed() | PresenceClosed() | PresenceRefused() | PresenceInconclusive()
+            ):
                 return self._witnessed(now, event)
             case OpenRequested():
                 if self.state in (SessionState.OPENING, SessionState.UP):
@@ -358,7 +360,7 @@ class EtcdSession:
             case DropRequested():
                 return self._drop(now)
             case WatchEnded(number, problem):
-                # A new session looks at everything again.
+                # The next session reads everything again.
                 if number in (self._views_watch, self._shared_watch):
                     return self._fail(now, problem)
                 return self._lead(now, event)
@@ -384,21 +386,21 @@ class EtcdSession:
                 return self._revoke(lease)
             case _Revoke():
                 return self._revoke(0)
-            case _EndLease():
+            case _RevokeLease():
                 return self._fail(now, answer) if isinstance(answer, Problem) else []
 
     def _witnessed(self, now: float, event: WitnessEvent) -> list[SessionEffect]:
-        return self._end_leases(self.witness.handle(now, event, self._cause))
+        return self._revoke_leases(self.witness.handle(now, event, self._cause))
 
-    def _end_leases(self, effects: Iterable[SessionEffect | EndLease]) -> list[SessionEffect]:
-        """Make requests of what is to be ended; while there is no session it is put off."""
-        done: list[SessionEffect] = []
+    def _revoke_leases(self, effects: Iterable[SessionEffect | RevokeLease]) -> list[SessionEffect]:
+        """Turn revocations into requests; without a session they are postponed."""
+        converted: list[SessionEffect] = []
         for one in effects:
-            if not isinstance(one, EndLease):
-                done.append(one)
+            if not isinstance(one, RevokeLease):
+                converted.append(one)
             elif self.is_up:
-                done.append(self._send(_EndLease(), Revoke(one.lease)))
-        return done
+                converted.append(self._send(_RevokeLease(), Revoke(one.lease)))
+        return converted
 
     def _lead(self, now: float, event: LeaderEvent) -> list[SessionEffect]:
         effects: list[SessionEffect] = []
@@ -407,7 +409,7 @@ class EtcdSession:
             if isinstance(effect, FailSession):
                 effects += self._fail(now, effect.problem)
             else:
-                effects += self._end_leases([effect])
+                effects += self._revoke_leases([effect])
         return effects
 
     # Opening.
@@ -416,7 +418,7 @@ class EtcdSession:
         if self.state in (SessionState.LEAVING, SessionState.GONE):
             return [ReportClosed("this node leaves the job")]
         self.state = SessionState.OPENING
-        self._asked_at = now
+        self._lease_sent_at = now
         lease = KeepAlive(self._lease) if self._lease else Grant(self._ttl_s)
         return [self._send(_OpenLease(), lease)]
 
@@ -429,7 +431,7 @@ class EtcdSession:
             return self._fail(now, answer)
         if isinstance(answer, Granted):
             self._lease = answer.lease
-        self._lease_at = self._asked_at
+        self._lease_at = self._lease_sent_at
         return [self._store(self._refused) if self._refused is not None else self._read()]
 
     def _read(self) -> SendRequest:
@@ -457,7 +459,7 @@ class EtcdSession:
                 self._note_roll_call(one.value)
         self.leadership.election.presence = self._presence_here()
         effects += self._lead(now, SessionUp(self._lease, leader))
-        effects += self._end_leases(self.witness.unfinished())
+        effects += self._revoke_leases(self.witness.unfinished())
         for one in answer.results[1]:
             effects += self._deliver_view(one.key, one.value)
         return effects
@@ -470,12 +472,12 @@ class EtcdSession:
         if isinstance(message, Heartbeat):
             return self._renew(now)
         self._unsent.append(message)
-        # A node with much to report beats less, and storing a status does not renew its lease.
+        # A node that reports often sends fewer heartbeats, and storing a status renews no lease.
         late = now - self._renewed_at >= self._ttl_s / RENEWALS_PER_LEASE
         return self._store_next() + (self._renew(now) if late else [])
 
     def _store_next(self) -> list[SessionEffect]:
-        """Store the next status, or the last one again if a roll call wants it."""
+        """Store the next status, or the last one again to respond to a roll call."""
         if self._awaits(_Store) or not self._lease or not self.is_up:
             return []
         if self._unsent:
@@ -498,8 +500,8 @@ class EtcdSession:
         key = self.keys.node(status.info.node, status.info.incarnation)
         ops: list[Op] = [Put(key, pack(record), self._lease)]
         if self._key and self._key != key:
-            ops.append(Delete(self._key))  # Of the incarnation before.
-        # A request may be carried out late: then it must not undo a later one.
+            ops.append(Delete(self._key))  # The record of the previous incarnation.
+        # The request may be performed late, and must not overwrite a later one.
         mine = Compare(key, Field.MOD, self._key_revision if self._key == key else 0)
         purpose = _Store(status, record, key, self._lease)
         return self._send(purpose, Txn((mine,), tuple(ops), (Get(key),)))
@@ -509,13 +511,13 @@ class EtcdSession:
             return self._not_stored(now, store, answer)
         assert isinstance(answer, TxnDone)
         self._key = store.key
-        if not answer.succeeded:  # It went with its lease, or an earlier one came late.
+        if not answer.succeeded:  # The record expired with its lease, or an earlier put was late.
             self._key_revision = answer.results[0][0].mod_revision if answer.results[0] else 0
             return self._store_again(store.status)
         self._stored, self._key_revision = store.status, answer.revision
         self._stored_lease = store.lease
         self._refused = None
-        if store.lease != self._lease:  # It went with its lease, whose end was noticed first.
+        if store.lease != self._lease:  # The record expired with its lease, which was replaced.
             self._requeue(store.status)
             return self._store_next()
         if not self.is_up:
@@ -543,7 +545,7 @@ class EtcdSession:
         return self._replace_lease(now) if store.lease == self._lease else self._store_next()
 
     def _requeue(self, status: Status) -> None:
-        """Have a status stored after all, unless there are newer ones."""
+        """Store a status again, unless there are newer ones."""
         if not self._unsent:
             self._unsent.append(status)
 
@@ -554,7 +556,7 @@ class EtcdSession:
         return msgspec.structs.replace(status, info=info)
 
     def _presence_here(self) -> Presence | None:
-        """Return this process's presence, if there is an address to reach it by."""
+        """Return this process's presence with its address, if the address is known."""
         address = self._address or self.address
         if self._presence is None or not address:
             return None
@@ -587,17 +589,17 @@ class EtcdSession:
         assert isinstance(answer, KeptAlive)
         if answer.ttl_s > 0:
             if renewal.lease == self._lease:
-                self._lease_at = max(self._lease_at, renewal.asked_at)
+                self._lease_at = max(self._lease_at, renewal.sent_at)
             return [DeliverMessage(self._ack())]
         if renewal.lease != self._lease:
-            return []  # Its end was noticed before.
+            return []  # The lease was already replaced.
         if not self._unsent and not self._awaits(_Store) and self._stored is not None:
             self._unsent.append(self._stored)
         return self._replace_lease(now)
 
     def _replace_lease(self, now: float) -> list[SessionEffect]:
-        """Get another lease for one that ended: the node lives, whatever others had to conclude."""
-        self._lease, self._asked_at = 0, now
+        """Get another lease: the last one ended, although the node is alive."""
+        self._lease, self._lease_sent_at = 0, now
         effects = self._lead(now, SessionLost())
         return [*effects, self._send(_ReplaceLease(), Grant(self._ttl_s))]
 
@@ -605,7 +607,7 @@ class EtcdSession:
         if isinstance(answer, Problem):
             return self._fail(now, answer)
         assert isinstance(answer, Granted)
-        self._lease, self._lease_at = answer.lease, self._asked_at
+        self._lease, self._lease_at = answer.lease, self._lease_sent_at
         return self._lead(now, LeaseReplaced(self._lease)) + self._store_next()
 
     # Views and roll calls.
@@ -616,7 +618,7 @@ class EtcdSession:
         try:
             view = read_record(View, value)
             if (view.run_id, view.node) != (self._run_id, self._node):
-                raise ValueError(f"it is for {view.node!r}, of the job {view.run_id!r}")
+                raise ValueError(f"it is for {view.node!r} of the job {view.run_id!r}")
         except ValueError as problem:
             self._unreadable.add(key, str(problem))
             return [*self._unreadable.take()]
@@ -641,17 +643,17 @@ class EtcdSession:
 
     def _drop(self, now: float) -> list[SessionEffect]:
         if self.state in (SessionState.LEAVING, SessionState.GONE):
-            return []  # What is under way removes what is its own.
+            return []  # The request under way removes the node's keys.
         self.state = SessionState.DOWN
-        self._requests.clear()  # Answers to what was sent before mean nothing from now on.
-        self._unsent.clear()  # In the next session the newest status says all.
+        self._requests.clear()  # Ignore answers to earlier requests.
+        self._unsent.clear()  # The next session stores the newest status.
         effects = self._lead(now, SessionLost())
         effects += [StopWatch(one) for one in (self._views_watch, self._shared_watch) if one]
         self._views_watch = self._shared_watch = 0
         return effects + self._leave_if_resigned(now)
 
     def _fail(self, now: float, problem: Problem) -> list[SessionEffect]:
-        """End the session because etcd cannot be relied on."""
+        """End the session because of a problem."""
         if problem.kind is ProblemKind.COMPACTED:
             problem = Problem(ProblemKind.UNREACHABLE, f"a watch fell behind: {problem.why}")
         if problem.kind not in _NO_ANSWER and self._refused is None:
@@ -659,26 +661,26 @@ class EtcdSession:
         permanent = problem.kind in (ProblemKind.DENIED, ProblemKind.REFUSED)
         return [*self._drop(now), ReportClosed(problem.why, permanent)]
 
-    # Leaving. Nodes may leave at the same moment, and each would think that another is still
-    # there. So each removes its keys and looks in one transaction: exactly one finds nobody else.
-    # That one removes what the job does not need any more, unless there is a leader by then: the job
-    # may have begun anew. The job itself stays on its own lease. One that has come to its end can be
-    # looked up by late nodes; one that all were asked to leave goes on where it was if it is started
-    # again, with its whole budget. Whatever goes wrong on the way, the leases see to the rest.
+    # Leaving. If several nodes leave at the same time, each might take the others to be present. So each
+    # removes its keys and reads the remaining nodes in one transaction: exactly one finds no other node.
+    # This one deletes the keys that the job does not need any more, unless there is a leader by then,
+    # because the job may have restarted. The job's own record remains until its lease ends. Late nodes can
+    # read the outcome of a job that is over. A job that all nodes left on request continues if it is
+    # started again, with its full budget. If this procedure fails, the leases remove the keys.
 
     def _leave_if_resigned(self, now: float) -> list[SessionEffect]:
         if not self._leave_requested or not self.leadership.is_resigned:
             return []
         self._leave_requested = False
         lease, self._lease = self._lease, 0
-        effects = self._drop(now)  # Whatever else is under way does not matter any more.
-        effects += self._witnessed(now, SubjectsKnown(()))
+        effects = self._drop(now)  # Requests under way do not matter any more.
+        effects += self._witnessed(now, SubjectsChanged(()))
         self.state = SessionState.LEAVING
         keys, own = self.keys, list[Op]()
         if self._key:
             own = [Delete(self._key), Delete(keys.views + self._key[len(keys.nodes) :])]
-        look = (get_prefix(keys.nodes, keys_only=True), Get(keys.leader), Get(keys.job))
-        return [*effects, self._send(_Remove(lease), Txn((), (*own, *look)))]
+        reads = (get_prefix(keys.nodes, keys_only=True), Get(keys.leader), Get(keys.job))
+        return [*effects, self._send(_Remove(lease), Txn((), (*own, *reads)))]
 
     def _removed(self, lease: int, answer: Answer) -> list[SessionEffect]:
         if not isinstance(answer, TxnDone):
@@ -718,7 +720,7 @@ class EtcdSession:
 
 
 def _message_id(event: SessionEvent, effects: list[SessionEffect]) -> str:
-    """Return the status that an event submits, or the newest view that it delivers."""
+    """Return the id of the status that an event submits, or of the newest view that it delivers."""
     if isinstance(event, MessageSubmitted) and isinstance(event.message, Status):
         return event.message.id
     delivered = [one.message for one in effects if isinstance(one, DeliverMessage)]
@@ -726,7 +728,7 @@ def _message_id(event: SessionEvent, effects: list[SessionEffect]) -> str:
 
 
 def _is_renewal(event: SessionEvent) -> bool:
-    """Whether the event is a heartbeat, or the answer to one: nothing for a story."""
+    """Whether the event is a heartbeat or the answer to one; the story does not record these."""
     if isinstance(event, MessageSubmitted):
         return isinstance(event.message, Heartbeat)
     return (

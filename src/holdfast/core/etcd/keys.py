@@ -6,13 +6,13 @@
     PREFIX/RUN_ID/shared/call                the number of the last roll call
     PREFIX/RUN_ID/job                        the job as the leader stored it
     PREFIX/RUN_ID/nodes/NODE/INCARNATION     a node's status, on its lease
-    PREFIX/RUN_ID/views/NODE/INCARNATION     the view that the leader made for that node
+    PREFIX/RUN_ID/views/NODE/INCARNATION     the leader's view for that node
     PREFIX/RUN_ID/store/...                  the store that the agents share
 
-All but what is on a node's own lease is on the lease of the job, which leaders keep alive: so
-nothing stays for ever, and whatever belongs to one node goes with it. Names are quoted, so that
-none can reach outside its place. Values are checked like messages of the wire (`core.protocol`): another
-version, another program or anybody who has the same user at etcd may have written them.
+A node's status and the leader's key are on the lease of a node, and are deleted with it. All other keys are
+on the lease of the job, which leaders renew; so nothing remains forever. Names are quoted, so no name can
+reach a key outside its folder. Values are validated like messages on the wire (`core.protocol`): another
+version, another program or any client with the same etcd user may have written them.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 MARK = b"hf1"
 RECORD_BYTES_MAX = 64 * 1024 * 1024
-"""Of an uncompressed record; far above what etcd accepts compressed."""
+"""The limit of a decompressed record; far above what etcd accepts compressed."""
 COMPRESS_FROM_BYTES = 4096
-UNREADABLE_MAX = 64  # Keys that are told of.
-ROLL_CALL_DIGITS_MAX = 18  # A number of 64 bits, whatever its digits.
+UNREADABLE_MAX = 64  # The number of invalid keys that are reported.
+ROLL_CALL_DIGITS_MAX = 18  # Any number with so many digits fits into 64 bits.
 PRESENCE_ID_CHARS = 32
 
 RollCallNumber = Annotated[int, Meta(ge=0, lt=10**ROLL_CALL_DIGITS_MAX)]
@@ -54,17 +54,19 @@ T = TypeVar("T")
 
 
 class Presence(msgspec.Struct, frozen=True):
-    """The port at which an agent's process says that it is there; see `core.etcd.witness`."""
+    """The port that shows that an agent's process runs; see `core.etcd.witness`."""
 
     address: Name
     port: Port
     id: Annotated[str, Meta(pattern=f"^[0-9a-f]{{{PRESENCE_ID_CHARS}}}$")]
-    """What is said there, and by no other process ever."""
+    """The identity that the process sends there; no other process ever has the same."""
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
-    """A node's status, the last roll call that it has seen, how it can be known to have ended, and where
-    people reach its agent, at the address of the node.
+    """A node's stored record.
+
+    It has the node's status and the last roll call that it received; its lease and presence, by which its
+    exit is detected; and its control port, at which operators reach its agent.
     """
 
     status: Status
@@ -75,7 +77,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
 
 class JobRecord(msgspec.Struct, frozen=True):
-    """A job as it is stored, and the lease it is on."""
+    """A stored job, and its lease."""
 
     job: Job
     lease: Lease
@@ -143,7 +145,7 @@ _checks: dict[Any, Callable[[Any], Any]] = {
 
 
 def pack(record: NodeRecord | JobRecord | View) -> bytes:
-    """Return a record as it is stored; a large one, which is mostly repetition, compressed."""
+    """Return a record as bytes to store. Large records are mostly repetitive, so they are compressed."""
     body = _encoder.encode(record)
     if len(body) < COMPRESS_FROM_BYTES:
         return MARK + b"=" + body
@@ -151,18 +153,18 @@ def pack(record: NodeRecord | JobRecord | View) -> bytes:
 
 
 def read_record(kind: type[T], value: bytes) -> T:
-    """Return a record of this kind; raise `ValueError`, with why, if the value is not one."""
+    """Return a record of this kind; raise `ValueError` with the reason if the value is invalid."""
     start = len(MARK) + 1
     try:
         if value[:start] == MARK + b"z":
             inflating = zlib.decompressobj()
             body = inflating.decompress(memoryview(value)[start:], RECORD_BYTES_MAX)
             if not inflating.eof:
-                raise ValueError("it is not whole, or too large")
+                raise ValueError("it is truncated or too large")
         elif value[:start] == MARK + b"=":
             body = value[start:]
         else:
-            raise ValueError("it begins otherwise")
+            raise ValueError("it does not begin with the mark of a record")
         record: T = _checks[kind](_decoders[kind].decode(body))
     except (*MALFORMED, zlib.error) as problem:
         raise ValueError(quoted(str(problem))) from None
@@ -170,23 +172,23 @@ def read_record(kind: type[T], value: bytes) -> T:
 
 
 def unpack(kind: type[T], value: bytes) -> T | None:
-    """Return a record of this kind, or None if the value is not one."""
+    """Return a record of this kind, or None if the value is invalid."""
     try:
         return read_record(kind, value)
     except ValueError:
         return None
 
 
-# The leader's key is text, for people: `NAME LEASE`, and in a second line its presence.
+# The leader's key is readable text: `NAME LEASE`, and in a second line its presence.
 
 
 def leader_signature(name: str, lease: int) -> bytes:
-    """Return what only this node's key begins with, and only with this lease."""
+    """Return the first line of the leader's key, which is unique to this node and lease."""
     return f"{name} {lease:x}".encode()
 
 
 def leader_value(name: str, lease: int, presence: Presence | None) -> bytes:
-    """Return what a leader stores."""
+    """Return the value of the leader's key."""
     signature = leader_signature(name, lease)
     if presence is None:
         return signature
@@ -194,38 +196,39 @@ def leader_value(name: str, lease: int, presence: Presence | None) -> bytes:
 
 
 def read_leader(value: bytes) -> tuple[str, int, Presence | None]:
-    """Return the name of a leader, its lease (or 0) and its presence, as far as they can be read."""
+    """Return a leader's name, its lease (or 0) and its presence, as far as the value is valid."""
     signature, _, second = value.decode(errors="replace").partition("\n")
     name, _, lease = signature.rpartition(" ")
     try:
-        address, port, said = second.split(" ")
+        address, port, identity = second.split(" ")
         check_address(address)
-        presence = msgspec.convert({"address": address, "port": int(port), "id": said}, Presence)
+        fields = {"address": address, "port": int(port), "id": identity}
+        presence = msgspec.convert(fields, Presence)
         return name, msgspec.convert(int(lease, 16), Lease), presence
     except MALFORMED:
         return name, 0, None
 
 
 def roll_call_number(value: bytes) -> int:
-    """Return the number of a stored roll call, or 0 if the value is not one."""
+    """Return the number of a stored roll call, or 0 if the value is invalid."""
     return int(value) if value.isdigit() and len(value) <= ROLL_CALL_DIGITS_MAX else 0
 
 
 class UnreadableKeys:
-    """What is stored for nodes and cannot be used: each key is told of once."""
+    """Keys of nodes with invalid values; each is reported once."""
 
     def __init__(self, keys: JobKeys) -> None:
         self._keys = keys
-        self._told: set[bytes] = set()
-        self._untold: list[ReportUnreadable] = []
+        self._known: set[bytes] = set()
+        self._pending: list[ReportUnreadable] = []
 
     def add(self, key: bytes, why: str) -> None:
-        if key not in self._told and len(self._told) < UNREADABLE_MAX:
-            self._told.add(key)
+        if key not in self._known and len(self._known) < UNREADABLE_MAX:
+            self._known.add(key)
             peer = self._keys.peer_of(key)
-            self._untold.append(ReportUnreadable(key, peer[0] if peer is not None else "", why))
+            self._pending.append(ReportUnreadable(key, peer[0] if peer is not None else "", why))
 
     def take(self) -> list[ReportUnreadable]:
-        """Return what is to be told now."""
-        untold, self._untold = self._untold, []
-        return untold
+        """Return the pending reports, and clear them."""
+        pending, self._pending = self._pending, []
+        return pending

@@ -1,28 +1,27 @@
-"""The leader of a job on etcd: it reads the job, decides, and stores it. The machine `Leadership`.
+"""The leader of a job on etcd: it reads the job, decides, and stores the job. The machine `Leadership`.
 
 ::
 
-    FOLLOWING ── elected (`core.etcd.election`) ──► LOADING ── all is read ──► LEADING
+    FOLLOWING ── elected (`core.etcd.election`) ──► LOADING ── job is read ──► LEADING
         ▲                                              │                          │
-        └──────────── another leads, or etcd cannot be reached ───────────────────┘
+        └──────────── another node leads, or etcd is unreachable ─────────────────┘
 
-A leader is to its job what a coordinator is (`core.rounds` decides in both), with two differences.
-Whether a node is alive is etcd's judgement, by the node's lease. And the job was another leader's
-before and may be another's again: a leader takes over what the last one stored, and stores what
-must outlast it.
+A leader does for its job what a coordinator does; in both, `core.rounds` decides. There are two
+differences. First, etcd detects lost nodes, by their leases. Second, leaders change: a leader takes over the
+state that the previous leader stored, and stores all state that its successor needs.
 
-**Writes.** A decision counts once it is stored. The job is stored first, then the views, one key
-each; a successor finds out from the job which views are missing. Every write does nothing once
-another node leads, or if the stored job is not the one that the decision was made from: a write
-whose outcome is unknown may be carried out late. Whenever an outcome is unknown the session ends,
-and in the next one the leader, if it still is, reads everything again. One write is under way at a
-time, and takes all that was decided meanwhile.
+**Writes.** A decision counts once it is stored. The job is stored first, then the views, one key each; from
+the job a successor knows which views are missing. A write has no effect once another node leads, or if the
+stored job is not the one on which the decision is based, since a write with an unknown outcome may be
+performed late. If an outcome is unknown, the session ends; in the next session the leader, if it still
+leads, reads everything again. One write is under way at a time, and the next one contains all decisions
+made meanwhile.
 
 **Roll calls.** A failure is held until all other members have responded (`core.failure_hold`): the leader
-raises the number of the roll call, and each node responds by storing its status with that number.
-A new leader calls the roll too: a leader seldom dies alone, and the leases of the others may end a
-little after its own. It decides nothing before each node that the job knows has responded or is
-gone. If all are alive that is one round trip; else the rest of a lease.
+increments the number of the roll call, and each node responds by storing its status with that number. A new
+leader also starts a roll call: other nodes may have been lost together with its predecessor, and their
+leases may end slightly later. It decides nothing before each known node has responded or is gone. If all are
+alive, this takes one round trip; otherwise the rest of a lease.
 """
 
 from __future__ import annotations
@@ -88,9 +87,9 @@ from holdfast.core.etcd.keys import (
 from holdfast.core.etcd.witness import (
     ENDED,
     Subject,
-    SubjectGone,
-    SubjectKnown,
-    SubjectsKnown,
+    SubjectAdded,
+    SubjectRemoved,
+    SubjectsChanged,
     Witness,
     WitnessEffect,
 )
@@ -117,26 +116,26 @@ if TYPE_CHECKING:
     """A node and its incarnation."""
 
 JOB_KEEP_S = 600
-"""The lease of a job. So long its end can be looked up, or it can be resumed, without a leader."""
+"""The lease of a job: how long its outcome can be read, or the job resumed, after the last leader."""
 JOB_KEEP_ALIVE_S = JOB_KEEP_S / 5
 STEPS_PER_LEASE = 5
 ROLL_CALLS_AHEAD_MAX = 2**32
-"""Nodes may have answered so many more calls than are known of: the stored number may be gone."""
-OPS_MAX = 100  # Operations in one transaction; etcd's default limit is 128.
-WRITE_BYTES_MAX = 1_000_000  # In one transaction; etcd's default limit is 1.5 MiB.
+"""If the stored number of the roll call was lost, nodes may report numbers up to this much higher."""
+OPS_MAX = 100  # Operations per transaction; etcd's default limit is 128.
+WRITE_BYTES_MAX = 1_000_000  # Bytes per transaction; etcd's default limit is 1.5 MiB.
 
 
 class NodeReported(Event):
-    """A node stored its status, and with it the number of the last roll call it has seen."""
+    """A node stored its status, with the number of the last roll call that it received."""
 
     status: Status
     roll_call: int
 
 
 class LedJob:
-    """The decisions about one job, from when this leader took it over.
+    """One job under this leader.
 
-    Times are the caller's monotonic clock. The views that are returned are to be stored.
+    Times are by the caller's monotonic clock. The caller stores the views that are returned.
     """
 
     def __init__(
@@ -153,23 +152,23 @@ class LedJob:
         self.roll_call = roll_call
         """The number of the newest roll call."""
         self.own_incarnation = 0
-        """Of the leader's own node, which need not answer."""
+        """The incarnation of the leader's own node, which does not respond to roll calls."""
         self.own_is_underway = False
-        """Whether there is news of that node that is not stored yet, such as that its workers are gone."""
+        """Whether that node has a status that is not stored yet, for example that its workers exited."""
         self.is_new = False
-        """Whether the job began with this leader, as far as is known."""
+        """Whether, as far as known, the job began with this leader."""
         self.broken = ""
-        """Which invariant the job broke, for which it was closed."""
+        """The broken invariant because of which the job was closed."""
         self.is_changed = False
-        """Whether the job must be stored; whoever does so resets it."""
+        """Whether the job must be stored. The caller resets it."""
         self.decisions: list[tuple[JobEvent, Job]] | None = None
-        """Events and the job after each, for an observer that empties it; None without one."""
+        """Events and the job after each. An observer sets this to a list and empties it."""
         self._strict = strict
         self._make = rounds
         self._clock = AttendedClock(now, step_s)
         self._waits = WaitTimers()  # By the attended clock.
         self._hold = FailureHold()
-        self._late: dict[int, Status] = {}  # Came when all was over but for the report.
+        self._late: dict[int, Status] = {}  # Nodes that joined a failed job before its report.
         self._waits.observe(self._clock.read(now), self.rounds)
 
     @property
@@ -183,21 +182,23 @@ class LedJob:
         stored_views: dict[Peer, int],
         lost_why: Callable[[Peer], str],
     ) -> list[View]:
-        """Take the job over: `alive` are the nodes that are there, in the order of their coming.
+        """Take the job over. `alive` has the records of live nodes, in the order in which they joined.
 
-        `stored_views` has the revision of the view that is stored for each incarnation, and
-        `lost_why` the reason given for one that is gone.
+        `stored_views` has the revision of each incarnation's stored view, and `lost_why` returns the
+        reason for the loss of a node.
         """
         views: dict[Peer, View] = {}
-        peers: dict[Peer, None] = {}  # In order, so that equal runs are equal.
-        is_underway, self.own_is_underway = self.own_is_underway, True  # Until all are heard.
+        peers: dict[
+            Peer, None
+        ] = {}  # An ordered set, so that the same input gives the same output.
+        is_underway, self.own_is_underway = self.own_is_underway, True  # Until all are processed.
         for report in alive:
             info = report.status.info
             peers[info.node, info.incarnation] = None
             _merge(views, self.handle(now, report))
         self.own_is_underway = is_underway
-        there = (*self.job.nodes.values(), *self.job.departed.values())
-        known = [(node.info.node, node.info.incarnation) for node in there]
+        nodes = (*self.job.nodes.values(), *self.job.departed.values())
+        known = [(node.info.node, node.info.incarnation) for node in nodes]
         lost = tuple(NodeLost(*peer, lost_why(peer)) for peer in known if peer not in peers)
         _merge(views, self.handle(now, NodesLost(lost)))
         _merge(views, self._release(now))
@@ -212,16 +213,16 @@ class LedJob:
                 term=self.job.term,
                 revision=stored_views.get(peer, -1),
             )
-            view = self.rounds.missing_view(beat)  # What the last leader had no time to store.
+            view = self.rounds.missing_view(beat)  # A view that the last leader did not store.
             if view is not None:
                 views[peer] = view
-                self.is_changed = True  # Its number must not be given to another view.
+                self.is_changed = True  # Another view must not get the same number.
         return [*views.values()]
 
     def handle(
         self, now: float, event: NodeReported | NodesLost | Tick, cause: str = ""
     ) -> list[View]:
-        """Take in one event; return the views to be stored. The story is that of `rounds`."""
+        """Handle one event; return the views to store. The story of `rounds` records the step."""
         match event:
             case NodeReported(status, roll_call):
                 return self._reported(now, status, roll_call)
@@ -234,19 +235,19 @@ class LedJob:
                 return [*views.values()]
 
     def next_deadline(self, now: float) -> float | None:
-        """Return when `Tick` is wanted next, or None while there is nothing to wait for."""
+        """Return when the next `Tick` is due, or None."""
         end = self._waits.next_end
         if end is None:
             return None
         rest = end - self._clock.read(now)
-        # Looking at least every step is what makes the whole of the time count.
+        # The clock counts the whole time only if it is read at least every `step_s`.
         return now + max(0.0, min(rest, self._clock.step_s))
 
     def _reported(self, now: float, status: Status, roll_call: int) -> list[View]:
         status, info = with_local_times(now, status), status.info
         if roll_call > self.roll_call + ROLL_CALLS_AHEAD_MAX:
-            roll_call = 0  # Nobody has called that: it would be counted on from.
-        # The stored number may have gone with the lease of the job.
+            roll_call = 0  # This number is invalid; later roll calls must not continue from it.
+        # The stored number may be lost with the lease of the job.
         self.roll_call = max(self.roll_call, roll_call)
         if roll_call == self.roll_call:
             self._hold.responded(info.node, info.incarnation)
@@ -254,7 +255,7 @@ class LedJob:
             if self._hold.hold(self.job, status):
                 self.roll_call += 1
             return self._release(now)
-        # The leader itself must not wait for responses when it leaves: it hands over.
+        # When the leader itself leaves, it does not wait for responses but hands over.
         if info.incarnation != self.own_incarnation and self._hold.must_hold_departure(status):
             self._hold.hold_departure(status)
             return self._release(now)
@@ -278,16 +279,16 @@ class LedJob:
         return views + self._release(now)
 
     def _release(self, now: float) -> list[View]:
-        """Decide about the failures that need not be held any longer."""
+        """Decide about the failures whose hold is over."""
         if self.own_is_underway:
             return []
         self._hold.exempt(self.own_incarnation)
         views: dict[Peer, View] = {}
-        failures, endings = self._hold.release(self.job)
+        failures, departures = self._hold.release(self.job)
         for status in failures:
             if self.rounds.seq_of(status.info.node, status.info.incarnation) >= 0:
                 _merge(views, self._decide(now, status))
-        for event in endings:
+        for event in departures:
             _merge(views, self._decide(now, event))
         return [*views.values()]
 
@@ -299,7 +300,7 @@ class LedJob:
             views = self.rounds.handle(now, event, cause)
             if not self.broken:
                 self.rounds.check()
-        except Exception as error:  # (a job in an impossible state must end with an explanation)
+        except Exception as error:  # (a job in an invalid state must end with an explanation)
             if self._strict:
                 raise
             self.broken = f"{type(error).__name__}: {error}"
@@ -316,7 +317,7 @@ class LedJob:
         return views
 
     def _mark(self) -> object:
-        """Return what differs after a change that must outlast this leader."""
+        """Return a value that differs after each change that a successor must know."""
         job = self.job
         sizes = len(job.succeeded), len(job.departed)
         waits = job.wait_seq, job.quiet, *(one.until for one in job.exclusions.values())
@@ -330,7 +331,7 @@ def _merge(views: dict[Peer, View], newer: list[View]) -> None:
 
 
 class LeaderWrite(msgspec.Struct, frozen=True):
-    """A transaction of the leader's, and the decisions it stores; for observers."""
+    """A transaction of the leader, and the decisions that it stores; for observers."""
 
     txn: Txn
     led: LedJob
@@ -339,10 +340,10 @@ class LeaderWrite(msgspec.Struct, frozen=True):
 
 
 class PendingWrites:
-    """What a leader has decided and etcd does not have yet.
+    """A leader's decisions that are not stored in etcd yet.
 
-    It is written in portions that etcd takes, the job first: a view is never stored before the
-    decision it comes from. Of several views for one node only the newest is kept.
+    They are written in portions within etcd's limits, the job first: a view is never stored before the
+    decision that led to it. If a node has several views, only the newest is kept.
     """
 
     def __init__(self, keys: JobKeys, led: LedJob, lease: int, ops_max: int = OPS_MAX) -> None:
@@ -355,24 +356,24 @@ class PendingWrites:
         self._deletions: dict[bytes, None] = {}  # In order.
 
     def add(self, view: View) -> None:
-        """Have a view stored."""
+        """Add a view to store."""
         peer = (view.node, view.incarnation)
         self._views[peer] = view
-        # It may be back with its old view not yet deleted; etcd refuses both for one key at once.
+        # If the node returned before its old view was deleted: etcd rejects both for one key.
         self._deletions.pop(self._keys.view(*peer), None)
 
     def forget(self, node: str, incarnation: int) -> None:
-        """Delete the view of an incarnation that is gone, stored or not."""
+        """Delete the view of a lost incarnation, stored or not."""
         self._views.pop((node, incarnation), None)
         self.delete(self._keys.view(node, incarnation))
 
     def delete(self, key: bytes) -> None:
-        """Have a key deleted."""
+        """Add a key to delete."""
         self._deletions[key] = None
 
     @property
     def is_urgent(self) -> bool:
-        """Whether anything is to be stored that a node waits for, or that must not be lost."""
+        """Whether there is a change that nodes wait for, or that must not be lost."""
         return self._led.is_changed or self._led.roll_call != self._roll_call or bool(self._views)
 
     @property
@@ -380,7 +381,7 @@ class PendingWrites:
         return not self.is_urgent and not self._deletions
 
     def take(self) -> tuple[list[Op], list[View]]:
-        """Return the next portion: operations for one transaction, and the views among them."""
+        """Return the next portion: the operations of one transaction, and the views in it."""
         led, keys, ops, size = self._led, self._keys, list[Op](), 0
         if led.is_changed:
             record = pack(JobRecord(led.job, self._lease))
@@ -408,14 +409,14 @@ class PendingWrites:
 # Taking over.
 
 
-def inherit(
+def job_to_lead(
     record: JobRecord | None, alive: set[Peer], term: int, run_id: str, lease_s: float
 ) -> Job:
-    """Return the job to go on with: the stored one, without its nodes if none of them is left.
+    """Return the job to continue: the stored job, without its nodes if none of them is left.
 
-    Its nodes may be there as other incarnations: all leases end if etcd or all machines were
-    stopped for long. They report which round they were in, and the job is rebuilt from that. Nodes
-    that are cut off may still run what they ran, so no number is used again.
+    The nodes may be present as new incarnations, since all leases end if etcd or all machines were
+    stopped for long. They report their round, and the job is rebuilt from these reports. Disconnected
+    nodes may still run workers, so no number is used again.
     """
     if record is None:
         return Job(run_id=run_id, term=term, silence_s=lease_s, fence_floor=term)
@@ -425,16 +426,16 @@ def inherit(
         job = restore_job(snapshot_job(job), patience_s=0.0)
         job.silence_s, job.retired = lease_s, record.job.retired
     job.term = max(term, before + 1)
-    if job.failure is not None:  # Its times are by the clock of another leader.
+    if job.failure is not None:  # Its times are by the clock of an earlier leader.
         job.failure = msgspec.structs.replace(job.failure, ended_ns=0, traceback_ns=0)
     job.fence_floor = term  # etcd's revision: it only grows.
     return job
 
 
 class TakeoverRollCall:
-    """The roll call of one node's newest term as the leader.
+    """The roll call with which a new leader begins its term.
 
-    A leader that goes on after a lost session knows the answers already and calls nobody.
+    If a leader continues after a lost session, it already knows the responses and starts no roll call.
     """
 
     def __init__(self, keys: JobKeys) -> None:
@@ -450,7 +451,7 @@ class TakeoverRollCall:
         stored: int,
         own_incarnation: int,
     ) -> bool:
-        """Look at what was read; return whether an answer is missing.
+        """Evaluate the loaded records; return whether a response is missing.
 
         `stored` is the number of the stored roll call.
         """
@@ -463,7 +464,7 @@ class TakeoverRollCall:
             if peer is not None and report is not None:
                 is_true = report.call <= stored + ROLL_CALLS_AHEAD_MAX
                 answered[peer] = report.call if is_true else 0
-        if self._term != term:  # The stored number may be gone where some have answered it.
+        if self._term != term:  # The stored number may be lost although nodes responded to it.
             self._term, self._number = term, max([stored, *answered.values()]) + 1
         known = {(node.info.node, node.info.incarnation) for node in record.job.nodes.values()}
         self._awaited = {
@@ -474,13 +475,13 @@ class TakeoverRollCall:
         return bool(self._awaited)
 
     def unstored(self, stored: int, lease: int) -> tuple[Op, ...]:
-        """Return what is to be stored for the nodes to see the call, unless it is stored."""
+        """Return the operations that store the roll call; none if it is stored."""
         if stored >= self._number:
             return ()
         return (Put(self._keys.roll_call, str(self._number).encode(), lease),)
 
     def is_answered(self, changes: tuple[Change, ...]) -> bool:
-        """Take in answers and losses; return whether none is missing."""
+        """Process responses and losses; return whether no response is missing."""
         for change in changes:
             peer = self._keys.peer_of(change.key)
             report = unpack(NodeRecord, change.value) if change.value is not None else None
@@ -493,7 +494,7 @@ class TakeoverRollCall:
 
 
 class LeaderState(Enum):
-    """Where a node is on its way to leading."""
+    """The state of a node's leadership."""
 
     FOLLOWING = "following"
     LOADING = "loading"
@@ -501,7 +502,7 @@ class LeaderState(Enum):
 
 
 class OwnStatusStored(Event):
-    """This node's own status was stored; the watch will report it later."""
+    """This node's own status was stored; the watch reports it later."""
 
     report: NodeReported
 
@@ -521,11 +522,11 @@ LeaderEvent = (
 LeaderEffect = EtcdEffect | WitnessEffect | FailSession
 
 
-# What a request under way is for.
+# The purposes of requests under way.
 
 
 class _Load(msgspec.Struct, frozen=True):
-    """Read everything there is of the job."""
+    """Read all keys of the job."""
 
 
 class _RollCall(msgspec.Struct, frozen=True):
@@ -533,7 +534,7 @@ class _RollCall(msgspec.Struct, frozen=True):
 
 
 class _JobLease(msgspec.Struct, frozen=True):
-    """Get a lease for the job that was read."""
+    """Renew or create the lease of the loaded job."""
 
     read: TxnDone
     record: JobRecord | None
@@ -557,7 +558,7 @@ _Purpose = _Load | _RollCall | _JobLease | _Write | _HandOver | _KeepJob
 
 
 class Leadership:
-    """The machine of one node's part in leading a job."""
+    """The machine of one node's leadership of a job."""
 
     def __init__(
         self,
@@ -575,9 +576,9 @@ class Leadership:
         self.led: LedJob | None = None
         self.ops_max = OPS_MAX
         self.fence_base = 0
-        """What fences are above besides etcd's revision, for an etcd that is younger than the run id."""
+        """Fences are above etcd's revision plus this, in case the run id is older than this etcd."""
         self.is_observed = False
-        """Whether `last_write` is wanted."""
+        """Whether an observer needs `last_write`."""
         self.last_write: LeaderWrite | None = None
         self.election = Election(key=keys.leader, name=name, numbers=numbers)
         self.story = Story("leader", node=name)
@@ -588,23 +589,23 @@ class Leadership:
         self._strict = strict
         self._make = rounds
         self._witness = witness
-        self._followed = ("", "")  # The last leader but this node: its name and presence.
+        self._followed = ("", "")  # Name and presence of the last leader other than this node.
         self._takeover = TakeoverRollCall(keys)
         self._unreadable = UnreadableKeys(keys)
         self._own_incarnation = 0
-        self._own: NodeReported | None = None  # What this node stored last.
+        self._own: NodeReported | None = None  # The last stored record of this node.
         self.own_is_underway = False
-        """Whether a status of this node's own is about to be stored."""
+        """Whether a status of this node is about to be stored."""
         self._cause = ""
         self._requests: dict[int, _Purpose] = {}
         self._forget()
 
     def _forget(self) -> None:
-        self._requests.clear()  # Answers to what was sent before mean nothing from now on.
+        self._requests.clear()  # Ignore answers to earlier requests.
         self.state = LeaderState.FOLLOWING
         self.led = None
         self._job_lease = 0
-        self._job_revision = 0  # Of the job as it is stored, 0 if it is not.
+        self._job_revision = 0  # The revision of the stored job; 0 if it is not stored.
         self._kept_at = 0.0
         self._watch = 0
         self._alive: set[Peer] = set()
@@ -613,12 +614,12 @@ class Leadership:
 
     @property
     def is_resigned(self) -> bool:
-        """Whether this node leads no more and never will."""
+        """Whether this node does not lead and never will again."""
         election = self.election
-        return not (election.is_open or election.is_campaigning or election.term)
+        return not (election.is_candidate or election.is_campaigning or election.term)
 
     def handle(self, now: float, event: LeaderEvent, cause: str = "") -> list[LeaderEffect]:
-        """Take in one event; return what must now be done, in order."""
+        """Handle one event; return the effects in order."""
         state = self.state
         self._cause = cause
         if self.led is not None:
@@ -646,12 +647,12 @@ class Leadership:
             case ResignRequested():
                 self.election.handle(now, event, self._cause)
                 waits = self.state is LeaderState.LOADING and self._watch
-                return self._hand_over() if waits else self._go_on()
+                return self._hand_over() if waits else self._write_pending()
             case _:
                 return self._elect(now, event)
 
     def next_deadline(self, now: float) -> float | None:
-        """Return when `Tick` is wanted next, or None."""
+        """Return when the next `Tick` is due, or None."""
         if self.led is None:
             return None
         at = self._kept_at + JOB_KEEP_ALIVE_S
@@ -675,7 +676,7 @@ class Leadership:
         return effects
 
     def _follow(self, now: float, leader: bytes | None) -> list[LeaderEffect]:
-        """Watch whoever leads, unless it is this node: then it watches all others."""
+        """Watch the leader's process; if this node leads, it watches all others instead."""
         subjects: tuple[Subject, ...] = ()
         if leader is not None:
             if self.election.is_own(leader):
@@ -683,13 +684,13 @@ class Leadership:
             name, lease, presence = read_leader(leader)
             self._followed = (name, presence.id if presence is not None else "")
             subjects = (Subject(presence, lease),) if presence is not None else ()
-        return [*self._witness.handle(now, SubjectsKnown(subjects), self._cause)]
+        return [*self._witness.handle(now, SubjectsChanged(subjects), self._cause)]
 
     def _answered(self, now: float, purpose: _Purpose, answer: Answer) -> list[LeaderEffect]:
         if isinstance(answer, Problem):
-            # The lease is the job's: begin again, with another.
+            # The job's lease has ended: read the job again and get another lease.
             if answer.kind is ProblemKind.LEASE_GONE and isinstance(purpose, _RollCall | _Write):
-                return self._again()
+                return self._reload()
             return [FailSession(answer)]
         match purpose:
             case _Write(has_job):
@@ -709,7 +710,7 @@ class Leadership:
                 return self._begin(now, read, record)
             case _KeepJob():
                 assert isinstance(answer, KeptAlive)
-                return self._again() if answer.ttl_s <= 0 else []
+                return self._reload() if answer.ttl_s <= 0 else []
             case _HandOver():
                 return self._elect(now, LeadershipLost())
 
@@ -720,15 +721,15 @@ class Leadership:
         self.state = LeaderState.LOADING
         keys = self._keys
         everything = Txn(
-            (self.election.still(),),
+            (self.election.leader_condition(),),
             (Get(keys.job), Get(keys.roll_call), get_prefix(keys.nodes), get_prefix(keys.views)),
         )
         return [self._send(_Load(), everything)]
 
     def _loaded(self, now: float, read: TxnDone) -> list[LeaderEffect]:
         if not read.succeeded:
-            return self._elect(now, LeadershipLost())  # The watch reports who leads instead.
-        if not self.election.is_open:
+            return self._elect(now, LeadershipLost())  # The watch reports the new leader.
+        if not self.election.is_candidate:
             return self._hand_over()
         job, roll_call, nodes, _views = read.results
         self._job_revision = job[0].mod_revision if job else 0
@@ -748,16 +749,16 @@ class Leadership:
         if record is None:
             return [self._send(_JobLease(read, record), Grant(JOB_KEEP_S))]
         self._job_lease = record.lease
-        if record.job.outcome is not None:  # Looking up how it ended does not make it last longer.
+        if record.job.outcome is not None:  # Reading the outcome does not renew the job's lease.
             return self._begin(now, read, record)
         return [self._send(_JobLease(read, record), KeepAlive(record.lease))]
 
     def _call_roll(self, revision: int, unstored: tuple[Op, ...]) -> list[LeaderEffect]:
-        """Wait until it is known which of the job's nodes are alive; then read everything again."""
+        """Wait until it is known which nodes of the job are alive; then read everything again."""
         watch = self._watch_nodes(revision)
         if not unstored:
             return [watch]
-        return [watch, self._send(_RollCall(), Txn((self.election.still(),), unstored))]
+        return [watch, self._send(_RollCall(), Txn((self.election.leader_condition(),), unstored))]
 
     def _begin(self, now: float, read: TxnDone, record: JobRecord | None) -> list[LeaderEffect]:
         _job, roll_call, nodes, views = read.results
@@ -769,7 +770,7 @@ class Leadership:
                 reports.append(self._newest(NodeReported(record_there.status, record_there.call)))
                 subjects += self._subject_of(record_there)
         alive = {(one.status.info.node, one.status.info.incarnation) for one in reports}
-        job = inherit(record, alive, self.election.term, self._run_id, self._lease_s)
+        job = job_to_lead(record, alive, self.election.term, self._run_id, self._lease_s)
         job.fence_floor += self.fence_base
         self.led = led = LedJob(
             now,
@@ -797,13 +798,13 @@ class Leadership:
         self._kept_at = now
         self._alive = alive
         effects: list[LeaderEffect] = [self._watch_nodes(read.revision)]
-        effects += self._witness.handle(now, SubjectsKnown(tuple(subjects)), self._cause)
+        effects += self._witness.handle(now, SubjectsChanged(tuple(subjects)), self._cause)
         return effects + self._decided(led.begin(now, reports, stored, self._lost_why))
 
     def _newest(self, report: NodeReported) -> NodeReported:
-        """Return what is known of a node: of this one it may be more than what was read.
+        """Return the newest report of a node. For this node it may be newer than the loaded one.
 
-        Others answer a roll call with their newest status; this one is not asked.
+        Other nodes respond to a roll call with their newest status; this one does not.
         """
         own, status = self._own, report.status
         if own is None or own.status.info.incarnation != status.info.incarnation:
@@ -820,8 +821,8 @@ class Leadership:
         self._forget()
         return effects
 
-    def _again(self) -> list[LeaderEffect]:
-        """Read everything again: what is stored is not what it was."""
+    def _reload(self) -> list[LeaderEffect]:
+        """Read everything again, because the stored state changed unexpectedly."""
         return self._stop() + self._load()
 
     # Leading.
@@ -848,7 +849,7 @@ class Leadership:
     def _nodes_changed(self, now: float, changes: tuple[Change, ...]) -> list[LeaderEffect]:
         led, pending = self.led, self._pending
         if led is None or pending is None:
-            return self._again() if self._takeover.is_answered(changes) else []
+            return self._reload() if self._takeover.is_answered(changes) else []
         views: list[View] = []
         lost: dict[Peer, NodeLost] = {}
         effects: list[LeaderEffect] = []
@@ -861,23 +862,23 @@ class Leadership:
                 pending.forget(*peer)
                 lost[peer] = NodeLost(*peer, self._lost_why(peer))
                 gone = self._presences.pop(peer, "")
-                if gone not in self._presences.values():  # Else it began anew.
-                    effects += self._witness.handle(now, SubjectGone(gone), self._cause)
+                if gone not in self._presences.values():  # Otherwise the agent rejoined.
+                    effects += self._witness.handle(now, SubjectRemoved(gone), self._cause)
                 continue
             record = self._record_at(change.key, change.value)
             if record is not None:
-                if peer in lost:  # It is back, and its report comes after its loss.
+                if peer in lost:  # The node returned: report its loss before its new status.
                     views += led.handle(now, NodesLost(tuple(lost.values())), self._cause)
                     lost = {}
                 self._alive.add(peer)
                 for subject in self._subject_of(record):
-                    effects += self._witness.handle(now, SubjectKnown(subject), self._cause)
+                    effects += self._witness.handle(now, SubjectAdded(subject), self._cause)
                 views += led.handle(now, NodeReported(record.status, record.call))
         views += led.handle(now, NodesLost(tuple(lost.values())), self._cause)
         return effects + self._decided(views)
 
     def _subject_of(self, record: NodeRecord) -> list[Subject]:
-        """Return whom to watch for a node's end, if it can be watched."""
+        """Return the process to watch for a node, if its record has a presence."""
         info, presence = record.status.info, record.presence
         if presence is None:
             return []
@@ -885,12 +886,12 @@ class Leadership:
         return [Subject(presence, record.lease)]
 
     def _record_at(self, key: bytes, value: bytes) -> NodeRecord | None:
-        """Return what a node stored; None, and it is said once, if that cannot be used."""
+        """Return a node's record. If it is invalid, report this once and return None."""
         try:
             record = read_record(NodeRecord, value)
             info, run_id = record.status.info, record.status.run_id
             if run_id != self._run_id or self._keys.peer_of(key) != (info.node, info.incarnation):
-                raise ValueError(f"it is of {info.node!r}, of the job {run_id!r}")
+                raise ValueError(f"it belongs to {info.node!r} of the job {run_id!r}")
         except ValueError as problem:
             self._unreadable.add(key, str(problem))
             return None
@@ -901,23 +902,23 @@ class Leadership:
         presence = self._presences.get(peer, presence if name == peer[0] else "")
         if presence and self._witness.has_ended(presence):
             return ENDED
-        return f"no heartbeat for {self._lease_s:g} s, or it ended"
+        return f"no heartbeat for {self._lease_s:g} s, or its agent exited"
 
     def _decided(self, views: list[View]) -> list[LeaderEffect]:
         for view in views:
             if (view.node, view.incarnation) in self._alive:
                 assert self._pending is not None
                 self._pending.add(view)
-        return self._go_on()
+        return self._write_pending()
 
-    def _go_on(self) -> list[LeaderEffect]:
+    def _write_pending(self) -> list[LeaderEffect]:
         """Store what is pending, unless a write is under way; resign if nothing is left."""
-        led, pending, is_open = self.led, self._pending, self.election.is_open
+        led, pending, is_candidate = self.led, self._pending, self.election.is_candidate
         if led is None or pending is None or self._is_writing():
             return []
-        if pending.is_urgent or (is_open and not pending.is_empty):
+        if pending.is_urgent or (is_candidate and not pending.is_empty):
             return self._write(led, pending)
-        return [] if is_open else self._hand_over()
+        return [] if is_candidate else self._hand_over()
 
     def _is_writing(self) -> bool:
         return any(isinstance(one, _Write | _HandOver) for one in self._requests.values())
@@ -932,24 +933,24 @@ class Leadership:
         return [self._send(_Write(has_job), txn)]
 
     def _fence(self) -> tuple[Compare, ...]:
-        """Return what must hold for a write to be made."""
+        """Return the conditions of every write."""
         unchanged = Compare(self._keys.job, Field.MOD, self._job_revision)
-        return self.election.still(), unchanged
+        return self.election.leader_condition(), unchanged
 
     def _written(self, now: float, answer: TxnDone, *, has_job: bool) -> list[LeaderEffect]:
         if answer.succeeded:
             if has_job:
                 self._job_revision = answer.revision
-            return self._go_on()
-        # If this node still leads, the write was overtaken by an earlier one of its own that it
-        # had given up: etcd carries out what it was sent, however late.
+            return self._write_pending()
+        # If this node still leads, an earlier write that it had given up was performed late, and this
+        # one failed because of it.
         leader = answer.results[0]
         if leader and leader[0].create_revision == self.election.term:
-            return self._again()
+            return self._reload()
         return self._elect(now, LeadershipLost())
 
     def _hand_over(self) -> list[LeaderEffect]:
-        delete = Txn((self.election.still(),), (Delete(self._keys.leader),))
+        delete = Txn((self.election.leader_condition(),), (Delete(self._keys.leader),))
         return [self._send(_HandOver(), delete)]
 
     def _send(self, purpose: _Purpose, request: Request) -> SendRequest:

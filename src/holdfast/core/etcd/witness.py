@@ -1,34 +1,34 @@
-"""Which agents are known to have ended, long before their leases do. The machine `Witness`.
+"""Which agents have exited, detected long before their leases expire. The machine `Witness`.
 
-Every agent on etcd listens at a port, its *presence*, where it says who it is and nothing else. The
-leader holds a connection to each node's, every other node one to the leader's. Nothing is sent on
-them: they are there because the kernel of a host closes them when the process is gone, however it
-ended. A process that is stopped, starved or slow keeps them.
+Every agent on etcd listens at a port, its *presence*, where it only sends its identity. The leader
+connects to the presence of each node, and every other node to that of the leader. No further data is sent
+over these connections: the kernel of a host closes them when the process exits for any reason. A process
+that is stopped, starved or slow keeps them.
 
 ::
 
-    UNSEEN ── it said who it is ──► OPEN ── closed by its host ──► CHECKING ── refused ──► GRACE
+    UNSEEN ── sent its identity ──► OPEN ── closed by its host ──► CHECKING ── refused ──► GRACE
       ▲ ▲                             ▲                              │  ▲                    │
-      │ │                             └──── it says who it is ───────┘  └── GRACE_S later ───┘
+      │ │                             └──── sent its identity ───────┘  └── GRACE_S later ───┘
       │ └── anything else ──────────────────────────────────────────┘           │
       └── timed out ── OPEN                                       refused again: ENDED
 
-**Proof.** An agent has ended if it was seen at this address, the connection to it was closed by its
-host, and from then on its host refuses others at that port, at once and again after `GRACE_S`. All
-else proves nothing and takes the evidence back: no answer, no way there, somebody else who accepts. A
-refusal before the agent was ever seen there may be that of another host with the same address.
+**Proof.** An agent has exited if it was seen at its address, its host closed the connection, and after that
+its host refuses connections to the port, immediately and again after `GRACE_S`. Any other outcome (no
+response, no route, another process that accepts) proves nothing and discards the evidence. A refusal
+before the agent was seen at the address may come from another host with that address.
 
-The keeper holds the listening socket too: so the port refuses only when keeper and agent are gone,
-and the workers die with the keeper. The grace is for the moment that the kernel takes for the latter.
+The keeper holds the listening socket, too. So the port refuses connections only when agent and keeper have
+exited, and the workers exit with the keeper. `GRACE_S` covers the time that the kernel needs for that.
 
-**Consequence.** `EndLease`: the lease of an agent that has ended is revoked, by whoever has the
-proof. From there on everything is as if the lease had run out. It belongs to one process alone, so
-however late this is done, and by however many, it hits nobody else. An agent that was taken for ended
-all the same, because somebody refused on its host's behalf, finds its lease gone and begins anew.
+**Consequence.** The witness that has the proof revokes the agent's lease (`RevokeLease`). From then on
+everything happens as if the lease had expired. A lease belongs to a single process, so a late or repeated
+revocation affects no other. If another host refused connections in the agent's place, and the agent is
+alive, it finds its lease gone, gets a new one and rejoins.
 
-Use: perform the effects in order; bring back what became of each `ConnectPresence` as the event
-with its number; call `handle` with `Tick` at `next_deadline`. `EndLease` is returned again by
-`unfinished`, for a session that opens after a request failed.
+Use: perform the effects in order; report the outcome of each `ConnectPresence` as the event with its
+number; call `handle` with `Tick` at `next_deadline`. When a session opens after a request failed,
+`unfinished` returns the pending `RevokeLease` effects again.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ if TYPE_CHECKING:
     from holdfast.core.etcd.keys import Presence
 
 GRACE_S = 0.2
-"""Between the two refusals; as long as a coordinator waits for a node whose connection closed."""
+"""The time between the two refusals; the same as a coordinator's grace for a closed connection."""
 RETRY_S = 30.0
-"""How often agents are tried that were not seen, all at once; until then their leases have to do. In a job
-of thousands most are turned away by a leader that has enough witnesses, and come again."""
+"""The interval at which all unseen agents are tried again; until then only their leases detect a loss. In
+a job of thousands of nodes a leader with enough witnesses refuses most of them, and they retry."""
 CHECKS_MAX = 4
-"""A port that accepts and closes is tried so often in a row: the keeper may just be ending."""
-LASTING_S = 1.0  # A connection that was open for so long ends such a row.
-WATCHED_MAX = 4_096  # Of more nodes the last ones are left to their leases.
-ENDED_KEPT_MAX = 64  # So many are remembered after their records are gone, for the reason.
+"""The number of consecutive attempts if a port accepts and closes, as while the keeper exits."""
+LASTING_S = 1.0  # A connection that was open for this long resets that number.
+WATCHED_MAX = 4_096  # Further nodes are only detected by their leases.
+ENDED_KEPT_MAX = 64  # Exited agents that are remembered after their records are gone, for messages.
 
-ENDED = "its agent ended: its connection was closed and its port refuses others"
+ENDED = "its agent exited: its connection closed and its port refuses connections"
 
 
 class Subject(Value):
-    """A process that is watched: where, and by which lease others know it."""
+    """A watched process: its presence, and its lease."""
 
     presence: Presence
     lease: int
@@ -69,32 +69,32 @@ class Subject(Value):
 # Events.
 
 
-class SubjectsKnown(Event):
-    """These are to be watched, and no others."""
+class SubjectsChanged(Event):
+    """From now on exactly these processes are watched."""
 
     subjects: tuple[Subject, ...]
 
 
-class SubjectKnown(Event):
-    """Another one is to be watched, or has another lease."""
+class SubjectAdded(Event):
+    """A process is watched in addition, or has a new lease."""
 
     subject: Subject
 
 
-class SubjectGone(Event):
-    """One need not be watched any more."""
+class SubjectRemoved(Event):
+    """A process is not watched any more."""
 
     id: str
 
 
-class PresenceSeen(Event):
-    """The connection is there, and whoever is wanted has said so."""
+class PresenceConfirmed(Event):
+    """The connection opened, and the process sent its identity."""
 
     number: int
 
 
 class PresenceClosed(Event):
-    """The other host closed the connection, whether anything was said before or not."""
+    """The other host closed the connection, before or after the identity was received."""
 
     number: int
 
@@ -105,52 +105,52 @@ class PresenceRefused(Event):
     number: int
 
 
-class PresenceUnknown(Event):
-    """No answer, no way there, somebody else, or a connection that timed out."""
+class PresenceInconclusive(Event):
+    """There was no response or no route, another process responded, or the connection timed out."""
 
     number: int
 
 
 WitnessEvent = (
-    SubjectsKnown
-    | SubjectKnown
-    | SubjectGone
-    | PresenceSeen
+    SubjectsChanged
+    | SubjectAdded
+    | SubjectRemoved
+    | PresenceConfirmed
     | PresenceClosed
     | PresenceRefused
-    | PresenceUnknown
+    | PresenceInconclusive
     | Tick
 )
-ConnectionEvent = PresenceSeen | PresenceClosed | PresenceRefused | PresenceUnknown
+ConnectionEvent = PresenceConfirmed | PresenceClosed | PresenceRefused | PresenceInconclusive
 
 # Effects.
 
 
 class ConnectPresence(Effect):
-    """Connect, once; report what comes of it with this number, and then that it was closed."""
+    """Connect once; report with this number the outcome, and later that the connection closed."""
 
     number: int
     presence: Presence
 
 
 class DropPresence(Effect):
-    """End the connection, or the attempt, of this number; nothing more is reported of it."""
+    """Close the connection with this number, or cancel the attempt; report nothing more about it."""
 
     number: int
 
 
-class EndLease(Effect):
-    """Revoke the lease of an agent that has ended."""
+class RevokeLease(Effect):
+    """Revoke the lease of an agent that has exited."""
 
     lease: int
 
 
 PresenceEffect = ConnectPresence | DropPresence
-WitnessEffect = PresenceEffect | EndLease
+WitnessEffect = PresenceEffect | RevokeLease
 
 
 class WatchState(Enum):
-    """What is known of one process."""
+    """The evidence about one process."""
 
     UNSEEN = "unseen"
     OPEN = "open"
@@ -165,14 +165,14 @@ class _Watch:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.state = WatchState.UNSEEN
-        self.number = 0  # Of the connection or the attempt, 0 without one.
+        self.number = 0  # The number of the connection or attempt; 0 without one.
         self.checks = 0
-        self.refused = False  # Since it was closed by its host.
+        self.refused = False  # Whether the port refused since the connection closed.
         self.seen_at = 0.0
 
 
 class Witness:
-    """The machine of one node; `own_id` is its own presence, nothing if it takes no part."""
+    """The machine of one node; `own_id` is the id of its presence, empty if it has none."""
 
     def __init__(self, *, node: str, own_id: str, numbers: Iterator[int]) -> None:
         self.watched_max = WATCHED_MAX
@@ -182,22 +182,22 @@ class Witness:
         self._watched: dict[str, _Watch] = {}
         self._by_number: dict[int, _Watch] = {}
         self._grace: dict[str, float] = {}  # When to check again.
-        self._unseen: dict[str, None] = {}  # To be tried again, all at once.
+        self._unseen: dict[str, None] = {}  # Processes to try again, all at once.
         self._retry_at: float | None = None
         self._ended: deque[str] = deque(maxlen=ENDED_KEPT_MAX)
 
     def has_ended(self, id: str) -> bool:  # noqa: A002 (its name)
-        """Whether a process was seen to end, and refused at least once since."""
+        """Whether a process closed its connection and refused at least one since."""
         watch = self._watched.get(id)
         return watch.refused if watch is not None else id in self._ended
 
-    def unfinished(self) -> list[EndLease]:
-        """Return what must be done all the same: it is not known to have been."""
+    def unfinished(self) -> list[RevokeLease]:
+        """Return revocations that may not have been performed."""
         every = self._watched.values()
-        return [EndLease(one.subject.lease) for one in every if one.state is WatchState.ENDED]
+        return [RevokeLease(one.subject.lease) for one in every if one.state is WatchState.ENDED]
 
     def handle(self, now: float, event: WitnessEvent, cause: str = "") -> list[WitnessEffect]:
-        """Take in one event; return what must now be done, in order."""
+        """Handle one event; return the effects in order."""
         if not self._own_id:
             return []
         number = event.number if isinstance(event, ConnectionEvent) else 0
@@ -209,7 +209,7 @@ class Witness:
         return effects
 
     def next_deadline(self) -> float | None:
-        """Return when `Tick` is wanted next, or None."""
+        """Return when the next `Tick` is due, or None."""
         times = [*self._grace.values()]
         if self._retry_at is not None:
             times.append(self._retry_at)
@@ -219,32 +219,32 @@ class Witness:
         match event:
             case Tick():
                 return self._tick(now)
-            case SubjectKnown(subject):
+            case SubjectAdded(subject):
                 return self._known(subject)
-            case SubjectGone(id):
+            case SubjectRemoved(id):
                 return self._gone(id)
-            case SubjectsKnown(subjects):
+            case SubjectsChanged(subjects):
                 wanted = {one.presence.id for one in subjects}
                 unwanted = [one for one in self._watched if one not in wanted]
                 effects = [each for one in unwanted for each in self._gone(one)]
                 return effects + [each for one in subjects for each in self._known(one)]
         if watch is None:
-            return []  # It was given up before.
-        if not isinstance(event, PresenceSeen):
+            return []  # The connection was dropped before.
+        if not isinstance(event, PresenceConfirmed):
             del self._by_number[watch.number]
             watch.number = 0
         match event:
-            case PresenceSeen():
+            case PresenceConfirmed():
                 watch.state, watch.refused, watch.seen_at = WatchState.OPEN, False, now
                 return []
             case PresenceClosed():
                 return self._closed(now, watch)
             case PresenceRefused():
                 return self._refused(now, watch)
-            case PresenceUnknown():
+            case PresenceInconclusive():
                 return self._unknown(now, watch)
 
-    # Whom to watch.
+    # The watched processes.
 
     def _known(self, subject: Subject) -> list[WitnessEffect]:
         id = subject.presence.id  # noqa: A001 (its name)
@@ -256,7 +256,7 @@ class Witness:
             return [self._connect(watch)]
         renewed, watch.subject = subject.lease != watch.subject.lease, subject
         if watch.state is WatchState.ENDED and renewed:
-            # Stored late, or it lives after all: nothing is taken for granted of it any more.
+            # The lease was stored late, or the agent is alive: discard the evidence.
             watch.state, watch.checks, watch.refused = WatchState.UNSEEN, 0, False
             return [self._connect(watch)]
         return []
@@ -275,7 +275,7 @@ class Witness:
         del self._by_number[watch.number]
         return [DropPresence(watch.number)]
 
-    # What becomes of a connection.
+    # Outcomes of connections.
 
     def _closed(self, now: float, watch: _Watch) -> list[WitnessEffect]:
         if watch.state is WatchState.OPEN:
@@ -291,7 +291,7 @@ class Witness:
             return self._unknown(now, watch)
         if watch.refused:
             watch.state = WatchState.ENDED
-            return [EndLease(watch.subject.lease)]
+            return [RevokeLease(watch.subject.lease)]
         watch.state, watch.refused = WatchState.GRACE, True
         self._grace[watch.subject.presence.id] = now + GRACE_S
         return []
