@@ -6,7 +6,6 @@ import os
 import random
 import socket
 import ssl
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOKEN = "7d1c2f5b9a64e08383b1"
-HALF_OPEN = 200
 # Who hangs up without a word may be a coordinator that is just going away, so it is tried again.
 SOON = "join_timeout=1"
 
@@ -212,18 +210,3 @@ def test_nonsense_at_the_port_of_a_running_job_disturbs_nobody(tmp_path: Path) -
             start.finish()
         assert cluster.codes() == {"a": 0, "b": 0}
         assert cluster.is_quiet()
-
-
-def test_many_half_open_connections_keep_nobody_out(tmp_path: Path) -> None:
-    with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="2:3") as cluster, ExitStack() as mute:
-        cluster.start_host("a")
-        cluster.start("b")
-        cluster.generation(2)
-        for _ in range(HALF_OPEN):
-            mute.enter_context(socket.create_connection((cluster.host, cluster.port), PATIENCE_S))
-        cluster.start("c")
-        starts = cluster.generation(3)
-        starts["c"].fail()
-        for start in cluster.generation(3).values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}

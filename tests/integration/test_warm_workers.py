@@ -165,13 +165,6 @@ def test_what_failed_workers_say_begins_with_their_own_code(folder: Path) -> Non
         assert "newborn" not in err
 
 
-def test_a_module_that_cannot_be_imported_is_no_failure(folder: Path) -> None:
-    with Job(folder, "tell('ran')", "--preload=no_such_module") as job:
-        code, _, err = job.end()
-        assert code == 0
-        assert "no_such_module: ModuleNotFoundError" in err
-
-
 def test_functions_are_forked_from_it_too(folder: Path) -> None:
     program = folder / "program.py"
     program.write_text(
