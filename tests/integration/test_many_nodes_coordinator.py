@@ -98,7 +98,7 @@ def test_a_node_that_was_done_and_cannot_ask_any_more_ends_as_its_workers_did(
             b = cluster.start("b", "--node-rank=1", endpoint, conf=ELSEWHERE)
             starts = cluster.generation(2)
             starts["b"].finish()
-            b.says("this node's workers are done")
+            b.says("this node's workers have finished")
             # It was lost for a moment and is back, but not in the round, when it is cut off.
             proxy.reset()
             b.says("standing by")

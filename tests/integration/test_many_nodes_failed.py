@@ -137,7 +137,9 @@ def test_a_node_that_coordinates_stays_until_all_are_done(tmp_path: Path) -> Non
         cluster.start("b")
         starts = cluster.generation(2)
         starts["a"].finish()
-        cluster.agents["a"].says("waiting for those of the other nodes (which need this node)")
+        cluster.agents["a"].says(
+            "waiting for the workers of the other nodes (which need this node)"
+        )
         starts["b"].finish()
         assert cluster.codes() == {"a": 0, "b": 0}
         assert cluster.is_quiet()

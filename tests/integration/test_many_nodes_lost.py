@@ -226,7 +226,7 @@ def test_a_node_lost_after_its_workers_succeeded_is_not_missed(tmp_path: Path) -
         cluster.start_all("b", "c")
         starts = cluster.generation(3)
         starts["b"].finish()
-        cluster.agents["b"].says("this node's workers are done")
+        cluster.agents["b"].says("this node's workers have finished")
         cluster.agents["b"].kill()
         starts["a"].finish()
         starts["c"].finish()

@@ -101,7 +101,7 @@ def test_the_store_is_there_until_the_last_worker_is_done(tmp_path: Path) -> Non
         cluster.start_coordinator("coordinator")
         cluster.start_all("a", "b")
         first, other = cluster.ranks(2)
-        cluster.agents[first.agent].says("waiting for those of the other nodes")
+        cluster.agents[first.agent].says("waiting for the workers of the other nodes")
         other.finish()
         assert cluster.news.next()[:2] == ["stored", "1"]
         for name in "ab":

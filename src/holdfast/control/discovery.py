@@ -14,6 +14,7 @@ import os
 import random
 import socket
 from contextlib import contextmanager
+from glob import escape, glob
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -377,9 +378,9 @@ class FolderDirectory(Directory):
         from holdfast.store.file_store import SharedFolder
 
         path = os.path.join(self._folder, name)
-        if not os.path.isfile(os.path.join(path, STATE_NAME)):
+        if not glob(os.path.join(escape(path), f"{STATE_NAME}.*")):
             return None
-        folder = SharedFolder(path, stem=STATE_NAME, make=False)
+        folder = SharedFolder(path, make=False)
         backend = FileRendezvousBackend(os.path.join(path, STATE_NAME), folder=folder)
         try:
             state = backend.get_state()

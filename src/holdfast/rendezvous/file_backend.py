@@ -1,13 +1,17 @@
 """The state of a job in a shared folder, for clusters with a common file system.
 
-One file has the state. A write replaces it atomically: the writer creates a new file, flushes it to disk, and
-renames it. The writer holds a lock and first compares the token in the file, which is random for each write. A
-reader needs no lock. A checksum detects a damaged file. Only this user may access the folder
+Each write creates the next of the files `state.1`, `state.2`, ..., and the one with the highest number is the
+state. A name can be created only once (`SharedFolder.create`), so of several writers that replace the same state
+one succeeds. No lock is held: a process that is stopped at any point blocks no other. A writer removes the files
+that are `STATES_KEPT` behind.
+
+The token of a state is random. A checksum detects a damaged file. Only this user may access the folder
 (`store.file_store.SharedFolder`), because the state contains the commands and messages of workers.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from typing import TYPE_CHECKING
@@ -16,7 +20,7 @@ from holdfast import console
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.rendezvous.backend_handler import RendezvousBackend, Token
 from holdfast.rendezvous.rendezvous_errors import RendezvousConnectionError, RendezvousStateError
-from holdfast.store.file_store import LOCK_S_MAX, FileStore, SharedFolder, file_name
+from holdfast.store.file_store import FileStore, SharedFolder, file_name
 
 if TYPE_CHECKING:
     from holdfast.rendezvous.handler import RendezvousHandler
@@ -28,26 +32,26 @@ MAGIC = b"holdfast rendezvous 1\n"
 TOKEN_BYTES = 16
 CHECKSUM_BYTES = 16
 HEADER_BYTES = len(MAGIC) + TOKEN_BYTES + CHECKSUM_BYTES
+STATES_KEPT = 32
+"""A process that is stopped during a read or write for fewer writes than this need not repeat it."""
+READ_TRIES_MAX = 5
+NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class FileRendezvousBackend(RendezvousBackend):
-    """Keeps the state of one job in the file `path`, with its lock in `path.lock`."""
+    """Keeps the state of one job in the files `path`.1, `path`.2 and so on."""
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
         name: str = "file",
-        lock_timeout_s: float = LOCK_S_MAX,
         folder: SharedFolder | None = None,
     ) -> None:
         self.path = os.fspath(path)
-        above, self._file = os.path.split(os.path.abspath(self.path))
-        if folder is None:
-            folder = SharedFolder(os.path.realpath(above), stem=self._file, make=False)
-        self._folder = folder
+        above, self._stem = os.path.split(os.path.abspath(self.path))
+        self._folder = folder or SharedFolder(os.path.realpath(above), make=False)
         self._name = name
-        self._lock_timeout_s = lock_timeout_s
 
     @property
     def name(self) -> str:
@@ -57,7 +61,7 @@ class FileRendezvousBackend(RendezvousBackend):
     def get_state(self) -> tuple[bytes, Token] | None:
         """Return the state and its token, or None if there is none."""
         try:
-            return self._read()
+            return self._read()[1]
         except OSError as problem:
             raise self._unreachable(problem) from problem
 
@@ -66,35 +70,66 @@ class FileRendezvousBackend(RendezvousBackend):
     ) -> tuple[bytes, Token, bool] | None:
         """Replace the state that `token` names; without a token, store the first state."""
         try:
-            with self._folder.locked(self._lock_timeout_s):
-                current = self._read()
-                if (current[1] if current else None) != (token or None):
-                    return None if current is None else (*current, False)
-                return state, self._write(state), True
-        except (
-            OSError
-        ) as problem:  # This includes the TimeoutError of a lock that is held for too long.
+            number, current = self._read()
+            if (current[1] if current else None) == (token or None):
+                new = os.urandom(TOKEN_BYTES)
+                content = MAGIC + new + _checksum(new, state) + state
+                if self._folder.create(self._file(number + 1), content):
+                    # If this process was stopped before that, others may have used the name and removed it.
+                    is_last = self._remove_old() < number + 1 + STATES_KEPT
+                    return (state, new, True) if is_last else None
+                _number, current = self._read()
+            return None if current is None else (*current, False)
+        except OSError as problem:
+            if problem.errno in NO_HARD_LINKS:
+                raise RendezvousStateError(
+                    f"the file system of {self.path} has no hard links",
+                    hint="choose another folder for --rdzv-endpoint",
+                ) from problem
             raise self._unreachable(problem) from problem
 
-    def _read(self) -> tuple[bytes, bytes] | None:
-        content = self._folder.read(self._file)
-        if content is None:
-            return None
+    def _file(self, number: int) -> str:
+        return f"{self._stem}.{number}"
+
+    def _numbers(self) -> list[int]:
+        """Return the numbers of the files with states, in order."""
+        try:
+            names = [name.rpartition(".") for name in self._folder.names()]
+        except FileNotFoundError:
+            return []
+        return sorted(int(end) for stem, _, end in names if stem == self._stem and end.isdecimal())
+
+    def _read(self) -> tuple[int, tuple[bytes, bytes] | None]:
+        """Return the highest number, and the state and token in that file; 0 and None if there is none."""
+        for _ in range(READ_TRIES_MAX):
+            numbers = self._numbers()
+            if not numbers:
+                return 0, None
+            file = self._file(numbers[-1])
+            content = self._folder.read(file)
+            if content is not None:  # Otherwise it was removed, because there are newer ones.
+                return numbers[-1], self._parsed(file, content)
+        raise OSError(errno.ESTALE, f"{file} is listed but does not exist")
+
+    def _parsed(self, file: str, content: bytes) -> tuple[bytes, bytes]:
         token = content[len(MAGIC) : len(MAGIC) + TOKEN_BYTES]
         checksum = content[HEADER_BYTES - CHECKSUM_BYTES : HEADER_BYTES]
         state = content[HEADER_BYTES:]
         if not content.startswith(MAGIC) or _checksum(token, state) != checksum:
             raise RendezvousStateError(
-                f"{self.path} is damaged, or not written by Holdfast",
+                f"{os.path.join(self._folder.path, file)} is damaged, or not written by Holdfast",
                 hint="remove it, or choose another --rdzv-id or --rdzv-endpoint",
             )
         return state, token
 
-    def _write(self, state: bytes) -> bytes:
-        token = os.urandom(TOKEN_BYTES)
-        content = MAGIC + token + _checksum(token, state) + state
-        self._folder.write(self._file, content, sync=True)
-        return token
+    def _remove_old(self) -> int:
+        """Remove old states; return the highest number."""
+        numbers = self._numbers()
+        newest = numbers[-1] if numbers else 0
+        for number in numbers:
+            if number <= newest - STATES_KEPT:
+                self._folder.remove(self._file(number))
+        return newest
 
     def _unreachable(self, problem: OSError) -> RendezvousConnectionError:
         return RendezvousConnectionError(
@@ -126,7 +161,7 @@ def job_folder(params: RendezvousParameters) -> SharedFolder:
         endpoint += BESIDE
     was_there = os.path.isdir(endpoint) or endpoint.endswith(BESIDE)
     try:
-        folder = SharedFolder(os.path.join(endpoint, file_name(params.run_id)), stem=STATE_NAME)
+        folder = SharedFolder(os.path.join(endpoint, file_name(params.run_id)))
     except EnvironmentProblem as problem:
         raise EnvironmentProblem(f"--rdzv-endpoint: {problem.message}", hint=problem.hint) from None
     if not was_there:

@@ -32,7 +32,7 @@ import os
 import stat
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
@@ -142,6 +142,9 @@ def _held(path: str, timeout_s: float) -> str:
 
 NAME_CHARS_MAX = 200  # File systems accept 255 bytes; the rest is for marks and numbers.
 STALE_TRIES_MAX = 5
+UNFINISHED_S = 60.0
+"""A file that is unfinished for longer belongs to a process that was killed. A lower value could hit one that
+is stopped for a while."""
 
 LOCK_MARK, NEW_MARK = ".lock", ".new."
 
@@ -154,19 +157,16 @@ class SharedFolder:
     """One folder of this user, created if it does not exist, unless `make` is false.
 
     All operations use a descriptor of the folder whose owner was checked, so replacing the folder has no effect.
-    `stem` is the prefix of the names of its lock and of unfinished files.
     """
 
     def __init__(
         self,
         path: str,
         *,
-        stem: str = "",
         make: bool = True,
         parent: SharedFolder | None = None,
     ) -> None:
         self.path = path
-        self._stem = stem
         self._parent = parent
         self._seen: tuple[int, ...] = ()  # The folder's identity when it was checked.
         self._is_swept = False
@@ -214,7 +214,7 @@ class SharedFolder:
     @contextmanager
     def locked(self, timeout_s: float = LOCK_S_MAX) -> Iterator[None]:
         """Hold the lock, which is a file in the folder."""
-        path = self._at(self._stem + LOCK_MARK)
+        path = self._at(LOCK_MARK)
         with self.opened() as folder, locked(path, timeout_s, folder):
             yield
 
@@ -250,23 +250,44 @@ class SharedFolder:
         first, second = content.split()
         return int(first), int(second)
 
-    def write(self, name: str, content: bytes, *, sync: bool = False) -> None:
-        """Replace a file; with `sync`, flush it to disk. The caller holds the lock."""
-        new = _new_name(self._stem)
+    def write(self, name: str, content: bytes) -> None:
+        """Replace a file. The caller holds the lock."""
+        new = _new_name()
         with self.opened() as folder:
-            self._sweep(folder)
             try:
                 with open(os.open(new, _NEW_FILE, 0o600, dir_fd=folder), "wb") as file:
                     file.write(content)
-                    if sync:
-                        file.flush()
-                        os.fsync(file.fileno())
+                    self._sweep(folder, file.fileno())
                 os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
                 _unlink(new, folder)
                 raise
-            if sync:
-                os.fsync(folder)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Create a file with its whole content, on disk; return False if the name is taken.
+
+        This needs no lock: of several callers one succeeds.
+        """
+        new = _new_name()
+        with self.opened() as folder:
+            try:
+                with open(os.open(new, _NEW_FILE, 0o600, dir_fd=folder), "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                    self._sweep(folder, file.fileno())
+                    try:
+                        os.link(
+                            new, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False
+                        )
+                        is_created = True
+                    except (FileExistsError, FileNotFoundError):  # The second: `new` was swept.
+                        # NFS may repeat a request whose response is lost; the repetition fails.
+                        is_created = os.fstat(file.fileno()).st_nlink == 2
+            finally:
+                _unlink(new, folder)
+            os.fsync(folder)
+        return is_created
 
     def write_pair(self, name: str, first: int, second: int) -> None:
         """Replace a file by two numbers. The caller holds the lock."""
@@ -298,13 +319,17 @@ class SharedFolder:
                 return
             time.sleep(min(pause, left))
 
-    def _sweep(self, folder: int) -> None:
-        """Remove the unfinished files of killed processes, the first time."""
-        if not self._is_swept:
-            self._is_swept = True
-            for name in os.listdir(folder):
-                if name.startswith(self._stem + NEW_MARK):
-                    _unlink(name, folder)
+    def _sweep(self, folder: int, new: int) -> None:
+        """Remove, the first time, the unfinished files of killed processes: those much older than `new`."""
+        if self._is_swept:
+            return
+        self._is_swept = True
+        old = os.fstat(new).st_mtime - UNFINISHED_S  # By the clock of the file system.
+        for name in os.listdir(folder):
+            if name.startswith(NEW_MARK):
+                with suppress(FileNotFoundError):
+                    if os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime < old:
+                        os.unlink(name, dir_fd=folder)
 
     def _at(self, name: str) -> str:
         return os.path.join(self.path, name)
@@ -365,8 +390,8 @@ def _as_seen(folder: int, path: str) -> os.stat_result:
         _unlink(name, folder)
 
 
-def _new_name(stem: str = "") -> str:
-    return f"{stem}{NEW_MARK}{os.urandom(8).hex()}"
+def _new_name() -> str:
+    return f"{NEW_MARK}{os.urandom(8).hex()}"
 
 
 def _content(name: str, folder: int) -> bytes:

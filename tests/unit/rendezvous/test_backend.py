@@ -281,7 +281,7 @@ def test_unreachable_backend_is_a_loss_after_the_limit(cluster: Cluster, hangs: 
 
 def test_workers_may_run_while_the_backend_hangs(cluster: Cluster) -> None:
     handler = cluster.add(1, 1, keep_alive_max_attempt=5)
-    handler._away_s = 10 * LONG_S
+    handler.access.away_s = 10 * LONG_S
     in_role(handler, NodeRole.MEMBER)
     deadlines: list[float | None] = []
     handler.enter().guard(deadlines.append)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
-from typing import TYPE_CHECKING
+import signal
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,38 +14,111 @@ from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.rendezvous.file_backend import (
     HEADER_BYTES,
     MAGIC,
+    STATES_KEPT,
     FileRendezvousBackend,
     job_folder,
     job_store,
 )
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.rendezvous_errors import RendezvousConnectionError, RendezvousStateError
-from holdfast.store.file_store import locked
+from holdfast.store.file_store import UNFINISHED_S
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def test_old_token_does_not_restore_a_removed_file(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    backend = FileRendezvousBackend(path)
+    backend = FileRendezvousBackend(tmp_path / "state")
     first = backend.set_state(b"one")
     assert first is not None
-    path.unlink()
+    (tmp_path / "state.1").unlink()
     assert backend.get_state() is None
     assert backend.set_state(b"two", first[1]) is None
-    assert not path.exists()
+    assert os.listdir(tmp_path) == []
 
 
-def test_interrupted_write_is_ignored(tmp_path: Path) -> None:
-    unfinished = [tmp_path / f"state.new.{number}" for number in range(2)]
-    for file in unfinished:
+def test_interrupted_write_is_ignored_and_removed_after_a_while(tmp_path: Path) -> None:
+    old, new = (tmp_path / f".new.{number}" for number in range(2))
+    for file in (old, new):
         file.write_bytes(b"half of it")
+    earlier = new.stat().st_mtime - UNFINISHED_S - 1.0
+    os.utime(old, (earlier, earlier))
     backend = FileRendezvousBackend(tmp_path / "state")
     assert backend.get_state() is None
     backend.set_state(b"whole")
     assert (backend.get_state() or (None,))[0] == b"whole"
-    assert not any(file.exists() for file in unfinished)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_old_states_are_removed(tmp_path: Path) -> None:
+    backend = FileRendezvousBackend(tmp_path / "state")
+    write(backend, 2 * STATES_KEPT)
+    assert len(os.listdir(tmp_path)) == STATES_KEPT
+
+
+def write(backend: FileRendezvousBackend, times: int) -> None:
+    for number in range(times):
+        found = backend.get_state()
+        answer = backend.set_state(b"%d" % number, found[1] if found else None)
+        assert answer is not None
+        assert answer[2]
+
+
+STORED, CONFLICT, UNKNOWN = range(3)
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+@pytest.mark.parametrize("writes", [0, 1, STATES_KEPT - 1, STATES_KEPT, 3 * STATES_KEPT])
+def test_writer_that_is_stopped_blocks_no_other_and_undoes_nothing(
+    tmp_path: Path, *, is_linked: bool, writes: int
+) -> None:
+    backend = FileRendezvousBackend(tmp_path / "state")
+    write(backend, 1)
+
+    def link(*args: Any, **more: Any) -> None:
+        if not is_linked:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        real_link(*args, **more)
+        if is_linked:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def write_once() -> None:
+        os.link = link
+        _state, token = backend.get_state() or (b"", b"")
+        answer = backend.set_state(b"of the stopped writer", token)
+        os._exit(UNKNOWN if answer is None else STORED if answer[2] else CONFLICT)
+
+    real_link = os.link
+    stopped = multiprocessing.get_context("fork").Process(target=write_once)
+    stopped.start()
+    assert stopped.pid is not None
+    assert os.WIFSTOPPED(os.waitpid(stopped.pid, os.WUNTRACED)[1])
+    write(backend, writes)
+    before = backend.get_state()
+    os.kill(stopped.pid, signal.SIGCONT)
+    stopped.join(60)
+    if is_linked:
+        assert stopped.exitcode == (STORED if writes < STATES_KEPT else UNKNOWN)
+    elif writes:
+        assert stopped.exitcode == (CONFLICT if writes <= STATES_KEPT else UNKNOWN)
+    else:
+        assert stopped.exitcode == STORED
+        return
+    assert backend.get_state() == before
+    write(backend, 1)
+    assert len(os.listdir(tmp_path)) <= STATES_KEPT
+
+
+def test_file_system_without_hard_links_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_args: object, **_more: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(RendezvousStateError, match="has no hard links"):
+        FileRendezvousBackend(tmp_path / "state").set_state(b"x")
+    assert os.listdir(tmp_path) == []
 
 
 def test_created_folder_causes_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -67,9 +142,9 @@ def test_created_folder_causes_a_warning(tmp_path: Path, caplog: pytest.LogCaptu
     ],
 )
 def test_damaged_file_is_an_error(tmp_path: Path, damage: object) -> None:
-    path = tmp_path / "state"
-    backend = FileRendezvousBackend(path)
+    backend = FileRendezvousBackend(tmp_path / "state")
     backend.set_state(b"the state")
+    path = tmp_path / "state.1"
     path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
     for call in (backend.get_state, lambda: backend.set_state(b"new")):
         with pytest.raises(RendezvousStateError, match=str(path)):
@@ -81,14 +156,6 @@ def test_removed_folder_is_an_error(tmp_path: Path) -> None:
     assert backend.get_state() is None
     with pytest.raises(RendezvousConnectionError, match="gone/state"):
         backend.set_state(b"x")
-
-
-def test_lock_held_too_long_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    backend = FileRendezvousBackend(path, lock_timeout_s=0.01)
-    with locked(f"{path}.lock"), pytest.raises(RendezvousConnectionError):
-        backend.set_state(b"x")
-    assert backend.set_state(b"x") is not None
 
 
 def count_up(path: str, times: int) -> None:
