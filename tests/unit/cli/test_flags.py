@@ -1,4 +1,4 @@
-"""What a command line means: as torchrun's where that has the flag. Mistakes are in test_help.py."""
+"""The meaning of command lines: torchrun's, if torchrun has the flag. test_help.py has the mistakes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_flag_is_set_by_every_spelling_and_by_its_variable(
     monkeypatch.setenv(flag.variable, text)
     after = before if flag.name in NO_VARIABLE else expected
     assert getattr(parse("train.py"), flag.dest) == after
-    if flag.metavar:  # The command line wins, whatever the variable holds.
+    if flag.metavar:  # The command line takes precedence over the variable.
         monkeypatch.setenv(flag.variable, "not the value that is used")
         assert getattr(parse(f"{flag.name}={text}", "train.py"), flag.dest) == expected
     else:
@@ -180,7 +180,7 @@ def test_streams_and_module_names_are_parsed() -> None:
 
 
 def test_devices_are_counted_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch", raising=False)  # It would be asked.
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # Otherwise torch counts.
     monkeypatch.setattr(devices, "nvidia_count", lambda: 3)
     monkeypatch.setattr(devices, "named_backend_count", {"npu": 8}.__getitem__)
     monkeypatch.setattr(devices, "xpu_count", lambda: 0)
@@ -242,7 +242,7 @@ def test_existing_script_module_or_program_can_start(
         check_can_start(parse(script))
     check_can_start(parse("-m", "no.such.module"))
     check_can_start(parse("--no-python", "sh", "-c", "true"))
-    # As in a shell: a later folder of PATH may have an executable one, the present one is not
+    # As in a shell, a later folder of PATH may have an executable one, and the current folder is not
     # searched.
     for folder, mode in (("a", 0o644), ("b", 0o755)):
         (tmp_path / folder).mkdir()
@@ -260,7 +260,7 @@ def test_existing_script_module_or_program_can_start(
 def test_unreadable_script_is_refused_with_126(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Judged by the mode bits alone: root, who may run the tests, may read everything.
+    # Use only the mode bits, because the tests may run as root, which can read everything.
     monkeypatch.setattr(os, "access", lambda path, _: bool(os.stat(path).st_mode & 0o444))
     script = tmp_path / "train.py"
     script.touch(mode=0o200)
