@@ -1,4 +1,4 @@
-"""Real workers that take too long: their stacks are shown, they are killed, and the job goes on."""
+"""Real workers that take too long: their stacks are shown, they are killed, and the job continues."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOGS = ("--log-dir=logs", "--redirects=2", "--nproc-per-node=2")
 
 
 def stuck_once(block: str) -> str:
-    """Return a script of which rank 1 is stuck in the first generation."""
+    """Return a script in which rank 1 is stuck in the first generation."""
     return f"""{HEAD}
 if GENERATION == "0":
     if RANK == "1":
@@ -41,7 +41,7 @@ if GENERATION == "0":
 
 
 def watchdog_events(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return what the events tell of timers that expired, in order."""
+    """Return the events about expired timers, in order."""
     return [
         (one["name"], json.loads(one["metadata"]["metadata"]))
         for one in events_of(folder)
@@ -50,13 +50,13 @@ def watchdog_events(folder: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("block", [SECTION, TIMER], ids=["section", "timer"])
-def test_a_worker_that_is_stuck_is_shown_and_killed_and_the_job_goes_on(
+def test_stuck_worker_is_dumped_and_killed_and_the_job_continues(
     tmp_path: Path, block: str
 ) -> None:
     flags = (*LOGS, "--max-restarts=1")
     with ObservedJob(tmp_path, stuck_once(block), *flags, env=TIMERS) as job:
         code, said = job.ends()
-        assert job.left_behind() == []  # The pipe of the timers is gone, too.
+        assert job.left_behind() == []  # The pipe of the timers is removed too.
     assert code == 0
     scope = "section stuck" if block == SECTION else "stuck"
     pid = watchdog_events(tmp_path)[0][1]["worker_pid"]
@@ -79,7 +79,7 @@ def test_a_worker_that_is_stuck_is_shown_and_killed_and_the_job_goes_on(
 
 
 @pytest.mark.parametrize("block", [SECTION, TIMER], ids=["section", "timer"])
-def test_the_report_says_what_a_worker_was_killed_for(tmp_path: Path, block: str) -> None:
+def test_report_names_the_timer_that_killed_a_worker(tmp_path: Path, block: str) -> None:
     with ObservedJob(tmp_path, stuck_once(block), *LOGS, env=TIMERS) as job:
         code, said = job.ends()
     assert code == 128 + signal.SIGKILL
@@ -93,7 +93,7 @@ def test_the_report_says_what_a_worker_was_killed_for(tmp_path: Path, block: str
 
 
 @pytest.mark.parametrize("block", [SECTION, TIMER], ids=["section", "timer"])
-def test_below_a_shell_a_worker_is_shown_and_explained_as_well(tmp_path: Path, block: str) -> None:
+def test_stuck_worker_below_a_shell_is_dumped_and_explained(tmp_path: Path, block: str) -> None:
     script = f"""{HEAD}
 if len(sys.argv) == 1:
     import subprocess
@@ -111,7 +111,7 @@ with {block}:
     assert "be_stuck_here (" in log.read_text()
 
 
-def test_without_a_log_the_stacks_are_in_the_report(tmp_path: Path) -> None:
+def test_stacks_are_in_the_report_if_there_is_no_log(tmp_path: Path) -> None:
     with ObservedJob(tmp_path, stuck_once(SECTION), "--nproc-per-node=2", "--log-dir=logs") as job:
         code, said = job.ends()
     assert code == 128 + signal.SIGKILL
@@ -120,7 +120,7 @@ def test_without_a_log_the_stacks_are_in_the_report(tmp_path: Path) -> None:
     assert "be_stuck_here (" in report.read_text()
 
 
-def test_a_pipe_at_a_chosen_place_is_removed_at_the_end(tmp_path: Path) -> None:
+def test_pipe_at_a_chosen_path_is_removed_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "timers"
     script = """
 import stat
