@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 
-def test_the_command_line_has_the_same_flags() -> None:
+def test_command_line_has_the_same_flags() -> None:
     import torch.distributed.run
 
     import holdfast.run
@@ -53,7 +53,7 @@ def flags(parser: argparse.ArgumentParser) -> dict[str, object]:
         ("--tee 1 --max_restarts 1 train.py", {"PET_TEE": "3", "PET_MAX_RESTARTS": "2"}),
     ],
 )
-def test_command_lines_are_understood_in_the_same_way(
+def test_command_lines_are_parsed_in_the_same_way(
     line: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch.distributed.run

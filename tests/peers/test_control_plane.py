@@ -103,7 +103,7 @@ def asked(path: str, method: str, what: str, body: bytes = b"") -> tuple[int, st
         "/handler/fr_trace_json",
     ],
 )
-def test_a_handler_answers_the_same(worker: Worker, what: str) -> None:
+def test_handler_responses_are_equal(worker: Worker, what: str) -> None:
     theirs = asked(worker.theirs, "POST", what, b"content")
     assert asked(worker.ours, "POST", what, b"content") == theirs
     assert theirs[0] in (200, 201)
@@ -122,9 +122,7 @@ def test_a_handler_answers_the_same(worker: Worker, what: str) -> None:
         ("POST", "/handler/ping/more", 404, ""),
     ],
 )
-def test_the_paths_are_the_same(
-    worker: Worker, method: str, what: str, status: int, begins: str
-) -> None:
+def test_paths_are_equal(worker: Worker, method: str, what: str, status: int, begins: str) -> None:
     for path in (worker.theirs, worker.ours):
         found = asked(path, method, what)
         assert found[0] == status
@@ -137,7 +135,7 @@ def test_all_torch_names_exist(worker: Worker) -> None:
     assert set(json.loads(ours[2])) == set(json.loads(theirs[2]))
 
 
-def test_both_show_where_the_worker_is(worker: Worker) -> None:
+def test_both_servers_show_the_workers_stack(worker: Worker) -> None:
     for path in (worker.theirs, worker.ours):
         status, kind, text = asked(path, "POST", "/handler/dump_traceback")
         assert (status, kind) == (200, "text/plain")
@@ -194,9 +192,7 @@ class Addresses:
         return [url.encode() for url in self.urls]
 
 
-def test_the_client_of_torch_gets_its_answers(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchs_client_gets_its_responses(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     frontend = import_module("torch.distributed.debug._frontend")
     relays = [Relay(worker.ours), Relay(worker.ours)]
     try:

@@ -43,7 +43,7 @@ def load(folder: Path) -> dict[str, Any]:
     return state
 
 
-def test_the_demo_loses_a_worker_and_an_agent_and_gains_a_node(tmp_path: Path) -> None:
+def test_demo_survives_the_loss_of_a_worker_and_an_agent_and_a_joining_node(tmp_path: Path) -> None:
     """The parameters are those of one process alone, and so is all that Adam keeps of gradients."""
     folder, picture = tmp_path / "demo", tmp_path / "losses.svg"
     command = [sys.executable, str(EXAMPLES / "elastic_ddp_demo.py"), "--workers", "1"]
@@ -87,7 +87,7 @@ def different(ours: object, alone: object, name: str = "") -> Iterator[str]:
         yield name
 
 
-def test_the_same_script_under_torchrun_and_stopped_and_resumed(launchers: Launchers) -> None:
+def test_script_runs_under_torchrun_and_can_be_stopped_and_resumed(launchers: Launchers) -> None:
     line = ["--nproc-per-node=2", SCRIPT, "--folder", "ddp", "--step-seconds=0"]
     theirs, ours = launchers.both([*line, "--steps=20"], PRELOADED)
     assert (theirs.code, ours.code) == (0, 0), theirs.err + ours.err

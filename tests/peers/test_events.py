@@ -115,7 +115,7 @@ def kinds_of(event: Event) -> dict[str, type]:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_run_has_the_same_events(launchers: Launchers, torchrun: Torchrun, run: str) -> None:
+def test_run_has_the_same_events(launchers: Launchers, torchrun: Torchrun, run: str) -> None:
     mine, theirs = events_of_both(launchers, torchrun, RUNS[run])
     if run == "failed":  # Whom the agent itself has ended counts as failed there.
         ended, failed = told(mine.pop(-3)), told(theirs.pop(-3))
@@ -130,7 +130,7 @@ def test_a_run_has_the_same_events(launchers: Launchers, torchrun: Torchrun, run
         assert (one.timestamp > 0, other.timestamp) == (True, 0)  # Theirs do not say when.
 
 
-def test_the_watchdog_has_the_same_events(launchers: Launchers, torchrun: Torchrun) -> None:
+def test_watchdog_has_the_same_events(launchers: Launchers, torchrun: Torchrun) -> None:
     mine, theirs = events_of_both(
         launchers, torchrun, RUNS["succeeded"], TORCHELASTIC_ENABLE_FILE_TIMER="1"
     )

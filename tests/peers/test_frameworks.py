@@ -71,7 +71,7 @@ sys.exit(9 if (generation, given["RANK"]) == ("0", "1") else 0)
 KINDS = {"0": "TorchElasticEnvironment", "1": "DistributedType.MULTI_CPU"}
 
 
-def test_lightning_and_accelerate_see_what_the_launcher_gave(launchers: Launchers) -> None:
+def test_lightning_and_accelerate_read_the_launchers_variables(launchers: Launchers) -> None:
     launchers.script("frameworks.py", FRAMEWORKS)
     outcome = launchers.holdfast(["--nproc-per-node=2", "--max-restarts=1", "../frameworks.py"])
     assert outcome.code == 0, outcome.err

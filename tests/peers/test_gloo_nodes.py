@@ -52,7 +52,7 @@ def order(signum: signal.Signals, pids: dict[str, int]) -> None:
         os.kill(pid, signum)
 
 
-def test_gloo_works_over_two_agents_and_again_after_a_worker_was_killed(tmp_path: Path) -> None:
+def test_gloo_runs_on_two_agents_and_after_a_killed_worker(tmp_path: Path) -> None:
     with Cluster(tmp_path, GLOO, "--max-restarts=1", nnodes="2") as cluster:
         cluster.start_all("a", "b")
         first = sums(cluster, "a", "b")
@@ -62,7 +62,7 @@ def test_gloo_works_over_two_agents_and_again_after_a_worker_was_killed(tmp_path
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-def test_gloo_works_after_a_node_joined_and_after_one_was_lost(tmp_path: Path) -> None:
+def test_gloo_runs_after_a_join_and_after_a_loss(tmp_path: Path) -> None:
     with Cluster(tmp_path, GLOO, nnodes="1:2") as cluster:
         cluster.start_host("a")
         sums(cluster, "a")
@@ -75,7 +75,7 @@ def test_gloo_works_after_a_node_joined_and_after_one_was_lost(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("access", ["hosts", "private"])
-def test_gloo_works_over_several_machines_whose_store_is_closed_to_others(
+def test_gloo_runs_on_several_machines_with_a_restricted_store(
     tmp_path: Path, network: Network, access: str
 ) -> None:
     with NetworkCluster(tmp_path, network, "2", "--max-restarts=1", script=GLOO) as cluster:

@@ -77,7 +77,7 @@ def jobs_under(peer: str, folder: Path) -> list[list[object]]:
     return jobs
 
 
-def test_the_same_metrics_in_the_same_order(tmp_path: Path) -> None:
+def test_metrics_have_the_same_names_and_order(tmp_path: Path) -> None:
     theirs = jobs_under("torch", tmp_path)
     ours = jobs_under("holdfast", tmp_path)
     assert len(theirs) == 3

@@ -409,12 +409,12 @@ def test_every_module_has_a_counterpart() -> None:
     assert missing == []
 
 
-def test_every_public_name_is_here() -> None:
+def test_every_public_name_exists() -> None:
     missing = [where for where, _, ours in every_pair() if ours is None]
     assert missing == []
 
 
-def test_every_name_takes_the_same_calls_and_has_the_same_members() -> None:
+def test_every_name_accepts_the_same_calls_and_has_the_same_members() -> None:
     problems = [
         problem
         for where, theirs, ours in every_pair()
@@ -438,7 +438,7 @@ def test_every_package_exports_what_torch_exports() -> None:
     assert lacking == {}
 
 
-def test_every_backend_that_torch_has_is_here() -> None:
+def test_every_backend_of_torch_exists() -> None:
     theirs = importlib.import_module("torch.distributed.elastic.rendezvous")
     ours = importlib.import_module("holdfast.elastic.rendezvous")
     names = set(theirs.rendezvous_handler_registry._registry)
@@ -446,7 +446,7 @@ def test_every_backend_that_torch_has_is_here() -> None:
     assert names - set(ours.rendezvous_handler_registry._creators) == set()
 
 
-def test_nothing_is_left_out_without_need() -> None:
+def test_every_exception_in_the_tables_is_needed() -> None:
     names = set()
     for module in built_so_far():
         theirs = importlib.import_module(module)

@@ -152,7 +152,7 @@ CASES: dict[str, tuple[Callable[[Side], Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_types_and_facts(case: str, tmp_path: Path) -> None:
+def test_errors_have_the_same_types_and_facts(case: str, tmp_path: Path) -> None:
     call, facts = CASES[case]
     raised: list[BaseException] = []
     for root in SIDES:

@@ -91,7 +91,7 @@ def handlers(
     nodes.clear()  # With them go the sockets of torch's clients.
 
 
-def test_nodes_meet_where_a_server_of_torchs_is(server: Any) -> None:
+def test_nodes_form_a_round_at_torchs_server(server: Any) -> None:
     """The store made from parameters is a client of any server at the endpoint."""
     params = RendezvousParameters("c10d", f"localhost:{server.port}", "by parameters", 1, 1)
     backend, store = create_backend(params)
@@ -101,7 +101,7 @@ def test_nodes_meet_where_a_server_of_torchs_is(server: Any) -> None:
     store.close()
 
 
-def test_nodes_meet_and_share_the_store(handlers: list[DynamicRendezvousHandler]) -> None:
+def test_nodes_form_a_round_and_share_the_store(handlers: list[DynamicRendezvousHandler]) -> None:
     infos = meet(handlers)
     assert [(info.rank, info.world_size) for info in infos] == [(0, 3), (1, 3), (2, 3)]
     infos[0].store.set("key", "value")
@@ -159,7 +159,7 @@ def test_master_address_is_exchanged_through_any_store(kind: str) -> None:
     assert (theirs.master_addr, theirs.master_port) == ("10.0.0.1", 29500)
 
 
-def test_a_handler_written_for_torch_can_be_registered() -> None:
+def test_handler_written_for_torch_can_be_registered() -> None:
     from torch.distributed.elastic.rendezvous import RendezvousHandler as Torch
 
     members = {name: lambda _: "mine" for name in Torch.__abstractmethods__}

@@ -93,7 +93,7 @@ def test_workers_get_the_same_environment(
     assert_same_environment(theirs, ours, line)
 
 
-def test_the_command_torchrun_gives_the_same_environment(launchers: Launchers) -> None:
+def test_torchruns_command_gives_the_same_environment(launchers: Launchers) -> None:
     """The other tests start torchrun by its `main`; this one by its command."""
     launchers.script("probe.py", PROBE)
     line = ["--nproc-per-node", "2", "--log-dir", "logs", "../probe.py"]
@@ -166,7 +166,7 @@ def test_workers_get_the_same_arguments(line: list[str], launchers: Launchers) -
         "--duplicate-stdout-filters plain",
     ],
 )
-def test_output_goes_to_the_same_places(flags: str, launchers: Launchers) -> None:
+def test_output_is_written_to_the_same_places(flags: str, launchers: Launchers) -> None:
     launchers.script("noise.py", NOISE)
     line = [*flags.split(), "--nproc-per-node", "3", "--log-dir", "logs", "../noise.py"]
     theirs, ours = launchers.both(line)
@@ -201,14 +201,14 @@ def test_lines_get_the_same_prefix(template: str, launchers: Launchers) -> None:
     assert ours.shown() == theirs.shown()
 
 
-def test_no_log_directory_leaves_output_alone(launchers: Launchers) -> None:
+def test_output_is_unchanged_without_a_log_directory(launchers: Launchers) -> None:
     launchers.script("noise.py", NOISE)
     theirs, ours = launchers.both(["--log-dir", "/dev/null", "../noise.py"])
     assert (theirs.code, ours.code) == (0, 0), theirs.err + ours.err
     assert ours.shown() == theirs.shown()
 
 
-def test_a_restart_leaves_the_same_logs(launchers: Launchers) -> None:
+def test_restart_leaves_the_same_logs(launchers: Launchers) -> None:
     failing = "if (rank, os.environ['TORCHELASTIC_RESTART_COUNT']) == ('1', '0'): sys.exit(5)\n"
     launchers.script("noise.py", NOISE + failing)
     flags = ["--nproc-per-node", "2", "--max-restarts", "2", "-r", "3", "--log-dir", "logs"]

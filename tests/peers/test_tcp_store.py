@@ -114,7 +114,7 @@ def test_responses_match_torchs_client(server: Any, store: TCPStore) -> None:
     assert all_calls(store, "ours") == all_calls(their_store, "their")
 
 
-def test_queues_too(server: Any, store: TCPStore) -> None:
+def test_queue_responses_match_torchs_client(server: Any, store: TCPStore) -> None:
     if not server.libuvBackend:
         with pytest.raises(DistNetworkError, match=r"queue_len of k: "):
             store.queue_len("k")  # The old server has no queues.
@@ -122,7 +122,7 @@ def test_queues_too(server: Any, store: TCPStore) -> None:
     assert all_queue_calls(store, "ours") == all_queue_calls(theirs(server), "their")
 
 
-def test_a_server_of_torchs_waits_for_our_clients(port: int) -> None:
+def test_torchs_server_waits_for_our_clients(port: int) -> None:
     from torch.distributed import TCPStore as Torch
 
     with ThreadPoolExecutor(1) as pool:
@@ -161,7 +161,7 @@ def serving_process(port: int) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_stopped_server_continues_or_dies(port: int) -> None:
+def test_client_survives_a_stopped_server(port: int) -> None:
     """torch's client waits for ever for a stopped server, and never again reaches a new one."""
     with serving_process(port) as process:
         store = TCPStore("localhost", port, timeout=LONG)
@@ -201,9 +201,7 @@ def test_stopped_server_continues_or_dies(port: int) -> None:
     server.close()
 
 
-def test_a_worker_finds_the_store_of_its_agent(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_finds_the_store_of_its_agent(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", str(server.port))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
@@ -212,7 +210,7 @@ def test_a_worker_finds_the_store_of_its_agent(
         assert store.get("found") == b"yes"
 
 
-def test_both_kinds_of_create_c10d_store_meet(port: int) -> None:
+def test_both_kinds_of_create_c10d_store_connect(port: int) -> None:
     from torch.distributed.elastic.utils.distributed import create_c10d_store
 
     where: dict[str, Any] = {"server_addr": "localhost", "server_port": port, "world_size": 2}
@@ -272,7 +270,7 @@ def connect(our_server: Server) -> Callable[..., Any]:
     return connected
 
 
-def test_the_clients_of_a_world_are_counted(connect: Callable[..., Any]) -> None:
+def test_clients_of_a_world_are_counted(connect: Callable[..., Any]) -> None:
     stores = [connect(world_size=3, is_master=False) for _ in range(3)]
     assert stores[0].num_keys() == 1
     assert stores[0].list_keys() == []  # The counter has no `/` before it.
@@ -291,7 +289,7 @@ sys.stdout.write(f"{total.item()}")
 """
 
 
-def test_a_process_group(our_server: Server) -> None:
+def test_process_group_uses_our_server(our_server: Server) -> None:
     environment = {
         **os.environ,
         "MASTER_ADDR": "127.0.0.1",

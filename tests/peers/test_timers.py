@@ -109,9 +109,7 @@ def take_until(server: FileTimerServer, timers: int) -> int:
     return 0
 
 
-def test_a_client_of_torch_is_served(
-    server: FileTimerServer, told: list[str], tmp_path: Path
-) -> None:
+def test_torchs_client_is_served(server: FileTimerServer, told: list[str], tmp_path: Path) -> None:
     with started(WORKER_OF_TORCH, tmp_path / "pipe") as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None
@@ -130,7 +128,7 @@ def test_a_client_of_torch_is_served(
     assert told == ["timer expired: late 15", "kill worker process: late 15"]
 
 
-def test_a_client_of_ours_is_served_by_torch(tmp_path: Path) -> None:
+def test_our_client_is_served_by_torchs_server(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     with started(SERVER_OF_TORCH, path) as server:
         assert server.stdout is not None

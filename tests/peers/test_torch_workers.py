@@ -64,7 +64,7 @@ def meeting(cluster: Cluster, generation: int) -> dict[int, int]:
     return met
 
 
-def test_broken_collective_is_recreated_and_never_blamed(tmp_path: Path) -> None:
+def test_broken_collective_is_recreated_and_its_failure_not_blamed(tmp_path: Path) -> None:
     """Also that no key of a generation's store is there in the next, and torch's `@record`."""
     logs = tmp_path / "logs"
     flags = ("--max-restarts=1", "--log-dir", str(logs))

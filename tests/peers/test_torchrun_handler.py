@@ -85,7 +85,7 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_torchs_registry_has_it_as_a_handler_of_its_own_kind() -> None:
+def test_torchs_registry_has_the_plugin_as_one_of_its_handlers() -> None:
     from torch.distributed.elastic import rendezvous
 
     with job_of("1") as job:
@@ -116,7 +116,7 @@ def test_coordinator_takeover_restarts_nothing() -> None:
                 node.shutdown()
 
 
-def test_finding_it_loads_neither_torch_nor_the_rest_of_holdfast() -> None:
+def test_finding_the_plugin_imports_neither_torch_nor_holdfast() -> None:
     program = (
         "import sys; bare = set(sys.modules); import holdfast.torchrun_plugin as plugin;"
         "plugin.creator(); print(*sorted(set(sys.modules) - bare))"
@@ -126,7 +126,7 @@ def test_finding_it_loads_neither_torch_nor_the_rest_of_holdfast() -> None:
     assert loaded == ["holdfast", "holdfast.torchrun_plugin"]
 
 
-def test_the_store_does_what_torchs_agent_asks_of_it() -> None:
+def test_store_supports_the_calls_of_torchs_agent() -> None:
     from torch.distributed import DistStoreError, PrefixStore
     from torch.distributed.elastic.utils import store as agents
 

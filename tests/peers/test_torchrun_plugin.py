@@ -99,7 +99,7 @@ def finish(workers: dict[str, Start]) -> None:
         worker.finish()
 
 
-def test_a_node_joins_a_running_job(tmp_path: Path) -> None:
+def test_node_joins_a_running_job(tmp_path: Path) -> None:
     with TorchrunCluster(tmp_path, nnodes="2:3") as cluster:
         cluster.start_all("a", "b")
         before = cluster.world("a", "b")
@@ -114,7 +114,7 @@ def test_a_node_joins_a_running_job(tmp_path: Path) -> None:
             assert "Traceback" not in agent.said()
 
 
-def test_workers_are_not_given_the_token(tmp_path: Path) -> None:
+def test_workers_do_not_receive_the_token(tmp_path: Path) -> None:
     """torchrun itself gives them all that it has in its environment."""
     with TorchrunCluster(tmp_path, nnodes="2") as cluster:
         for name in "ab":
@@ -155,7 +155,7 @@ def test_standby_replaces_a_dead_node(tmp_path: Path) -> None:
         assert cluster.codes() == {"a": 0, "b": -signal.SIGKILL, "c": 0, "d": 0}
 
 
-def test_the_job_survives_its_first_node(tmp_path: Path) -> None:
+def test_job_survives_its_first_node(tmp_path: Path) -> None:
     """It coordinates, and serves the workers' store; another torchrun of the host takes over."""
     with TorchrunCluster(tmp_path, nnodes="1:2") as cluster:
         cluster.start_host("a")
@@ -180,7 +180,7 @@ def test_failed_node_ends_the_job(tmp_path: Path) -> None:
         )
 
 
-def test_gloo_meets_at_the_agents_store_and_again_after_a_failure(tmp_path: Path) -> None:
+def test_gloo_uses_the_agents_store_also_after_a_failure(tmp_path: Path) -> None:
     with TorchrunCluster(tmp_path, GLOO, "--max-restarts=1", nnodes="2") as cluster:
         cluster.start_all("a", "b")
         first = cluster.world("a", "b", meeting="summed")

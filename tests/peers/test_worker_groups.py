@@ -28,7 +28,7 @@ FILTERS = {"duplicate_stdout_filters": ["one"], "duplicate_stderr_filters": ["no
 @pytest.mark.filterwarnings("ignore")  # Torch leaves the files of commands open.
 @pytest.mark.parametrize("filters", [FILTERS, {}], ids=["filters", "none"])
 @pytest.mark.parametrize("kind", ["function", "command"])
-def test_filtered_lines(kind: str, filters: dict[str, Any], tmp_path: Path) -> None:
+def test_filtered_lines_are_equal(kind: str, filters: dict[str, Any], tmp_path: Path) -> None:
     program, args = (say, ()) if kind == "function" else ("sh", ("-c", "echo one; echo two"))
     found: list[Any] = []
     for root in SIDES:

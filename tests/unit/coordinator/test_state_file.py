@@ -1,4 +1,4 @@
-"""The memory of a coordinator in a file: whole or not at all, its owner's alone, one user at a time."""
+"""The memory of a coordinator in a file: it is written atomically, private, and used by one process at a time."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def file(path: Path) -> Iterator[StateFile]:
 
 
 def save(file: StateFile, *saved_jobs: SavedJob) -> str:
-    """Store these, and return what went wrong."""
+    """Store these memories; return the problem, if any."""
     done, said = threading.Event(), list[str]()
 
     def stored(problem: str) -> None:
@@ -128,7 +128,7 @@ def test_failed_write_is_reported_and_keeps_the_last_state(file: StateFile, path
 
 
 class Disk:
-    """Where a coordinator stores; it takes as long as the test wants."""
+    """Stands in for the state file; a write takes as long as the test wants."""
 
     path = "state.json"
 
@@ -145,7 +145,7 @@ class Disk:
 
 
 class Desk:
-    """A coordinator whose answers wait for the disk."""
+    """A coordinator whose answers wait until the disk has stored the state."""
 
     def __init__(self) -> None:
         self.disk: Any = Disk()

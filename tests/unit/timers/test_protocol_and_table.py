@@ -114,7 +114,7 @@ def test_timers_of_ended_processes_make_room() -> None:
     assert not timers.set(TimerRequest(4, "a", WALL), NOW, WALL)
     assert timers.set(TimerRequest(2, "a", WALL + 7), NOW, WALL)
     timers.release(2, "a")
-    assert timers.set(TimerRequest(1, "a", WALL), NOW, WALL)  # That process is gone.
+    assert timers.set(TimerRequest(1, "a", WALL), NOW, WALL)  # This process has exited.
     assert not timers.set(TimerRequest(4, "a", WALL), NOW + PURGE_S / 2, WALL)
     assert timers.set(TimerRequest(4, "a", WALL), NOW + PURGE_S, WALL)
     assert [*timers.expired_by_wall(WALL)] == [3, 4]

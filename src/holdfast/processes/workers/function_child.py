@@ -178,8 +178,8 @@ def call_in_fork(call: Callable[[], None]) -> int:
     """Call in a forked child, and return the exit status that the interpreter would have."""
     status = died_of = 0
     _part_from_the_parent()
-    RaisedSignals().begin()
     try:
+        RaisedSignals().begin()
         call()
     except SystemExit as leaving:
         status = _exit_status(leaving.code)
@@ -270,8 +270,8 @@ def main() -> None:
         preparation, data, has_tracker = pickle.load(stream)  # noqa: S301 (our agent's)
     if has_tracker:
         use_tracker(TRACKER_FD)
-    RaisedSignals().begin()
     try:
+        RaisedSignals().begin()
         record(prepare)(preparation)
         fn, args = pickle.loads(data)  # noqa: S301 (our agent's)
         call_and_return(fn, args, RESULT_FD)

@@ -30,6 +30,7 @@ import errno
 import os
 import select
 import signal
+import subprocess
 import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
@@ -52,7 +53,6 @@ from holdfast.processes.signals import as_enum
 from holdfast.side_thread import Hung, SideThread
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import IO, Any, TextIO
 
@@ -868,8 +868,6 @@ class SubprocessHandler:
         self._files.clear()
 
     def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
-        import subprocess
-
         return subprocess.Popen(
             args, env=env, stdout=self._stdout, stderr=self._stderr, start_new_session=True
         )
