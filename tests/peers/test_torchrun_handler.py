@@ -234,7 +234,7 @@ def test_exit_barrier_ends_the_job_and_releases_the_standby() -> None:
         infos = meet(*members)
         spare = job.node()
         standing_by = pool.submit(spare.next_rendezvous)
-        until(lambda: spare._node._stood_by)
+        until(lambda: spare._node._was_standby)
         for done in [pool.submit(barrier, info.store, 2, EXIT_BARRIER) for info in infos]:
             done.result(LONG_S)
         with pytest.raises(RendezvousGracefulExitError, match=r"^the job is over; this node was"):
