@@ -124,7 +124,7 @@ def test_every_view_and_action_works(
             expect(figure(page, "generation")).to_have_text("1")
             expect(figure(page, "restarts charged")).to_have_text("1 of 3")
             workers = cluster.ranks(6)
-            expect(figure(page, "workers run")).to_have_text("6 of 6")
+            expect(figure(page, "workers running")).to_have_text("6 of 6")
             workers[4].fail()
             expect(figure(page, "generation")).to_have_text("2")
             workers = cluster.ranks(6)
@@ -163,7 +163,7 @@ def test_every_view_and_action_works(
 def see_overview(page: Page) -> None:
     expect(page.locator("#job")).to_have_text("nightly")
     expect(page.locator("#state")).to_have_text("running")
-    expect(figure(page, "workers run")).to_have_text("6 of 6")
+    expect(figure(page, "workers running")).to_have_text("6 of 6")
     for name, ranks in (("node-a", "0-1"), ("node-b", "2-3"), ("node-c", "4-5")):
         expect(row(page, name)).to_contain_text("running")
         if name == "node-a":  # The others join in any order.
@@ -269,7 +269,7 @@ def test_map_shows_every_rank(
 ) -> None:
     command = (sys.executable, large_dashboard.__file__, str(count))
     with Dashboard(tmp_path, command=command) as dashboard, opened(browser, dashboard) as page:
-        expect(figure(page, "workers run")).to_have_text(f"{count} of {count}")
+        expect(figure(page, "workers running")).to_have_text(f"{count} of {count}")
         page.keyboard.press("3")
         expect(page.locator("canvas")).to_have_attribute("data-cells", str(count))
         page.focus("canvas")

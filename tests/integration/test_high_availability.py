@@ -131,7 +131,7 @@ def test_cluster_survives_replacing_each_machine_and_a_cut_of_the_majority(
         for machine in (0, 1):
             network.cut(machine)
         for name in ("0b", "1b", "2b", "3a"):
-            cluster.agents[name].says("the workers were killed")
+            cluster.agents[name].says("the keeper killed the workers")
         for machine in (0, 1):
             network.heal(machine)
         starts = cluster.generation(4)
