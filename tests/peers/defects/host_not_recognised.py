@@ -1,8 +1,8 @@
-"""An agent asked to use its own machine's address does not see that it is the one to host.
+"""An agent whose endpoint is an address of its own machine does not recognize that it must host the store.
 
-It compares the endpoint with what its host name resolves to; an address on a second network is not
-among that, so nobody serves the endpoint and every node gives up. Needs root for a network of its
-own. Shortened here: `read_timeout` 60 -> 3 s.
+It compares the endpoint with the addresses of its host name. An address on a second network is not among them, so no
+agent serves the endpoint and every node times out. Needs root for a separate network. Shortened here: `read_timeout`
+60 -> 3 s.
 """
 
 from __future__ import annotations

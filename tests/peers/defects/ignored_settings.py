@@ -1,4 +1,4 @@
-"""Settings that c10d does not know, `timeout` among them, are taken and ignored without a word."""
+"""c10d silently ignores settings that it does not know, such as `timeout`."""
 
 from __future__ import annotations
 
