@@ -46,7 +46,7 @@ def show() -> Evidence:
         machine.kill()
     return Evidence(
         len(set(worlds.values())) > 1,
-        f"of a round of 2:2 the node with the right clock was told a world of {worlds[0]} nodes, "
+        f"in a round of 2:2 the node with the right clock has a world of {worlds[0]} nodes, "
         f"the one {SKEW_S} s ahead a world of {worlds[SKEW_S]}",
     )
 

@@ -24,12 +24,14 @@ NO_NETWORK = 99
 
 def show() -> Evidence:
     if os.geteuid() != 0:
-        return Evidence(shown=False, text="needs root, to add an address to a network of its own")
+        return Evidence(shown=False, text="needs root, to add an address to a separate network")
     torchrun = str(Path(sys.executable).parent / "torchrun")
     command = ["unshare", "--net", "sh", "-c", SCRIPT, torchrun]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if done.returncode == NO_NETWORK:
-        return Evidence(shown=False, text=f"no network of its own to be had: {done.stderr.strip()}")
+        return Evidence(
+            shown=False, text=f"cannot create a separate network: {done.stderr.strip()}"
+        )
     last = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "(nothing)"
     return Evidence(
         done.returncode == 1 and "RendezvousConnectionError" in last,

@@ -10,7 +10,7 @@ def show() -> Evidence:
     join_s = made.settings.timeout.join.total_seconds()
     return Evidence(
         join_s == 600,
-        f"with timeout=2 and the slip joint_timeout=3 the handler waits {join_s:g} s for nodes",
+        f"with timeout=2 and the typo joint_timeout=3 the handler waits {join_s:g} s for nodes",
     )
 
 

@@ -51,7 +51,7 @@ print(longest, flush=True)
 
 def show() -> Evidence:
     if os.geteuid() != 0:
-        return Evidence(shown=False, text="needs root, for a network and a resolv.conf of its own")
+        return Evidence(shown=False, text="needs root, for a separate network and resolv.conf")
     with tempfile.TemporaryDirectory() as folder:
         resolver = Path(folder) / "resolv.conf"
         resolver.write_text("nameserver 127.0.0.1\n")
@@ -70,7 +70,9 @@ def show() -> Evidence:
         command = [*unshare, sys.executable, str(resolver), program]
         done = subprocess.run(command, capture_output=True, text=True, timeout=90)
     if done.returncode == NO_NETWORK:
-        return Evidence(shown=False, text=f"no network of its own to be had: {done.stderr.strip()}")
+        return Evidence(
+            shown=False, text=f"cannot create a separate network: {done.stderr.strip()}"
+        )
     took_s = float(done.stdout)
     return Evidence(
         took_s > NORMAL_S,

@@ -72,7 +72,7 @@ def main() -> int:
     listed = "\n".join(f"  {name:26} {title_of(name)}" for name in scripts)
     parser = argparse.ArgumentParser(
         prog="python tests/peers/defects/show.py",
-        description="Show what goes wrong with many nodes under torchrun.",
+        description="Show the defects of torchrun with many nodes.",
         epilog=EXAMPLES.format(scripts=listed),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -86,7 +86,7 @@ def main() -> int:
         print("\n".join(scripts))
         return 0
     if not os.access(Path(sys.executable).parent / "torchrun", os.X_OK):
-        parser.error(f"there is no torchrun beside {sys.executable}; install torch 2.13.0 there")
+        parser.error(f"no torchrun next to {sys.executable}; install torch 2.13.0 there")
     every_one = True
     for name in args.names or scripts:
         shown, line = run(name)

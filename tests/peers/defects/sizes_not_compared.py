@@ -17,7 +17,7 @@ def show() -> Evidence:
     Call(handler(port, "2:2").next_rendezvous)
     info = wants_three.result(within_s=15).value
     size = info.world_size if info else None
-    return Evidence(size == 2, f"the node of 3:3 was told a world of {size} nodes")
+    return Evidence(size == 2, f"the node with 3:3 has a world of {size} nodes")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ WORKAROUND = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 class Evidence(NamedTuple):
-    """Whether the defect occurred, and what was observed."""
+    """Whether the defect occurred, and the observation."""
 
     shown: bool
     text: str
