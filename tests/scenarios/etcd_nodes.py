@@ -1,33 +1,32 @@
 """Player of the machines on etcd: nodes of one job, each an `EtcdSession`, on one `SimEtcd`.
 
-Nothing happens by itself. A node's requests wait until etcd performs them, then the answers until
-the node takes them in, and so do the changes that watches saw. After every input all of that moves
-until nothing is left, but for what is held back::
+A node's requests wait until etcd performs them; the answers, and the changes that watches report, wait until
+the node handles them. After every input all of these are processed, except those on hold::
 
     new min=2 max=3 restarts=1 nodes=abc     a job's settings, and nodes that join one by one
-    new min=1 max=2 nodes=ab shown=1         ... whose presence others can watch
-    seen a b / closed a b                    what a sees at its connection to the presence of b
-    refused a b / unknown a b                ... or there is none
-    join a / add a                           a node, with a session or without one
-    open a / drop a / leave a / crash a      its session; crash ends it without a word
-    reports a failed / beats a / again a     a status of another phase; a heartbeat; the last status
-    mute a / obeys a                         a mute node reports nothing by itself
-    stands down a / stands a                 whether it is willing to lead
-    rejoins a 55                             it begins anew as this incarnation
-    hold a requests,answers,changes          what waits from here on; `release a` moves it again
-    performs a 1 / answers a 1 / hears a     moves one of those by hand; the number counts from 0
-    loses a unreachable done                 its first request fails, performed all the same or not
-    late a                                   performs what was lost last
-    watch a 0 ends unreachable               counted in the order of their starts
-    lease of nodes/a/1 ends / pass 5         ends a lease; lets time pass, ending leases
-    wait 5                                   lets time pass with heartbeats and ticks
+    new min=1 max=2 nodes=ab presence=1      ... with presences
+    confirmed a b / closed a b               an event of a's connection to the presence of b
+    refused a b / inconclusive a b           ... or the outcome of an attempt
+    join a / add a                           a node, with or without opening its session
+    open a / drop a / leave a / crash a      its session; crash ends it without a message
+    reports a failed / heartbeat a / repeat a     a status in another phase; the last status again
+    manual a / automatic a                   whether the node reacts to views by itself
+    candidate a / resigns a                  whether it is willing to lead
+    rejoins a 55                             it rejoins as this incarnation
+    hold a requests,answers,changes          put these on hold; `release a` continues
+    performs a 1 / answers a 1 / receives a  process one of these by hand; the index starts at 0
+    loses a unreachable done                 its first request fails, after it was performed or not
+    late a                                   perform the last lost request
+    watch a 0 ends unreachable               end a watch, by the order of starting
+    lease of nodes/a/1 ends / pass 5         end a lease; let time pass and leases expire
+    wait 5                                   let time pass with heartbeats and ticks
     put shared/call 7 / delete job / full / room / compact
-    keys / job                               what is stored
+    keys / job                               print stored keys
 
-Several of these may be in one line, with `; ` between them.
+A line may have several inputs, separated by `; `.
 
-Below is all that happened: `a -> request` when etcd performs it, `a <- answer` when the node takes
-it in. The last line has each node's session, its leadership, and what it still waits to do.
+In the output, `a -> request` means that etcd performs the request, and `a <- answer` that the node handles
+the answer. The last line has each node's session, its leadership, and the number of waiting items.
 """
 
 from __future__ import annotations
@@ -100,73 +99,75 @@ LEASE_S = 5.0
 STEPS_MAX = 10_000
 KEYS = JobKeys(PREFIX, RUN)
 QUEUES = ("requests", "answers", "changes")
-SIGHTS: dict[str, Any] = {
-    "seen": PresenceConfirmed,
+PRESENCE_EVENTS: dict[str, Any] = {
+    "confirmed": PresenceConfirmed,
     "closed": PresenceClosed,
     "refused": PresenceRefused,
-    "unknown": PresenceInconclusive,
+    "inconclusive": PresenceInconclusive,
 }
 
 
 class EtcdNode:
-    """One node: its session, and all that is under way between it and etcd."""
+    """One node: its session, and the messages between it and etcd."""
 
-    def __init__(self, scene: EtcdPlayer, name: str, incarnation: int) -> None:
-        self.node = a_node(name, scene.settings, incarnation)
+    def __init__(self, player: EtcdPlayer, name: str, incarnation: int) -> None:
+        self.node = a_node(name, player.settings, incarnation)
         self.session = EtcdSession(
             run_id=RUN,
             info=self.node.info,
             prefix=PREFIX,
             lease_s=LEASE_S,
-            presence=Presence("", incarnation, f"{incarnation:032x}") if scene.shown else None,
+            presence=Presence("", incarnation, f"{incarnation:032x}")
+            if player.has_presences
+            else None,
             strict=True,
         )
-        self.looks: dict[str, int] = {}  # Connections to other nodes.
-        self.obeys = True
+        self.connections: dict[str, int] = {}  # Presence connections to other nodes.
+        self.is_automatic = True
         self.held: set[str] = set()
         self.requests: list[SendRequest] = []
         self.answers: list[RequestAnswered] = []
         self.changes: list[KeysChanged | WatchEnded] = []
         self.lost: list[SendRequest] = []
-        self.watches: dict[int, int] = {}  # With their numbers at etcd.
-        self._scene = scene
+        self.watches: dict[int, int] = {}  # The numbers of etcd, by those of the node.
+        self._player = player
 
     def happens(self, event: SessionEvent) -> None:
-        scene = self._scene
-        scene.events.add(type(event))
+        player = self._player
+        player.events.add(type(event))
         try:
-            effects = self.session.handle(scene.now, event)
+            effects = self.session.handle(player.now, event)
         except InvalidEvent as error:
             self._log(f"InvalidEvent: {error}")
             return
-        scene.states.add(self.session.state)
+        player.states.add(self.session.state)
         for effect in effects:
-            scene.effects.add(type(effect))
+            player.effects.add(type(effect))
             match effect:
                 case SendRequest():
                     self.requests.append(effect)
                 case StartWatch():
                     self._watch(effect)
                 case StopWatch(number):
-                    self._scene.etcd.unsubscribe(self.watches.pop(number, -1))
+                    self._player.etcd.unsubscribe(self.watches.pop(number, -1))
                 case ConnectPresence(number, presence):
                     other = presence.address.partition(".")[0]
                     self._log(f"connects to {other}")
-                    self.looks[other] = number
+                    self.connections[other] = number
                 case DropPresence(number):
-                    other = next(name for name, one in self.looks.items() if one == number)
-                    self._log(f"has done with {other}")
-                    del self.looks[other]
+                    other = next(name for name, one in self.connections.items() if one == number)
+                    self._log(f"disconnects from {other}")
+                    del self.connections[other]
                 case ReportOpened():
                     self._log("session opened")
-                    if self.obeys:
+                    if self.is_automatic:
                         self.report()
                 case ReportClosed(why, permanent):
                     self._log(f"session closed{' for good' if permanent else ''}: {why}")
                 case DeliverMessage(View() as view):
                     self._log(f"view {view.term}.{view.revision}: {described(view)} ({view.why})")
-                    if self.obeys:
-                        self._obey(view)
+                    if self.is_automatic:
+                        self._follow(view)
                 case DeliverMessage(Ack() as ack):
                     self._log(f"ack of status {ack.seq} of {ack.incarnation}")
                 case ReportLeft():
@@ -175,13 +176,13 @@ class EtcdNode:
                     self._log(f"ignores {short(key)}: {why}")
 
     def _log(self, text: str) -> None:
-        self._scene.log.append(f"{self.node.name}: {text}")
+        self._player.log.append(f"{self.node.name}: {text}")
 
     def _watch(self, watch: StartWatch) -> None:
         def saw(_revision: int, changes: tuple[Change, ...]) -> None:
             self.changes.append(KeysChanged(watch.number, changes))
 
-        found = self._scene.etcd.subscribe(watch.key, watch.end, watch.start_revision, saw)
+        found = self._player.etcd.subscribe(watch.key, watch.end, watch.start_revision, saw)
         if isinstance(found, Problem):
             self.changes.append(WatchEnded(watch.number, found))
         else:
@@ -190,7 +191,7 @@ class EtcdNode:
     def report(self, status: Status | None = None) -> None:
         self.happens(MessageSubmitted(status or self.node.status()))
 
-    def _obey(self, view: View) -> None:
+    def _follow(self, view: View) -> None:
         if not self.node.receive(view):
             return
         if view.role is NodeRole.FENCED:
@@ -199,17 +200,17 @@ class EtcdNode:
         elif self.node.apply():
             self.report()
 
-    # What is under way.
+    # Requests, answers and changes.
 
     def perform(self, index: int = 0) -> None:
         sent = self.requests.pop(index)
-        self._scene.log.append(f"{self.node.name} -> {request_text(sent.request)}")
-        answer = self._scene.etcd.perform(self._scene.now, sent.request)
+        self._player.log.append(f"{self.node.name} -> {request_text(sent.request)}")
+        answer = self._player.etcd.perform(self._player.now, sent.request)
         self.answers.append(RequestAnswered(sent.number, answer))
 
     def take_answer(self, index: int = 0) -> None:
         answered = self.answers.pop(index)
-        self._scene.log.append(f"{self.node.name} <- {answer_text(answered.answer)}")
+        self._player.log.append(f"{self.node.name} <- {answer_text(answered.answer)}")
         self.happens(answered)
 
     def take_change(self) -> None:
@@ -219,18 +220,18 @@ class EtcdNode:
         sent = self.requests.pop(0)
         self.lost.append(sent)
         if done:
-            self._scene.etcd.perform(self._scene.now, sent.request)
+            self._player.etcd.perform(self._player.now, sent.request)
         problem = Problem(ProblemKind(kind), f"it is {kind}")
-        self._scene.log.append(f"{self.node.name} <- {answer_text(problem)}")
+        self._player.log.append(f"{self.node.name} <- {answer_text(problem)}")
         self.happens(RequestAnswered(sent.number, problem))
 
     def end_watch(self, index: int, kind: str) -> None:
         number = [*self.watches][index]
-        self._scene.etcd.unsubscribe(self.watches.pop(number))
+        self._player.etcd.unsubscribe(self.watches.pop(number))
         self.happens(WatchEnded(number, Problem(ProblemKind(kind), f"it is {kind}")))
 
     def step(self) -> bool:
-        """Move the first that is not held back; return whether there was anything."""
+        """Process the first item that is not on hold; return whether there was one."""
         for name, waiting, move in (
             ("requests", self.requests, self.perform),
             ("answers", self.answers, self.take_answer),
@@ -270,7 +271,7 @@ class EtcdPlayer:
         self.nodes: dict[str, EtcdNode] = {}
         self.log: list[str] = []
         self.born = 0
-        self.shown = False
+        self.has_presences = False
 
     def play(self, line: str) -> list[str]:
         self.log = []
@@ -283,23 +284,23 @@ class EtcdPlayer:
     def play_one(self, verb: str, *words: str) -> list[str]:
         if verb == "new":
             given = fields([*words])
-            names, shown = given.pop("nodes", ""), given.pop("shown", "")
+            names, presence = given.pop("nodes", ""), given.pop("presence", "")
             known: dict[str, Any] = {SETTINGS[name]: number(text) for name, text in given.items()}
             least, most = int(known.pop("min_nodes")), int(known.pop("max_nodes"))
             self.begin(a_job_of(least, most, **known))
-            self.shown = bool(shown)
+            self.has_presences = bool(presence)
             for name in names:
                 self.join(name)
             self.log = []
         elif verb in ("keys", "job"):
-            return self.keys() or ["nothing"] if verb == "keys" else [self.job()]
+            return self.keys() or ["no keys"] if verb == "keys" else [self.job()]
         else:
             self.do(verb, [*words])
             self.run()
         return []
 
     def state(self) -> str:
-        return "; ".join(node.state() for node in self.nodes.values()) or "nobody"
+        return "; ".join(node.state() for node in self.nodes.values()) or "no nodes"
 
     def do(self, verb: str, words: list[str]) -> None:
         match [verb, *words]:
@@ -328,7 +329,7 @@ class EtcdPlayer:
             case ["wait", seconds]:
                 self.wait(float(seconds))
             case _:
-                self.do_to(self.nodes[words[-1] if verb == "stands" else words[0]], verb, words[1:])
+                self.do_to(self.nodes[words[0]], verb, words[1:])
 
     def do_to(self, node: EtcdNode, verb: str, words: list[str]) -> None:
         match [verb, *words]:
@@ -345,9 +346,9 @@ class EtcdPlayer:
             case ["tick", seconds]:
                 self.now += float(seconds)
                 node.happens(TICK)
-            case ["beats"]:
+            case ["heartbeat"]:
                 node.happens(MessageSubmitted(node.node.heartbeat()))
-            case ["again"]:
+            case ["repeat"]:
                 node.report(node.node.last_status())
             case ["reports"]:
                 node.report()
@@ -364,13 +365,15 @@ class EtcdPlayer:
                 node.node.info = msgspec.structs.replace(node.node.info, address="")
             case ["portions", ops]:
                 node.session.leadership.ops_max = int(ops)
-            case ["seen" | "closed" | "refused" | "unknown", other]:
-                number = node.looks[other] if verb == "seen" else node.looks.pop(other)
-                node.happens(SIGHTS[verb](number))
-            case ["mute" | "obeys"]:
-                node.obeys = verb == "obeys"
-            case ["stands", *_]:
-                node.session.leadership.election.is_candidate = words != [node.node.name]
+            case ["confirmed" | "closed" | "refused" | "inconclusive", other]:
+                number = (
+                    node.connections[other] if verb == "confirmed" else node.connections.pop(other)
+                )
+                node.happens(PRESENCE_EVENTS[verb](number))
+            case ["manual" | "automatic"]:
+                node.is_automatic = verb == "automatic"
+            case ["candidate" | "resigns"]:
+                node.session.leadership.election.is_candidate = verb == "candidate"
             case ["hold", names]:
                 node.held = {*names.split(",")}
                 assert node.held <= {*QUEUES}
@@ -380,9 +383,9 @@ class EtcdPlayer:
                 node.perform(*map(int, index))
             case ["answers", *index]:
                 node.take_answer(*map(int, index))
-            case ["hears"]:
+            case ["receives"]:
                 node.take_change()
-            case ["joins", "changes"]:
+            case ["merges", "changes"]:
                 number = node.changes[0].number
                 merged = [one for each in node.changes for one in each.changes]  # type: ignore[union-attr]
                 node.changes[:] = [KeysChanged(number, tuple(merged))]
@@ -397,7 +400,7 @@ class EtcdPlayer:
             case _:
                 raise AssertionError(f"what is {verb!r} {words}?")
 
-    # What happens.
+    # Nodes and time.
 
     def add(self, name: str) -> EtcdNode:
         self.born += 1
@@ -409,14 +412,14 @@ class EtcdPlayer:
         self.run()
 
     def run(self) -> None:
-        """Move whatever is not held back until nothing is left."""
+        """Process all items that are not on hold."""
         for _ in range(STEPS_MAX):
             if not sum(node.step() for node in [*self.nodes.values()]):
                 return
-        raise AssertionError("it never ends")
+        raise AssertionError("the player does not terminate")
 
     def wait(self, seconds: float) -> None:
-        """Let time pass; only what matters is logged, not the heartbeats."""
+        """Let time pass with heartbeats, which are not logged."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + 0.5)
@@ -432,7 +435,7 @@ class EtcdPlayer:
                 node.happens(TICK)
             self.run()
 
-    # What is stored.
+    # Stored keys.
 
     def read(self, key: bytes):  # type: ignore[no-untyped-def]
         done = self.etcd.perform(self.now, Txn((), (Get(key),)))

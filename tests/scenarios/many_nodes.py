@@ -1,24 +1,24 @@
-"""Players of the machines of many nodes: rounds, coordinator, session, coordinated supervision.
+"""Players of the machines for several nodes: rounds, coordinator, session, coordinated supervision.
 
-Rounds: the player keeps nodes that apply each view, so that an input is short::
+Rounds: the player has nodes that apply each view, so the inputs are short::
 
-    new min=2 max=3 restarts=1           a job's settings, and a coordinator that knows of no node
-    join a host=h1 workers=2             an agent begins; if `a` is there, as a new incarnation
-    join a yields=1                      one that gives way to another of its name
-    claims a term=4 round=3 rank=0 of=2 generation=5      one that an earlier coordinator knew
-    back a / again a / beats a           a new status; the last one again; a heartbeat
-    done a / fails a hopeless / reports a text / ready a / leaves a / closes a / stuck a why
-    rejoin a                             begins anew, as a fenced node does
-    misses a / hears a                   its views are lost from here on / arrive again
-    slow a / stopped a                   its workers take long to stop / and now they are gone
-    lost a / lost a+b / time up / time up late / close stopped why / new coordinator
-    time up a                            it has contended for the place of another long enough
-    settled                              the settle times of all that came have lasted long enough
-    let in / quiet                       one was held back for long enough; a quiet time has passed
-    asks r1 drain a / asks r1 stop via=a     an operator requests something, directly or in a status
+    new min=2 max=3 restarts=1           a job's settings, and a coordinator without nodes
+    join a host=h1 workers=2             an agent joins; if `a` exists, as a new incarnation
+    join a yields=1                      a node that yields to another with its id
+    claims a term=4 round=3 rank=0 of=2 generation=5      a member of an earlier coordinator's round
+    status a / repeat a / heartbeat a    a new status; the last one again; a heartbeat
+    succeeds a / fails a hopeless / reports a text / ready a / leaves a / closes a / stuck a why
+    rejoin a                             a fenced node rejoins as a new incarnation
+    unreachable a / reachable a          views to it are lost from now on / delivered again
+    slow a / stopped a                   its workers take long to stop / have exited now
+    lost a / lost a+b / wait over / wait over late / close stopped why / new coordinator
+    wait over a                          the wait of the contender `a` is over
+    settled                              the longest settle time is over
+    exclusion over / quiet               an exclusion is over; a `QUIET_S` period is over
+    request r1 drain a / request r1 stop via=a     an operator's request, directly or in a status
 
-Below are the views, each with the node it is for (`a/1` is the first incarnation of `a`, when there
-is a newer one), and the job. The others: `now Event words`, or as the classes say.
+The output has the views, each with its node (`a/1` is the first incarnation of `a`, if there is a newer
+one), and the job. The inputs of the other players are `now Event words`, or as their classes say.
 """
 
 from __future__ import annotations
@@ -110,22 +110,25 @@ class RoundsPlayer:
             least, most = int(known.pop("min_nodes")), int(known.pop("max_nodes"))
             self.settings = a_job_of(least, most, **known)
             self.nodes: dict[str, list[FakeNode]] = {}
-            self.deaf: set[str] = set()
+            self.unreachable: set[str] = set()
             verb, words = "new", ["coordinator"]
         if verb == "new":
             self.rounds = Rounds(Job(run_id=RUN))
             return [self._state()]
-        if verb in ("misses", "hears"):
-            (self.deaf.add if verb == "misses" else self.deaf.discard)(words[0])
+        if verb in ("unreachable", "reachable"):
+            change = self.unreachable.add if verb == "unreachable" else self.unreachable.discard
+            change(words[0])
             return [self._state()]
         if verb == "slow":
             self._node(words[0]).slow = True
             return [self._state()]
-        if verb == "beats":
+        if verb == "heartbeat":
             node = self._node(words[0])
             view = self.rounds.missing_view(node.heartbeat())
             seq = self.rounds.seq_of(node.name, node.info.incarnation)
-            known_to = "" if seq == node.seq else [f"{words[0]}: has status {seq}, not {node.seq}"]
+            known_to = (
+                "" if seq == node.seq else [f"{words[0]}: known with status {seq}, not {node.seq}"]
+            )
             return [*known_to, *map(self._sent, [view] if view else []), self._state()]
         return self._give(self._event(verb, words))
 
@@ -154,16 +157,16 @@ class RoundsPlayer:
         return self.nodes[name][int(which) - 1 if which else -1]
 
     def _event(self, verb: str, words: list[str]) -> JobEvent:
-        if verb == "time":
+        if verb == "wait":
             seq = self.rounds.job.wait_seq
-            if words == ["up", "stopping"]:
+            if words == ["over", "stopping"]:
                 return WaitEnded(self.rounds.job.generation, WaitKind.STOPPING)
             if words[-1] in self.nodes:
                 return WaitEnded(self._node(words[-1]).info.incarnation, WaitKind.CONTENDING)
-            return WaitEnded(seq - 1 if words == ["up", "late"] else seq)
+            return WaitEnded(seq - 1 if words == ["over", "late"] else seq)
         if verb == "settled":
             return WaitEnded(self.rounds.job.settle_seq, WaitKind.SETTLING)
-        if verb == "let":
+        if verb == "exclusion":
             exclusions = self.rounds.job.exclusions.values()
             return WaitEnded(
                 next(one.until for one in exclusions if one.until >= 0), WaitKind.EXCLUDED
@@ -172,8 +175,8 @@ class RoundsPlayer:
             return WaitEnded(self.rounds.job.quiet, WaitKind.QUIET)
         if verb == "close":
             return CloseRequested(JobOutcome(words[0]), " ".join(words[1:]))
-        if verb == "asks":
-            return self._ask(words)
+        if verb == "request":
+            return self._request(words)
         name, *rest = words
         if verb in ("join", "claims"):
             return self._join(name, fields(rest)).status()
@@ -184,11 +187,11 @@ class RoundsPlayer:
             return lost[0] if len(lost) == 1 else NodesLost(lost)
         node = self._node(name)
         match verb:
-            case "again":
+            case "repeat":
                 return node.last_status()
-            case "back":
+            case "status":
                 pass
-            case "done":
+            case "succeeds":
                 return node.succeed()
             case "fails":
                 return node.fail(retryable="hopeless" not in rest, sudden="suddenly" in rest)
@@ -213,7 +216,7 @@ class RoundsPlayer:
                 raise AssertionError(f"what is {verb!r}?")
         return node.status()
 
-    def _ask(self, words: list[str]) -> JobEvent:
+    def _request(self, words: list[str]) -> JobEvent:
         (one, action), rest = words[:2], [word for word in words[2:] if "=" not in word]
         about: dict[str, Any] = {n: number(t) for n, t in fields(words[2 + len(rest) :]).items()}
         via = about.pop("via", "")
@@ -244,7 +247,7 @@ class RoundsPlayer:
         self.nodes.setdefault(name, []).append(node)
         return node
 
-    # In words.
+    # The output.
 
     def _sent(self, view: View) -> str:
         self.roles.add(view.role)
@@ -254,11 +257,11 @@ class RoundsPlayer:
         name = view.node if node is named[-1] else f"{view.node}/{which + 1}"
         text = f"{name}: {described(view)} ({view.why})"
         if view.answered is not None:
-            text += f", told of {view.answered.id}: {view.answered.refusal or 'granted'}"
-        if view.node in self.deaf:
-            return f"{text}, which is lost on the way"
+            text += f", answer {view.answered.id}: {view.answered.refusal or 'granted'}"
+        if view.node in self.unreachable:
+            return f"{text}, not delivered"
         if not node.receive(view):
-            return f"{text}, which is older than what it has"
+            return f"{text}, ignored as older"
         if node.apply() and stops(node):
             self.stopped.append(node)
         return text
@@ -272,24 +275,24 @@ class RoundsPlayer:
         members = {info.incarnation for info in job.members}
         others = [n.info.node for n in job.nodes.values() if n.info.incarnation not in members]
         if others:
-            parts.append(f"also here {' '.join(others)}")
+            parts.append(f"others {' '.join(others)}")
         if job.succeeded:
-            parts.append(f"done {' '.join(sorted(job.succeeded))}")
+            parts.append(f"succeeded {' '.join(sorted(job.succeeded))}")
         if job.settings:
             parts.append(f"{job.restarts} of {job.settings.max_restarts} restarts used")
         if drained_nodes(job):
             parts.append(f"drained {' '.join(drained_nodes(job))}")
         if job.departed:
-            parts.append(f"not gone yet {' '.join(n.info.node for n in job.departed.values())}")
+            parts.append(f"departed {' '.join(n.info.node for n in job.departed.values())}")
         waits = {wait.ended.kind: wait.delay_s for wait in self.rounds.waits}
         if WaitKind.EXCLUDED in waits:
             delayed = (node for node, one in job.exclusions.items() if one.until >= 0)
-            parts.append(f"holds back {' '.join(delayed)} for {waits[WaitKind.EXCLUDED]:g} s")
+            parts.append(f"excludes {' '.join(delayed)} for {waits[WaitKind.EXCLUDED]:g} s")
         if WaitKind.CONTENDING in waits:
             delay_s = waits[WaitKind.CONTENDING]
-            parts.append(f"lets a contender wait for {delay_s:g} s")
+            parts.append(f"a contender waits {delay_s:g} s")
         step_s = waits.get(WaitKind.STEP, waits.get(WaitKind.STOPPING))
-        parts.append("waits for nothing" if step_s is None else f"waits {step_s:g} s")
+        parts.append("does not wait" if step_s is None else f"waits {step_s:g} s")
         return ", ".join(parts)
 
 
@@ -300,19 +303,19 @@ def stops(node: FakeNode) -> bool:
 
 
 def described(view: View) -> str:
-    """Write the matter of a view, but for why it was sent."""
+    """Return a view as text, without its reason."""
     match view.role:
         case NodeRole.MEMBER:
             text = f"member rank {view.rank} of {view.size}, round {view.round}"
             text += f", generation {view.generation}"
-            text += "" if view.start else " which may not start yet"
+            text += "" if view.start else ", not to start yet"
             text += f", {view.slow}" if view.slow else ""
             if view.world_size != view.size:
                 text += f", workers from {view.first_rank} of {view.world_size}"
             return text + (f", restart {view.restarts}" if view.restarts else "")
         case NodeRole.WAITING:
             wait_reason = f", {view.wait_reason}" if view.wait_reason else ""
-            return f"waiting, {view.present} of {view.needed} are here{wait_reason}"
+            return f"waiting, {view.present} of {view.needed} nodes{wait_reason}"
         case NodeRole.CLOSED:
             text = f"closed, {view.outcome.value if view.outcome else '?'}"
             text += f", report {view.report.decode()!r}" if view.report else ""
@@ -324,15 +327,14 @@ def described(view: View) -> str:
 class CoordinatorPlayer:
     """`new min=2 max=2 restarts=1 jobs=3 nodes=9 keep=60`, then `now verb node`.
 
-    `a@other` is in another job, and `a/2` another agent with the name of `a`.
+    `a@other` is a node of another job, and `a/2` another agent with the id `a`.
 
-    Verbs are those of rounds (join, back, beats, fails, done, leaves), and `cut a` (its connection
-    closed), `tick`, `close job outcome why`; `new coordinator` follows another one, and knows of
-    nothing; with `remembers` it has what that one stored, in the agent of `host`; with `place=1` it took
-    over elsewhere. A node joins
-    `from` an address, its own unless given, and with `reaches` by one of the coordinator's. Nodes
-    apply each view, but for `deaf=a`, which gets none of this one's. Below are the answers, the
-    jobs, and the next deadline.
+    Verbs are those of rounds (join, status, repeat, heartbeat, fails, succeeds, leaves), and
+    `disconnected a`, `tick`, `close job outcome why`, `request id job action node`. `new coordinator` starts a
+    successor without state; with `saved` it has the saved jobs, in the agent of `host`; with `place=1` it took
+    over at another place. A node joins `from` an address (by default its own), and with `reaches` over
+    one of the coordinator's addresses. Nodes apply each view; with `unreachable=a`, a gets no messages. The
+    output has the answers, the jobs and the next deadline.
     """
 
     machine: CoordinatorMachine
@@ -341,7 +343,7 @@ class CoordinatorPlayer:
         first, *words = shlex.split(line)
         if first == "new":
             follows = words[0] == "coordinator"
-            saved_jobs = self.machine.saved_jobs() if "remembers" in words else None
+            saved_jobs = self.machine.saved_jobs() if "saved" in words else None
             if not follows:
                 given: dict[str, Any] = {
                     n: number(text) for n, text in fields(words).items() if n != "host"
@@ -378,7 +380,8 @@ class CoordinatorPlayer:
             )
             return [self._state()]
         now = self.clock.read(first)
-        self.deaf = fields([word for word in words if word.startswith("deaf=")]).get("deaf", "")
+        unreachable = [word for word in words if word.startswith("unreachable=")]
+        self.unreachable = fields(unreachable).get("unreachable", "")
         self.stopped: list[FakeNode] = []
         event = self._event(*words)
         lines = [self._answer(one) for one in self.machine.handle(now, event)]
@@ -398,9 +401,9 @@ class CoordinatorPlayer:
             return TICK
         if verb == "close":
             return JobCloseRequested(name, JobOutcome(more[0]), " ".join(more[1:]))
-        if verb == "asks":  # An id, a job, an action and what it is about.
-            run_id, action, *whom = more
-            request = Request(id=name, action=action, node="".join(whom), who="ann@login")
+        if verb == "request":  # An id, a job, an action and perhaps a node.
+            run_id, action, *node_ids = more
+            request = Request(id=name, action=action, node="".join(node_ids), who="ann@login")
             return RequestReceived(run_id, request)
         if verb == "join":
             short, _, run = name.partition("@")
@@ -414,17 +417,17 @@ class CoordinatorPlayer:
             self.links[f"{short}@{run or RUN}"] = link
         node = self.nodes[name]
         match verb:
-            case "beats":
+            case "heartbeat":
                 return node.heartbeat()
-            case "cut":
+            case "disconnected":
                 return ConnectionClosed(node.run_id, node.name, node.info.incarnation)
-            case "join" | "back":
+            case "join" | "status":
                 status = node.status()
-            case "again":
+            case "repeat":
                 status = node.last_status()
             case "fails":
                 status = node.fail()
-            case "done":
+            case "succeeds":
                 status = node.succeed()
             case "leaves":
                 status = node.leave()
@@ -441,11 +444,16 @@ class CoordinatorPlayer:
         name = incarnations.get(answer.incarnation, f"{answer.node}{run}")
         node = self.nodes[name]
         if isinstance(answer, Ack):
-            if answer.call and answer.node != self.deaf:
+            if answer.call and answer.node != self.unreachable:
                 node.call = answer.call
             call = answer.call % CALLS_MAX  # Without the term.
             return f"{name}: ack {answer.seq}" + (f", roll call {call}" * (call > 0))
-        if answer.node != self.deaf and node.receive(answer) and node.apply() and stops(node):
+        if (
+            answer.node != self.unreachable
+            and node.receive(answer)
+            and node.apply()
+            and stops(node)
+        ):
             self.stopped.append(node)
         master = f" at {answer.master_addr}" if answer.master_addr else ""
         return f"{name}: {described(answer)}{master} ({answer.why})"
@@ -453,10 +461,10 @@ class CoordinatorPlayer:
     def _state(self) -> str:
         deadline = self.machine.next_deadline(self.clock.now)
         jobs = [
-            f"{run_id} {rounds.job.phase.value} with {' '.join(rounds.job.nodes) or 'nobody'}"
+            f"{run_id} {rounds.job.phase.value} with {' '.join(rounds.job.nodes) or 'no nodes'}"
             for run_id, rounds in self.machine.jobs.items()
         ]
-        due = "waits for nothing" if deadline is None else f"next at {round(deadline, 3):g}"
+        due = "no deadline" if deadline is None else f"next at {round(deadline, 3):g}"
         return "; ".join([*(jobs or ["no job"]), due])
 
 
@@ -505,9 +513,9 @@ class SessionPlayer:
                 return ms.Rejoined(int(words[0]))
             case "stuck":
                 return ms.LoopStuck(" ".join(words))
-            case "turned":
+            case "resumed":
                 return ms.LoopResumed()
-            case "asked":
+            case "request":
                 return ms.RequestMade(Request(id=words[0], action="restart", who="ann@login"))
             case "ack":
                 incarnation = int(given.get("of", self.machine.status.info.incarnation))
@@ -552,7 +560,7 @@ class SessionPlayer:
             case ms.DeliverView(view):
                 return f"deliver view {view.role.value} {view.term}.{view.revision}"
             case ms.GiveUp(away_s, why):
-                return f"give up after {away_s:g} s: {why or 'it was never there'}"
+                return f"give up after {away_s:g} s: {why or 'no contact'}"
             case ms.Send(Heartbeat(seq=seq, term=term, revision=revision, call=call)):
                 called = f", roll call {call}" if call else ""
                 return f"send a heartbeat: status {seq}, view {term}.{revision}{called}"
@@ -573,7 +581,7 @@ class SessionPlayer:
                 if status.stuck:
                     words.append(f"stuck: {status.stuck}")
                 if status.request:
-                    words.append(f"asks {status.request.id}")
+                    words.append(f"request {status.request.id}")
                 if status.drained:
                     words.append("drained")
                 return ", ".join(words)

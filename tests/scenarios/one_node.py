@@ -2,12 +2,12 @@
 
 ::
 
-    new local_world_size=2 max_restarts=1          makes a machine; what follows is given to it
-    new local_world_size=2 max_restarts=1 started=true      the same, with its workers running
-    0.25 WorkerExited generation=0 local_rank=1 failed=true      an event, at its time in seconds
+    new local_world_size=2 max_restarts=1          create a machine for the following events
+    new local_world_size=2 max_restarts=1 started=true      the same, with running workers
+    0.25 WorkerExited generation=0 local_rank=1 failed=true      an event, with its time in seconds
 
-Below `----` are the effects, in order, or the error; the last line is the state after it. A field
-that has its default value is left out. A further `new` begins another story in the same file.
+The output has the effects in order, or the error; the last line is the state after the event. Fields with
+their default value are omitted. A file may have several `new` machines.
 """
 
 from __future__ import annotations

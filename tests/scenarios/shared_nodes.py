@@ -1,18 +1,18 @@
-"""The player of nodes over a compare-and-set store: `core.shared_state`, one call at a time.
+"""Player of nodes over a compare-and-set store (`core.shared_state`), one call at a time.
 
 ::
 
     new min=2 max=2 restarts=1 settle=1          a job's settings, and an empty store
     0.0 a ready                                  a node reports its phase (and a generation)
-    0.0 a answer                                 the store carries out a's call, and a gets the answer
-    0.0 a unheard                                ... and the answer is lost: a's call fails
-    0.0 a fail no route                          the store cannot be asked
+    0.0 a respond                                the store performs a's call and responds
+    0.0 a response-lost                          ... and the response is lost: a's call fails
+    0.0 a fail no route                          a's call fails and is not performed
     5.0 a tick / 5.0 a rejoin 7
-    5.0 a/2 ready                                another agent with the name of a
-    5.0 all                                      all get their answers, until nobody has a call
-    store is empty                               it was started again without its state
+    5.0 a/2 ready                                another agent with the id of a
+    5.0 all                                      the store responds until no node has a call
+    store is empty                               the store restarted without its state
 
-Below are the effects with the node they are of, each node's call and next deadline, and the job.
+The output has the effects with their node, each node's call and next deadline, and the job.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class SharedStatePlayer:
 
     def _happens(self, now: float, name: str, verb: str, *words: str) -> list[str]:
         match verb:
-            case "answer":
+            case "respond":
                 return self._answer(now, name)
-            case "unheard":
-                self._carry_out(self.pending.pop(name))
-                return self._handle(now, name, CallFailed("the answer was lost"))
+            case "response-lost":
+                self._perform(self.pending.pop(name))
+                return self._handle(now, name, CallFailed("the response was lost"))
             case "fail":
                 del self.pending[name]
                 return self._handle(now, name, CallFailed(" ".join(words)))
@@ -92,9 +92,9 @@ class SharedStatePlayer:
         return self._handle(now, name, StatusChanged(phase, generation, failure))
 
     def _answer(self, now: float, name: str) -> list[str]:
-        return self._handle(now, name, self._carry_out(self.pending.pop(name)))
+        return self._handle(now, name, self._perform(self.pending.pop(name)))
 
-    def _carry_out(self, call: ReadState | WriteState) -> SessionEvent:
+    def _perform(self, call: ReadState | WriteState) -> SessionEvent:
         if isinstance(call, ReadState):
             return StateRead(self.state, self.token if self.state else None)
         if call.token != (self.token if self.state else None):
@@ -139,7 +139,7 @@ class SharedStatePlayer:
     def _node(self, name: str) -> str:
         session = self.nodes[name]
         deadline = session.next_deadline(self.clock.now)
-        when = "nothing to wait for" if deadline is None else f"next at {deadline:.3f}"
+        when = "no deadline" if deadline is None else f"next at {deadline:.3f}"
         return f"{name} is {session.call.value}, {when}"
 
     def _job(self) -> str:

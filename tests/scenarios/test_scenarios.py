@@ -1,10 +1,10 @@
-"""Transcripts of the machines of the core; `transcripts` and the players say how to read them.
+"""Transcripts of the machines in `core`; `transcripts` and the players document their format.
 
-To write what happens now below every `----` (a new block may be without one)::
+To replace the output below every `----` by the current one (a new block may omit it)::
 
     pytest --rewrite-scenarios tests/scenarios
 
-and read the difference before you keep it: a transcript is a promise.
+Read the difference before you commit it: a transcript is a specification.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ def test_transcript(path: Path, pytestconfig: pytest.Config) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_transcript_says_first_what_it_shows(path: Path) -> None:
+def test_transcript_begins_with_a_description(path: Path) -> None:
     assert re.match(r"# [A-Z].+\.$", path.read_text().partition("\n\n")[0].replace("\n# ", " "))
 
 
 @pytest.mark.parametrize(
     ("machine", "count"), [(supervision, 9), (rounds, 14), (coordinated_supervision, 9)], ids=str
 )
-def test_every_rule_of_a_machine_has_its_transcript(machine: ModuleType, count: int) -> None:
+def test_every_rule_of_a_machine_has_a_transcript(machine: ModuleType, count: int) -> None:
     rules = re.findall(r"^(\d+)\. ", machine.__doc__ or "", flags=re.MULTILINE)
     assert len(rules) == count
     folder = machine.__name__.rpartition(".")[2]
@@ -88,21 +88,21 @@ def test_every_rule_of_a_machine_has_its_transcript(machine: ModuleType, count: 
     assert {number for number in numbers if number.isdigit()} == set(rules)
 
 
-def test_the_transcripts_use_every_handler_of_supervision() -> None:
+def test_transcripts_use_every_handler_of_supervision() -> None:
     player = SupervisionPlayer()
     for path in transcripts("supervision"):
         Transcript(path.read_text()).replayed(player)
     assert set(supervision.Supervision._handlers) - player.handled == set()
 
 
-def test_the_transcripts_use_every_handler_of_coordinated_supervision() -> None:
+def test_transcripts_use_every_handler_of_coordinated_supervision() -> None:
     player = CoordinatedPlayer()
     for path in transcripts("coordinated_supervision"):
         Transcript(path.read_text()).replayed(player)
     assert set(coordinated_supervision.CoordinatedSupervision._handlers) - player.handled == set()
 
 
-def test_the_transcripts_take_every_path_of_a_job_and_no_other() -> None:
+def test_transcripts_cover_exactly_the_transitions_of_a_job() -> None:
     player = RoundsPlayer()
     for path in transcripts("rounds"):
         Transcript(path.read_text()).replayed(player)
@@ -119,7 +119,7 @@ def test_the_transcripts_take_every_path_of_a_job_and_no_other() -> None:
     }
 
 
-def test_the_transcripts_have_every_effect_and_every_link_of_session() -> None:
+def test_transcripts_cover_every_effect_and_connection_state_of_session() -> None:
     player = SessionPlayer()
     for path in transcripts("session"):
         Transcript(path.read_text()).replayed(player)
@@ -127,7 +127,7 @@ def test_the_transcripts_have_every_effect_and_every_link_of_session() -> None:
     assert {before for before, _ in player.links} == set(session.ConnectionState)
 
 
-def test_the_transcripts_take_every_path_of_a_stop_and_no_other() -> None:
+def test_transcripts_cover_exactly_the_transitions_of_a_stop() -> None:
     player = StoppingPlayer()
     for path in transcripts("stopping"):
         Transcript(path.read_text()).replayed(player)
@@ -155,14 +155,14 @@ def test_the_transcripts_take_every_path_of_a_stop_and_no_other() -> None:
         ("-1 Begun", "backwards"),
     ],
 )
-def test_a_slip_in_an_input_is_an_error(line: str, complaint: str) -> None:
+def test_an_invalid_input_is_an_error(line: str, complaint: str) -> None:
     player = SupervisionPlayer()
     player.play("new local_world_size=1 max_restarts=0")
     with pytest.raises((AssertionError, KeyError, TypeError), match=complaint):
         player.play(line)
 
 
-def test_a_transcript_that_says_otherwise_is_noticed_and_rewritten() -> None:
+def test_a_wrong_transcript_is_detected_and_rewritten() -> None:
     text = "# It begins.\n\nnew local_world_size=1 max_restarts=0\n----\ndone\n\n0 Begun\n"
     expected = (
         "# It begins.\n\nnew local_world_size=1 max_restarts=0\n----\n"
@@ -173,7 +173,7 @@ def test_a_transcript_that_says_otherwise_is_noticed_and_rewritten() -> None:
     assert Transcript(expected).replayed(SupervisionPlayer()) == expected
 
 
-def test_the_transcripts_on_etcd_have_every_state_event_and_effect() -> None:
+def test_transcripts_on_etcd_cover_every_state_event_and_effect() -> None:
     player = EtcdPlayer()
     for folder in ("etcd_session", "etcd_election", "etcd_leader", "etcd_witness"):
         for path in transcripts(folder):
@@ -183,7 +183,7 @@ def test_the_transcripts_on_etcd_have_every_state_event_and_effect() -> None:
     assert player.effects == {*get_args(SessionEffect)}
 
 
-def test_the_transcripts_of_clusters_have_every_state_event_and_effect() -> None:
+def test_transcripts_of_clusters_cover_every_state_event_and_effect() -> None:
     player = ClusterPlayer()
     for path in transcripts("etcd_cluster"):
         Transcript(path.read_text()).replayed(player)

@@ -1,8 +1,8 @@
-"""Transcripts as text: what goes in, ----, all that comes of it, rewritten or compared.
+"""Transcripts as text: an input, `----`, and the whole output; they are compared or rewritten.
 
-A transcript is a text file that begins with a comment saying what it shows. Then come blocks,
-parted by empty lines, each with one input above its `----`, and below it all that came of it. What
-the inputs mean is for a player to know: `one_node` and `many_nodes` have them.
+A transcript is a text file. It begins with a comment that says what it shows. Then follow blocks, separated
+by empty lines, each with one input above its `----` and the output below. A player interprets the inputs:
+`one_node`, `many_nodes`, `shared_nodes`, `etcd_nodes` and `cluster_members` have the players.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 MARK = "----"
-SIGNAL_FIELDS = ("signum", "died_of")  # written by name: SIGTERM, not 15
+SIGNAL_FIELDS = ("signum", "died_of")  # As names: SIGTERM, not 15.
 READERS: dict[str, Callable[[str], object]] = {
     "bool": {"true": True, "false": False}.__getitem__,
     "int": int,
@@ -40,11 +40,11 @@ class Transcript:
             self.blocks.append((above.splitlines(), below.splitlines()))
 
     def replayed(self, player: Player) -> str:
-        """Return the whole text as it must be, by what the player says happens."""
+        """Return the whole text with the output of the player."""
         chunks = []
         for above, _ in self.blocks:
             inputs = [line for line in above if not line.startswith("#")]
-            assert len(inputs) <= 1, f"one input a block, please: {inputs}"
+            assert len(inputs) <= 1, f"a block has one input, not {inputs}"
             below = [MARK, *player.play(inputs[0])] if inputs else []
             chunks.append("\n".join([*above, *below]))
         return "\n\n".join(chunks) + "\n"
@@ -54,11 +54,11 @@ class Player(Protocol):
     """Plays the inputs of one transcript to its machine."""
 
     def play(self, line: str) -> list[str]:
-        """Perform one input; return all that came of it, as lines."""
+        """Perform one input; return the output lines."""
 
 
 class Clock:
-    """The times of a story, which must not run backwards."""
+    """The times of a transcript, which must not decrease."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -71,7 +71,7 @@ class Clock:
 
 
 def read_fact(kind: type[FactT], words: Iterable[str]) -> FactT:
-    """Make a fact of `name=value` words."""
+    """Parse an event or effect from `name=value` words."""
     fields: dict[str, Any] = {}
     for name, text in (word.split("=", 1) for word in words):
         assert name in kind.__annotations__, f"{kind.__name__} has no {name}"
@@ -83,7 +83,7 @@ def read_fact(kind: type[FactT], words: Iterable[str]) -> FactT:
 
 
 def write_fact(fact: Value) -> str:
-    """Write a fact as its name and `name=value` words, but for what is as by default."""
+    """Return an event or effect as its name and `name=value` words, without defaults."""
     words = [type(fact).__name__]
     for name, value in vars(fact).items():
         if name in vars(type(fact)) and value == vars(type(fact))[name]:
@@ -99,7 +99,7 @@ def write_fact(fact: Value) -> str:
 
 
 def read_timer(text: str) -> ExpiredTimer:
-    """Read `pid:scope:signum`."""
+    """Parse `pid:scope:signum`."""
     pid, scope, signum = text.split(":")
     return ExpiredTimer(int(pid), scope, int(signum))
 

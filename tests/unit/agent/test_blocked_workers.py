@@ -33,7 +33,7 @@ LIMIT_S = 2.0
 
 
 class Watch:
-    """Workers of pids 100 and 101 in states that the test sets, checked for a supervision."""
+    """A supervision and its workers, pids 100 and 101, whose states the test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.states = {100: "S", 101: "S"}

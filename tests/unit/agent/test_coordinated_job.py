@@ -1,4 +1,4 @@
-"""What an agent makes of the coordinator's messages, and of waiting for them."""
+"""How an agent handles the coordinator's messages, and how long it waits for them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ JOIN_S, BARRIER_S = 600.0, 300.0
 
 
 class FakeConnection:
-    """A connection to no coordinator, and the handler that has it: `news` is what it will say."""
+    """A connection without a coordinator, and its handler; `news` has the messages to deliver."""
 
     join_timeout_s = JOIN_S
     endpoint = "head:29400"
@@ -87,7 +87,7 @@ class FakeConnection:
 
 
 class Node:
-    """A team of one agent, driven as the agent would: what it takes in, the machine gets."""
+    """A job with one agent. The test passes its events to the machine, as the agent's loop does."""
 
     def __init__(self) -> None:
         handler: Any = FakeConnection()
@@ -110,7 +110,7 @@ class Node:
                 self.job.perform(effect, "")
 
     def hear(self, at: float, *news: object) -> list[Event]:
-        """Let news arrive so long after the beginning; return the events that they are."""
+        """Deliver messages at a time since the start; return the resulting events."""
         views = coordinated_supervision.ViewReceived
         self.connection.news += [views(one) if isinstance(one, View) else one for one in news]
         events = self.job.events(at)
@@ -120,7 +120,7 @@ class Node:
         return events
 
     def end(self) -> supervision.Outcome | None:
-        """Return how the machine has ended, if it has."""
+        """Return the machine's outcome, if it has one."""
         last = [*self.machine.story][-1].effects
         return next((one.outcome for one in last if isinstance(one, supervision.Finish)), None)
 
@@ -143,7 +143,7 @@ def node(caplog: pytest.LogCaptureFixture) -> Node:
 
 
 def run(node: Node, at: float) -> None:
-    """Bring a node's workers to life."""
+    """Start a node's workers."""
     node.hear(at, view(NodeRole.MEMBER, generation=0, rank=0, size=2))
     node.machine.handle(at, supervision.WorkersStarted(0))
 
@@ -213,7 +213,7 @@ def test_finished_node_waits_for_others_up_to_a_limit(node: Node) -> None:
 
 
 def test_workers_store_is_served_when_the_round_forms(node: Node) -> None:
-    """Before the old workers of this node have stopped: those of other nodes may be faster."""
+    """It must not wait until this node's old workers stop: workers of other nodes may be faster."""
     node.hear(0.0, view(NodeRole.WAITING))
     assert node.connection.served == []
     node.hear(1.0, view(NodeRole.MEMBER, generation=3, rank=0, size=2))

@@ -36,7 +36,7 @@ FOREVER_S = 3600.0
 
 
 class Quiet(ScriptedRendezvous):
-    """A rendezvous that need not be asked for waiting nodes."""
+    """A rendezvous that the agent need not poll for waiting nodes."""
 
     polls_membership = False
 
@@ -58,7 +58,7 @@ def local(
             "entrypoint": "/bin/sh",
             "args": ("-c", script),
             "max_restarts": 0,
-            # Far too long to be of any use: nothing here may depend on it.
+            # Far too long to be useful, because nothing here may depend on it.
             "monitor_interval": FOREVER_S,
             **settings,
         }
@@ -92,7 +92,7 @@ def place_and(*args: Any) -> tuple[str, str, tuple[Any, ...]]:
 
 
 def second_of_two_nodes() -> ScriptedRendezvous:
-    """Return a rendezvous whose other node has ranks 0 to 2, and is done already."""
+    """Return a rendezvous whose other node has ranks 0 to 2, and has already finished."""
     store = MemoryStore()
     store.set("torchelastic/assigned_ranks/1", "[3, 5, 3, 5]")
     store.add("torchelastic/agent/terminal_state/num_members", 1)
@@ -174,7 +174,7 @@ def test_failed_workers_store_starts_a_new_generation(
     serve = ServingLoop.run
 
     def fail(_loop: ServingLoop) -> None:
-        monkeypatch.setattr(ServingLoop, "run", serve)  # The next one is whole.
+        monkeypatch.setattr(ServingLoop, "run", serve)  # The next store works.
         raise RuntimeError("the tape is torn")
 
     monkeypatch.setattr(ServingLoop, "run", fail)
@@ -190,7 +190,7 @@ def test_failed_workers_store_starts_a_new_generation(
     assert any("the tape is torn" in one for one in warnings), warnings
 
 
-# What a job of a moment never needs is begun on demand, or after a while.
+# The agent starts what a short job never needs on demand, or after a second.
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_store_serves_a_late_first_client(
 
 @pytest.fixture
 def runtime_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as folder:  # A short name: that of a socket is limited.
+    with tempfile.TemporaryDirectory() as folder:  # A socket's path must be short.
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         yield folder
 

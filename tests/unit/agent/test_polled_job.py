@@ -33,10 +33,10 @@ def memory_stores() -> Iterator[Callable[[], Any]]:
 
 
 def tcp_stores() -> Iterator[Callable[[], Any]]:
-    """A server, and for each agent a client with a connection of its own."""
+    """A server, and for each agent a client with its own connection."""
     from torch.distributed import TCPStore
 
-    # With libuv it would keep two descriptors for as long as the process lives.
+    # With libuv it would keep two descriptors until the process exits.
     how = {"wait_for_workers": False, "use_libuv": False}
     servers = [TCPStore("127.0.0.1", 0, is_master=True, **how)]
     yield lambda: TCPStore("127.0.0.1", servers[0].port, is_master=False, **how)
@@ -45,7 +45,7 @@ def tcp_stores() -> Iterator[Callable[[], Any]]:
 
 @pytest.fixture(params=[memory_stores, pytest.param(tcp_stores, marks=pytest.mark.torch)])
 def make_store(request: pytest.FixtureRequest) -> Iterator[Callable[[], Any]]:
-    """How an agent gets at the store of the round."""
+    """A function that returns an agent's client of the store."""
     yield from request.param()
 
 
@@ -55,7 +55,7 @@ def _each_node_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ranks_of(make_store: Callable[[], Any], nodes: list[tuple[str, int]]) -> list[NodeRanks]:
-    """Have every node's agent learn its ranks, all at once, the first node last."""
+    """Exchange the ranks of all nodes concurrently; the first node starts last."""
     with ThreadPoolExecutor(len(nodes)) as pool:
         learning = [
             pool.submit(polled_job.node_ranks, make_store(), rank, len(nodes), spec(*nodes[rank]))
@@ -81,7 +81,7 @@ def test_single_or_identical_nodes_need_no_store(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.torch
 @pytest.mark.parametrize("first_is_torch", [True, False])
 def test_rank_exchange_works_with_torch_agents(first_is_torch: bool) -> None:
-    """Two nodes of each kind in one round: all ranks must fit together."""
+    """With two nodes of each kind in one round, all ranks must be consistent."""
     from torch.distributed import HashStore
     from torch.distributed.elastic.agent.server import SimpleElasticAgent
     from torch.distributed.elastic.agent.server import WorkerSpec as TorchSpec
@@ -110,7 +110,7 @@ def test_rank_exchange_works_with_torch_agents(first_is_torch: bool) -> None:
 
 
 class KnowingStore:
-    """A store of a scheduler that has given out the ranks by itself, and keeps nothing."""
+    """A store of a scheduler that has assigned the ranks itself, and stores nothing."""
 
     def __init__(self, *ranks: int) -> None:
         self.ranks = ranks
@@ -127,7 +127,7 @@ class KnowingStore:
 
 
 def knowing_store_of_torch(*ranks: int) -> Any:
-    """The same, derived from torch's: it inherits a `check` that only raises."""
+    """The same as a subclass of torch's store, from which it inherits a `check` that only raises."""
     from torch.distributed import Store
 
     class Derived(KnowingStore, Store):  # type: ignore[misc]
@@ -175,7 +175,7 @@ def test_barrier_waits_for_the_last_node(make_store: Callable[[], Any]) -> None:
 
 
 class BrokenStore:
-    """A store of somebody else's, which fails in a way of its own."""
+    """A foreign store, which fails with its own kind of error."""
 
     def __init__(self, problem: Exception) -> None:
         self._problem = problem
@@ -199,7 +199,7 @@ def test_only_a_signal_interrupts_the_barrier(caplog: pytest.LogCaptureFixture) 
      b'{"role": "a", "local_world_size": -1}', b"[1, 2]", b'[0, 1, 0, "x"]', b"null"],
 )  # fmt: skip
 def test_foreign_value_in_the_store_is_a_one_line_error(value: bytes) -> None:
-    """At the first node, which assigns the ranks, and at another, which is given them."""
+    """Both at the first node, which assigns the ranks, and at another, which receives them."""
     for rank, key in ((0, "role_info/1"), (1, "assigned_ranks/1")):
         store = MemoryStore(SOON_S)
         store.set(f"torchelastic/{key}", value)

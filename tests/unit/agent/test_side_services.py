@@ -39,7 +39,7 @@ def test_failing_probe_is_reported_once_and_dropped(
     try:
         [descriptor] = made.descriptors()
         made.look(time.monotonic())
-        nothing = os.open("/dev", os.O_RDONLY)  # To read it or write to it is an error.
+        nothing = os.open("/dev", os.O_RDONLY)  # Reading or writing it fails.
         os.dup2(nothing, descriptor)
         os.close(nothing)
         time.sleep(FRESH_S)
@@ -71,10 +71,10 @@ def test_failure_modules_are_imported_once_after_a_second(
     assert made.next_deadline(None) is None
 
 
-# What modules that are loaded may import, but not for a failure: what is chosen at a start.
+# Modules that loaded modules may import later, but not for a failure: they depend on the settings.
 NOT_FOR_FAILURES = {
     "holdfast.agent.coordinated_job",
-    "holdfast.control.node_server",  # For people who watch.
+    "holdfast.control.node_server",  # For control clients.
     "holdfast.agent.blocked_workers",
     "holdfast.coordinator",  # Is in use with the rendezvous that needs it.
     "holdfast.core",
@@ -136,7 +136,7 @@ signal.pause()
 
 @pytest.mark.parametrize("fate", ["removed", "replaced"])
 def test_agent_survives_the_removal_of_its_installation(tmp_path: Path, fate: str) -> None:
-    """It restarts its workers, starts another keeper, and reports in the end why they failed."""
+    """It restarts its workers, starts another keeper, and finally reports why they failed."""
     package = tmp_path / "lib" / "holdfast"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(holdfast.__file__).parent, package, ignore=ignored)
@@ -185,7 +185,7 @@ def test_sampling_interval_grows_and_needs_reported_steps(
     steps: list[tuple[int, int, float]] = []
     monkeypatch.setattr(made.watchdogs, "steps", lambda: [*steps])
     made._first_heartbeat(0)
-    assert made.next_deadline(None) is None, "nobody wants samples"
+    assert made.next_deadline(None) is None, "no observer needs samples"
     reporter.observers.sampled = True
     assert made.next_deadline(None) is None, "no worker has reported anything"
     made._first_heartbeat(0)
@@ -199,7 +199,7 @@ def test_sampling_interval_grows_and_needs_reported_steps(
     assert max(pauses) == pytest.approx(side_services.SAMPLE_S_MAX)
     assert pauses[0] == pytest.approx(side_services.SAMPLE_S_MIN, abs=0.05)
     assert len(pauses) < 300
-    assert {len(sample) for sample in samples[1:]} == {1}, "what has not changed is not repeated"
+    assert {len(sample) for sample in samples[1:]} == {1}, "samples contain only changes"
     made.workers_stopped()
     assert made.next_deadline(None) is None
 

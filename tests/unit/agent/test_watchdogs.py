@@ -44,7 +44,7 @@ class Watching:
             pipe.write(request.to_json() + "\n")
 
     def look(self) -> None:
-        """Look, and do what the supervision decides."""
+        """Check the watchdogs, and perform the effects of the supervision."""
         for event in self.dogs.look(time.monotonic()):
             assert isinstance(event, TimersExpired)
             for one in self.dogs.dump(event.timers):
@@ -65,7 +65,7 @@ def watching() -> Iterator[Watching]:
 
 @pytest.fixture
 def dumps(monkeypatch: pytest.MonkeyPatch) -> Dumps:
-    """Dumps of which each takes three quarters of what all may, and what limits they had."""
+    """Dumps that each take three quarters of the common limit; they record their own limits."""
     made: Dumps = []
     clock = time.monotonic
     spent = 0.0
@@ -93,7 +93,7 @@ def test_failing_timer_pipe_is_reported_once_and_dropped(
     watching: Watching, caplog: pytest.LogCaptureFixture
 ) -> None:
     watching.dogs.begin([0], ON)
-    nothing = os.open("/dev", os.O_RDONLY)  # To read it is an error.
+    nothing = os.open("/dev", os.O_RDONLY)  # Reading it fails.
     for left, descriptor in enumerate(reversed(watching.dogs.descriptors())):
         os.dup2(nothing, descriptor)
         watching.look()
@@ -101,7 +101,7 @@ def test_failing_timer_pipe_is_reported_once_and_dropped(
         assert len(caplog.messages) == left + 1
     os.close(nothing)
     assert (watching.dogs.descriptors(), watching.dogs.next_deadline()) == ([], None)
-    watching.dogs.begin([0], ON)  # The next generation goes without them.
+    watching.dogs.begin([0], ON)  # The next generation has no timers.
     assert watching.dogs.environment(0) == {FILE_ENV: ""}
 
 
@@ -130,7 +130,7 @@ def test_removed_pipe_and_pages_are_recreated_for_the_next_generation(watching: 
 
 
 class Stuck:
-    """A process that does nothing, in sections that are late."""
+    """A process that is idle in expired sections."""
 
     def __init__(self, page: str, *names: bytes, pid: int | None = None) -> None:
         self.process = subprocess.Popen(["sleep", "60"])
@@ -169,7 +169,7 @@ def test_all_late_sections_are_reported_before_the_first_kill(
     look_at(watching, stuck)
     assert [one.end() for one in stuck] == [-9, -9]
     assert sorted(pid for pid, _ in dumps) == sorted(one.pid for one in stuck)
-    # Of several sections of one worker, the one that was to be left first is to blame.
+    # If several sections of a worker have expired, the one with the earliest deadline is to blame.
     assert watching.reported() == [
         f"{what} {one.pid} section inner"
         for what in ("timer expired", "kill worker process")
@@ -228,5 +228,5 @@ def test_dumps_of_late_workers_share_one_time_limit(
     assert limits[2] == DUMP_EACH_S_MIN
     failure = ProcessFailure(0, workers[0].pid, -9, "", stderr_tail="its last words\n")
     for _ in range(2):
-        watching.dogs.explain(failure)  # Without a log, they are in the report, once.
+        watching.dogs.explain(failure)  # Without a log, the report has the stacks, once.
     assert failure.stderr_tail == f"its last words\nstacks of {workers[0].pid}\n"

@@ -50,7 +50,7 @@ def test_users_error_handling_and_thread_count_are_kept() -> None:
     made = environment_of(group(), inherited=inherited)
     assert made["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
     assert made["OMP_NUM_THREADS"] == "8"
-    assert "OTHER" not in made  # It is inherited as it is.
+    assert "OTHER" not in made  # Workers inherit it unchanged.
 
 
 def test_virtual_local_rank_is_0_with_one_visible_device() -> None:

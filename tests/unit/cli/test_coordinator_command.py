@@ -106,7 +106,7 @@ def test_coordinator_serves_before_its_name_is_resolved() -> None:
 
 
 def test_full_stdout_does_not_block_coordinator() -> None:
-    """Its standard output is a pipe that is full."""
+    """The coordinator's standard output is a full pipe."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     try:

@@ -1,4 +1,4 @@
-"""`holdfast dump`: the stacks of real workers, whose scripts know nothing of it."""
+"""`holdfast dump`: the stacks of real workers, whose scripts do not import Holdfast."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_id_of(pid: int) -> str:
 
 
 def sections(text: str) -> dict[str, str]:
-    """Return what is told of each process, by the line that says which it is."""
+    """Return the text about each process, by the line that identifies the process."""
     parts = re.split(r"^== (.*)\n", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 

@@ -1,4 +1,4 @@
-"""What a command line means: as torchrun's where that has the flag. Mistakes are in test_help.py."""
+"""The meaning of command lines: torchrun's, if torchrun has the flag. test_help.py has the mistakes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.cli.run_command import build_parser, read_args
 from holdfast.cli.script import check_can_start, worker_command
+from holdfast.core.job_settings import DEFAULTS, SETTINGS
 from holdfast.errors import CannotStart, UsageError
 from holdfast.launcher import devices
 from holdfast.launcher import flag_values as flags
@@ -70,7 +71,7 @@ def test_flag_is_set_by_every_spelling_and_by_its_variable(
     monkeypatch.setenv(flag.variable, text)
     after = before if flag.name in NO_VARIABLE else expected
     assert getattr(parse("train.py"), flag.dest) == after
-    if flag.metavar:  # The command line wins, whatever the variable holds.
+    if flag.metavar:  # The command line takes precedence over the variable.
         monkeypatch.setenv(flag.variable, "not the value that is used")
         assert getattr(parse(f"{flag.name}={text}", "train.py"), flag.dest) == expected
     else:
@@ -114,6 +115,16 @@ def test_a_program_can_add_flags_of_its_own() -> None:
 def test_every_flag_with_a_field_sets_a_field_of_the_config() -> None:
     fields = {flag.field for flag in FLAGS if flag.field}
     assert fields <= set(LaunchConfig.__annotations__)
+
+
+def test_flag_of_a_setting_that_all_nodes_share_repeats_its_declaration() -> None:
+    declared = {setting.key: (name, setting) for name, setting in SETTINGS.items()}
+    flags = [flag for flag in FLAGS if flag.key]
+    assert flags
+    for flag in flags:
+        name, setting = declared[flag.key]
+        assert (flag.name, flag.default) == (setting.flag, DEFAULTS[name])
+        assert flag.meaning == f"{setting.meaning} ({flag.default})"
 
 
 # Values
@@ -180,7 +191,7 @@ def test_streams_and_module_names_are_parsed() -> None:
 
 
 def test_devices_are_counted_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch", raising=False)  # It would be asked.
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # Otherwise torch counts.
     monkeypatch.setattr(devices, "nvidia_count", lambda: 3)
     monkeypatch.setattr(devices, "named_backend_count", {"npu": 8}.__getitem__)
     monkeypatch.setattr(devices, "xpu_count", lambda: 0)
@@ -242,7 +253,7 @@ def test_existing_script_module_or_program_can_start(
         check_can_start(parse(script))
     check_can_start(parse("-m", "no.such.module"))
     check_can_start(parse("--no-python", "sh", "-c", "true"))
-    # As in a shell: a later folder of PATH may have an executable one, the present one is not
+    # As in a shell, a later folder of PATH may have an executable one, and the current folder is not
     # searched.
     for folder, mode in (("a", 0o644), ("b", 0o755)):
         (tmp_path / folder).mkdir()
@@ -260,7 +271,7 @@ def test_existing_script_module_or_program_can_start(
 def test_unreadable_script_is_refused_with_126(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Judged by the mode bits alone: root, who may run the tests, may read everything.
+    # Use only the mode bits, because the tests may run as root, which can read everything.
     monkeypatch.setattr(os, "access", lambda path, _: bool(os.stat(path).st_mode & 0o444))
     script = tmp_path / "train.py"
     script.touch(mode=0o200)

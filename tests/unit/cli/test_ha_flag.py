@@ -1,4 +1,4 @@
-"""`--ha`: what it means for the rendezvous, and what it cannot go with."""
+"""`--ha`: its meaning for the rendezvous, and the flags that conflict with it."""
 
 from __future__ import annotations
 

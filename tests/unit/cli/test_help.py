@@ -1,4 +1,4 @@
-"""The wording of the command line: help, and the one line that each mistake gets.
+"""The wording of the command line: help, and the error line of each mistake.
 
 No other test matches these sentences.
 """
@@ -39,7 +39,7 @@ def stderr_of(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str
     return line
 
 
-# What is typed, and the one line that it gets.
+# A command line, and its error line.
 MISTAKES = """\
  | no script given; usage: holdfast run [flags] SCRIPT [arguments of the script]
 --nproc train.py | no script given: train.py was parsed as the value of --nproc-per-node; usage: holdfast run [flags] SCRIPT [arguments of the script]
@@ -111,7 +111,7 @@ def test_missing_interpreter_is_reported_by_its_variable(
     assert stderr_of(capsys, 127, "train.py") == line
 
 
-# Flags, and the line that warns about them, if one does.
+# Flags, and the line that warns about them, if any.
 WARNINGS = """\
 --standalone --rdzv-conf join_timeout=5
 --rdzv-conf timeout=5,is_host=1

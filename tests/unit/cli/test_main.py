@@ -49,7 +49,7 @@ def worker_failed(exitcode: int) -> ChildFailedError:
 
 
 def kind_of(value: object) -> str:
-    """Name a case; the text of a failure has the time in it, and names must not change."""
+    """Name a case. The text of a failure contains the time, but a test's name must not change."""
     return str(value) if isinstance(value, (int, str)) else type(value).__name__
 
 

@@ -1,4 +1,4 @@
-"""The commands for running jobs, without jobs: what they accept, and how they put things."""
+"""The commands for running jobs, without jobs: the input that they accept, and their wording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast story`: files of several agents become one listing, in the order of causes."""
+"""`holdfast story`: merges the files of several agents into one listing, in the order of causes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ head/job/rounds#1\ta/status#4\tactive\ta/status#4[failed]\ta/view#1.2[member], b
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    """Return the paths of three files, in an order that is not that of time."""
+    """Return the paths of three files, not in the order of time."""
     for name, text in (("a", A), ("b", B), ("head", HEAD)):
         (tmp_path / name).write_text(text + "not a step\n")
     return [str(tmp_path / name) for name in ("b", "head", "a")]

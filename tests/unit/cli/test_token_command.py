@@ -1,4 +1,4 @@
-"""`holdfast token`: who sees which token."""
+"""`holdfast token`: which token it creates, derives and prints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*words: str, code: int = 0) -> str:
-    """Return what the command printed, without the end of its one line."""
+    """Return the line that the command printed, without its end."""
     done = subprocess.run([*HOLDFAST, "token", *words], capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     said = done.stderr if code else done.stdout
@@ -35,7 +35,7 @@ def test_token_is_created_once_and_printed_only_on_request(home: Path) -> None:
     first = run()
     token = path.read_text().strip()
     assert str(path) in first
-    assert run() != first  # It was there.
+    assert run() != first  # The output says that it exists.
     assert run("--path") == str(path)
     assert token not in first + run()
     assert run("--show") == token

@@ -1,4 +1,4 @@
-"""What an agent answers for a job that no coordinator knows."""
+"""How an agent handles requests and queries in a job without a coordinator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.wire.messages import NodeReport
 
 
 def agent_of(nodes: int | None, rank: int = 0) -> Any:
-    """Return the agent of one node of a job on a rendezvous handler of the user's own."""
+    """Return the agent of one node of a job on a user's own rendezvous handler."""
     machine = Supervision(local_world_size=2, max_restarts=3)
     for event in (Begun(), RoundJoined(0, rank, nodes or 1), WorkersStarted(0)):
         machine.handle(0.0, event)

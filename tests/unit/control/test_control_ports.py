@@ -1,4 +1,4 @@
-"""Control ports of agents: who gets in and who does not, and how their answers become those of one job."""
+"""Control ports of agents: which clients they admit, and how a client combines their responses."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ RUN_ID = "job"
 
 
 class Node:
-    """Answers as an agent's thread would: with who asked, and what has happened by a clock of its own."""
+    """Responds like an agent's thread: with the client's identity, and with events by its own clock."""
 
     def __init__(self) -> None:
         self.clients: set[Client] = set()
         self.ahead_s = 0.0
         self.happened: list[EventRecord] = []
         self.is_blind = False
-        """Whether it cannot read the state of the job, as while etcd is away."""
+        """Whether it cannot read the state of the job, as if etcd were unreachable."""
 
     def happen(self, text: str, ago_s: float) -> None:
         wall = time.time() + self.ahead_s - ago_s
@@ -94,7 +94,7 @@ class Node:
 
 
 class Listed(Directory):
-    """A job whose agents are these: node and port of each."""
+    """A job with the given agents: the node and port of each."""
 
     where = "nowhere"
 
@@ -110,7 +110,7 @@ class Listed(Directory):
 
 
 class Port:
-    """A control port on loopback, and those who come to it."""
+    """A control port on loopback, and its clients."""
 
     def __init__(self, access: ControlCredentials, *, read_only: bool = False) -> None:
         self.own = AgentPort("127.0.0.1", access, control=READ_ONLY if read_only else ON)
@@ -120,7 +120,7 @@ class Port:
         self.own.open()
 
     async def asker(self, access: ControlCredentials, **changes: Any) -> ControlConnection:
-        """Return a connection of somebody who has read this port's record."""
+        """Return a connection of a client that has read this port's record."""
         port = changes.get("port", self.own.control)
         found = access.contacts([("a", "127.0.0.1", port)])
         return await open_contact(found.contacts[0], RUN_ID, found, tls_of(found))
@@ -175,13 +175,13 @@ async def test_a_client_must_prove_the_agents_key_and_the_token_of_the_job() -> 
 
 
 @in_loop
-async def test_a_read_only_port_lets_no_client_act() -> None:
+async def test_a_read_only_port_rejects_requests() -> None:
     async with served(access_of(TOKEN), read_only=True) as port:
         assert await port.asked_by(access_of(TOKEN)) == "reads"
 
 
 def shake_hands(port: ControlPort) -> str:
-    """Prove the key of a port that was read somewhere."""
+    """Connect with the key of a port's record."""
     handshake = ClientHandshake(
         None, run_id=RUN_ID, key_for=lambda _: control_key(port.key, None, RUN_ID)
     )
@@ -244,7 +244,7 @@ async def test_events_of_all_nodes_are_in_order_even_if_clocks_differ() -> None:
             following = client.events(follow=True)
             assert [(await anext(following)).text for _ in range(4)] == ["1", "2", "3", "4"]
             b.node.happen("5", 0)
-            latest = await anext(following)  # What was told before is not told again.
+            latest = await anext(following)  # Earlier events are not repeated.
             assert latest.text == "5"
             assert abs(latest.wall - time.time()) < b.node.ahead_s / 2
 

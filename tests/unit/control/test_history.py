@@ -75,7 +75,7 @@ def described(
 
 
 def one_restart() -> list[LifecycleEvent]:
-    """Meet until 12, run from 13 on, fail at 30, and run again from 37 on."""
+    """A run that forms a round by 12, runs from 13, fails at 30, and runs again from 37."""
     return [
         lifecycle.RunStarted(10.0, 10.0, "job", "default", "c10d", "python", 2, 3),
         met(12.0, 2.0),
@@ -147,7 +147,7 @@ def test_a_last_step_known_only_from_the_stop_is_not_a_first_step() -> None:
     assert history.useful_s(30.6) == 20.0
 
 
-def test_a_hang_began_with_the_last_step() -> None:
+def test_hang_is_dated_back_to_the_last_step() -> None:
     events = [
         starts(13.0, 0),
         lifecycle.GenerationStopping(90.0, 0, StopReason.UNHEALTHY, "no step for 60 s"),
@@ -158,7 +158,7 @@ def test_a_hang_began_with_the_last_step() -> None:
     assert end_of(one, None) == ("failed", "no step for 60 s")
 
 
-def test_a_failure_far_from_the_last_step_of_its_worker_began_with_that_step() -> None:
+def test_failure_long_after_the_last_step_is_dated_back_to_that_step() -> None:
     events = [
         lifecycle.RunStarted(10.0, 10.0, "job", "default", "c10d", "python", 2, 3),
         starts(13.0, 0),
@@ -170,14 +170,14 @@ def test_a_failure_far_from_the_last_step_of_its_worker_began_with_that_step() -
     assert history_of(events).generations[0].trouble_at == 20.0
 
 
-def test_a_stop_decided_elsewhere_does_not_tell_when_the_failure_was() -> None:
+def test_stop_because_of_another_node_does_not_date_the_failure() -> None:
     for reason, detect in ((StopReason.COORDINATOR, None), (StopReason.REGROUP, 0.0)):
         stopping = lifecycle.GenerationStopping(20.0, 0, reason)
         one = history_of([starts(13.0, 0), stopping]).generations[0]
         assert one.stages.get(Stage.DETECT) == detect
 
 
-def test_a_request_is_the_detail_of_the_stop_it_led_to() -> None:
+def test_stop_has_the_request_that_caused_it_as_detail() -> None:
     stopping = lifecycle.GenerationStopping(20.0, 0, StopReason.REQUESTED)
     requested = lifecycle.Requested(20.0, 20.0, "id", "restart requested by me: new data")
     for events in ([stopping, requested], [requested, stopping]):
@@ -264,7 +264,7 @@ def test_goodput_is_an_upper_bound_unless_a_node_counts_steps() -> None:
     assert exact.name == "goodput"
 
 
-def test_a_node_is_drained_or_a_standby_before_it_is_anything_else() -> None:
+def test_states_drained_and_standby_take_precedence() -> None:
     report = NodeReport(run_id="job", node="a", state="running")
     one = NodeSummary(node="a", phase="ready", rank=0)
     assert state_of(one) == "ready"
@@ -273,7 +273,7 @@ def test_a_node_is_drained_or_a_standby_before_it_is_anything_else() -> None:
     assert state_of(NodeSummary(node="a", rank=-1, drained=True)) == "drained"
 
 
-def test_nodes_that_are_done_wait_for_the_others_and_any_other_stop_is_all_nodes() -> None:
+def test_finished_nodes_wait_for_the_others_but_any_other_stop_applies_to_all() -> None:
     done = StopReason.SUCCEEDED.value
     first = Generation(number=0, started_at=3.0, stopping_at=20.0, stopped_at=21.0, reason=done)
     second = Generation(number=0, started_at=3.0, stopping_at=30.0, stopped_at=31.0, reason=done)

@@ -1,4 +1,4 @@
-"""One control connection: what happens to its readers when it ends."""
+"""A control connection: what its readers get when it ends."""
 
 from __future__ import annotations
 

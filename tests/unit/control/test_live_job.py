@@ -1,4 +1,4 @@
-"""What is shown of a running job: rates, marks, generations, and what stays bounded."""
+"""A viewer's state of a running job: rates, marks, generations, and its bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from live_jobs import STEPS_PER_S, steady, summary
 
 
 def watched(seconds: int, **fields: Any) -> LiveJob:
-    """Return a job that was looked at every second."""
+    """Return a job that was polled every second."""
     job = LiveJob()
     for at in range(1, seconds + 1):
         job.add_summary(1000.0 + at, summary(float(at), **fields))
@@ -42,7 +42,7 @@ def test_repeated_report_changes_no_rate() -> None:
     again = summary(5.0)
     report = again.nodes[0].report
     assert report is not None
-    # The clocks of an agent and of its workers' steps are not read at the same moment.
+    # The agent's clock and the workers' steps are not read at the same moment.
     again.nodes[0] = replace(again.nodes[0], report=replace(report, elapsed_s=4.9999))
     job.add_summary(1070.0, again)
     assert {row.rate for row in job.ranks} == {STEPS_PER_S}
@@ -118,7 +118,7 @@ def test_restart_combines_the_histories_of_nodes() -> None:
     second = Generation(number=1, left_at=992.0, met_at=994.5, started_at=994.7, warm_at=997.7)
     both = [other, replace(second, left_at=992.0)]
     job.add_history(2000.0, "node001", [NodeHistory(now=1000.0, generations=both)])
-    # The clock of another host, and a message that took a tenth of a second.
+    # Another host's clock, and a message that takes a tenth of a second.
     ahead = [one.shifted(70.0) for one in (first, replace(second, left_at=990.5))]
     job.add_history(2000.1, "node000", [NodeHistory(now=1070.0, generations=ahead)])
     job.add_summary(2001.0, summary(100.0, generation=1, restarts=1))

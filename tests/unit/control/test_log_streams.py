@@ -1,4 +1,4 @@
-"""What workers wrote, as a stream: its beginning, its end, and no more than there is room for."""
+"""The output of workers as a stream: where it starts and ends, and its flow control."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOM = 1_000_000
 
 
 class Reader:
-    """One who reads a stream; an end is None."""
+    """Reads a stream; None is its end."""
 
     def __init__(self, query: LogsQuery) -> None:
         self.stream = LogStream(query, asyncio.get_running_loop())
@@ -166,7 +166,7 @@ async def test_an_agent_that_does_not_respond_is_named_and_left_out(
     monkeypatch.setattr(discovery, "LATE_S", 0.0)
     monkeypatch.setattr(discovery, "CONNECT_S", 0.1)
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as frozen:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)  # A short name: that of a socket is limited.
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)  # A socket's path must be short.
         frozen.bind(socket_of(4711))
         frozen.listen()
         late: list[str] = []

@@ -1,7 +1,7 @@
-"""Agents that override TorchElastic's steps or call them from a loop of their own.
+"""Agents that override TorchElastic's steps, or call them from their own loop.
 
-The classes have the shapes of those in the wild: DeepSpeed's and NVIDIA's loops, DLRover's steps,
-HyperPod's way of starting workers.
+The classes are modelled on real ones: DeepSpeed's and NVIDIA's loops, DLRover's steps, HyperPod's way
+of starting workers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def make(kind: Callable[..., Any], script: str, **settings: Any) -> Any:
 
 
 class Steps(LocalElasticAgent):
-    """Notes each step and has it done as usual, as one that only adds to the steps does."""
+    """Notes each step and then performs it, like an agent that only extends the steps."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -134,7 +134,7 @@ def test_last_failure_stops_the_other_workers() -> None:
 
 
 class OwnLoop(LocalElasticAgent):
-    """A loop of its own, as DeepSpeed and NVIDIA write it."""
+    """Has its own loop, like DeepSpeed's and NVIDIA's agents."""
 
     seen: list[RunResult]
 
@@ -195,7 +195,7 @@ def test_wrapped_invoke_run_still_uses_the_agent_loop() -> None:
             Path("begun").touch()
             return super()._invoke_run(role)
 
-    # So long an interval that a loop which polls would not end.
+    # With this interval a polling loop would not end in time.
     assert make(Wrapped, "true", monitor_interval=3600.0).run().state is WorkerState.SUCCEEDED
     assert Path("begun").exists()
 
@@ -242,11 +242,11 @@ def test_own_context_runs_the_workers() -> None:
     assert Path("stages").read_text().split() == ["first", "second"]
 
 
-# What hooks of the loop of events may do.
+# Hooks of the agent's event loop.
 
 
 class Reading(LocalElasticAgent):
-    """Reads what `_monitor_workers` found, and may forbid a restart."""
+    """Reads the result of `_monitor_workers`, and may forbid a restart."""
 
     forbids = False
     found: RunResult
@@ -279,7 +279,7 @@ def test_a_hook_may_forbid_restarts() -> None:
     assert Path("starts").read_text().split() == ["x"]
 
 
-# Several nodes: by the handler's `next_rendezvous` and `num_nodes_waiting`.
+# Several nodes, which use the handler's `next_rendezvous` and `num_nodes_waiting`.
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Events that an agent of one's own makes by hand, as TorchElastic's agents do."""
+"""Events that a user's agent creates itself, as TorchElastic's agents do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PREFIX = "torchelastic.worker.status."
 
 
 class Measuring(LocalElasticAgent):
-    """Records how long the start of the workers takes; as told, it fails in that."""
+    """Records the duration of the workers' start, which can be made to fail."""
 
     is_failing = False
 
@@ -80,11 +80,11 @@ def test_success_and_failure_events_can_be_constructed(agent: Measuring) -> None
     assert isinstance(inner, str)
     assert json.loads(inner) == {"group_world_size": None, "entry_point": "true"}
     try:
-        raise ValueError("what went wrong")
+        raise ValueError("the reason")
     except ValueError:
         bad = agent.get_event_failed()
     assert bad.metadata["state"] == "FAILED"
-    assert "ValueError: what went wrong" in str(bad.metadata["raw_error"])
+    assert "ValueError: the reason" in str(bad.metadata["raw_error"])
 
 
 def test_duration_outside_of_a_run_uses_the_specs_handler(

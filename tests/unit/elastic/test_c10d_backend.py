@@ -1,4 +1,4 @@
-"""What only this backend does; what all do is in tests/contract."""
+"""The behaviour of this backend only; tests/contract tests all backends."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def tcp_params(port: int, **config: str) -> RendezvousParameters:
 
 
 def test_first_node_serves_the_tcp_store(port: int) -> None:
-    """The endpoint is this machine's, so each of them could."""
+    """The endpoint belongs to this machine, so each node could serve the store."""
     backend, server = create_backend(tcp_params(port))
     with server, create_backend(tcp_params(port, is_host="0", store_type=" TCP "))[1] as client:
         assert "serving" in repr(server)

@@ -1,4 +1,4 @@
-"""What only this backend does; what all do is in tests/contract."""
+"""The behaviour of this backend only; tests/contract tests all backends."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_state_expires(etcd: Etcd, client: EtcdClient, ttl: int | None, grante
 def test_lost_lease_is_replaced(
     etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch, renewals: float
 ) -> None:
-    """It is noticed when it is renewed, or else by the write."""
+    """The renewal notices it, or else the write."""
     monkeypatch.setattr(leases, "WRITES_PER_TTL", renewals)
     backend = EtcdRendezvousBackend(client, "job", "/lost")
     won(backend, b"one")

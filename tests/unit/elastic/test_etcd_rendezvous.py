@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LOCAL = "127.0.0.1"
 PREFIX = "/jobs"
-# So long that none passes in a test: rounds form because all are there, or because one is asked.
+# So long that none passes in a test: rounds form because all nodes joined, or on request.
 LAST_CALL_S = PATIENCE_S * 10
 
 
@@ -65,12 +65,12 @@ def meet(handlers: Sequence[RendezvousHandler]) -> list[RendezvousInfo]:
 
 
 def await_state(impl: EtcdRendezvous, is_so: Callable[[dict[str, Any]], bool]) -> None:
-    """Wait for changes of the stored state until it is as wanted."""
+    """Wait until the stored state meets a condition."""
     revision, state = impl.get_rdzv_state()
     while not is_so(state):
         before = revision
         revision, state = impl.try_wait_for_state_change(revision + 1, PATIENCE_S)
-        assert revision > before, f"nothing came after {state}"
+        assert revision > before, f"no change after {state}"
 
 
 def leave_third(
@@ -79,9 +79,10 @@ def leave_third(
     second: EtcdRendezvousHandler,
     third: EtcdRendezvousHandler,
 ) -> None:
-    """Have three nodes meet, and two of them again when the third is known to have gone.
+    """Form a round of three nodes, then one of two, after the stored state shows that the third left.
 
-    Who comes again before that may be in one more round with it: a leader hears itself first.
+    Before that, a node that rejoins may be in one more round with the third node: the leader processes
+    its own messages first.
     """
     meet([first, second, third])
     third.shutdown()
@@ -159,7 +160,7 @@ def test_extra_data(client: EtcdClient) -> None:
 
 
 def test_stored_keys_expire(etcd: Etcd, client: EtcdClient) -> None:
-    """Whatever a job leaves in etcd is on a lease."""
+    """Every key that a job leaves in etcd has a lease."""
     before = set(etcd.leases())
     impl = job(client, "leaves", (1, 1))
     version, _, _ = impl.rendezvous_barrier()

@@ -51,7 +51,7 @@ def nothing_configured() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("destination", ["null", "console", "dynamic_rendezvous", "mine"])
-def test_the_table_can_be_written_into_at_any_time(
+def test_handlers_can_be_added_to_the_table_at_any_time(
     destination: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = ListHandler(), ListHandler()
@@ -89,7 +89,7 @@ def test_every_destination_is_a_log_handler_too(monkeypatch: pytest.MonkeyPatch)
     assert [one.msg for one in problems] == ["no event"]
 
 
-def test_a_step_of_the_rendezvous_names_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rendezvous_event_names_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask_a_name_server(name: str = "") -> str:
         raise AssertionError
 
@@ -106,7 +106,7 @@ def test_a_step_of_the_rendezvous_names_its_caller(monkeypatch: pytest.MonkeyPat
         record("job", "m", NodeState.FAILED, name="failed")
     events.flush(PATIENCE_S)
     first, second, third = handler.got
-    here, me = os.path.basename(__file__), test_a_step_of_the_rendezvous_names_its_caller.__name__
+    here, me = os.path.basename(__file__), test_rendezvous_event_names_its_caller.__name__
     host = os.uname().nodename
     assert first == RdzvEvent(
         f"{here}:{me}", "job", "joined", host, os.getpid(), NodeState.RUNNING, rank=3

@@ -24,7 +24,7 @@ FOREVER_S = 3600.0
 
 
 class Quiet(ScriptedRendezvous):
-    """A rendezvous that need not be asked for waiting nodes."""
+    """A rendezvous that the agent need not poll for waiting nodes."""
 
     polls_membership = False
 
@@ -47,7 +47,7 @@ def local(
             "entrypoint": "/bin/sh",
             "args": ("-c", script),
             "max_restarts": 0,
-            # Far too long to be of any use: nothing here may depend on it.
+            # Far too long to be useful, because nothing here may depend on it.
             "monitor_interval": FOREVER_S,
             **settings,
         }
@@ -84,7 +84,7 @@ def test_a_keeper_killed_between_two_starts_is_replaced() -> None:
 
 
 class Hooked(LocalElasticAgent):
-    """Has hooks around starting and stopping, as agents of others may."""
+    """Has hooks around the start and stop, like some users' agents."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -108,7 +108,7 @@ class Hooked(LocalElasticAgent):
 def test_second_interrupt_kills_while_a_hook_waits(
     kind: type[LocalElasticAgent], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the grace of 30 s this test would run into its own timeout."""
+    """With the grace period of 30 s this test would time out."""
     for name in ("ready", "stopping"):
         os.mkfifo(name)
     script = (
@@ -119,14 +119,14 @@ def test_second_interrupt_kills_while_a_hook_waits(
     def interrupt() -> None:
         Path("stopping").read_text()
         os.kill(os.getpid(), signal.SIGINT)
-        while not any("SIGINT" in text for text in caplog.messages):  # Two at once would be one.
+        while not any("SIGINT" in text for text in caplog.messages):  # Two at once count as one.
             time.sleep(0.005)
         os.kill(os.getpid(), signal.SIGINT)
 
     agent = local(script, local_world_size=2, kind=kind)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(interrupt)
-        result = agent.run()  # The failure came first, and stays the reason.
+        result = agent.run()  # The failure was first, so it remains the reason.
     assert result.failures[0].exitcode == -signal.SIGKILL
     assert result.failures[1].exitcode == 7
 
@@ -144,7 +144,7 @@ def test_signal_at_the_end_of_a_hooks_stop_prevents_the_next_round() -> None:
 
 
 class Watching(LocalElasticAgent):
-    """Finds workers unhealthy that say they are sick, and notes all it finds."""
+    """Reports workers as unhealthy if they create the file `sick`, and notes each result."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -166,7 +166,7 @@ def test_hook_can_report_running_workers_as_unhealthy(caplog: pytest.LogCaptureF
     assert agent.restart_count == 1
     assert WorkerState.UNHEALTHY in agent.found
     assert agent.found[-1] is WorkerState.SUCCEEDED
-    assert len(caplog.messages) == 1  # Of the restart; a worker that was stopped did not fail.
+    assert len(caplog.messages) == 1  # The restart; a stopped worker has not failed.
 
 
 def test_hook_decides_whether_an_exit_is_a_failure() -> None:

@@ -47,7 +47,7 @@ def finish(queue: Any) -> None:
 
 def test_late_child_is_killed_at_its_deadline(queue: Any) -> None:
     dumped: list[int] = []
-    # Nothing is polled: the interval is longer than the test.
+    # The interval is longer than the test, so the server does not poll.
     server = LocalTimerServer(queue, max_interval=600, dump=dumped.append)
     server.start()
     late = FORK.Process(target=hang, args=(queue, 0.05))
@@ -75,7 +75,7 @@ def test_only_processes_below_this_one_are_killed(
     queue: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = LocalTimerServer(queue, max_interval=0)
-    for pid in (os.getpid(), os.getppid(), 2**22 - 1):  # The last is nobody.
+    for pid in (os.getpid(), os.getppid(), 2**22 - 1):  # No process has the last number.
         server.register_timers([TimerRequest(pid, "evil", time.time() - 1)])
     server._run_watchdog()
     assert server.get_expired_timers(time.time()) == {}
@@ -83,7 +83,7 @@ def test_only_processes_below_this_one_are_killed(
 
 
 class PlainQueue(RequestQueue):
-    """Requests of this very process."""
+    """Requests of this process itself."""
 
     def __init__(self) -> None:
         self.waiting: SimpleQueue[TimerRequest | None] = SimpleQueue()
@@ -100,7 +100,7 @@ class PlainQueue(RequestQueue):
 
 
 class Server(TimerServer):
-    """Has workers that are mere names; one of them takes two attempts."""
+    """Has workers that are only names; killing one of them takes two attempts."""
 
     def __init__(self, requests: PlainQueue) -> None:
         super().__init__(requests, max_interval=20)

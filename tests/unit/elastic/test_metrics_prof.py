@@ -1,4 +1,4 @@
-"""`prof` puts metrics of every call."""
+"""`prof` emits metrics of every call."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def torchs() -> Any:
 
 @pytest.fixture(params=[lambda: CyclingIterator, pytest.param(torchs, marks=pytest.mark.torch)])
 def kind(request: pytest.FixtureRequest) -> Any:
-    """Ours, and torch's in its place."""
+    """Our iterator, and torch's with the same interface."""
     return request.param()
 
 
@@ -69,7 +69,7 @@ def test_epoch_after_epoch(kind: Any) -> None:
     assert iter(elements) is elements
     assert list(elements) == [(0, "a"), (0, "b"), (1, "a"), (1, "b")]
     assert list(elements) == []
-    # The first epoch is there even beyond the last, and one without elements is passed over.
+    # The first epoch exists even beyond the last, and an epoch without elements is skipped.
     assert list(kind(n=2, generator_fn=epoch, start_epoch=7)) == [(7, "a"), (7, "b")]
     assert list(kind(8, nothing_in_some)) == [0, 3, 6]
 
@@ -87,7 +87,7 @@ def test_epoch_is_created_when_it_begins(kind: Any) -> None:
 
 
 def test_many_empty_epochs_do_not_recurse() -> None:
-    """With torch's they are."""
+    """torch's iterator recurses."""
     assert list(CyclingIterator(10_000, lambda number: iter([]))) == []
 
 

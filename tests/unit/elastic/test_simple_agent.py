@@ -22,7 +22,7 @@ FOREVER_S = 3600.0
 
 
 class NotingRendezvous(ScriptedRendezvous):
-    """A rendezvous that notes when it is asked for a round."""
+    """A rendezvous that notes each request for a round."""
 
     def __init__(self, story: list[str]) -> None:
         super().__init__()
@@ -34,9 +34,9 @@ class NotingRendezvous(ScriptedRendezvous):
 
 
 class ScriptedAgent(SimpleElasticAgent):
-    """Its workers are in memory: each look at them finds what the script says next.
+    """Has workers in memory: each check returns the next result of a script.
 
-    The story has every call of a hook. `during` has what else is to happen in one.
+    The story has every call of a hook. `during` has further actions for a hook.
     """
 
     def __init__(self, spec: WorkerSpec, looks: list[RunResult], story: list[str], **how: Any):
@@ -120,7 +120,7 @@ def test_handler_that_reports_changes_is_not_polled() -> None:
 
 def test_foreign_handler_is_polled_after_each_healthy_check() -> None:
     class Foreign:
-        """Has what TorchElastic's handlers have, and derives from no class of ours."""
+        """Has the methods of TorchElastic's handlers, but does not derive from our class."""
 
         use_agent_store = False
         asked = 0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Notebook(io.StringIO):
-    """A stream without descriptor that tells when a text has arrived."""
+    """A stream without a descriptor that signals when a text has arrived."""
 
     def __init__(self) -> None:
         super().__init__()

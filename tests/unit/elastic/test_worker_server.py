@@ -1,4 +1,4 @@
-"""The control server of a worker: what it answers, to whom, and that nothing of it stays."""
+"""The control server of a worker: its responses, its access control, and its cleanup."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class UnixConnection(http.client.HTTPConnection):
-    """HTTP, to a socket's path."""
+    """An HTTP connection to the path of a socket."""
 
     def __init__(self, path: str) -> None:
         super().__init__("worker", timeout=30)
@@ -107,7 +107,7 @@ def test_a_handler_that_raises_is_a_500_and_the_next_is_served(
 
 
 class Waiting:
-    """Some threads that wait, each so many calls deep."""
+    """Several waiting threads with call stacks of a given depth."""
 
     def __init__(self, depth: int, count: int = 1) -> None:
         self.go_on = threading.Event()
@@ -145,7 +145,7 @@ def test_the_stacks_of_all_other_threads_are_shown(
     )
     assert (status, names[0], "deep 0" in names) == (200, "MainThread", True)
     assert text.count("self.deep(left - 1)") == 2
-    assert "_dump_traceback" not in text  # Whoever asks is left out.
+    assert "_dump_traceback" not in text  # The thread of the handler itself is omitted.
     monkeypatch.setattr(worker_handlers, "FRAMES_MAX", 5)
     with Waiting(20):
         text = stacks_of_this_process()
@@ -189,7 +189,7 @@ def test_shutdown_waits_for_a_response_in_progress_up_to_a_limit(
 
     def own(request: Request, response: Response) -> None:
         began.set()
-        while os.path.exists(path):  # It is removed first of all.
+        while os.path.exists(path):  # `shutdown` removes it first.
             pass
         if hangs:
             go_on.wait()
@@ -268,7 +268,7 @@ def test_a_folder_where_others_can_replace_it_is_refused(tmp_path: Path, open_to
     folder.chmod(open_to)
     with pytest.raises(EnvironmentProblem, match=str(folder)):
         listen_privately(str(folder / "a.sock"))
-    folder.chmod(open_to | stat.S_ISVTX)  # As in /tmp, each can remove their own alone.
+    folder.chmod(open_to | stat.S_ISVTX)  # As in /tmp, a user can only remove their own files.
     listen_privately(str(folder / "a.sock")).close()
 
 
@@ -283,7 +283,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_left_alone(
         before = identity(path)
         with pytest.raises(EnvironmentProblem, match=f"process {os.getpid()}"):
             listen_privately(path)
-        with pytest.raises(EnvironmentProblem):  # Its queue is full now: it is alive all the same.
+        with pytest.raises(EnvironmentProblem):  # Its queue is full now, but it is alive.
             listen_privately(path)
         assert identity(path) == before
 
@@ -296,9 +296,9 @@ def test_a_path_that_cannot_be_a_socket_is_rejected(tmp_path: Path, path: str) -
     assert Path(path).read_text() == "precious"
 
 
-def test_only_the_own_file_is_removed(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_removes_only_its_own_file(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_socket, "LOCK_S", 0.05)
-    holder = worker_socket._lock(os.path.dirname(path))  # A locked folder is used all the same.
+    holder = worker_socket._lock(os.path.dirname(path))  # A locked folder can still be used.
     with listen_privately(path):
         device, inode = identity(path)
         remove(path, (device, inode + 10_000_000))

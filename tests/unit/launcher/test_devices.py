@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another test of this process may have imported it."""
+    """Another test of this process may have imported torch."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
 
 
@@ -39,7 +39,7 @@ def machine(
 
 
 def never_counted(kind: str) -> int:
-    raise AssertionError(f"PyTorch was asked for {kind}")
+    raise AssertionError(f"PyTorch counted {kind}")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_torch_evaluates_every_device_expression(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = tmp_path / "asked"
-    # The question is run by the real interpreter, and its exit code is kept beside the answer.
+    # The real interpreter runs the expression; the script stores its exit code.
     body = f'"{sys.executable}" "$@"; code=$?; echo $code >"{asked}"; exit $code'
     monkeypatch.setenv("PYTHON_EXEC", interpreter(tmp_path, body))
     devices.torch_count(kind)

@@ -1,4 +1,4 @@
-"""Who looks on at a launch, and that the agent never waits for them."""
+"""The observers of a launch; the agent never waits for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 20.0
 
-# Fails the first time; the second time it says so, by a file.
+# Fails in the first start; in the second, creates a file.
 FAILING_ONCE = """
 import os, sys
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -27,7 +27,7 @@ open(sys.argv[1], "w").close()
 
 
 class Waiting(metrics.MetricHandler):
-    """Takes no metric before a file is there, or patience is over."""
+    """Blocks until a file exists, or until a timeout."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -59,7 +59,7 @@ def test_workers_are_started_again_while_a_metric_handler_blocks(
 ) -> None:
     elastic_launch(config_of(), sys.executable)("-c", FAILING_ONCE, str(tmp_path / "second"))
     assert not waiting.was_in_vain
-    # And at the end of the launch it has everything, in order.
+    # At the end of the launch it has all metrics, in order.
     assert waiting.names[0] == "SimpleElasticAgent._assign_worker_ranks.success"
     assert waiting.names[-2:] == [
         "SimpleElasticAgent.run.success",

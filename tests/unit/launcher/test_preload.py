@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(folder: Path, *names: str) -> Path:
-    """Make files that say so if they are imported."""
+    """Create modules that raise if they are imported."""
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(ACTS)
@@ -168,7 +168,7 @@ def test_installed_modules_are_chosen_once_and_in_order(tmp_path: Path, site: Pa
     ]  # fmt: skip
     entries = path_entries([str(own), str(site)])
     assert installed_among(imports, entries) == ["pack.deep", "pack", "pack.part"]
-    # Where not all folders are known, what is in none of them counts as installed.
+    # If not all folders are known, a module that is in none of them counts as installed.
     own_only = path_entries([str(own)])
     assert installed_among(imports[:3], own_only, missing_counts=True) == ["pack.deep", "gone"]
 

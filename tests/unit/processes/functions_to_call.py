@@ -36,7 +36,7 @@ def leave_at_once(code: int) -> None:
 
 
 def signal_actions() -> tuple[bool, bool, set[int]]:
-    """Return whether SIGINT and SIGUSR1 are as in any Python, and the blocked signals."""
+    """Return whether SIGINT and SIGUSR1 have Python's default handlers, and the blocked signals."""
     return (
         signal.getsignal(signal.SIGINT) is signal.default_int_handler,
         signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL,
@@ -45,7 +45,7 @@ def signal_actions() -> tuple[bool, bool, set[int]]:
 
 
 def use_all(queue: Any, event: Any, lock: Any, pipe: Any) -> str:
-    """Use one of each kind of what `multiprocessing` shares between processes."""
+    """Use one of each kind of object that `multiprocessing` shares between processes."""
     with lock:
         queue.put("from the worker")
     pipe.send({"pid": os.getpid()})
@@ -62,7 +62,7 @@ def put_and_return(queue: Any, items: list[Any]) -> int:
 
 
 def wait_and_tidy_up(news: str, path: str) -> None:
-    """Wait until something raises, and leave a file then."""
+    """Wait until something raises, then write a file."""
     try:
         with open(news, "w") as stream:
             stream.write(f"waits {os.getpid()}\n")
@@ -74,7 +74,7 @@ def wait_and_tidy_up(news: str, path: str) -> None:
 
 
 def wait_in_native_code(news: str) -> None:
-    """Wait in a call that never comes back to Python: for a lock that this thread has itself."""
+    """Wait in a native call that never returns: for a lock that this thread itself holds."""
     function_signals.NATIVE_CALL_S_MAX = 0.1
     lock = ctypes.byref((ctypes.c_long * 8)())
     with open(news, "w") as stream:
@@ -84,7 +84,7 @@ def wait_in_native_code(news: str) -> None:
 
 
 def signals_of_a_child() -> int:
-    """Return 0 if signals do nothing to this process in one that is forked from it."""
+    """Return 0 if a fork of this process has the default signal actions."""
     pid = os.fork()
     if pid == 0:
         is_default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 60
 WAITS = "echo ready $$ > $NEWS; exec sleep 1000"
-# Deaf, with a deaf child in a session of its own.
+# Ignores SIGTERM, and so does its child, which has its own session.
 IGNORES = "trap '' TERM; setsid sleep 1000 & echo child $! > $NEWS; echo ready $$ > $NEWS; wait"
 
 
@@ -68,7 +68,7 @@ def exitcodes(result: RunProcsResult) -> dict[int, int]:
 
 
 class Wrapping(SubprocessHandler):
-    """Starts its program by another one, as a site may have to."""
+    """Starts its program through another program, as some sites require."""
 
     def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
         return super()._popen(("env", "WRAPPED=yes", *args), env)
@@ -102,7 +102,7 @@ def test_replaced_workers_are_stopped_with_their_groups(news: News) -> None:
 
 @pytest.mark.usefixtures("replaced")
 def test_replaced_workers_do_not_survive_the_keeper(news: News) -> None:
-    """They are not below it, so nobody but us can end them."""
+    """They are not below the keeper, so only the agent can kill them."""
     context = make(news, IGNORES, WAITS)
     context.start()
     everyone = Watched(*[int(news.next()[1]) for _ in range(3)])

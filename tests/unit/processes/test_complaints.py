@@ -1,4 +1,4 @@
-"""What workers say as they fail: of themselves, or of a peer."""
+"""Whether the last output of a failed worker blames the worker itself or a peer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_other_exceptions_are_not_about_a_peer(line: str) -> None:
     assert not complaints.is_about_a_peer(line)
 
 
-def test_the_exception_that_a_chain_begins_with_counts() -> None:
+def test_first_exception_of_a_chain_decides_whom_it_blames() -> None:
     own = CHAIN.format(first="ValueError: shape", last="BrokenPipeError: [Errno 32] Broken pipe")
     assert complaints.first_exception(own) == "ValueError: shape"
     peer = CHAIN.format(first="ConnectionResetError: reset", last="RuntimeError: step 7 failed")

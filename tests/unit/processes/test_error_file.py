@@ -189,7 +189,7 @@ def test_irreplaceable_error_file_stays_complete(
 
 
 def test_a_fatal_signal_shows_the_stacks(capfd: pytest.CaptureFixture[str]) -> None:
-    """Also where somebody had enabled it before, or `sys.stderr` is no file."""
+    """Even if the fault handler was enabled before, or `sys.stderr` is not a file."""
 
     script = """if 1:
         import faulthandler, io, os, signal, sys

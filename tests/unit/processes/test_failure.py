@@ -72,7 +72,7 @@ def first_of(*failures: ProcessFailure) -> int:
     return ChildFailedError("x", dict(enumerate(failures))).get_first_failure()[0]
 
 
-def test_the_precise_time_of_the_error_file_counts_more_than_the_order(tmp_path: Path) -> None:
+def test_precise_times_in_error_files_outweigh_the_order_of_exits(tmp_path: Path) -> None:
     now = time.time_ns()
     late = recorded(tmp_path, {"timestamp_ns": str(now - 5)}, order=0)
     early = recorded(tmp_path, {"timestamp_ns": str(now - 6)}, order=1)
@@ -115,7 +115,7 @@ def test_killed_worker_is_blamed_before_peers_that_record_first(
 def test_crash_is_blamed_before_peers_that_exit_first(
     lag_ns: int, exitcode: int, first: int
 ) -> None:
-    """Native code notices the closed connection at once; a core dump takes its time."""
+    """Native code notices the closed connection at once, but a core dump takes time."""
     now = time.time_ns()
     peers = [failure(exitcode=4, order=order, observed_ns=now - lag_ns) for order in (0, 1)]
     assert first_of(*peers, failure(exitcode=exitcode, order=2, observed_ns=now)) == first
@@ -127,7 +127,7 @@ def test_worker_killed_after_another_exit_is_not_first(tmp_path: Path) -> None:
     assert first_of(peer, failure(exitcode=-9, order=1, observed_ns=now)) == 0
 
 
-def test_failure_before_the_stop_is_no_consequence(
+def test_failure_before_the_stop_is_not_a_consequence(
     tmp_path: Path,
 ) -> None:
     stop_ns = time.time_ns()
@@ -139,7 +139,7 @@ def test_failure_before_the_stop_is_no_consequence(
 @pytest.mark.parametrize(
     ("exitcode", "status"), [(7, 7), (-9, 137), (-15, 143), (0, 1), (256, 1), (255, 255)]
 )
-def test_the_exit_status_is_the_first_failures_and_never_0(exitcode: int, status: int) -> None:
+def test_exit_status_is_that_of_the_first_failure_and_never_0(exitcode: int, status: int) -> None:
     error = ChildFailedError("x", {0: failure(exitcode=3, order=1), 1: failure(exitcode=exitcode)})
     assert exit_status(error) == status
 
@@ -168,7 +168,7 @@ def test_users_process_failure_raises_on_a_bad_error_file(
     ("after_stop", "stray_signal", "consequence"),
     [(False, False, False), (True, False, True), (True, True, False)],
 )
-def test_only_the_stops_signal_makes_a_consequence(
+def test_only_the_signal_of_the_stop_makes_a_consequence(
     after_stop: bool, stray_signal: bool, consequence: bool
 ) -> None:
     ended = WorkerExit(0, 42, -11, "", 0, 2, after_stop, True, stray_signal)  # noqa: FBT003

@@ -1,4 +1,4 @@
-"""Failures that travel between nodes come out as they went in, but for their length."""
+"""Failures that nodes send to each other arrive unchanged, except that long texts are cut."""
 
 from __future__ import annotations
 
@@ -111,6 +111,6 @@ def test_invalid_report_is_a_one_line_error(garbage: bytes) -> None:
         unpack(garbage)
 
 
-def test_no_failures_pack_to_nothing() -> None:
+def test_report_without_failures_is_empty() -> None:
     with pytest.raises(BadReport, match="without a failure"):
         unpack(msgspec.msgpack.encode([]))

@@ -57,7 +57,7 @@ def test_finish_stops_at_the_end_of_the_file_at_that_time(tmp_path: Path) -> Non
 
 LINES = 20_000
 
-# Writes numbered lines of many lengths in pieces that end anywhere, and flushes each piece.
+# Writes numbered lines of many lengths, in pieces that need not end at a line end; flushes each piece.
 NOISY = """
 import os, random, sys
 name, count, fd = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -78,21 +78,21 @@ def follower() -> Iterator[LogFollower]:
 
 
 class Console:
-    """A pipe to show lines on, and what was read from it so far."""
+    """A pipe that shows lines, and the text that was read from it so far."""
 
     def __init__(self) -> None:
         self.read_fd, self.write_fd = os.pipe()
         self.sink = Sink(self.write_fd)
 
     def next_line(self) -> bytes:
-        """Wait for a line: the barrier that tells that the follower has come this far."""
+        """Wait for a line, which shows that the follower has reached it."""
         line = b""
         while not line.endswith(b"\n"):
             line += os.read(self.read_fd, 1)
         return line
 
     def rest(self) -> bytes:
-        """Read to the end, after the follower is done with the sink."""
+        """Read to the end, after the follower has finished with the sink."""
         os.close(self.write_fd)
         self.write_fd = -1
         data = b""
@@ -119,7 +119,7 @@ def append(path: Path, data: bytes) -> None:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for as long as it takes; the test's own time limit is the only one."""
+    """Wait until a condition holds, limited only by the test's own timeout."""
     pause = threading.Event()
     while not condition():
         pause.wait(0.001)
@@ -131,7 +131,7 @@ def noisy(name: str, fd: int, count: int = LINES) -> subprocess.Popen[bytes]:
 
 
 def assert_complete(shown: bytes, names: list[str], count: int = LINES) -> None:
-    """Every line whole, with the prefix of its own stream, and in order."""
+    """Check that every line is whole, has the prefix of its stream, and is in order."""
     numbers: dict[bytes, list[int]] = {name.encode(): [] for name in names}
     assert shown.endswith(b"\n")
     for line in shown[:-1].split(b"\n"):

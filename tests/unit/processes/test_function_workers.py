@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 60
 METHODS = ("spawn", "fork", "forkserver")
-FRESH_METHODS = ("spawn", "forkserver")  # Those whose workers do not share our memory.
+FRESH_METHODS = ("spawn", "forkserver")  # Their workers do not share our memory.
 
 
 class Callers:
@@ -66,7 +66,7 @@ class Callers:
     def close(self) -> None:
         for context in self.made:
             context.close(signal.SIGKILL)
-        self.made.clear()  # And with them the arguments, which may hold descriptors.
+        self.made.clear()  # Also frees the arguments, which may hold descriptors.
 
 
 def finished(context: MultiprocessContext) -> RunProcsResult:
@@ -115,7 +115,7 @@ def test_too_large_return_value_is_rejected(
 def test_invalid_return_value_does_not_block_the_agent(
     fresh: Callers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit is lower here than in the worker, as if something else wrote to its pipe."""
+    """The limit here is lower than in the worker, as if another process wrote to its pipe."""
     monkeypatch.setattr(function_child, "RESULT_BYTES_MAX", 1000)
     failures = fresh.result(fns.give_many_bytes, (4096,), (20 << 20,)).failures
     assert failures[0].detail in ("", "sent back more than 1000 bytes as its return value")
@@ -152,7 +152,7 @@ def test_worker_that_exits_without_returning_has_failed(callers: Callers) -> Non
     assert callers.result(fns.leave_at_once, (9,)).failures[0].exitcode == 9
 
 
-def test_what_multiprocessing_shares(callers: Callers) -> None:
+def test_workers_share_objects_of_multiprocessing(callers: Callers) -> None:
     context = multiprocessing.get_context(callers.method)
     queue, event, lock = context.Queue(), context.Event(), context.Lock()
     ours, theirs = context.Pipe()
@@ -193,7 +193,7 @@ def test_functions_have_pythons_default_signal_actions(callers: Callers) -> None
 def test_a_signal_raises_in_the_function(
     callers: Callers, tmp_path: Path, signum: signal.Signals
 ) -> None:
-    """So it is with torch's functions by `fork`; then the worker dies of the signal."""
+    """torch's functions do the same with `fork`. Here the worker then dies of the signal."""
     news = News(tmp_path)
     started = callers.start(fns.wait_and_tidy_up, (str(news.path), str(tmp_path / "left")))
     os.kill(news.take(1)["waits"], signum)

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from holdfast.processes.workers.group import PContext, RunProcsResult
 
 PATIENCE_S = 60
-# Tells that it is there, then waits to be stopped; `exec` so that it has no child.
+# Reports that it runs, then waits to be stopped; `exec` so that it has no child.
 WAITS = "echo ready $$ > $NEWS; exec sleep 1000"
-# Deaf to SIGTERM; the trap is passed on to `sleep`.
+# Ignores SIGTERM; `sleep` inherits the trap.
 IGNORES = f"trap '' TERM; {WAITS}"
 # Exits with code 0 on SIGTERM.
 OBEYS = "trap 'exit 0' TERM; echo ready $$ > $NEWS; sleep 1000 & wait"
@@ -96,7 +96,7 @@ def finished(context: PContext) -> RunProcsResult:
 def until(
     context: PContext, done: Callable[[], bool], seen: list[WorkerExit] | None = None
 ) -> list[WorkerExit]:
-    """Do as the agent does: wait for the descriptor or the deadline, then take the events."""
+    """Wait like the agent for the descriptor or the deadline, then take the events."""
     seen = [] if seen is None else seen
     give_up_at = time.monotonic() + PATIENCE_S
     while not done():
@@ -118,13 +118,13 @@ def all_ended(context: PContext) -> list[WorkerExit]:
 
 
 def await_events(keeper: Keeper, word: bytes, times: int = 1) -> None:
-    """Wait until the keeper has sent so many events, and leave them there to be received."""
+    """Wait until the keeper has sent this many events, and leave them for the client."""
     while keeper._control.recv(1 << 16, MSG_PEEK).count(word) < times:
         select.select([], [], [], 0.001)
 
 
 class BadPaths(LogsSpecs):
-    """Has a file for each rank, of which the last cannot be opened."""
+    """Has a file for each rank; the last cannot be opened."""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         paths = {rank: f"{self.root_log_dir}/{rank}.log" for rank in envs}
@@ -148,7 +148,7 @@ def test_start_that_fails_halfway_leaves_nothing(group: Group, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGKILL])
-def test_signal_that_the_stop_did_not_send_is_no_consequence(
+def test_signal_that_the_stop_did_not_send_is_not_a_consequence(
     group: Group, signum: signal.Signals
 ) -> None:
     context = group.start(IGNORES, WAITS, ready=2)
@@ -172,7 +172,7 @@ def test_first_failure_is_the_earliest(group: Group) -> None:
     assert first.rank == 1
 
 
-# Exits with code 1 after it has said what is given on standard error.
+# Exits with code 1 after a traceback on standard error that ends with the given line.
 SAYS = """printf 'Traceback (most recent call last):\\n  File "t.py", line 1\\n{}\\n' >&2; exit 1"""
 COMPLAINS = SAYS.format("ConnectionResetError: reset by peer")
 
@@ -181,7 +181,7 @@ COMPLAINS = SAYS.format("ConnectionResetError: reset by peer")
 def test_exit_caused_by_a_peer_is_delayed_until_the_peers(
     group: Group, monkeypatch: pytest.MonkeyPatch, follows: str
 ) -> None:
-    """The stop that answers it would keep the peer from ending by itself."""
+    """A stop would kill the peer before it exits by itself."""
     monkeypatch.setattr(blame, "EXIT_NS_MAX", PATIENCE_S * 10**9)
     context = group.start(WAITS, follows, ready=1)
     assert until(context, lambda: context.running() == {0}) == []
@@ -216,8 +216,8 @@ def test_exit_is_not_delayed_without_running_peers(
     assert len(all_ended(group.start(COMPLAINS))) == 1
 
 
-class SlowToHear(SubprocessContext):
-    """Hears of its start so late that all of its workers have exited by then."""
+class SlowStart(SubprocessContext):
+    """Receives the events of its start so late that all workers have exited by then."""
 
     def _await_spawned(self) -> None:
         assert self._keeper is not None
@@ -226,13 +226,13 @@ class SlowToHear(SubprocessContext):
 
 
 def test_exit_during_the_start_is_not_waited_for(group: Group) -> None:
-    """Nothing will make the descriptor readable any more."""
-    context = group.start("exit 7", "exit 8", kind=SlowToHear)
+    """Nothing makes the descriptor readable after that."""
+    context = group.start("exit 7", "exit 8", kind=SlowStart)
     assert {one.exitcode for one in all_ended(context)} == {7, 8}
 
 
 class Unkillable(SubprocessContext):
-    """As if its first worker were in uninterruptible sleep; the others die at once."""
+    """Behaves as if its first worker were in uninterruptible sleep; the others die at once."""
 
     def _kill_tree(self, rank: int) -> None:
         if rank != 0:
@@ -259,12 +259,12 @@ def test_unkillable_worker_is_reported(group: Group, caplog: pytest.LogCaptureFi
     assert result.failures[2].exitcode == 1
     assert context.left_behind == [pid]
     assert f"worker 0 (pid {pid}) is left behind" in caplog.text
-    everyone.all_gone()  # The keeper goes on trying on its own.
+    everyone.all_gone()  # The keeper continues to try by itself.
     os.waitpid(keeper, 0)
 
 
 def test_new_start_ignores_an_unkillable_worker_of_the_last(group: Group) -> None:
-    """Both have the same rank, and so the same key with the keeper they share."""
+    """Both have the same rank, and so the same key at their common keeper."""
     keeper = Keeper.start()
     first = group.start(IGNORES, ready=1, kind=Unkillable, keeper=keeper)
     first.reap_s = 0.02
@@ -308,7 +308,7 @@ def test_stubborn_workers_of_a_stopped_keeper_are_killed(
     group: Group,
 ) -> None:
     context = group.start(IGNORES, ready=1)
-    context.reap_s = 600  # It is not for want of a sign of life that they are killed.
+    context.reap_s = 600  # The limit for a response must not be the reason of the kill.
     assert context._keeper is not None
     keeper = context._keeper.pid
     everyone = Watched(*descendants_of(keeper), keeper)
@@ -360,7 +360,7 @@ def test_stop_without_workers_is_due_at_once(group: Group) -> None:
     assert context.poll_events(time.monotonic()) == [WorkersStopped(0, failed=True)]
 
 
-# Output is followed from the first of it, if somebody takes in the events.
+# If the caller handles events, the group follows output from the first byte.
 
 
 def is_followed() -> bool:
@@ -381,7 +381,7 @@ def test_the_first_output_is_shown_while_its_worker_runs(
     until(context, is_followed)
     shown = ""
     give_up_at = time.monotonic() + PATIENCE_S
-    while "first" not in shown:  # A thread shows it, and tells nobody.
+    while "first" not in shown:  # A thread shows it, without an event.
         assert time.monotonic() < give_up_at
         select.select([], [], [], 0.001)
         shown += capfd.readouterr().err

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 60
 PYTHON = (sys.executable, "-I", "-S", "-c")
-# A worker that ends with its standard input.
+# A worker that exits when its standard input closes.
 WAITS = "import sys; sys.stdin.read()"
-# A shell with a child in a session of its own; it writes the child's process id.
+# A shell with a child in its own session; the shell writes the child's process id.
 FAMILY = ["sh", "-c", "trap '' TERM; setsid sleep 1000 & echo $!; wait"]
-# A daemon that is hard to find: forked twice, in a session of its own, deaf to SIGTERM.
+# A daemon that is hard to find: forked twice, in its own session, ignoring SIGTERM.
 LEAVES_DAEMON = """
 import os, signal
 read, write = os.pipe()
@@ -72,7 +72,7 @@ print(*[fd for fd in range(1000) if there(fd)])
 
 
 class Kept:
-    """A keeper, the events it sent, and what its workers wrote."""
+    """A keeper, the events that it sent, and the output of its workers."""
 
     def __init__(self, keeper: Keeper) -> None:
         self.keeper = keeper
@@ -81,7 +81,7 @@ class Kept:
         self.inputs: dict[int, int] = {}
 
     def spawn(self, key: int, argv: Sequence[str] | None, **how: Any) -> None:
-        """Request a worker whose standard streams are pipes of ours."""
+        """Request a worker whose standard streams are pipes of the test."""
         self.outputs[key], out = os.pipe()
         stdin, self.inputs[key] = os.pipe()
         fds = {0: stdin, 1: out, 2: out, **how.pop("fds", {})}
@@ -93,7 +93,7 @@ class Kept:
         self.spawn(key, [*PYTHON, code], **how)
 
     def said(self, key: int = 0) -> str:
-        """Return all that a worker and its children wrote, once they closed the stream."""
+        """Return everything that a worker and its children wrote, when they have closed the stream."""
         with open(self.outputs.pop(key), errors="surrogateescape") as stream:
             return stream.read()
 
@@ -102,21 +102,20 @@ class Kept:
         line = b""
         while not line.endswith(b"\n"):
             piece = os.read(self.outputs[key], 1)
-            assert piece, f"the worker ended: {line!r}"
+            assert piece, f"the worker exited: {line!r}"
             line += piece
         return int(line)
 
     def until(self, kind: type[Event], count: int = 1) -> list[Any]:
-        """Wait until as many events of a kind have come, and return them all."""
+        """Wait until this many events of a kind have arrived, and return all of them."""
         while True:
-            self.events += (
-                self.keeper.receive()
-            )  # First: what `is_gone` has read waits for no more.
+            # Before waiting: `is_gone` may have read the events already.
+            self.events += self.keeper.receive()
             found = [event for event in self.events if isinstance(event, kind)]
             if len(found) >= count:
                 return found
             ready, _, _ = select.select([self.keeper.fileno()], [], [], PATIENCE_S)
-            assert ready, f"no {kind.__name__} came, but {self.events}"
+            assert ready, f"no {kind.__name__} arrived, but {self.events}"
 
     def outcome(self, key: int = 0) -> tuple[int, tuple[int, str] | None]:
         """Wait until a worker has exited."""
@@ -136,7 +135,7 @@ class Kept:
 
 @pytest.fixture(autouse=True)
 def nothing_is_ignored() -> Iterator[None]:
-    """Begin with the default actions, even where these tests are run under nohup."""
+    """Begin with the default actions, even if the tests run under nohup."""
     ignored = [
         number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN
     ]
@@ -155,7 +154,7 @@ def kept() -> Iterator[Kept]:
 
 
 def signals_of(bits: str) -> set[int]:
-    # Without the two the C library keeps for itself.
+    # Without the two signals that the C library reserves.
     return {number for number in signal.valid_signals() if int(bits, 16) >> (number - 1) & 1}
 
 
@@ -176,7 +175,7 @@ def test_descriptors_may_swap_numbers_and_have_a_limit(kept: Kept) -> None:
 
 
 def test_events_of_many_workers_can_be_read_late(kept: Kept) -> None:
-    """More requests and events than the socket between the two holds."""
+    """There are more requests and events than the socket can hold."""
     with open(os.devnull, "r+b") as null:
         fds = {number: null.fileno() for number in range(3)}
         env = {"PATH": os.environ["PATH"], "ROOM": "." * 4000}
@@ -186,7 +185,7 @@ def test_events_of_many_workers_can_be_read_late(kept: Kept) -> None:
     assert {event.exitcode for event in kept.until(Exited)} == {0}
 
 
-def test_exits_are_reported_in_their_order_even_if_they_are_read_late(kept: Kept) -> None:
+def test_exits_are_reported_in_order_even_if_read_late(kept: Kept) -> None:
     keys = range(5)
     for key in keys:
         kept.spawn(key, ["sleep", "1000"])
@@ -234,7 +233,7 @@ def test_worker_has_only_its_own_descriptors(kept: Kept) -> None:
 
 
 def test_commands_have_the_default_actions_and_an_empty_mask() -> None:
-    """Python ignores SIGPIPE in itself; `yes | head` in a worker must end all the same."""
+    """Python ignores SIGPIPE, but `yes | head` in a worker must end."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
     try:
         kept = Kept(Keeper.start())
@@ -272,7 +271,7 @@ def test_kill_tree_kills_all_below_one_worker(kept: Kept) -> None:
 
 
 def test_sweep_finds_processes_forked_meanwhile(kept: Kept) -> None:
-    """A chain of processes that each fork the next and end: no single look sees them all."""
+    """In a chain of processes, each forks the next and exits, so no single scan sees them all."""
     chain = (
         "import os\nif os.fork() == 0:\n os.setsid()\n while os.fork() == 0: os.write(1, b'1\\n')"
     )
@@ -284,7 +283,7 @@ def test_sweep_finds_processes_forked_meanwhile(kept: Kept) -> None:
     assert children_of(kept.keeper.pid) == []
 
 
-def test_running_workers_and_their_children_are_no_leftovers(kept: Kept) -> None:
+def test_running_workers_and_their_children_are_not_leftovers(kept: Kept) -> None:
     kept.spawn(0, FAMILY)
     child = kept.number()
     kept.python(1, LEAVES_DAEMON)
@@ -292,7 +291,7 @@ def test_running_workers_and_their_children_are_no_leftovers(kept: Kept) -> None
     kept.outcome(1)
     kept.keeper.sweep()
     daemon.all_gone()
-    kept.spawn(2, ["true"])  # Its answer comes after the sweep.
+    kept.spawn(2, ["true"])  # Its events arrive after the sweep.
     assert kept.outcome(2) == (0, None)
     assert not has_ended(child)
     assert not has_ended(kept.pids(2)[0])
@@ -309,7 +308,7 @@ def test_keeper_reports_that_it_is_childless(kept: Kept) -> None:
     kept.outcome(1)
     assert not kept.keeper.is_childless
     os.close(kept.inputs.pop(0))
-    kept.outcome(0)  # Both come at once.
+    kept.outcome(0)  # Both events arrive together.
     assert kept.keeper.is_childless
     kept.python(2, "")
     assert not kept.keeper.is_childless
@@ -323,7 +322,7 @@ def test_keeper_with_leftovers_reports_only_on_request(kept: Kept) -> None:
     kept.until(Empty)
 
 
-def test_closing_kills_all(kept: Kept) -> None:
+def test_close_kills_all_processes_below_the_keeper(kept: Kept) -> None:
     kept.spawn(0, FAMILY)
     kept.python(1, LEAVES_DAEMON)
     pids = kept.pids(2).values()
@@ -333,14 +332,14 @@ def test_closing_kills_all(kept: Kept) -> None:
     kept.keeper.close()
 
 
-def test_a_killed_keeper_takes_the_workers_with_it_and_is_reported_last(kept: Kept) -> None:
+def test_workers_of_a_killed_keeper_die_and_its_loss_is_reported_last(kept: Kept) -> None:
     kept.spawn(0, ["sh", "-c", "exit 4"])
     while kept.keeper._control.recv(1 << 16, MSG_PEEK).count(b"exited") < 1:
         select.select([], [], [], 0.001)
     kept.spawn(1, ["sh", "-c", "trap '' TERM; echo 1; exec sleep 1000"])
     kept.number(1)
     worker = Watched(kept.pids(2)[1])
-    # Nothing that a worker starts has the keeper's socket, which would hide the loss.
+    # A descendant of a worker must not have the keeper's socket, which would hide the loss.
     kept.python(2, LEAVES_DAEMON)
     daemon = kept.number(2)
     assert not kept.keeper.is_gone()
@@ -372,7 +371,7 @@ def test_late_response_to_a_sweep_does_not_answer_the_next(kept: Kept) -> None:
 
 @pytest.mark.parametrize("how", ["start", "fork"])
 def test_a_copy_of_the_socket_does_not_hide_the_agents_death(tmp_path: Path, how: str) -> None:
-    """A program may fork on its own, and what it forked outlives it with all its descriptors."""
+    """A program may fork by itself; the fork outlives it, and keeps all its descriptors."""
     news = News(tmp_path)
     program = tmp_path / "agent.py"
     program.write_text(
@@ -414,7 +413,7 @@ def test_a_keeper_is_killed_only_by_its_owner_and_only_while_it_runs(
     assert killed == []
 
 
-def test_a_forked_keeper_runs_calls_with_our_memory_and_none_of_its_descriptors() -> None:
+def test_forked_keeper_runs_calls_with_the_agents_memory_and_none_of_its_own_descriptors() -> None:
     secret = os.urandom(8).hex()
 
     def call(number: int) -> int:
@@ -427,10 +426,10 @@ def test_a_forked_keeper_runs_calls_with_our_memory_and_none_of_its_descriptors(
     ours = set(os.listdir("/proc/self/fd"))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     try:
-        kept = Kept(Keeper.fork(call))  # It learns of exits though its maker blocks the signal.
+        kept = Kept(Keeper.fork(call))  # It notices exits although this process blocks the signal.
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    for key in range(1, 4):  # Each is forked while the keeper knows the ones before.
+    for key in range(1, 4):  # The keeper forks each while it has the previous ones.
         kept.spawn(key, None, call=key)
     kept.spawn(0, None, env={"WHO": "me"}, call=0)
     assert kept.outcome() == (5, None)
@@ -440,7 +439,7 @@ def test_a_forked_keeper_runs_calls_with_our_memory_and_none_of_its_descriptors(
     kept.close()
 
 
-def test_a_helper_is_no_leftover_and_ends_with_the_keeper(kept: Kept) -> None:
+def test_helper_is_not_a_leftover_and_exits_with_the_keeper(kept: Kept) -> None:
     family = "import os, sys; os.fork(); print(os.getpid(), flush=True); sys.stdin.read()"
     for key in (-1, -2):
         kept.python(key, family)
@@ -528,10 +527,10 @@ def test_children_of_every_thread_are_found(
     assert {parent.pid, *children} <= set(keeper_program.descendants_of(os.getpid()))
     listdir, exists = os.listdir, os.path.exists
     monkeypatch.setattr(os, "listdir", lambda path: [str(1 << 30), *listdir(path)])
-    assert set(children_of(parent.pid)) == children, "though a thread ended meanwhile"
+    assert set(children_of(parent.pid)) == children, "although a thread exited meanwhile"
     monkeypatch.setattr(os.path, "exists", lambda path: exists(path) and "children" not in path)
     monkeypatch.setattr(keeper_program, "open", without_listing, raising=False)
-    assert set(children_of(parent.pid)) == children, "though the kernel lists no children"
+    assert set(children_of(parent.pid)) == children, "although the kernel lists no children"
     monkeypatch.undo()
     assert children_of(1 << 30) == []
     for pid in (*children, parent.pid):
@@ -565,7 +564,7 @@ def test_deadline_of_an_earlier_generation_does_not_apply(kept: Kept) -> None:
     deadline.begin()
     try:
         kept.keeper.watch(deadline.fileno())
-        select.select([kept.keeper.fileno()], [], [], PATIENCE_S)  # That it has passed.
+        select.select([kept.keeper.fileno()], [], [], PATIENCE_S)  # Wait for the expiry.
         deadline.end()
         deadline.renew(None)
         deadline.begin()

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_a_pipe_gets_whole_lines_in_pieces_the_kernel_keeps_together() -> None:
-    """A pipe in packet mode shows where one write ended and the next began."""
+def test_lines_reach_a_pipe_in_writes_that_the_kernel_keeps_whole() -> None:
+    """A pipe in packet mode shows the boundaries between writes."""
     read, write = os.pipe2(os.O_DIRECT)
     try:
         sink = Sink(write)
@@ -46,7 +46,7 @@ def test_full_disk_is_reported_once_and_retried(caplog: pytest.LogCaptureFixture
 
 
 class Shown:
-    """Keeps what a sink gives to its stream, undecoded bytes as surrogates included."""
+    """Keeps the text that a sink writes to its stream, with undecodable bytes as surrogates."""
 
     def __init__(self) -> None:
         self.stream = io.StringIO(newline="")

@@ -1,4 +1,4 @@
-"""What the kernel counts of its out-of-memory killer."""
+"""The kernel's counters of out-of-memory kills."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_new_oom_kill_is_reported(tmp_path: Path, kind: str) -> None:
     write(tmp_path, path, text.format(4))
     told = kills.explain()
     assert "out-of-memory" in told
-    assert kills.explain() == ""  # It killed one; another's death has another reason.
+    assert kills.explain() == ""  # There was one kill; another death has another reason.
     write(tmp_path, path, text.format(6))
     assert [kills.explain() for _ in range(3)] == [told, told, ""]
 

@@ -172,7 +172,7 @@ def workers(pages: WorkerPages) -> Iterator[list[Worker]]:
 
 
 def looks_for(pages: WorkerPages, now: float) -> bool:
-    """Whether a loop that waits for the descriptor and the deadline would come by now."""
+    """Whether a loop that waits for the descriptor and the deadline would be woken by now."""
     poll = select.poll()
     poll.register(pages.fileno(), select.POLLIN)
     deadline = pages.next_deadline()
@@ -186,7 +186,7 @@ def test_sections_entered_and_left_wake_the_agent_once(
     workers[0].do("enter step 60")
     assert looks_for(pages, now)
     assert pages.take(now) == []
-    # Once more, in case that not all was seen.
+    # Look once more, in case the first look missed a store.
     assert pages.next_deadline() == now + SETTLE_S
     assert pages.take(now + SETTLE_S) == []
     first = pages.next_deadline()
@@ -201,13 +201,13 @@ def test_sections_entered_and_left_wake_the_agent_once(
     assert looks_for(pages, now)
     workers[0].do("leave")
     assert pages.take(now + 30) == []
-    # The look that was planned stays, though there is no section: others need not request it.
+    # The planned look remains without a section, so that later sections need not request one.
     assert pages.take(now + 40) == []
     assert pages.next_deadline() == first
     workers[0].do("enter step 60")
     workers[0].do("leave")
     assert not looks_for(pages, now)
-    # There is nothing to wait for: the next section asks for a look.
+    # No look is planned, so the next section requests one.
     assert pages.take(first + 1) == []
     assert pages.take(first + 2) == []
     assert pages.next_deadline() is None
@@ -229,7 +229,7 @@ def test_next_agent_removes_the_pages_of_a_killed_one(tmp_path: Path) -> None:
     assert sorted(os.listdir(left)) == ["0.1", worker.NOTICE_NAME]
 
     living = WorkerPages(str(tmp_path))
-    assert os.path.exists(left)  # It is too young to be sure.
+    assert os.path.exists(left)  # It is too young: its agent may not have locked it yet.
     for folder in (left, living.folder):
         os.utime(folder, (0, time.time() - SWEPT_AGE_S - 1))
     (tmp_path / "holdfast-other").mkdir()

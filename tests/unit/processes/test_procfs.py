@@ -1,4 +1,4 @@
-"""What the kernel knows of a process; one that goes away is no error."""
+"""What `/proc` shows of a process. A process that exits meanwhile is not an error."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def gone() -> int:
         return child.pid
 
 
-def test_a_process_and_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_description_names_the_command_and_each_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
@@ -93,7 +93,7 @@ def test_exited_process_has_empty_values() -> None:
     assert procfs.initial_environment(pid) == procfs.current_environment(pid) == {}
 
 
-def test_unreaped_process_has_ended() -> None:
+def test_unreaped_process_counts_as_exited() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     assert procfs.state_of(ended.pid) == "Z"
@@ -122,7 +122,7 @@ def test_program_name_can_contain_any_characters() -> None:
         assert not procfs.has_ended(pid)
 
 
-def test_the_environment_at_its_start_and_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_initial_and_current_environment_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with python(CHANGES_ENVIRONMENT) as (pid, _):
         env = procfs.initial_environment(pid)
         assert (env["FIRST"], env["STAYS"], env.get("LATER")) == ("1", "2", None)

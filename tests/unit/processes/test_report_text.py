@@ -21,7 +21,7 @@ def text_of(*failures: ProcessFailure) -> str:
     return str(ChildFailedError("train.py", {one.local_rank: one for one in failures}))
 
 
-def test_the_whole_text() -> None:
+def test_report_has_the_first_failure_in_full_and_a_line_for_each_other() -> None:
     stderr = (
         "loading\n"
         "Traceback (most recent call last):\n"
@@ -77,7 +77,7 @@ def test_the_end_of_a_long_stderr_is_shown() -> None:
     assert "traceback : none found (no error file, none at the end of stderr)\n" in text
 
 
-def test_a_long_traceback_loses_its_middle() -> None:
+def test_middle_of_a_long_traceback_is_omitted() -> None:
     frames = "".join(f'  File "train.py", line {n}, in f\n' for n in range(1000))
     stderr = f"Traceback (most recent call last):\n{frames}RecursionError: too deep\n"
     text = text_of(failure(0, stderr_tail=stderr))
@@ -118,5 +118,5 @@ def test_control_characters_of_workers_are_escaped(tmp_path: Path) -> None:
     lines = text.split("\n")
     assert sum(line.startswith("  host") for line in lines) == 1
     assert sum(line.startswith("Logs:") for line in lines) == 1
-    assert "\\x1b[31m" not in text  # Colours alone are left out.
+    assert "\\x1b[31m" not in text  # Colours are removed, not escaped.
     assert text.count("\\x1b]0;mine\\x07") >= 6

@@ -25,7 +25,7 @@ TAKEN = (USR1, USR2, signal.SIGTERM)
 
 @pytest.fixture(autouse=True)
 def handlers_are_put_back() -> Iterator[None]:
-    """Fail a test after which a signal or the wake-up descriptor is not as it was."""
+    """Fail a test that changes a signal's handler or the wake-up descriptor."""
     before = {number: signal.getsignal(number) for number in signal.valid_signals()}
     yield
     wakeup = signal.set_wakeup_fd(-1)
@@ -38,7 +38,7 @@ def handlers_are_put_back() -> Iterator[None]:
 
 
 def send(number: int) -> None:
-    """Send this process a signal, and have Python's handler run."""
+    """Send this process a signal, and let Python's handler run."""
     signal.raise_signal(number)
 
 
@@ -47,7 +47,7 @@ def is_readable(fd: int) -> bool:
 
 
 def taken(watch: SignalWatch) -> list[int]:
-    """Take all that arrived, one by one; the descriptor is readable until the last."""
+    """Take all signals one by one; the descriptor stays readable until the last."""
     arrived = []
     while is_readable(watch.fileno()):
         one = watch.take()
@@ -95,7 +95,7 @@ def test_signals_are_collected_in_order_and_wake_the_loop() -> None:
 
 
 def test_ignored_signal_stays_ignored() -> None:
-    """As under nohup, where the end of the terminal must not end the job."""
+    """Under nohup, for example, the end of the terminal must not end the job."""
     before = signal.signal(USR1, signal.SIG_IGN)
     try:
         with SignalWatch(TAKEN) as watch:
@@ -136,7 +136,7 @@ def test_pending_signal_raises_at_once() -> None:
 
 
 def test_only_one_signal_raises() -> None:
-    """The cleaning up that follows must not be torn out of its work."""
+    """A second signal must not interrupt the cleanup that follows."""
 
     def be_interrupted(watch: SignalWatch) -> None:
         with watch.raising():

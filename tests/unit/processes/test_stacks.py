@@ -28,7 +28,7 @@ from holdfast.processes.stacks import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Nothing of ours is imported.
+# Imports nothing of Holdfast.
 PLAIN = """
 def where_it_is():
     print(flush=True)
@@ -98,14 +98,14 @@ def test_stacks_come_from_the_workers_socket_if_it_has_one(tmp_path: Path) -> No
         assert "in where_it_is\n" in dump_stacks(process.pid)
     with Process(
         WITH_SERVER, {SOCKET: "a.sock"}, folder=str(tmp_path)
-    ) as process:  # Relative to it.
+    ) as process:  # The path is relative to the process.
         assert "in where_it_is\n" in dump_stacks(process.pid)
     late = f"import os; os.environ[{SOCKET!r}] = {str(tmp_path / 'late.sock')!r}\n"
-    with Process(late + WITH_SERVER) as process:  # Its variables are in its memory alone.
+    with Process(late + WITH_SERVER) as process:  # Its variables are only in its memory.
         assert "in where_it_is\n" in dump_stacks(process.pid)
         assert dump_stacks(process.pid, {}).startswith("command: ")
         path = str(tmp_path / "late.sock")
-        with Process(PLAIN, {SOCKET: path}) as other:  # What another answers is not taken.
+        with Process(PLAIN, {SOCKET: path}) as other:  # Another worker's response is not used.
             assert dump_stacks(other.pid).startswith("command: ")
 
 
@@ -154,7 +154,7 @@ def test_a_process_without_python_or_that_has_exited_is_described(
         text = dump_stacks(process.pid)
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert len(dump_stacks(process.pid).splitlines()) == 1  # Not reaped yet.
+        assert len(dump_stacks(process.pid).splitlines()) == 1  # It is not reaped yet.
     assert text.startswith("command: sleep 600\n")
     assert f'thread {process.pid} "sleep"' in text
     assert len(dump_stacks(process.pid).splitlines()) == 1
@@ -194,7 +194,7 @@ def program(folder: Path, text: str) -> None:
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have py-spy looked for in a folder of the test's own."""
+    """Make the code look for py-spy in a folder of the test."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", "/nowhere:/usr/bin:/bin")
     return tmp_path
@@ -243,7 +243,7 @@ def test_each_failure_of_py_spy_is_one_line(
             run_py_spy(os.getpid())
 
 
-# Has its variables in its memory alone, as one that a zygote has forked.
+# Has its variables only in its memory, like a worker that a zygote has forked.
 LATE = """
 import os, sys
 os.environ.update(TORCHELASTIC_RUN_ID=sys.argv[1], RANK="7", LOCAL_RANK="3")

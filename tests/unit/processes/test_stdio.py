@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 60
 
-# An agent as a program of its own: it runs `WORKER` and writes down how that ended.
+# An agent as a separate program: it runs a worker, and writes its result to a file.
 AGENT = """
     import os, sys
     from holdfast.processes.logs.specs import DefaultLogsSpecs
@@ -99,7 +99,7 @@ def read_all(master: int) -> bytes:
         except OSError as problem:
             if problem.errno != errno.EIO:
                 raise
-            return said  # The last one who had the terminal open is gone.
+            return said  # The last process with the terminal open has exited.
         if not piece:
             return said
         said += piece

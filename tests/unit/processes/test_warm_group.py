@@ -60,7 +60,7 @@ class Started:
         return context
 
     def said(self, context: PContext) -> list[str]:
-        """Wait for the end of all workers, and return what they wrote."""
+        """Wait until all workers have exited, and return their output."""
         result = context.wait(PATIENCE_S)
         assert result is not None
         assert not result.is_failed(), result
@@ -88,7 +88,7 @@ def test_lost_zygote_is_restarted_while_workers_run(started: Started) -> None:
     gone = Watched(first)
     os.kill(first, signal.SIGKILL)
     gone.all_gone()
-    while started.warm.pids() in ([], [first]):  # Its number comes when it has imported all.
+    while started.warm.pids() in ([], [first]):  # It reports its process id after its imports.
         assert select.select([context.fileno()], [], [], PATIENCE_S)[0]
         assert context.poll_events(time.monotonic()) == []
     assert context.running() == {0}

@@ -1,4 +1,4 @@
-"""The agent's side of the zygote: whatever becomes of it, workers are started."""
+"""The agent's side of the zygote: workers start, even if the zygote fails in any way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Says whether this worker was forked from a zygote.
+# Prints whether a zygote forked this worker.
 TELLS = "import sys; print('warm' if 'slow' in sys.modules else 'cold')"
 
 
@@ -47,7 +47,7 @@ def frozen(harness: Harness) -> None:
 
 
 def killed(harness: Harness) -> int:
-    """Kill the zygote, wait until it is gone, and return what its process id was."""
+    """Kill the zygote, wait until it has exited, and return its process id."""
     pid = harness.warm.pids()[0]
     gone = Watched(pid)
     os.kill(pid, signal.SIGKILL)
@@ -79,7 +79,7 @@ def test_zygote_lost_three_times_is_not_restarted(
 
 
 def test_zygote_of_a_dead_keeper_is_not_waited_for() -> None:
-    """The keeper ended before it was asked for the zygote, and nobody has read of that yet."""
+    """The keeper exits before the request for a zygote, and the agent has not noticed it yet."""
     unprepared = Harness("-c", TELLS)
     gone = Watched(unprepared.keeper.pid)
     os.kill(unprepared.keeper.pid, signal.SIGKILL)
@@ -89,7 +89,7 @@ def test_zygote_of_a_dead_keeper_is_not_waited_for() -> None:
 
 
 def test_unstartable_zygote_is_abandoned(harness: Harness) -> None:
-    """The keeper has no descriptor left for it."""
+    """The keeper has no free descriptor for it."""
     killed(harness)
     full = max(int(name) for name in os.listdir(f"/proc/{harness.keeper.pid}/fd")) + 1
     resource.prlimit(harness.keeper.pid, resource.RLIMIT_NOFILE, (full, full))

@@ -1,6 +1,6 @@
-"""The zygote's program: what it notices while it imports, and how it forks.
+"""The zygote's program: the problems that it reports during imports, and its forks.
 
-`test_newborn` is about what a worker then is, and `test_warm` about what the agent makes of it.
+`test_zygote_child` tests the state of a forked worker, and `test_warm_start` the agent's side.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def test_both_sides_agree_on_the_descriptors_that_are_kept_free() -> None:
 def preloaded(
     folder: Path, caplog: pytest.LogCaptureFixture, *modules: str, **how: str
 ) -> list[str]:
-    """Return what is said while modules are imported; a worker runs all the same."""
+    """Return the console output while modules are imported; check that a worker runs."""
     env = {**os.environ, **how}
     with Harness("-c", "print('ran')", cwd=folder, modules=modules, env=env) as harness:
         assert harness.run().out == "ran\n"
@@ -84,7 +84,7 @@ def test_many_workers_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     os.close(null)
     told = (tmp_path / "out").read_text()
     assert sorted(map(int, told.split())) == [*range(11)]
-    assert told.count(" ") == 11 * 4, "each has its three streams, and what the listing opens"
+    assert told.count(" ") == 11 * 4, "each has three streams, and the listing's descriptor"
 
 
 def test_worker_that_is_never_adopted_exits(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_worker_that_is_never_adopted_exits(tmp_path: Path) -> None:
         harness.start(fds={1: write})
         os.close(write)
         while not deaf.asked:
-            harness.take_in()
+            harness.handle_events()
         Watched(*deaf.asked).all_gone()
         with open(read) as stream:
             assert stream.read() == ""

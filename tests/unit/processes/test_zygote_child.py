@@ -14,7 +14,7 @@ from zygotes import Harness, Outcome
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Says all that a program can find out about how it was started.
+# Prints everything that a program can find out about how it was started.
 TELL = """
 import ctypes, gc, json, os, re, signal, sys, threading, warnings
 def about(stream):

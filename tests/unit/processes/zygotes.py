@@ -19,7 +19,7 @@ PATIENCE_S = 60
 
 
 class Outcome(NamedTuple):
-    """How a worker ended, and what it wrote."""
+    """How a worker exited, and its output."""
 
     exitcode: int
     trouble: tuple[int, str] | None
@@ -61,13 +61,13 @@ class Harness:
         self.warm.close()
         self.keeper.close()
 
-    def take_in(self) -> None:
+    def handle_events(self) -> None:
         """Wait for events of either, and handle them."""
         now = time.monotonic()
         due = min(self.warm.next_deadline() or now + PATIENCE_S, now + PATIENCE_S)
         watched = [self.keeper.fileno(), *[fd for fd in [self.warm.fileno()] if fd >= 0]]
         ready, _, _ = select.select(watched, [], [], max(0, due - now))
-        assert ready or self.warm.next_deadline() is not None, "nothing comes any more"
+        assert ready or self.warm.next_deadline() is not None, "no event arrives"
         self.warm.receive_events()
         self.warm.tick(time.monotonic())
         self.events += self.keeper.receive()
@@ -79,7 +79,7 @@ class Harness:
         fds: Mapping[int, int],
         env: Mapping[str, str] | None = None,
     ) -> int:
-        """Ask for a worker and return its key."""
+        """Request a worker and return its key."""
         self.keys += 1
         argv = [sys.executable, *words] if words else self.argv
         given = self.env if env is None else env
@@ -93,20 +93,20 @@ class Harness:
         return self.keys
 
     def pid(self, key: int) -> int:
-        """Wait until a worker was forked, and return its process id."""
+        """Wait until a worker is forked, and return its process id."""
         while True:
             for event in self.events:
                 if isinstance(event, Spawned) and event.key == key:
                     return event.pid
-            self.take_in()
+            self.handle_events()
 
     def exited(self, key: int) -> Exited:
-        """Wait until a worker has ended."""
+        """Wait until a worker has exited."""
         while True:
             for event in self.events:
                 if isinstance(event, Exited) and event.key == key:
                     return event
-            self.take_in()
+            self.handle_events()
 
     def run(
         self,
@@ -115,7 +115,7 @@ class Harness:
         fds: Mapping[int, int] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Outcome:
-        """Run a command to its end, with pipes for its streams."""
+        """Run a command until it exits, with pipes as its streams."""
         stdin, stdin_write = os.pipe()
         os.close(stdin_write)
         (out, out_write), (err, err_write) = os.pipe(), os.pipe()
