@@ -66,7 +66,7 @@ class ObservedJob(Job):
         return until(look)
 
     def ends(self) -> tuple[int, str]:
-        """Wait for the command to end; return its exit code and what it printed."""
+        """Wait until the command exits; return its exit code and its output."""
         code, _, _ = self.end()
         return code, self.said()
 

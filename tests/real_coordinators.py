@@ -75,7 +75,7 @@ def until(connection: CoordinatorMembership, wanted: Callable[[View], bool]) -> 
     while view is None or not wanted(view):
         rest = deadline - time.monotonic()
         ready, _, _ = select.select([connection], [], [], max(0.0, rest))
-        assert ready, f"no such view came; last: {view}; {connection.problem()}"
+        assert ready, f"no such view; the last one: {view}; {connection.problem()}"
         for news in connection.take():
             assert isinstance(news, ViewReceived), news
             view = news.view
@@ -91,7 +91,7 @@ def fault(connection: CoordinatorMembership) -> CoordinatorLost | JoinRefused:
     deadline = time.monotonic() + PATIENCE_S
     while True:
         ready, _, _ = select.select([connection], [], [], max(0.0, deadline - time.monotonic()))
-        assert ready, f"nothing came; {connection.problem()}"
+        assert ready, f"no news; {connection.problem()}"
         for news in connection.take():
             if not isinstance(news, ViewReceived):
                 return news

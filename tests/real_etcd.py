@@ -74,7 +74,7 @@ class RawRefused(Exception):
 
 
 class Etcd:
-    """One member, alone or of a cluster; not running until `start`."""
+    """One member, standalone or of a cluster; it does not run before `start`."""
 
     def __init__(
         self, folder: Path, *flags: str, name: str = "etcd", tls: Tls | None = None

@@ -238,7 +238,7 @@ class Cluster:
                 socket.create_connection((self.host, self.port), PATIENCE_S).close()
             except ConnectionRefusedError:
                 assert agent.process.poll() is None, agent.said()
-                assert time.monotonic() < deadline, f"nobody listens at {self.endpoint}"
+                assert time.monotonic() < deadline, f"no agent listens on {self.endpoint}"
                 time.sleep(LOOK_AGAIN_S)
             else:
                 return

@@ -125,7 +125,7 @@ class Timeline:
 
 
 def one_restart(text: str = "no data") -> Timeline:
-    """A node whose worker 1 fails at 30; what was done since 20 is done again.
+    """A node whose worker 1 fails at 30; the steps since 20 are repeated.
 
     It meets until 2, starts until 3, makes its first step at 5 and one each second. Rank 1 fails with
     step 25; the agent begins to stop the others at 31, has stopped them at 33, met again at 34,

@@ -24,7 +24,7 @@ SOON = f"{QUICK},{SOON_LOST}"
 BACKLOG, EACH_BYTES = 64, 1 << 16
 
 
-def answers_failures(cluster: EtcdTeam, restarts: int = 1) -> dict[str, int]:
+def check_restart(cluster: EtcdTeam, restarts: int = 1) -> dict[str, int]:
     """Let a worker fail, check that all workers restart, and let the job succeed."""
     again = cluster.generation(2)
     assert {start.restarts for start in again.values()} == {restarts}
@@ -51,7 +51,7 @@ def test_restart_of_etcd_restarts_no_worker(tmp_path: Path) -> None:
         cluster.await_unharmed(lambda: all("reconnected to" in agent.said() for agent in agents))
         assert cluster.is_quiet()
         starts["b"].fail()
-        assert answers_failures(cluster) == {"a": 0, "b": 0}
+        assert check_restart(cluster) == {"a": 0, "b": 0}
 
 
 def test_workers_stop_while_etcd_is_down_and_restart_without_charge(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_hanging_or_killed_etcd_member_restarts_no_worker(tmp_path: Path) -> Non
             members.leader()
             assert cluster.is_quiet()
             starts["b"].fail()
-            assert answers_failures(cluster, restarts=2) == {"a": 0, "b": 0}
+            assert check_restart(cluster, restarts=2) == {"a": 0, "b": 0}
 
 
 def test_killed_leader_restarts_workers_only_if_it_was_a_member(tmp_path: Path, etcd: Etcd) -> None:
@@ -164,7 +164,7 @@ def test_full_etcd_is_reported_and_stops_no_workers(tmp_path: Path) -> None:
         assert cluster.is_quiet()
         etcd.make_room()
         cluster.agents["b"].says("reconnected to")
-        assert answers_failures(cluster) == {"a": 0, "b": 0}
+        assert check_restart(cluster) == {"a": 0, "b": 0}
 
 
 # Reports its stop.
@@ -221,20 +221,20 @@ def test_compacted_watch_restarts_no_worker(tmp_path: Path, etcd: Etcd) -> None:
         starts = cluster.generation(2)
         frozen.freeze()
 
-        def has_no_more_room() -> bool:
+        def watch_stays_behind() -> bool:
             """Write more; return whether the watch was behind all the time, not only for a moment."""
             was_behind = etcd.slow_watchers() > 0
             for _ in range(BACKLOG):
                 etcd.put(f"{cluster.root}views/b/0".encode(), bytes(EACH_BYTES))
             return was_behind and etcd.slow_watchers() > 0
 
-        cluster.await_unharmed(has_no_more_room)
+        cluster.await_unharmed(watch_stays_behind)
         etcd.compact()
         frozen.signal(signal.SIGCONT)
         frozen.says("the session at etcd ended: a watch fell behind")
         assert cluster.is_quiet()
         starts["a"].fail()
-        assert answers_failures(cluster) == {"a": 0, "b": 0}
+        assert check_restart(cluster) == {"a": 0, "b": 0}
 
 
 # Each of the two workers detects the failure of the other machine immediately, and fails because of it.

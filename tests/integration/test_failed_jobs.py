@@ -113,31 +113,6 @@ def test_exit_code_is_the_workers_own(tmp_path: Path, how: str, *, compat: bool)
     assert "holdfast/" not in err  # No traceback of Holdfast itself.
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "line"),
-    [
-        (["run", "missing.py"], 127, "'missing.py'"),
-        (["run", "--no-python", "./plain"], 126, "'./plain'"),
-        (["run", "--no-python", "no-such-program"], 127, "'no-such-program'"),
-        (["run", "--nproc-per-node", "0", "plain"], 2, "--nproc-per-node: '0'"),
-        (["run", "--nproc-per-node", "9" * 20, "plain"], 2, "--nproc-per-node: "),
-        (["run", "--max-restarts", "x", "plain"], 2, "--max-restarts"),
-        (["run", "--tee", "9", "plain"], 2, "--tee"),
-        (["run", "--bogus", "plain"], 2, "--bogus"),
-        (["run"], 2, "SCRIPT"),
-        (["dance"], 2, "'dance'"),
-    ],
-)
-def test_invalid_command_is_reported_in_one_line(
-    tmp_path: Path, words: list[str], code: int, line: str
-) -> None:
-    (tmp_path / "plain").write_text("no program")
-    ended, err = holdfast(tmp_path, *words)
-    assert ended == code, err
-    assert err.count("\n") == 1
-    assert line in err
-
-
 def test_temporary_logs_are_removed_after_success_and_kept_after_failure(tmp_path: Path) -> None:
     holdfast(tmp_path, "run", "train.py", script="")
     assert not list((tmp_path / "tmp").iterdir())

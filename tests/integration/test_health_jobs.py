@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.rendezvous.handler import RendezvousInfo
 
 PROBED = {"TORCHELASTIC_HEALTH_CHECK_PORT": "0"}
 AT_PORT = "health checks at port "
@@ -120,18 +119,6 @@ class Held:
         assert self.let_go.wait(PATIENCE_S)
 
 
-class HeldRendezvous(SingleNodeHandler):
-    """A rendezvous that waits for another node."""
-
-    def __init__(self, held: Held) -> None:
-        super().__init__("job")
-        self._held = held
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        self._held.hold()
-        return super().next_rendezvous()
-
-
 @contextmanager
 def running(
     handler: SingleNodeHandler,
@@ -172,14 +159,6 @@ def said(
     monkeypatch.setenv("HOLDFAST_HEALTH_TIMEOUT", "0.2")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     return caplog
-
-
-def test_agent_in_a_rendezvous_is_alive(said: pytest.LogCaptureFixture) -> None:
-    held = Held()
-    with running(HeldRendezvous(held), held, said) as port:
-        for _ in range(2):
-            assert fetch(port, "/livez") == OK
-        assert fetch(port, "/readyz") == NOT_STARTED
 
 
 def test_agent_with_a_stuck_loop_is_not_alive(said: pytest.LogCaptureFixture) -> None:

@@ -115,60 +115,6 @@ def test_unknown_event_destination_is_refused(tmp_path: Path) -> None:
     assert "'pigeon' is unknown; accepted: console, " in line
 
 
-PLUGINS = """
-import signal
-class Raising:
-    def record(self, event):
-        raise ValueError("no room")
-class Blocking:
-    def record(self, event):
-        while True:
-            signal.pause()
-class Leaving:
-    def record(self, event):
-        raise SystemExit(3)
-"""
-
-
-@pytest.fixture
-def plugins(tmp_path: Path) -> dict[str, str]:
-    """Return an environment with misbehaving handlers as plug-ins."""
-    folder = tmp_path / "site"
-    info = folder / "poor_handlers-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: poor_handlers\nVersion: 1.0\n")
-    names = ("Raising", "Blocking", "Leaving")
-    lines = [f"{name.lower()} = poor_handlers:{name}" for name in names]
-    (info / "entry_points.txt").write_text("\n".join(["[holdfast.event_handlers]", *lines]))
-    (folder / "poor_handlers.py").write_text(PLUGINS)
-    return {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
-
-
-@pytest.mark.parametrize(
-    ("name", "why"), [("raising", "ValueError: no room"), ("leaving", "SystemExit: 3")]
-)
-def test_raising_handler_is_named_and_dropped(
-    tmp_path: Path, plugins: dict[str, str], name: str, why: str
-) -> None:
-    flags = ("--event-log-handler", name, "--log-dir=logs", "--max-restarts=1")
-    code, said = run(tmp_path, "sys.exit(GENERATION == '0')", *flags, env=plugins)
-    assert code == 0
-    ours = [line for line in said.splitlines() if f"{name!r} ({name.title()})" in line]
-    assert len(ours) == 3  # It failed, was dropped, and missed some events.
-    assert why in ours[0]
-    assert "8 events" in ours[2]
-    assert len(events_of(tmp_path / "logs")) == 8  # The other handler has all events.
-
-
-def test_blocking_handler_delays_the_end_only_once(tmp_path: Path, plugins: dict[str, str]) -> None:
-    code, said = run(tmp_path, "pass\n", "--event-log-handler=blocking", env=plugins)
-    assert code == 0
-    lines = said.splitlines()
-    assert len(lines) == 3  # It has not accepted all events, was dropped, and missed some.
-    assert all("'blocking' (Blocking)" in line for line in lines)
-    assert "5 events" in lines[2]
-
-
 # Metrics.
 
 STEPPING = """

@@ -64,27 +64,6 @@ def test_variable_equals_the_flag_and_auto_reports_its_modules() -> None:
     assert "[holdfast] --preload auto finds in worker.py: wave" in err
 
 
-def test_job_runs_if_auto_finds_no_modules(tmp_path: Path) -> None:
-    (tmp_path / "app").mkdir()
-    (tmp_path / "app" / "__main__.py").write_text("print('ran')")
-    code, out, err = run("--preload", "auto", "app")
-    assert (code, out) == (0, ["ran"])
-    assert err == ["[holdfast] --preload auto finds no modules: app is a directory"]
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("--preload", "my-module", "worker.py"), "--preload: 'my-module' is not the name of a mo"),
-        (("--preload", "wave", "--no-python", "true"), "--preload: "),
-    ],
-)
-def test_invalid_preload_is_reported_in_one_line(words: tuple[str, ...], told: str) -> None:
-    code, out, err = run(*words)
-    assert (code, out, len(err)) == (2, [], 1)
-    assert told in err[0]
-
-
 # A module that reads variables when it is imported, and a script that sets them before the import.
 READS = """
 import os

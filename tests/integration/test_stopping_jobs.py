@@ -143,7 +143,7 @@ def test_worker_is_killed_with_its_children_after_the_timeout(tmp_path: Path) ->
 def test_shutdown_timeout_applies_after_a_failure(tmp_path: Path) -> None:
     """torchrun always waits 30 s here, whatever --shutdown-timeout says."""
     script = STUBBORN + FAILS_WHEN_TOLD
-    os.mkfifo(tmp_path / "news.go")  # Before a worker looks for it.
+    os.mkfifo(tmp_path / "news.go")  # Before a worker opens it.
     with Job(tmp_path, script, "--nproc-per-node=2", "--shutdown-timeout=0.2") as job:
         family = Watched(*job.news.take(2).values())
         with open(f"{job.news.path}.go", "w"):
@@ -156,7 +156,7 @@ def test_shutdown_timeout_applies_after_a_failure(tmp_path: Path) -> None:
 
 def test_stop_signal_can_be_configured(tmp_path: Path) -> None:
     script = OBEDIENT + FAILS_WHEN_TOLD
-    os.mkfifo(tmp_path / "news.go")  # Before a worker looks for it.
+    os.mkfifo(tmp_path / "news.go")  # Before a worker opens it.
     with Job(tmp_path, script, "--nproc-per-node=2", "--stop-signal=SIGUSR1") as job:
         leaders = job.news.take(2)
         with open(f"{job.news.path}.go", "w"):

@@ -169,58 +169,6 @@ def test_another_user_of_the_stores_host_is_refused_at_every_address(
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-# A machine outside of the job writes as much as the store accepts; then the workers write a little.
-FILL = """
-import socket, struct, sys
-value = bytes(8 << 20)
-sent = 0
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), 2) as one:
-    try:
-        one.sendall(bytes.fromhex("00 ce f7 85 3c"))
-        for number in range(60):
-            key = b"junk %d" % number
-            head = b"\\x01" + struct.pack("<Q", len(key)) + key + struct.pack("<Q", len(value))
-            one.sendall(head + value)
-            sent += len(value)
-    except OSError:
-        pass
-print(sent >> 20)
-"""
-KEEP = """
-from holdfast.store.from_env import from_environment
-store = from_environment()
-tell(f"met {AGENT} {NUMBER}")
-obey()
-store.set(f"mine {RANK}", bytes(1 << 20))
-assert len(store.get(f"mine {RANK}")) == 1 << 20
-"""
-
-
-@pytest.mark.parametrize(("access", "mb_max"), [("hosts", 30), ("open", 330)])
-def test_foreign_host_cannot_fill_the_store(
-    tmp_path: Path, network: Network, access: str, mb_max: int
-) -> None:
-    """Of its 480 MB, the store accepts at most a quarter of the store's 1,024 MB, or nothing."""
-    with NetworkCluster(tmp_path, network, "2", script=KEEP) as cluster:
-        for name in "ab":
-            cluster.start_on(name, conf=f"store={access},rank_order=label,label={name}")
-        port = cluster.next_start().meeting.rpartition(":")[2]
-        pids = meeting(cluster, *"ab")
-        before = memory_mb(cluster.agents["a"])
-        attack = [*network.inside(2), sys.executable, "-c", FILL, address(0), port]
-        done = subprocess.run(attack, capture_output=True, text=True, timeout=PATIENCE_S)
-        assert done.returncode == 0, done.stderr
-        assert memory_mb(cluster.agents["a"]) - before < mb_max
-        finish(pids)
-        assert cluster.codes() == {"a": 0, "b": 0}
-
-
-def memory_mb(agent: Agent) -> int:
-    with open(f"/proc/{agent.pid}/status") as status:
-        (line,) = [line for line in status if line.startswith("VmRSS:")]
-    return int(line.split()[1]) >> 10
-
-
 # The worker with rank 1 sets its value and exits immediately; the value must not be lost.
 PRIVATE = """
 from holdfast.store.from_env import from_environment

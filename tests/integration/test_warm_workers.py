@@ -165,13 +165,6 @@ def test_traceback_of_a_warm_worker_begins_with_its_own_code(folder: Path) -> No
         assert "newborn" not in err
 
 
-def test_unimportable_preload_module_is_not_a_failure(folder: Path) -> None:
-    with Job(folder, "tell('ran')", "--preload=no_such_module") as job:
-        code, _, err = job.end()
-        assert code == 0
-        assert "no_such_module: ModuleNotFoundError" in err
-
-
 def test_functions_are_forked_from_the_zygote(folder: Path) -> None:
     program = folder / "program.py"
     program.write_text(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -119,84 +118,6 @@ def test_stacks_are_in_the_report_if_there_is_no_log(tmp_path: Path) -> None:
     assert "be_stuck_here (" in said.partition("Root Cause")[2]
     [report] = tmp_path.glob("logs/*/failure.json")
     assert "be_stuck_here (" in report.read_text()
-
-
-def test_invalid_pipe_path_causes_a_warning(tmp_path: Path) -> None:
-    env = {**TIMERS, "TORCHELASTIC_TIMER_FILE": str(tmp_path)}
-    script = "sys.exit(os.environ['TORCHELASTIC_TIMER_FILE'] != '')\n"
-    with ObservedJob(tmp_path, script, env=env) as job:
-        code, said = job.ends()
-    assert code == 0
-    [line] = said.splitlines()
-    assert str(tmp_path) in line
-
-
-def test_released_timers_kill_no_worker(tmp_path: Path) -> None:
-    """Two blocks are left immediately; the timer of a third one expires after theirs would have."""
-    script = f"""{HEAD}
-with worker.section("early", timeout=1), in_a_timer(after=1, scope="early too"):
-    pass
-timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"], 0))
-with worker.section("outer", timeout=1000), timer.expires(after=1, scope="late"):
-    tell("up")
-    obey()
-"""
-    with ObservedJob(tmp_path, script, "--log-dir=logs", env=TIMERS) as job:
-        [pid] = job.news.take(1).values()
-        job.prints("timer expired: 'late' (pid ")
-        os.kill(pid, signal.SIGUSR1)
-        code, said = job.ends()
-    assert code == 0
-    assert said.count("timer expired:") == 1
-    assert "not killing it" in said
-
-
-def worker_pids(job: ObservedJob) -> list[int]:
-    """Return the workers of the last generation, from the events so far."""
-    starts = [one for one in events_of(job.folder) if summary_of(one).name == "START"]
-    return [int(one["metadata"]["worker_id"]) for one in starts]
-
-
-def test_timer_of_an_exited_worker_is_dropped(tmp_path: Path) -> None:
-    """Another process may have its pid by then."""
-    script = f"""{HEAD}
-if RANK == "0":
-    with in_a_timer("of one that ends", after=1):
-        os._exit(0)
-timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"], 0))
-with timer.expires(after=1.2, scope="later"):
-    obey()
-"""
-    with ObservedJob(tmp_path, script, *LOGS, env=TIMERS) as job:
-        job.prints("timer expired: 'later' (pid ")
-        os.kill(worker_pids(job)[1], signal.SIGUSR1)
-        code, said = job.ends()
-    assert code == 0
-    assert "of one that ends" not in said
-    assert [inner["scope_id"] for _, inner in watchdog_events(tmp_path)] == ["later"]
-
-
-def test_timer_request_may_name_only_a_worker_of_this_agent(tmp_path: Path) -> None:
-    script = """
-import json
-parent = os.getppid()
-for pid in (OTHER, parent, int(open(f"/proc/{parent}/stat").read().rpartition(")")[2].split()[1])):
-    request = {"version": 1, "pid": pid, "scope_id": "murder", "expiration_time": 1.0, "signal": 9}
-    with open(os.environ["TORCHELASTIC_TIMER_FILE"], "w") as pipe:
-        pipe.write(json.dumps(request) + "\\n")
-tell("asked")
-obey()
-"""
-    own = f"OTHER = {os.getpid()}\n"
-    with ObservedJob(tmp_path, own + script, "--log-dir=logs", env=TIMERS) as job:
-        workers = job.news.take(1)
-        for pid in (os.getpid(), job.keeper(), job.agent.pid):
-            job.prints(f"pid {pid}, scope 'murder'")
-        os.kill(workers["asked"], signal.SIGUSR1)
-        code, said = job.ends()
-    assert code == 0
-    assert said.count("refused") == 3
-    assert watchdog_events(tmp_path) == []
 
 
 def test_pipe_at_a_chosen_path_is_removed_at_the_end(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`holdfast run` has the flags of the real torchrun and understands command lines as it does."""
+"""`holdfast run` has the flags of the real torchrun and parses command lines in the same way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_command_line_has_the_same_flags() -> None:
 
 
 def flags(parser: argparse.ArgumentParser) -> dict[str, object]:
-    """Return what each spelling of each flag, and each positional, stands for."""
+    """Return the meaning of each spelling of each flag, and of each positional argument."""
     return {
         name: (one.dest, one.nargs, one.default, list(one.choices or ()), one.required)
         for one in parser._actions

@@ -1,6 +1,6 @@
-"""The control socket beside torch's own: the same questions, the same answers, for torch's client.
+"""The control socket compared with torch's own: the same requests and responses, with torch's client.
 
-One worker with torch serves at two sockets: at one by torch's native server, at the other by ours.
+One worker with torch serves two sockets, one with torch's native server, the other with ours.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ print(*map(os.path.exists, sys.argv[1:]), flush=True)
 
 
 class Worker:
-    """The worker, and how to ask it."""
+    """The worker, and requests to it."""
 
     def __init__(self, folder: Path) -> None:
         self.theirs, self.ours = str(folder / "theirs"), str(folder / "ours")
@@ -70,7 +70,7 @@ class Worker:
         self.process.stdout.readline()
 
     def end(self) -> str:
-        """Have both shut down; return which of the sockets are still there."""
+        """Shut both servers down; return which of the sockets still exist."""
         return self.process.communicate("\n")[0]
 
 
@@ -143,7 +143,7 @@ def test_both_servers_show_the_workers_stack(worker: Worker) -> None:
 
 
 class Relay:
-    """A TCP port that leads to a unix socket: torch's client knows no other kind."""
+    """Forwards a TCP port to a unix socket, because torch's client supports only TCP."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -182,7 +182,7 @@ class Relay:
 
 
 class Addresses:
-    """What torch's client asks its store for."""
+    """Stands in for the store of torch's client."""
 
     def __init__(self, *urls: str) -> None:
         self.urls = urls
@@ -212,7 +212,7 @@ def test_torchs_client_gets_its_responses(worker: Worker, monkeypatch: pytest.Mo
     assert [answer.status_code for answer in unknown] == [404, 404]
 
 
-# Last: after this the worker is gone.
+# The last test: it ends the worker.
 
 
 def test_only_our_socket_is_removed_at_the_end(worker: Worker) -> None:
@@ -242,7 +242,7 @@ main()
 def test_exception_of_the_main_function_is_recorded(
     tmp_path: Path, imports: str, is_recorded: bool
 ) -> None:
-    """Torch's promises it and does not; when it does, this fails, and the page can say so."""
+    """Torch documents it but does not do it. If torch does it, this test fails, and the docs can be updated."""
     error_file = tmp_path / "error.json"
     done = subprocess.run(
         [sys.executable, "-c", FAILING.format(imports=imports)],

@@ -1,4 +1,4 @@
-"""Programs that use `torch.distributed` with gloo over several agents, through loss and growth."""
+"""Programs that use `torch.distributed` with gloo on several agents, with lost and joining nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-# Every worker adds its rank + 1 to a sum over all, tells of it and waits for orders.
+# Every worker adds its rank + 1 to a sum over all, reports the sum and waits for orders.
 GLOO = """
 import torch
 import torch.distributed as dist
@@ -33,7 +33,7 @@ dist.destroy_process_group()
 
 
 def sums(cluster: Cluster, *agents: str) -> dict[str, int]:
-    """Wait until all workers of a generation have added up; return their processes by agent."""
+    """Wait until all workers of a generation have reported their sums; return their processes by agent."""
     summed: dict[str, dict[str, int]] = {}
     while True:
         words = cluster.news.next()

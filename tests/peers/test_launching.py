@@ -1,4 +1,4 @@
-"""Launching from Python: the same calls as with torch, and parts made for torch."""
+"""Launching from Python: the same calls as with torch, and extensions written for torch."""
 
 from __future__ import annotations
 

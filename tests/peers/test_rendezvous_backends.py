@@ -1,4 +1,4 @@
-"""Handlers of ours on stores of torch's: any store that can compare and set will do."""
+"""Our handlers on torch's stores: any store with compare_set works."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LONG_S = 30.0
 
 @pytest.fixture(scope="module")
 def server() -> Any:
-    """A server for the tests of this module, on a port of the kernel's choice."""
+    """A server for the tests of this module, on a free port."""
     from torch.distributed import TCPStore
 
     return TCPStore("localhost", 0, is_master=True)
@@ -72,7 +72,7 @@ def until(condition: Callable[[], object]) -> None:
 def handlers(
     request: pytest.FixtureRequest, server: Any, tmp_path: Path
 ) -> Iterator[list[DynamicRendezvousHandler]]:
-    """Three nodes, each with a client of its own where the store has clients."""
+    """Three nodes, each with its own client if the store has clients."""
     from torch import distributed
 
     from holdfast.store.tcp.store_client import TCPStore
@@ -92,7 +92,7 @@ def handlers(
 
 
 def test_nodes_form_a_round_at_torchs_server(server: Any) -> None:
-    """The store made from parameters is a client of any server at the endpoint."""
+    """A store created from parameters is a client of any server at the endpoint."""
     params = RendezvousParameters("c10d", f"localhost:{server.port}", "by parameters", 1, 1)
     backend, store = create_backend(params)
     assert backend.set_state(b"one") is not None
@@ -116,7 +116,7 @@ def test_end_of_the_job_reaches_all_nodes(handlers: list[DynamicRendezvousHandle
 
 
 class CountingStore:
-    """Counts what is asked of a store."""
+    """Counts the calls of a store."""
 
     def __init__(self, store: Any) -> None:
         self.store = store
@@ -131,7 +131,7 @@ class CountingStore:
 
 
 def test_vanished_key_causes_no_busy_loop(server: Any) -> None:
-    """With torch's handler: 1,611 attempts in 1.8 s, and the key is never made again."""
+    """With torch's handler: 1,611 attempts in 1.8 s, and the key is never created again."""
     store = CountingStore(server)
     handler = DynamicRendezvousHandler.from_backend(
         "wiped", server, C10dRendezvousBackend(store, "wiped"), 1, 1, "127.0.0.1"

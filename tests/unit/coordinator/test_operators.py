@@ -206,7 +206,9 @@ async def test_a_subscriber_that_does_not_read_its_events_is_dropped(
 ) -> None:
     monkeypatch.setattr(operators, "UNREAD_EVENTS_BYTES_MAX", 100_000)
     monkeypatch.setattr(operators, "GATHER_S", 0.0)
-    monkeypatch.setattr(server_connection, "UNREAD_BYTES_MAX", 1 << 30)  # Which comes later.
+    monkeypatch.setattr(
+        server_connection, "UNREAD_BYTES_MAX", 1 << 30
+    )  # So that another limit applies first.
     async with serving() as served:
         node, slow, quick = await a_job(served), await served.client(""), await served.client("")
         follow = control.pack(control.EventsQuery(follow=True))

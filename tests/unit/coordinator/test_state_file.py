@@ -80,7 +80,7 @@ def aged(path: Path, age_s: float) -> None:
 def test_state_is_readable_for_the_next_coordinator_and_no_other_user(
     file: StateFile, path: Path
 ) -> None:
-    assert file.saved_jobs is None, "nobody was here before"
+    assert file.saved_jobs is None, "no coordinator has stored jobs before"
     assert save(file, RUNNING, OVER) == ""
     file.close(10.0)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -202,7 +202,7 @@ def test_job_continues_if_writes_fail(
         node.apply()
         desk.take(node.fail())
         if hangs:
-            assert desk.sent, "whoever waits once does not wait each time"
+            assert desk.sent, "after one timeout, later answers do not wait"
         desk.ahead.close()
 
     asyncio.run(tell())

@@ -62,7 +62,7 @@ def test_endpoint_is_bound_if_it_belongs_to_this_host_or_the_user_says_so(
 
     def unknown(host: str, _port: int) -> list[Address]:
         if host == "never":
-            pytest.fail("a name server is asked")
+            pytest.fail("a name server was queried")
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(addresses, "resolve", unknown)

@@ -73,7 +73,7 @@ def exchanges(*pairs: tuple[bytes, bytes]) -> Callable[[Peer], None]:
             lambda s: s.get("k"),
             [(WAIT_K, b"\0"), (GET_K, blob(b"")), (b"\x05" + ONE_K, b"\0"), (GET_K, blob(b"v"))],
             b"v",
-            id="a value that comes after a wait that ended for nothing",
+            id="a value that arrives after a wait ended without one",
         ),
         pytest.param(  # torch's server ends a wait when a client only compares the key
             lambda s: s.multi_get(["k", "l"]),
@@ -98,7 +98,7 @@ def exchanges(*pairs: tuple[bytes, bytes]) -> Callable[[Peer], None]:
                 (GET_K_AND_L, blob(b"3") + blob(b"2")),
             ],
             [b"3", b"2"],
-            id="a key that is deleted while another comes",
+            id="a key that is deleted while another one is set",
         ),
         pytest.param(
             lambda s: s.queue_pop("k"),

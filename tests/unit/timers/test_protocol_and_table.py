@@ -71,7 +71,7 @@ def test_invalid_line_is_rejected(line: bytes) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_arbitrary_input_does_no_harm(noise: bytes) -> None:
+def test_arbitrary_input_is_parsed_or_rejected(noise: bytes) -> None:
     lines = LineSplitter()
     *noisy, last = [*lines.feed(noise), *lines.feed(b"\n" + LINE + b"\n")]
     assert parse_request(last) == REQUEST

@@ -81,7 +81,7 @@ def die_of(signum: int) -> NoReturn:
     """Exit by the default action of a signal."""
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
-    os._exit(128 + signum)  # It was blocked.
+    os._exit(128 + signum)  # The signal was blocked.
 
 
 def _signals_to_handle() -> tuple[int, ...]:

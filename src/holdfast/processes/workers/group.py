@@ -605,9 +605,8 @@ class PContext(ABC):
                         self._shortage = OSError(number, text)
                     self._worker_exited(rank, 0, 127, f"could not be started: {text}")
                 case keeper_client.Exited(rank, pid, exitcode, error, at_ns):
-                    if (
-                        self._started.get(rank) == pid
-                    ):  # Not a worker that an earlier start gave up.
+                    # Not a worker that an earlier start gave up.
+                    if self._started.get(rank) == pid:
                         detail, retryable = start_error(error), is_retryable(error)
                         if error is not None and error[0] in SHORTAGES:
                             exitcode = EnvironmentProblem.exit_code
