@@ -1,7 +1,6 @@
-"""Every invariant holds, whatever fails: many seeds over all fault profiles.
+"""All invariants hold under all faults: many seeds over all profiles.
 
-A seed that fails is shown again by the command in the message. More of them, one command:
-`python -m simulator --seeds 1:10000`.
+The message of a failure has the command that repeats it. To run more seeds: `python -m simulator --seeds 1:10000`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from simulator import DRIVERS, PROFILES, mixed, simulate
 MINUTES = 1.6
 SEEDS_IN_A_TEST = 40
 SEEDS = 200
-SEEDS_ON_BACKENDS = 80  # Nodes that poll take five times as many steps.
+SEEDS_ON_BACKENDS = 80  # Polling nodes take five times as many steps.
 
 
 def held(
@@ -40,7 +39,7 @@ def test_every_invariant_holds(driver: str, first: int) -> None:
     for seed in range(first, first + SEEDS_IN_A_TEST):
         profile, nodes = mixed(seed)
         steps += held(seed, nodes=nodes, profile=profile, driver=driver)
-    assert steps > SEEDS_IN_A_TEST * 300, "next to nothing happened"
+    assert steps > SEEDS_IN_A_TEST * 300, "the runs had too few steps"
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
@@ -55,8 +54,8 @@ def test_every_invariant_holds_for_longer(driver: str) -> None:
     assert steps > 10_000
 
 
-# The runs in which reports that are sent whole cost a node its place: `test_broken_rules`.
-def test_long_reports_on_slow_links_cost_nobody_its_place() -> None:
+# In the same runs, sending reports without parts makes nodes lost: `test_broken_rules`.
+def test_long_reports_over_slow_links_make_no_node_lost() -> None:
     for seed in range(SEEDS_IN_A_TEST):
         held(seed, nodes=5, profile="slow", minutes=1.7)
 
@@ -84,7 +83,7 @@ def test_long_reports_on_slow_links_cost_nobody_its_place() -> None:
         (433, "requests", 11),
     ],
 )
-def test_what_went_wrong_once_does_not_again(seed: int, profile: str, nodes: int) -> None:
+def test_fixed_faults_on_etcd_do_not_recur(seed: int, profile: str, nodes: int) -> None:
     held(seed, nodes=nodes, profile=profile, driver="etcd")
 
 
@@ -103,7 +102,7 @@ def test_what_went_wrong_once_does_not_again(seed: int, profile: str, nodes: int
         (1484, "everything", 11, 2.0),
     ],
 )
-def test_what_went_wrong_on_a_backend_does_not_again(
+def test_fixed_faults_on_a_backend_do_not_recur(
     seed: int, profile: str, nodes: int, minutes: float
 ) -> None:
     held(seed, nodes=nodes, profile=profile, minutes=minutes, driver="backend")
@@ -123,13 +122,11 @@ def test_what_went_wrong_on_a_backend_does_not_again(
         (282, "majorities", 11),
     ],
 )
-def test_what_went_wrong_at_a_coordinator_does_not_again(
-    seed: int, profile: str, nodes: int
-) -> None:
+def test_fixed_faults_with_a_coordinator_do_not_recur(seed: int, profile: str, nodes: int) -> None:
     held(seed, nodes=nodes, profile=profile, minutes=2.0)
 
 
-def test_seeds_in_a_row_have_all_profiles_and_few_and_many_nodes() -> None:
+def test_consecutive_seeds_have_all_profiles_and_few_and_many_nodes() -> None:
     kinds = [mixed(seed) for seed in range(SEEDS)]
     assert {profile for profile, _ in kinds} == set(PROFILES)
     assert {3, 12, 32} <= {nodes for _, nodes in kinds}
