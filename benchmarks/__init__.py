@@ -3,7 +3,7 @@
 Run it as `python -m benchmarks` in an environment that has both launchers; `--help` has examples.
 
 The one thing to know: the ratios are the result. The launchers take turns (torchrun, holdfast,
-bare, torchrun, ...), so whatever else the machine does meets all of them alike; the absolute times
+bare, torchrun, ...), so other load on the machine affects all of them equally; the absolute times
 belong to that machine on that day.
 
 It measures; it does not judge a change by itself. Only `--check` turns a target that was not

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import machine, table
+from benchmarks import machine, result_tables
 from benchmarks.figures import LAUNCHERS
 from benchmarks.launching import BenchmarkError, Lab
 from benchmarks.measuring import measure
@@ -82,11 +82,11 @@ def _run(args: argparse.Namespace, lab: Lab) -> int:
         "left_behind": lab.left_behind,
         "rows": {name: [result.as_json() for result in ones] for name, ones in results.items()},
     }
-    print(f"\n{table.spread(flat)}\n\n{table.medians(flat)}\n")
+    print(f"\n{result_tables.spread(flat)}\n\n{result_tables.medians(flat)}\n")
     for line in _remarks(flat, host, lab):
         print(line)
     print(f"took {report['took_s']:g} s; figures: {_write(report, args.save)}")
-    return 1 if args.check and (table.missed(flat) or "holdfast" in lab.left_behind) else 0
+    return 1 if args.check and (result_tables.missed(flat) or "holdfast" in lab.left_behind) else 0
 
 
 def _rounds(args: argparse.Namespace, row: Row) -> int:
@@ -94,7 +94,7 @@ def _rounds(args: argparse.Namespace, row: Row) -> int:
 
 
 def _remarks(results: list[Result], host: dict[str, Any], lab: Lab) -> list[str]:
-    lines = [f"not reached: {line}" for line in table.missed(results)]
+    lines = [f"not reached: {line}" for line in result_tables.missed(results)]
     lines += [
         f"left behind by {launcher}: {count} processes"
         for launcher, count in lab.left_behind.items()

@@ -49,7 +49,7 @@ Samples = dict[str, list[float]]  # what one turn yields, by metric
 
 
 class BenchmarkError(Exception):
-    """A launcher did not do what the row measures."""
+    """A launcher did not reach the state that the row measures."""
 
 
 class Stamp(NamedTuple):
@@ -216,7 +216,9 @@ class Lab:
         """Return the launcher's command, from the environment this interpreter belongs to."""
         beside = Path(self.python).parent / launcher
         if not os.access(beside, os.X_OK):
-            raise BenchmarkError(f"{beside} is not there; install {launcher} beside {self.python}")
+            raise BenchmarkError(
+                f"{beside} does not exist; install {launcher} next to {self.python}"
+            )
         return str(beside)
 
     def commands(self, launcher: str, launch: Launch, folder: Path) -> list[list[str]]:
@@ -254,7 +256,7 @@ class Lab:
         return json.loads(done.stdout)
 
     def note_leftovers(self, launcher: str) -> None:
-        """Count and kill what a launcher has left."""
+        """Count and kill the processes that a launcher has left."""
         left = len(self.sweep())
         if left:
             self.left_behind[launcher] = self.left_behind.get(launcher, 0) + left

@@ -53,7 +53,7 @@ def warnings(machine: dict[str, Any]) -> list[str]:
 
 
 class CpuTimes:
-    """The machine's CPU time, to see what the host of a virtual machine stole."""
+    """The machine's CPU time, including the time stolen by the host of a virtual machine."""
 
     def __init__(self) -> None:
         with open("/proc/stat", encoding="ascii") as stat:

@@ -42,7 +42,7 @@ class Progress:
         self._told = 0.0
 
     def show(self, text: str) -> None:
-        """Show what happens now."""
+        """Show the current activity."""
         now = time.monotonic()
         if self._live:
             sys.stderr.write(f"\r\x1b[K{text}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import handlers, joining, node_loss, node_restarts, scaling, token_cost, watching
+from benchmarks import handlers, joining, node_loss, node_restarts, scaling, token_cost, watch_rows
 from benchmarks.figures import HOLDFAST, TORCHRUN, Metric, Target
 from benchmarks.measuring import Row
 
@@ -240,7 +240,7 @@ SCALING_ROWS = (
 WATCHING_ROWS = (
     Row(
         "status",
-        watching.measure_status,
+        watch_rows.measure_status,
         (
             Metric("status", "holdfast status of 1,000 agents", "ms", (Target("limit", 50),)),
             Metric("alone", "... CPU of the coordinator, no subscriber", "%"),
@@ -254,7 +254,7 @@ WATCHING_ROWS = (
     ),
     Row(
         "top",
-        watching.measure_top,
+        watch_rows.measure_top,
         (Metric("core", "CPU of holdfast top, 1,000 ranks", "%", (Target("limit", 3),)),),
         (HOLDFAST,),
         rounds=3,
@@ -263,7 +263,7 @@ WATCHING_ROWS = (
     ),
     Row(
         "follow",
-        watching.measure_follow,
+        watch_rows.measure_follow,
         (
             Metric(
                 "speed", "holdfast logs --follow of 300 MB", "MB/s",

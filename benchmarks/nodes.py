@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from benchmarks.launching import Lab
 
 START_S_MAX = 90.0  # Sixteen agents of torchrun on two cores take about fifteen seconds.
-END_S_MAX = 5.0  # After this, a process that was asked to exit is killed.
+END_S_MAX = 5.0  # After this, a process that received a signal to exit is killed.
 SAID_CHARS_MAX = 3000
 ESTABLISHED, LISTENING = "01", "0A"  # States of a socket in /proc/net/tcp.
 
@@ -86,7 +86,7 @@ class Agent:
         return at_ns
 
     def send(self, number: int) -> int:
-        """Send a signal to the launcher alone; return when, in ns."""
+        """Send a signal only to the launcher; return when, in ns."""
         at_ns = time.monotonic_ns()
         send(self.pid, number)
         return at_ns

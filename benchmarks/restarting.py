@@ -1,7 +1,7 @@
 """The row about restarting: a worker is killed, until a whole new generation runs user code.
 
-One job gives several samples. Workers that wait hold no lock and no signal handler, so what is
-measured is the launcher's: notice, stop the others, start all again.
+One job gives several samples. Waiting workers hold no lock and no signal handler, so the time is that of the
+launcher: to notice the exit, stop the others, and start all again.
 """
 
 from __future__ import annotations

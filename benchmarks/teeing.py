@@ -6,7 +6,7 @@ how long a launcher takes to notice the end, the second does not. The console, s
 together, is a pipe that is read as fast as it fills.
 
 The bare processes write to that pipe themselves, without prefixes and log files: as fast as this
-machine goes.
+machine can.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def measure_lines(lab: Lab, launcher: str) -> Samples:
 
 
 def _is_next(launcher: str, line: bytes, awaited: dict[tuple[int, int], int]) -> bool:
-    """Whether a line is whole and comes after all others of its stream so far."""
+    """Whether a line is complete and follows all earlier lines of its stream."""
     for rank in range(WORKERS):
         prefix = _prefix(launcher, rank)
         words = line[len(prefix) :].split(b" ")

@@ -55,7 +55,7 @@ def measure_meeting(workers: int, lab: Lab, launcher: str) -> Samples:
             stamps = job.wait_for_stamps(workers, generation=2 * meeting + 1)
             samples.append((max(stamp.reached_ns for stamp in stamps) - began_ns) / NS_PER_MS)
         job.wait()
-    return {"met": samples[1:]}  # The first time also loads what gloo needs.
+    return {"met": samples[1:]}  # The first time also loads gloo's libraries.
 
 
 def measure_load(clients: int, lab: Lab, launcher: str) -> Samples:

@@ -2,7 +2,7 @@
 
     make chaos SEED=1 MINUTES=10
 
-Each job runs on machines of its own: network namespaces behind a switch, with host names. A seed
+Each job runs on its own machines: network namespaces behind a switch, with host names. A seed
 decides the backend, the number of nodes and workers, and the faults: workers, keepers, agents and
 machines are killed, frozen, cut off, muted in one direction and started again. Every worker records
 its actions in a ledger, with one clock. When the faults are over the job must continue and finish;

@@ -3,7 +3,7 @@
 Each rule is a function from the record of a job to its violations, one line each. A fault excuses what
 no launcher can prevent: a frozen process may make one more step when it resumes. With default settings
 at a coordinator, not all rules apply: a node that is cut off lets its workers run (`on_lost`), and a
-coordinator that nobody remembers starts again (`state_file`).
+coordinator without a stored state starts from zero (`state_file`).
 """
 
 from __future__ import annotations

@@ -155,9 +155,8 @@ def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
     if not size:
         return 0
     content = content or bytearray(int(size))
-    dist.broadcast(
-        torch.frombuffer(content, dtype=torch.uint8), src=0
-    )  # The array shares the memory.
+    # The array shares the memory.
+    dist.broadcast(torch.frombuffer(content, dtype=torch.uint8), src=0)
     state = torch.load(io.BytesIO(content), weights_only=True)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])

@@ -1,6 +1,7 @@
-"""Certificates for tests of TLS, made when they are needed by the `openssl` command.
+"""Certificates for tests of TLS, which the `openssl` command creates on demand.
 
-Elliptic keys, so that a whole set takes some hundredths of a second. Valid for two days.
+The keys are elliptic, so that a whole set takes a few hundredths of a second. The certificates are valid for two
+days.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Pair(NamedTuple):
 
 
 def make_ca(folder: Path, name: str = "test-ca") -> Pair:
-    """Make an authority that certificates can be signed by."""
+    """Create an authority that can sign certificates."""
     pair = Pair(str(folder / f"{name}.pem"), str(folder / f"{name}.key"))
     settings = folder / f"{name}.cnf"
     settings.write_text(
@@ -45,7 +46,7 @@ def make_ca(folder: Path, name: str = "test-ca") -> Pair:
 def make_certificate(
     ca: Pair, name: str, san: Sequence[str] = ("localhost", "127.0.0.1", "::1")
 ) -> Pair:
-    """Make a certificate, beside the authority's own, for a host or for an agent."""
+    """Create a certificate for a host or an agent, next to that of the authority."""
     folder = Path(ca.cert).parent
     pair = Pair(str(folder / f"{name}.pem"), str(folder / f"{name}.key"))
     request, extensions = folder / f"{name}.csr", folder / f"{name}.ext"
@@ -72,6 +73,6 @@ def _alternative(name: str) -> str:
 
 
 def run_openssl(*words: str) -> None:
-    """Run the command; what it complains of fails the test."""
+    """Run the command; an error of it fails the test."""
     done = subprocess.run(["openssl", *words], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, f"openssl {' '.join(words)}: {done.stderr}"

@@ -1,11 +1,11 @@
-"""Every test must leave this process as it found it: no process, thread or descriptor more.
+"""Every test must leave this process without additional processes, threads or descriptors.
 
-The idea is from dask's `pytest_resourceleaks`. A look costs about a millisecond. Where something
-new is seen it may just be on its way out, so it gets `PATIENCE_S` to go; only a test that leaks
-waits for that long. What it leaked is killed, so that the tests after it are not blamed.
+The idea is from dask's `pytest_resourceleaks`. A check takes about a millisecond. Something new may just be about to
+exit, so it has `PATIENCE_S` to do so; only a test that leaks waits that long. Leaked processes are killed, so that
+the next tests are not blamed.
 
-Processes are found by a variable in their environment, not by their parent: whatever a test left
-behind belongs to the init process by then.
+Processes are found by a variable in their environment, not by their parent, because the init process adopts
+processes that a test left behind.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 30.0
 LOOK_AGAIN_S = 0.01
-BEGINNING_LOOKS = 100  # At a program that is just being started, a millisecond apart.
+BEGINNING_LOOKS = 100  # Checks of a program that is just starting, a millisecond apart.
 MARK = "HOLDFAST_TESTS"
 HOME = pytest.StashKey[str]()
-# Daemon threads may be anybody's (pytest's, torch's), but those of ours have names.
+# Daemon threads may belong to pytest or torch, but Holdfast's threads have names.
 OUR_THREADS = "holdfast"
-# What Python and libraries open once, when it is first needed, and keep.
+# Descriptors that Python and libraries open once, on first use, and keep.
 KEPT_OPEN = ("/dev/null", "/dev/urandom", "/dev/random")
 
-_foreign: set[int] = set()  # Processes known not to be ours, so that each is looked at once.
+_foreign: set[int] = set()  # Processes that are not ours, so that each is checked only once.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,10 +60,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Mark every process that is started from here on, let each be told to end, hurry nobody.
+    """Mark every process started from here on, reset its signals, and set no deadline for examples.
 
-    None of them finds the home of whoever runs the tests: agents keep a token there. Under `nohup`, or in the background of a shell, some signals are ignored, and that would pass
-    on to all jobs the tests start.
+    None of them sees the home of the user who runs the tests, because agents keep a token there. Under `nohup`, or in
+    the background of a shell, some signals are ignored, and all jobs that the tests start would inherit that.
     """
     os.environ[MARK] = str(os.getpid())
     os.environ["HOME"] = config.stash[HOME] = tempfile.mkdtemp(prefix="holdfast-tests-home-")
@@ -72,8 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(one) == signal.SIG_IGN:
             interrupt = one == signal.SIGINT
             signal.signal(one, signal.default_int_handler if interrupt else signal.SIG_DFL)
-    # Others may need the machine meanwhile: how long an example takes says nothing. Each run tries
-    # the same examples, so that it says something of the change; `exploring` looks for new ones.
+    # Other programs may use the machine, so the duration of an example has no meaning. Each run tries the same
+    # examples, so that a failure is due to the change; `exploring` searches for new examples.
     unhurried = hypothesis.settings(
         deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
@@ -88,14 +88,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Remove the pages of agents that were killed, as the next agent would; none may come."""
-    if not hasattr(session.config, "workerinput"):  # Not in those that xdist has started.
+    """Remove the pages of killed agents, as the next agent would, because there may be none."""
+    if not hasattr(session.config, "workerinput"):  # Not in the processes that xdist started.
         pages.SWEPT_AGE_S = 0.0
         pages._sweep(pages.SHARED_MEMORY)
 
 
 class Snapshot:
-    """What this process has at one moment."""
+    """The processes, threads and descriptors of this process at one moment."""
 
     def __init__(self) -> None:
         self.processes = _processes()
@@ -103,7 +103,7 @@ class Snapshot:
         self.descriptors = _descriptors()
 
     def beyond(self, before: Snapshot) -> list[str]:
-        """Return in words what is here and was not there before."""
+        """Return a description of everything that did not exist before."""
         trackers, tracker_fds = _multiprocessing_servants()
         return [
             *(
@@ -129,7 +129,7 @@ def leaves_nothing_behind() -> Iterator[None]:
         return
     deadline = time.monotonic() + PATIENCE_S
     while leaked and time.monotonic() < deadline:
-        gc.collect()  # A file in a cycle of references, such as a traceback's, is no leak.
+        gc.collect()  # A file in a reference cycle, such as that of a traceback, is not a leak.
         time.sleep(LOOK_AGAIN_S)
         leaked = Snapshot().beyond(before)
     if leaked:
@@ -142,7 +142,7 @@ def _kill(pids: set[int]) -> None:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
-            continue  # It ended at last.
+            continue  # It has exited meanwhile.
 
 
 def _matters(thread: threading.Thread) -> bool:
@@ -155,12 +155,12 @@ def _descriptors() -> dict[int, str]:
         try:
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
         except FileNotFoundError:
-            continue  # That of the listing itself.
+            continue  # The descriptor of the listing itself.
     return found
 
 
 def _processes() -> set[int]:
-    """Return our children, ended ones that nobody waited for included, and all marked processes."""
+    """Return our children, including zombies, and all marked processes."""
     found: set[int] = set()
     for task in os.listdir("/proc/self/task"):
         try:
@@ -187,7 +187,7 @@ def _processes() -> set[int]:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """Return the variables of a process. There are none for a moment while a program begins."""
+    """Return the variables of a process. For a moment at the start of a program there are none."""
     variables = [b""]
     for _ in range(BEGINNING_LOOKS):
         with open(f"/proc/{pid}/environ", "rb") as environ:
@@ -199,7 +199,7 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _has_memory(pid: int) -> bool:
-    """Whether a process is a program: the kernel's own threads and ended ones are none."""
+    """Whether a process is a running program, not a kernel thread or a zombie."""
     with open(f"/proc/{pid}/statm", "rb") as sizes:
         return not sizes.read().startswith(b"0 ")
 
@@ -229,7 +229,7 @@ def _command_line(pid: int) -> str:
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    """Three machines with networks of their own."""
+    """Three machines, each with its own network."""
     from chaos.network import Network, missing
 
     reason = missing()
@@ -251,9 +251,9 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """A port to serve at, that the kernel gives to nobody else meanwhile, at any address.
+    """A port to serve on, which the kernel assigns to no other process meanwhile, at any address.
 
-    Held at one address alone, it may be a connection's at another, and then nobody can have it at all.
+    If it were reserved at one address only, a connection could use it at another, and then it could not be bound.
     """
     from holdfast.etcd.runner import hold_port
 

@@ -1,4 +1,4 @@
-"""Dashboards of real jobs: `holdfast dashboard` as a process, and a client that sends what it is told to."""
+"""Dashboards of real jobs: `holdfast dashboard` as a process, and a client that sends arbitrary requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def await_agents(*pids: int) -> str:
     """Wait until these agents can be found on this machine; return the run id of their job."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        # Not in this process: a browser's driver may have a loop here that runs.
+        # Not in this process, because a browser's driver may run a loop here.
         listed = subprocess.check_output([*HOLDFAST, "ps", "--json"], text=True)
         found = [json.loads(line) for line in listed.splitlines()]
         ours = [str(one["job"]) for one in found if one["pid"] in pids]
@@ -38,7 +38,7 @@ def await_agents(*pids: int) -> str:
 
 
 class Answer(NamedTuple):
-    """What a server answered."""
+    """The response of a server."""
 
     status: int
     headers: http.client.HTTPMessage
@@ -49,7 +49,7 @@ class Answer(NamedTuple):
 
 
 class Dashboard:
-    """One `holdfast dashboard`; ends with the test, whatever happens."""
+    """One `holdfast dashboard`, which always exits with the test."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Dashboard:
         said = ""
         while "token is in" not in said:
             line = self.process.stdout.readline()
-            assert line, f"{said}{self.errors.read_text()}"  # It has ended.
+            assert line, f"{said}{self.errors.read_text()}"  # It has exited.
             said += line
         self.said = said
         self.address = re.findall(r"http://\S+", said)[0]
@@ -101,7 +101,7 @@ class Dashboard:
         return f"http://{self.host}:{self.port}"
 
     def log_in(self) -> str:
-        """Get a session; return its cookie as it was set."""
+        """Open a session; return its `Set-Cookie` header."""
         answer = self.send(
             "POST", "/login", {"Origin": self.origin}, f"token={self.token}".encode()
         )
@@ -112,11 +112,11 @@ class Dashboard:
         return cookie
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
-        """Ask as a page that is logged in does."""
+        """Send a request as a logged-in page does."""
         return self.send("GET", path, {"Cookie": self.cookie, **(headers or {})})
 
     def post(self, path: str, body: object, headers: Mapping[str, str] | None = None) -> Answer:
-        """Do so to change something; a header that is empty is left out."""
+        """Send a changing request as a logged-in page does, without headers that are empty."""
         sent = {
             "Cookie": self.cookie,
             "Origin": self.origin,

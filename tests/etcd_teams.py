@@ -1,7 +1,7 @@
-"""Real jobs of several nodes that meet on a real etcd.
+"""Real jobs with several nodes on a real etcd.
 
-Jobs of tests that share an etcd have a prefix each, so that all of them may be called "job". What
-lies below it is read without the client that is tested.
+Tests that share an etcd each have a prefix for their jobs, so all jobs may have the name "job". The keys below the
+prefix are read without the client under test.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 LOOK_AGAIN_S = 0.01
 LEASE_S = 2
 SOON_LOST = "keep_alive_interval=0.4,keep_alive_max_attempt=5"
-"""The shortest lease there is. For tests of losses alone: a busy machine may be silent for long."""
+"""The shortest possible lease. Only for tests of losses, because a busy machine may be silent for long."""
 
 
 class Leaf(NamedTuple):
-    """A key of a job, named without what is before it, and for how long it is kept at most."""
+    """A key of a job without its prefix, and the longest time for which it is kept."""
 
     name: str
     ttl_s: int
@@ -37,7 +37,7 @@ class Leaf(NamedTuple):
 
 
 class EtcdTeam(Cluster):
-    """Agents of one job on one etcd; `etcd` is what is looked at, `endpoint` what agents get."""
+    """Agents of one job on one etcd. The tests read `etcd`; the agents connect to `endpoint`."""
 
     def __init__(
         self,
@@ -67,22 +67,22 @@ class EtcdTeam(Cluster):
 
     @property
     def root(self) -> str:
-        """What all keys of the job begin with."""
+        """The prefix of all keys of the job."""
         return f"{self.prefix}/{quote(self.run_id, safe='')}/"
 
     def start_host(self, name: str, *flags: str, conf: str = "") -> Agent:
-        """Start the agent that leads, and wait until it does."""
+        """Start the agent that leads, and wait until it leads."""
         agent = self.start(name, *flags, conf=",".join(filter(None, (conf, f"node_id={name}"))))
         self.await_leader(name)
         return agent
 
     def leader(self) -> str:
-        """Return the id of the node that leads now, or nothing."""
+        """Return the id of the current leader, or an empty text."""
         value = self.etcd.get(f"{self.root}shared/leader".encode())
         return value.decode().split()[0] if value else ""
 
     def await_leader(self, node: str = "", *, other_than: str = "") -> str:
-        """Wait until somebody leads, this node if one is given; return who."""
+        """Wait until a node leads, or this node if one is given; return its id."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             leader = self.leader()
@@ -94,7 +94,7 @@ class EtcdTeam(Cluster):
             time.sleep(LOOK_AGAIN_S)
 
     def await_unharmed(self, is_so: Callable[[], bool]) -> None:
-        """Wait until something is so; leases are kept meanwhile, however slow the machine is."""
+        """Wait until a condition holds. Leases are renewed meanwhile, even if the machine is slow."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             self.etcd.keep_leases()
@@ -104,11 +104,11 @@ class EtcdTeam(Cluster):
             time.sleep(LOOK_AGAIN_S)
 
     def left(self) -> dict[str, Leaf]:
-        """Return all that lies below the job's keys, by name."""
+        """Return all keys of the job, by name."""
         return {one.name: one for one in leaves(self.etcd, self.root)}
 
     def await_left(self, *names: str) -> dict[str, Leaf]:
-        """Wait until these keys, and no others, are there."""
+        """Wait until exactly these keys exist."""
         deadline = time.monotonic() + PATIENCE_S
         while set(left := self.left()) != set(names):
             assert time.monotonic() < deadline, f"there is {left}: {self.said_by_all()}"
@@ -116,29 +116,29 @@ class EtcdTeam(Cluster):
         return left
 
     def said_by_all(self) -> dict[str, str]:
-        """Return what each agent has said so far."""
+        """Return the output of each agent so far."""
         return {name: agent.said() for name, agent in self.agents.items()}
 
     def finish(self, starts: dict[str, Any]) -> dict[str, int]:
-        """Let these workers end well; return the exit codes of all agents."""
+        """Let these workers exit with success; return the exit codes of all agents."""
         for start in starts.values():
             start.finish()
         return self.codes()
 
 
 class MakeTeam(Protocol):
-    """Makes the agents of a job, as `Cluster` does."""
+    """Creates the agents of a job, as `Cluster` does."""
 
     backend: str
 
     def __call__(
         self, folder: Path, script: str = FOREVER, *flags: str, conf: str = QUICK, **named: Any
     ) -> Cluster:
-        """Return a team that is not started."""
+        """Return a team that has not been started."""
 
 
 class AtCoordinator:
-    """Makes teams that meet at a coordinator, in one of their agents."""
+    """Creates teams with a coordinator in one of their agents."""
 
     backend = "c10d"
 
@@ -149,7 +149,7 @@ class AtCoordinator:
 
 
 class OnEtcd:
-    """Makes teams that meet on one etcd; nodes that are killed are lost soon."""
+    """Creates teams on one etcd; killed nodes are lost soon."""
 
     backend = "etcd"
 
@@ -164,7 +164,7 @@ class OnEtcd:
 
 
 def leaves(etcd: Etcd, prefix: str) -> list[Leaf]:
-    """Return all keys below a prefix; what has no lease lasts for ever, which is -1."""
+    """Return the duration of all keys below a prefix; -1 for a key without a lease."""
     end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
     wanted = {"key": b64(prefix.encode()), "range_end": b64(end.encode())}
     found = []
@@ -178,7 +178,7 @@ def leaves(etcd: Etcd, prefix: str) -> list[Leaf]:
 
 
 def presences(team: EtcdTeam) -> dict[str, int]:
-    """Return the port at which each agent says that it is there, by node."""
+    """Return the port at which each agent shows its presence, by node."""
     found = {}
     for one in team.left().values():
         if one.name.startswith("nodes/"):

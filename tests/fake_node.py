@@ -1,8 +1,8 @@
-"""Nodes that apply what `core.rounds` decides: the other side of its tests.
+"""Nodes that apply the decisions of `core.rounds`, for its tests.
 
-A `FakeNode` remembers what a real node does (`core.session`) and nothing more. It is plain data,
-so that whole worlds of them can be copied and compared. Its workers start the moment it reports
-them, and stop when it is told so, unless it is slow.
+A `FakeNode` has the same state as a real node (`core.session`) and nothing more. It is plain data, so that whole
+worlds of nodes can be copied and compared. Its workers start the moment it reports them. They stop when its view
+says so, unless the node is slow.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ RUN = "run"
 
 
 def a_job_of(least: int, most: int, **more: float | RankOrder) -> JobSettings:
-    """Return the settings of a job with so many nodes."""
+    """Return the settings of a job with this minimum and maximum of nodes."""
     return JobSettings(least, most)._replace(**more)  # type: ignore[arg-type]
 
 
 class FakeNode(msgspec.Struct):
-    """One incarnation of a node, and what it last heard."""
+    """One incarnation of a node, and its last view."""
 
     info: NodeInfo
     settings: JobSettings
@@ -59,29 +59,29 @@ class FakeNode(msgspec.Struct):
 
     @property
     def name(self) -> str:
-        """Its id."""
+        """The node's id."""
         return self.info.node
 
     @property
     def is_member(self) -> bool:
-        """Whether it believes to be in a round."""
+        """Whether its view says that it is a member."""
         return self.role is NodeRole.MEMBER
 
     @property
     def clear(self) -> int:
-        """The first generation of which it may have workers."""
+        """The first generation whose workers it may have."""
         if self.has_workers:
             return self.generation
         return max(self.generation + 1, self.view_generation + (not self.is_member))
 
     def status(self) -> Status:
-        """Return its whole status, under a new number."""
+        """Return its complete status, with a new number."""
         self.seq += 1
         self.reported_term, self.reported_clear = self.term, self.clear
         return self.last_status()
 
     def last_status(self) -> Status:
-        """Return its last status, as the network may bring it a second time."""
+        """Return its last status, which the network may deliver again."""
         return Status(
             seq=self.seq,
             run_id=self.run_id,
@@ -107,7 +107,7 @@ class FakeNode(msgspec.Struct):
         )
 
     def heartbeat(self) -> Heartbeat:
-        """Return which view it has."""
+        """Return a heartbeat with the number of its view."""
         return Heartbeat(
             run_id=self.run_id,
             node=self.name,
@@ -119,12 +119,12 @@ class FakeNode(msgspec.Struct):
         )
 
     def accepts(self, view: View) -> bool:
-        """Return whether a view is for this incarnation and newer than what it has."""
+        """Return whether a view is for this incarnation and newer than its own."""
         mine = view.incarnation == self.info.incarnation
         return mine and (view.term, view.revision) > (self.term, self.revision)
 
     def receive(self, view: View) -> bool:
-        """Take in a view, if it is newer."""
+        """Store a view, if it is newer."""
         if not self.accepts(view):
             return False
         member = view.role is NodeRole.MEMBER
@@ -143,7 +143,7 @@ class FakeNode(msgspec.Struct):
         return True
 
     def apply(self) -> bool:
-        """Do to its workers what its view asks for; return whether it has something new to report."""
+        """Start or stop its workers as its view says; return whether it has something new to report."""
         if self.is_member:
             if self.assigned_generation <= self.generation:
                 return False
@@ -175,7 +175,7 @@ class FakeNode(msgspec.Struct):
         return self.status()
 
     def succeed(self) -> Status:
-        """Report that all its workers are done."""
+        """Report that all its workers succeeded."""
         self.phase, self.has_workers = NodePhase.SUCCEEDED, False
         return self.status()
 
@@ -185,7 +185,7 @@ class FakeNode(msgspec.Struct):
         return self.status()
 
     def rejoin(self, incarnation: int) -> None:
-        """Become another incarnation, as a node that was fenced does."""
+        """Become another incarnation, as a fenced node does."""
         self.info = msgspec.structs.replace(self.info, incarnation=incarnation)
         self.role, self.has_workers = None, False
         self.phase, self.failure, self.report = NodePhase.READY, None, b""
@@ -194,6 +194,6 @@ class FakeNode(msgspec.Struct):
 
 
 def a_node(name: str, settings: JobSettings, incarnation: int, **more: object) -> FakeNode:
-    """Return a node that nobody has heard of."""
+    """Return a node that has not reported yet."""
     info = NodeInfo(node=name, incarnation=incarnation, address=f"{name}.example")
     return FakeNode(msgspec.structs.replace(info, **more), settings)

@@ -1,8 +1,8 @@
-"""A program: the dashboard of a job that is not there, of as many ranks as wanted.
+"""A program that serves the dashboard of a fictitious job with any number of ranks.
 
     python large_dashboard.py RANKS [--read-only]
 
-It prints what `holdfast dashboard` does. Every rank makes a step each second, but for rank 333.
+It prints the same as `holdfast dashboard`. Every rank except rank 333 makes a step each second.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SLOW = 333
 
 
 class LargeJob:
-    """What a connection to the job would answer."""
+    """Stands in for the connection to a job."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -84,7 +84,7 @@ class LargeJob:
 
 
 class LargeCommands(Commands):
-    """Connects to it."""
+    """Connects to the fictitious job."""
 
     def __init__(self, ranks: int) -> None:
         self._job: Any = LargeJob(ranks)

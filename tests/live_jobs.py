@@ -1,4 +1,4 @@
-"""Summaries of jobs that nobody runs, as a coordinator would give them to those who watch."""
+"""Summaries of fictitious jobs, as a coordinator would send them to a client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS_PER_S = 10.0
 
 
 def steady(rank: int, at_s: float) -> int:
-    """Return the step of a rank that makes the same number of them in every second."""
+    """Return the step of a rank that makes the same number of steps every second."""
     del rank
     return int(at_s * STEPS_PER_S)
 
@@ -30,7 +30,7 @@ def summary(
     pid: int = 100,
     **fields: Any,
 ) -> JobSummary:
-    """Return a job that runs, after so long."""
+    """Return a running job at this time."""
     job = JobSummary(
         run_id="nightly",
         phase="active",

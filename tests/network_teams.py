@@ -1,4 +1,4 @@
-"""Agents on machines with networks of their own (`chaos.network`), for tests."""
+"""Agents on machines that each have their own network (`chaos.network`), for tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CUTTING = f"{QUICK},{SOON_SILENT}"
 
 
 class NetworkCluster(Cluster):
-    """Agents of which each is on a node of its own: `a` on node 0, which coordinates, and so on."""
+    """Agents on separate nodes: `a` on node 0, which coordinates, `b` on node 1, and so on."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class NetworkCluster(Cluster):
         script: str = "",
         shared: str = "",
     ) -> None:
-        """`shared` is a folder in which they meet instead, by `--rdzv-backend file`."""
+        """Create a cluster; with the folder `shared` it uses `--rdzv-backend file` instead."""
         super().__init__(
             folder,
             script or MEET,
@@ -57,13 +57,13 @@ class NetworkCluster(Cluster):
         return self.start(name, *flags, conf=conf, env=env, before=inside)
 
     def start_nodes(self, names: str, conf: str = "") -> None:
-        """Start agents, and the first of them first."""
+        """Start agents; the first one is started before the others."""
         self.await_coordinator(self.start_on(names[0], conf=conf))
         for name in names[1:]:
             self.start_on(name, conf=conf)
 
     def await_coordinator(self, agent: Agent) -> None:
-        """Wait until the agent listens, as its own network tells."""
+        """Wait until the agent listens in its own network."""
         deadline = time.monotonic() + PATIENCE_S
         wanted = f":{PORT:04X}"
         while True:
@@ -77,10 +77,10 @@ class NetworkCluster(Cluster):
             time.sleep(LOOK_AGAIN_S)
 
     def check_port_is_free(self) -> None:
-        """The port is in a network that ends with its node."""
+        """Do nothing: the port is in a network that ends with its node."""
 
 
-# All workers of a generation meet before they wait for orders, in the store that an agent serves.
+# All workers of a generation wait for each other in the store that an agent serves, then for orders.
 MEET = """
 from holdfast.store.from_env import from_environment
 store = from_environment()
@@ -92,7 +92,7 @@ obey()
 
 
 def meeting(cluster: NetworkCluster, *names: str) -> dict[str, int]:
-    """Wait until these agents' workers have met in one generation; return their processes."""
+    """Wait until these agents' workers have connected in one generation; return their processes."""
     met: dict[str, dict[str, int]] = {}
     while True:
         words = cluster.news.next()

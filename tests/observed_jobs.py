@@ -1,6 +1,6 @@
-"""Real jobs of one node that are observed while they run: what they print, serve and write.
+"""Real jobs with one node whose output, ports and files are observed while they run.
 
-What is known to come but does not announce itself is polled for: `ObservedJob.prints`, `until`.
+Expected changes without a notification are polled for: `ObservedJob.prints`, `until`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_S = 0.01
 
-# Put before a script: `obey` waits for an order to go on (SIGUSR1), which may come before.
+# Put before a script: `obey` waits for an order to continue (SIGUSR1), which may arrive earlier.
 ORDERS = """
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 def obey():
@@ -30,7 +30,7 @@ def obey():
 
 
 class ObservedJob(Job):
-    """A `holdfast run` whose messages can be read while it runs, with a TMPDIR of its own."""
+    """A `holdfast run` whose messages can be read while it runs, with its own TMPDIR."""
 
     def __init__(
         self, folder: Path, script: str, *flags: str, env: Mapping[str, str] | None = None
@@ -52,11 +52,11 @@ class ObservedJob(Job):
         return self
 
     def said(self) -> str:
-        """Return what the agent, and workers that were not redirected, wrote to standard error."""
+        """Return the standard error of the agent, and of workers that are not redirected."""
         return self._errors.read_text()
 
     def prints(self, text: str) -> str:
-        """Wait until it has printed this; return the rest of that line."""
+        """Wait until it has printed this text; return the rest of that line."""
 
         def look() -> str | None:
             _, found, rest = self.said().partition(text)
@@ -66,7 +66,7 @@ class ObservedJob(Job):
         return until(look)
 
     def ends(self) -> tuple[int, str]:
-        """Wait for the command to end; return its exit code and what it printed."""
+        """Wait until the command exits; return its exit code and its output."""
         code, _, _ = self.end()
         return code, self.said()
 
@@ -76,7 +76,7 @@ class ObservedJob(Job):
 
 
 class EventSummary(NamedTuple):
-    """An event of a run, without what differs from run to run."""
+    """An event of a run, without values that differ from run to run."""
 
     name: str
     source: str
@@ -85,7 +85,7 @@ class EventSummary(NamedTuple):
 
 
 def events_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the events in the log directory of the one run that is below a folder."""
+    """Return the events in the log directory of the only run below a folder."""
     [path] = folder.rglob("events-*.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -97,7 +97,7 @@ def summary_of(event: dict[str, Any]) -> EventSummary:
 
 
 def until(look: Callable[[], Found | None]) -> Found:
-    """Look until something is found, and return it."""
+    """Poll until something is found, and return it."""
     deadline = time.monotonic() + PATIENCE_S
     while (found := look()) is None:
         assert time.monotonic() < deadline, "it did not come"
@@ -106,7 +106,7 @@ def until(look: Callable[[], Found | None]) -> Found:
 
 
 def fetch(port: int, path: str, limit_s: float = PATIENCE_S) -> tuple[int, str]:
-    """Return status and text of what this host serves at a port."""
+    """Return status and text of a response from a port of this host."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit_s)
     try:
         connection.request("GET", path)

@@ -1,4 +1,4 @@
-"""Another user of this host, for tests: a forked child that gives its own user up."""
+"""Another user of this host, for tests: a forked child that changes its user."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ STRANGER = 2002
 
 
 def as_user(user: int, act: Callable[[], str], network_of: int = 0) -> str:
-    """Return what a function returns in a process of another user, or how it failed.
+    """Return the result of a function in a process of another user, or its failure.
 
-    What it imports must be imported before: the other user may not be able to read it. It can be
-    given the network of another process.
+    Its imports must be done before, because the other user may not be able to read the modules. It can run in the
+    network of another process.
     """
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")
@@ -56,7 +56,7 @@ def as_user(user: int, act: Callable[[], str], network_of: int = 0) -> str:
 
 @contextmanager
 def shared_folder(mode: int = 0o1777) -> Iterator[Path]:
-    """Make a folder that other users can reach, unlike those of pytest; they may write to it."""
+    """Create a folder that, unlike pytest's, other users can access; with this mode they may write to it."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-tests-"))
     try:
         folder.chmod(mode)
@@ -67,7 +67,7 @@ def shared_folder(mode: int = 0o1777) -> Iterator[Path]:
 
 @contextmanager
 def listening_as(user: int, host: str = "127.0.0.1") -> Iterator[int]:
-    """Let another user listen at any port of this address, which is returned, and not serve it."""
+    """Let another user listen on a free port of this address without serving it; return the port."""
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")
     (told, tell), (stop, hold) = os.pipe(), os.pipe()

@@ -1,4 +1,4 @@
-"""Real coordinators and nodes for tests: over sockets, with threads, in processes of their own."""
+"""Real coordinators and nodes for tests, with sockets, threads and separate processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from holdfast.membership.interface import JoinRefused
     from holdfast.wire.sealing import Seal
 
-PATIENCE_S = 20.0  # Only a test that fails waits for so long.
+PATIENCE_S = 20.0  # Only a failing test waits this long.
 LOCAL = "127.0.0.1"
 
 VERB = """
@@ -43,7 +43,7 @@ execute(build_parser("coordinator").parse_args(sys.argv[1:]))
 def node(
     port: int, name: str, *, nodes: int = 2, host: str = LOCAL, **options: Any
 ) -> CoordinatorMembership:
-    """Make a node that is not started; options are those of `CoordinatorMembership`."""
+    """Create a node without starting it; the options are those of `CoordinatorMembership`."""
     given: dict[str, Any] = {
         "run_id": "job",
         "info": NodeInfo(node=name, incarnation=draw_incarnation()),
@@ -58,7 +58,7 @@ def node(
 
 @contextlib.contextmanager
 def started(*nodes: CoordinatorMembership) -> Iterator[None]:
-    """Start nodes, and close them all at the end, those that coordinate last."""
+    """Start nodes, and close all of them at the end, coordinating nodes last."""
     try:
         for one in nodes:
             one.start()
@@ -69,13 +69,13 @@ def started(*nodes: CoordinatorMembership) -> Iterator[None]:
 
 
 def until(connection: CoordinatorMembership, wanted: Callable[[View], bool]) -> View:
-    """Return the first view that is as wanted, of those that come."""
+    """Wait for a view that fulfills a condition, and return it."""
     deadline = time.monotonic() + PATIENCE_S
     view = connection.view
     while view is None or not wanted(view):
         rest = deadline - time.monotonic()
         ready, _, _ = select.select([connection], [], [], max(0.0, rest))
-        assert ready, f"no such view came; last: {view}; {connection.problem()}"
+        assert ready, f"no such view; the last one: {view}; {connection.problem()}"
         for news in connection.take():
             assert isinstance(news, ViewReceived), news
             view = news.view
@@ -87,18 +87,18 @@ def member(view: View) -> bool:
 
 
 def fault(connection: CoordinatorMembership) -> CoordinatorLost | JoinRefused:
-    """Return the first thing that comes and is no view."""
+    """Return the first news that is not a view."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         ready, _, _ = select.select([connection], [], [], max(0.0, deadline - time.monotonic()))
-        assert ready, f"nothing came; {connection.problem()}"
+        assert ready, f"no news; {connection.problem()}"
         for news in connection.take():
             if not isinstance(news, ViewReceived):
                 return news
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for what no descriptor tells."""
+    """Poll until a condition holds."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
@@ -106,10 +106,10 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 class Coordinator:
-    """`holdfast coordinator` in a process of its own."""
+    """`holdfast coordinator` in a separate process."""
 
     before: tuple[str, ...] = ()
-    """What its command begins with."""
+    """The prefix of its command."""
 
     def __init__(self, *flags: str, **environment: str) -> None:
         reading, writing = os.pipe()
@@ -135,7 +135,7 @@ class Coordinator:
         self.end(signal.SIGKILL)
 
     def end(self, signum: signal.Signals) -> tuple[str, str]:
-        """Send a signal; return what was said on standard output and standard error."""
+        """Send a signal; return its standard output and standard error."""
         if self.process.stdout is None or self.process.stdout.closed:
             return "", ""
         self.process.send_signal(signum)
@@ -143,7 +143,7 @@ class Coordinator:
 
 
 class RawClient:
-    """A client in small steps, for what no honest one does."""
+    """A client in small steps, which can do what a regular client does not do."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class RawClient:
         self.socket.close()
 
     def shake_hands(self) -> RawClient:
-        """Do the handshake."""
+        """Perform the handshake."""
         self.socket.sendall(self._handshake.start())
         while not self._handshake.done:
             body = self.next_body()
@@ -191,7 +191,7 @@ class RawClient:
         return None if body is None else decode(body)
 
     def next_body(self) -> bytes | None:
-        """Return the body of the next frame as it came."""
+        """Return the body of the next frame, without decoding it."""
         while not self._bodies:
             try:
                 data = self.socket.recv(65536)

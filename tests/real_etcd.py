@@ -1,10 +1,10 @@
-"""Real etcd processes for tests: one, or a cluster on loopback, quick to start and to elect.
+"""Real etcd processes for tests: one, or a cluster on loopback, with fast starts and elections.
 
-Ports are held from before the first start to the very end, so that a member that was killed comes
-back at the same address. All are gone with the process of the tests, however that ends.
+Ports are reserved from before the first start until the end, so that a killed member restarts at the same address.
+All members exit with the process of the tests, however that exits.
 
-A fixture of a whole module may share one etcd. A test that ends or restarts a member needs one of
-its own: the check for what a test leaves behind knows processes by their id.
+A fixture of a whole module may share one etcd. A test that stops or restarts a member needs its own etcd, because the
+leak check identifies processes by their id.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator, Sequence
 
-PATIENCE_S = 30.0  # Only a test that fails waits for so long.
+PATIENCE_S = 30.0  # Only a failing test waits this long.
 LOOK_AGAIN_S = 0.01
 ROOT_PASSWORD = "of-root"
-VALUE_BYTES = 1 << 20  # etcd takes 1.5 MiB at most.
+VALUE_BYTES = 1 << 20  # etcd accepts at most 1.5 MiB.
 VALUES_MAX = 64
 
-# Elections take some hundredths of a second. Hashing passwords is meant to be slow; not here.
+# Elections take a few hundredths of a second. Password hashing, slow by design, is fast here.
 QUICK = (
     "--heartbeat-interval=20",
     "--election-timeout=200",
@@ -45,27 +45,27 @@ QUICK = (
 
 
 class Tls(NamedTuple):
-    """Certificates of an etcd that wants one of its clients, too."""
+    """Certificates of an etcd that requires client certificates."""
 
     ca: str
     server: Pair
     client: Pair
 
     def context(self) -> ssl.SSLContext:
-        """Return what a client with the right certificate needs."""
+        """Return the context of a client with a valid certificate."""
         context = ssl.create_default_context(cafile=self.ca)
         context.load_cert_chain(self.client.cert, self.client.key)
         return context
 
 
 def make_tls(folder: Path) -> Tls:
-    """Make an authority, and certificates of etcd and of a client."""
+    """Create an authority, and certificates for etcd and a client."""
     ca = make_ca(folder, "etcd-ca")
     return Tls(ca.cert, make_certificate(ca, "etcd-server"), make_certificate(ca, "etcd-client"))
 
 
 class RawRefused(Exception):
-    """etcd answered a raw request with an error."""
+    """etcd responded to a raw request with an error."""
 
     def __init__(self, path: str, status: int, body: dict[str, Any]) -> None:
         super().__init__(f"{path}: {status} {body.get('message') or body.get('error')}")
@@ -74,7 +74,7 @@ class RawRefused(Exception):
 
 
 class Etcd:
-    """One member, alone or of a cluster; not running until `start`."""
+    """One member, standalone or of a cluster; it does not run before `start`."""
 
     def __init__(
         self, folder: Path, *flags: str, name: str = "etcd", tls: Tls | None = None
@@ -108,7 +108,7 @@ class Etcd:
 
     @property
     def runs(self) -> bool:
-        """Whether it was started, and neither ended nor paused since."""
+        """Whether it has been started, and has neither exited nor been paused."""
         return self._process is not None and not self.paused
 
     @property
@@ -116,13 +116,13 @@ class Etcd:
         return self._running().pid
 
     def start(self) -> Self:
-        """Start and wait until it answers."""
+        """Start it and wait until it responds."""
         self.begin()
         self.ready()
         return self
 
     def begin(self) -> None:
-        """Start without waiting, for members that need each other."""
+        """Start it without waiting, for members that need each other."""
         assert self._process is None, f"{self.name} runs already"
         command = [
             find_binary(),
@@ -142,7 +142,7 @@ class Etcd:
         self.paused = False
 
     def ready(self) -> None:
-        """Wait until a member that was begun answers."""
+        """Wait until a started member responds."""
         try:
             self._running().wait_ready(PATIENCE_S)
         except Exception as problem:
@@ -150,24 +150,24 @@ class Etcd:
             raise
 
     def stop(self) -> None:
-        """End it by SIGTERM, if it runs."""
+        """Stop it with SIGTERM, if it runs."""
         if self._process is not None:
             self._process.stop()
             self._process = None
 
     def kill(self) -> None:
-        """End it by SIGKILL, if it runs."""
+        """Kill it with SIGKILL, if it runs."""
         if self._process is not None:
             self._process.kill()
             self._process = None
 
     def restart(self) -> None:
-        """End it if it runs, and start it with the same ports and data."""
+        """Stop it if it runs, and start it with the same ports and data."""
         self.stop()
         self.start()
 
     def pause(self) -> None:
-        """Stop it as a machine that hangs would; its connections stay."""
+        """Freeze it, like a machine that hangs; its connections stay open."""
         running = self._running()
         running.signal(signal.SIGSTOP)
         stat = Path(f"/proc/{self.pid}/stat")
@@ -180,7 +180,7 @@ class Etcd:
         self.paused = False
 
     def close(self) -> None:
-        """End it and give its ports back."""
+        """Stop it and release its ports."""
         self.kill()
         self._client_port.close()
         self._peer_port.close()
@@ -188,7 +188,7 @@ class Etcd:
     def raw(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Post to the gateway, such as `raw("/v3/kv/compaction", {"revision": 7})`.
 
-        Byte fields are base64 (see `b64`); numbers of 64 bits come back as text.
+        Byte fields are base64 (see `b64`); 64-bit numbers are returned as text.
         """
         headers = {"Content-Type": "application/json"}
         if self._token:
@@ -204,12 +204,12 @@ class Etcd:
                 raise RawRefused(path, error.code, json.loads(error.read())) from None
 
     def get(self, key: bytes) -> bytes | None:
-        """Return a value, read without the client that is tested."""
+        """Return a value, read without the client under test."""
         found = self.raw("/v3/kv/range", {"key": b64(key)}).get("kvs", [])
         return base64.b64decode(found[0].get("value", "")) if found else None
 
     def put(self, key: bytes, value: bytes) -> int:
-        """Store a value; return the revision that made."""
+        """Store a value; return the new revision."""
         answer = self.raw("/v3/kv/put", {"key": b64(key), "value": b64(value)})
         return int(answer["header"]["revision"])
 
@@ -226,28 +226,28 @@ class Etcd:
         return int(answer["header"]["revision"])
 
     def leases(self) -> list[int]:
-        """Return the ids of all leases there are."""
+        """Return the ids of all leases."""
         return [int(one["ID"]) for one in self.raw("/v3/lease/leases").get("leases", [])]
 
     def keep_leases(self) -> None:
-        """Give all leases their whole time again, as if nobody were slow."""
+        """Renew all leases, as if no client were slow."""
         for lease in self.leases():
             self.raw("/v3/lease/keepalive", {"ID": str(lease)})
 
     def slow_watchers(self) -> int:
-        """Return how many watches have changes to come for which there is no room on the way."""
+        """Return how many watches have undelivered changes because their connections are full."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
         return int(text.partition("\netcd_debugging_mvcc_slow_watcher_total ")[2].split()[0])
 
     def compact(self, revision: int | None = None) -> int:
-        """Forget all changes before a revision, by default the newest; return it."""
+        """Compact all changes before a revision, by default the newest; return it."""
         revision = self.revision() if revision is None else revision
         self.raw("/v3/kv/compaction", {"revision": revision, "physical": True})
         return revision
 
     def enable_auth(self, user: str, password: str, prefix: bytes = b"") -> None:
-        """Demand passwords; this user may do all below `prefix`, and `raw` goes on as root."""
+        """Require passwords. This user has all rights below `prefix`; `raw` authenticates as root."""
         end = prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"\0"
         below = {"permType": "READWRITE", "key": b64(prefix or b"\0"), "range_end": b64(end)}
         self.raw("/v3/auth/user/add", {"name": "root", "password": ROOT_PASSWORD})
@@ -262,7 +262,7 @@ class Etcd:
         self._token = answer["token"]
 
     def fill_up(self) -> None:
-        """Write until it says that there is no space; start it with `SMALL_QUOTA`."""
+        """Write until it reports that there is no space; start it with `SMALL_QUOTA`."""
         for _ in range(VALUES_MAX):
             try:
                 self.put(b"filling", b"x" * VALUE_BYTES)
@@ -281,7 +281,7 @@ class Etcd:
             self.raw("/v3/maintenance/alarm", {"action": "DEACTIVATE", **alarm})
 
     def status(self) -> dict[str, Any]:
-        """Return what the member says of itself."""
+        """Return the status that the member reports."""
         return self.raw("/v3/maintenance/status")
 
     def _running(self) -> EtcdProcess:
@@ -303,7 +303,7 @@ SMALL_QUOTA = "--quota-backend-bytes=4194304"
 
 
 class EtcdCluster:
-    """Members that elect one of them; started together."""
+    """Members that elect a leader; they are started together."""
 
     def __init__(self, folder: Path, *flags: str, size: int = 3, tls: Tls | None = None) -> None:
         self.members = [
@@ -315,11 +315,11 @@ class EtcdCluster:
 
     @property
     def endpoints(self) -> str:
-        """All endpoints as a person writes them."""
+        """All endpoints, as a user writes them."""
         return ",".join(one.endpoint for one in self.members)
 
     def start(self) -> Self:
-        """Start all and wait until each answers."""
+        """Start all members and wait until each responds."""
         for one in self.members:
             one.begin()
         for one in self.members:
@@ -327,9 +327,9 @@ class EtcdCluster:
         return self
 
     def leader(self) -> Etcd:
-        """Return the member that leads, once all members that run agree on it.
+        """Return the leader, once all running members agree on it.
 
-        While none leads, etcd loses writes: it answers them with 503 after more than 5 seconds.
+        Without a leader, etcd rejects writes with a 503 after more than 5 seconds.
         """
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -348,7 +348,7 @@ class EtcdCluster:
 
 @contextlib.contextmanager
 def running_etcd(folder: Path, *flags: str, tls: Tls | None = None) -> Iterator[Etcd]:
-    """Run one etcd that has its files in this folder."""
+    """Run one etcd with its files in this folder."""
     with contextlib.closing(Etcd(folder, *flags, tls=tls)) as etcd:
         yield etcd.start()
 
@@ -357,13 +357,13 @@ def running_etcd(folder: Path, *flags: str, tls: Tls | None = None) -> Iterator[
 def running_cluster(
     folder: Path, *flags: str, size: int = 3, tls: Tls | None = None
 ) -> Iterator[EtcdCluster]:
-    """Run a cluster that has its files in this folder."""
+    """Run a cluster with its files in this folder."""
     with contextlib.closing(EtcdCluster(folder, *flags, size=size, tls=tls)) as cluster:
         yield cluster.start()
 
 
 def b64(data: bytes) -> str:
-    """Return bytes as the gateway wants them."""
+    """Return bytes in the gateway's format."""
     return base64.b64encode(data).decode()
 
 

@@ -1,7 +1,7 @@
-"""Real jobs for the integration tests: started, watched and looked for afterwards.
+"""Real jobs for the integration tests: they are started and observed, and must leave nothing.
 
-Nothing here sleeps in the hope that something has happened: workers tell of themselves through a
-named pipe, and the end of a process is awaited by its pidfd.
+Nothing here sleeps in the hope that something has happened: workers report through a named pipe, and a pidfd shows
+the exit of a process.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PATIENCE_S = 60
 
 
 class News:
-    """A named pipe that workers write lines to with `tell`, see `SCRIPT_HEAD`."""
+    """A named pipe to which workers write lines with `tell` (see `SCRIPT_HEAD`)."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "news"
         os.mkfifo(self.path)
-        # Opened for both, so that neither end waits for the other and it never ends.
+        # Opened for both directions, so that neither end waits for the other and the pipe never ends.
         self._fd = os.open(self.path, os.O_RDWR)
         self._unread = b""
 
@@ -43,19 +43,19 @@ class News:
         return line.decode().split()
 
     def take(self, count: int) -> dict[str, int]:
-        """Wait for lines of the form `name pid` and return them by name."""
+        """Wait for this many lines of the form `name pid`; return the pids by name."""
         told = [self.next() for _ in range(count)]
         return {name: int(pid) for name, pid in told}
 
     def is_quiet(self) -> bool:
-        """Whether nothing more has been said so far."""
+        """Whether there are no further lines so far."""
         return not self._unread and not select.select([self._fd], [], [], 0)[0]
 
     def close(self) -> None:
         os.close(self._fd)
 
 
-# Every worker script begins with this: `tell(name)` says a name and this process's id.
+# Every worker script begins with this: `tell(name)` writes a name and the id of the process.
 SCRIPT_HEAD = """
 import os, signal, subprocess, sys, time
 def tell(name, pid=None):
@@ -69,7 +69,7 @@ def forever():
 
 
 class Job:
-    """A `holdfast run` of one script, with its news; ends with the test, whatever happens."""
+    """A `holdfast run` of one script, with its news. It always exits with the test."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Job:
         self.agent.send_signal(signum)
 
     def end(self) -> tuple[int, str, str]:
-        """Wait for the command to end; return its exit code and what it said."""
+        """Wait until the command exits; return its exit code and its output."""
         out, err = self.agent.communicate(timeout=PATIENCE_S)
         return self.agent.returncode, out, err
 
@@ -119,7 +119,7 @@ class Job:
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes that any thread of this one has started."""
+    """Return the child processes of all threads of a process."""
     found = []
     for task in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{task}/children") as listing:
@@ -128,7 +128,7 @@ def children(pid: int) -> list[int]:
 
 
 class Watched:
-    """Processes whose end can be awaited, even where their numbers are used again."""
+    """Processes whose exit can be awaited, even if their pids are reused."""
 
     def __init__(self, *pids: int) -> None:
         self._pidfds = {}
@@ -136,10 +136,10 @@ class Watched:
             try:
                 self._pidfds[pid] = os.pidfd_open(pid)
             except ProcessLookupError:
-                continue  # It is gone already.
+                continue  # It has exited already.
 
     def all_gone(self) -> None:
-        """Wait until every one has ended; fail if one does not."""
+        """Wait until all have exited; fail if one does not."""
         for pid, pidfd in self._pidfds.items():
             ready, _, _ = select.select([pidfd], [], [], PATIENCE_S)
             assert ready, f"process {pid} is still there"
@@ -147,7 +147,7 @@ class Watched:
         self._pidfds.clear()
 
     def gone_already(self) -> None:
-        """Fail if any is there at this moment; for what must be gone before."""
+        """Fail if any of them still runs at this moment."""
         for pid, pidfd in self._pidfds.items():
             ready, _, _ = select.select([pidfd], [], [], 0)
             os.close(pidfd)

@@ -1,7 +1,7 @@
-"""Real jobs of several nodes on this machine: agents that are started, killed, stopped and joined.
+"""Real jobs with several nodes on this machine: agents are started, killed, stopped and added.
 
-Every worker tells of its start through one named pipe; nothing here sleeps in the hope that
-something has happened. `Cluster` ends all its agents with the test, whatever happens.
+Every worker reports its start through one named pipe; nothing here sleeps in the hope that something has happened.
+`Cluster` always ends all its agents with the test.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-# `started` says that the worker started, with all that the agents agreed on; it is called at once,
-# unless a script does so itself when it is prepared. `obey` waits for an order: to end well (SIGUSR1),
-# or to fail (SIGUSR2). Orders that come before it waits are not missed.
+# `started` reports that the worker started, with the values that the agents agreed on. It is called immediately,
+# unless the script calls it later itself. `obey` waits for an order: to exit with success (SIGUSR1), or to fail
+# (SIGUSR2). An order that arrives before `obey` is not lost.
 TEAM_HEAD = (
     SCRIPT_HEAD
     + """
@@ -46,18 +46,18 @@ STARTED = "started()\n"
 FOREVER = "forever()"
 OBEY = "obey()"
 
-# Short waits, for tests that are not about how long the default ones are. The second is for tests
-# of silence alone: on a busy machine a healthy node may seem silent, too, after so short a time.
+# Short times, for tests that do not depend on the defaults. The second is only for tests of silence: on a busy
+# machine, after such a short time, a healthy node may seem silent too.
 QUICK = "settle=0.2"
 SILENCE_S = 2.0
 SOON_SILENT = "keep_alive_interval=0.2,keep_alive_max_attempt=10"
-# Nobody runs alone because another comes late: a round forms when all are there that may be.
+# A round forms only when the maximum of nodes has joined, so no node runs alone because another is late.
 TOGETHER = "settle=60"
 LOOK_AGAIN_S = 0.01
 
 
 class Start(NamedTuple):
-    """What a worker said when it started."""
+    """A worker's report of its start."""
 
     agent: str
     rank: int
@@ -70,16 +70,16 @@ class Start(NamedTuple):
     pid: int
 
     def finish(self) -> None:
-        """Order a worker that obeys to end well."""
+        """Order a worker in `obey` to exit with success."""
         os.kill(self.pid, signal.SIGUSR1)
 
     def fail(self) -> None:
-        """Order a worker that obeys to fail."""
+        """Order a worker in `obey` to fail."""
         os.kill(self.pid, signal.SIGUSR2)
 
 
 def fail_all(starts: Iterable[Start]) -> None:
-    """Order workers to fail; a late one may have been stopped for an early one's failure."""
+    """Order workers to fail. The agent may already have stopped the later ones because of the first failure."""
     for start in starts:
         with suppress(ProcessLookupError):
             start.fail()
@@ -107,8 +107,8 @@ class Agent:
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def kill(self) -> None:
-        """SIGKILL the agent, its keeper and its workers at once, as a machine that dies would."""
-        self.freeze()  # So that it does not notice another's end.
+        """SIGKILL the agent, its keeper and its workers at once, like a machine that fails."""
+        self.freeze()  # So that it does not notice the exit of another process.
         for one in (signal.SIGSTOP, signal.SIGKILL):
             for pid in [*descendants(self.pid), self.pid]:
                 with suppress(ProcessLookupError):
@@ -116,16 +116,16 @@ class Agent:
         self.process.wait(PATIENCE_S)
 
     def end(self) -> tuple[int, str]:
-        """Wait for the agent to end; return its exit code and what it said."""
+        """Wait until the agent exits; return its exit code and its output."""
         code = self.process.wait(PATIENCE_S)
         return code, self.said()
 
     def said(self) -> str:
-        """Return what the agent said so far."""
+        """Return the output of the agent so far."""
         return self._errors.read_text()
 
     def says(self, text: str, times: int = 1) -> str:
-        """Wait until it has said this so many times; return all it said."""
+        """Wait until the agent has printed this text `times` times; return its output."""
         deadline = time.monotonic() + PATIENCE_S
         while (said := self.said()).count(text) < times:
             assert self.process.poll() is None, f"ended with {self.process.returncode}: {said}"
@@ -135,7 +135,7 @@ class Agent:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return all processes below one."""
+    """Return all descendants of a process."""
     found = []
     for child in children(pid):
         found += [child, *descendants(child)]
@@ -165,7 +165,7 @@ class Cluster:
         self._backend = backend
         self._conf = conf
         self._held = ExitStack()
-        if port is None:  # Nobody else is given it meanwhile; agents can bind it all the same.
+        if port is None:  # The kernel assigns it to no other process, but agents can bind it.
             port = int(self._held.enter_context(hold_port(host)).getsockname()[1])
         self.port = port
         self.agents: dict[str, Agent] = {}
@@ -181,7 +181,7 @@ class Cluster:
 
     @property
     def endpoint(self) -> str:
-        """Where the agents meet: host and port, unless it is another place."""
+        """The endpoint of the agents: host and port, unless the backend has another kind."""
         if self._endpoint:
             return self._endpoint
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -195,7 +195,7 @@ class Cluster:
         before: tuple[str, ...] = (),
         program: str = "",
     ) -> Agent:
-        """Start an agent; `before` goes in front of the command, such as `ip netns exec`."""
+        """Start an agent; `before` is a prefix of the command, such as `ip netns exec`."""
         conf = ",".join(filter(None, (self._conf, conf)))
         command = [
             *before, *HOLDFAST, "run",
@@ -210,14 +210,14 @@ class Cluster:
         return self._run(name, command, {"NEWS": str(self.news.path), "AGENT": name, **(env or {})})
 
     def start_all(self, *names: str, conf: str = "") -> None:
-        """Start several agents alike."""
+        """Start several agents with the same options."""
         for name in names:
             self.start(name, conf=conf)
 
     def start_coordinator(
         self, name: str, conf: str = "", env: Mapping[str, str] | None = None
     ) -> Agent:
-        """Start a coordinator of its own, and wait until it can be reached."""
+        """Start a separate coordinator, and wait until it is reachable."""
         conf = ",".join(filter(None, (self._conf, conf)))
         command = [*HOLDFAST, "coordinator", "--endpoint", self.endpoint, "--rdzv-conf", conf]
         agent = self._run(name, command, env or {})
@@ -225,20 +225,20 @@ class Cluster:
         return agent
 
     def start_host(self, name: str, *flags: str, conf: str = "") -> Agent:
-        """Start the agent that coordinates, and wait until it can be reached."""
+        """Start the agent that coordinates, and wait until it is reachable."""
         agent = self.start(name, *flags, conf=conf)
         self.await_coordinator(agent)
         return agent
 
     def await_coordinator(self, agent: Agent) -> None:
-        """Wait until this agent listens at the endpoint."""
+        """Wait until this agent listens on the endpoint."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 socket.create_connection((self.host, self.port), PATIENCE_S).close()
             except ConnectionRefusedError:
                 assert agent.process.poll() is None, agent.said()
-                assert time.monotonic() < deadline, f"nobody listens at {self.endpoint}"
+                assert time.monotonic() < deadline, f"no agent listens on {self.endpoint}"
                 time.sleep(LOOK_AGAIN_S)
             else:
                 return
@@ -260,9 +260,9 @@ class Cluster:
         return agent
 
     def generation(self, workers: int) -> dict[str, Start]:
-        """Wait until so many agents of one generation have started a worker; return these by agent.
+        """Wait until each of these agents has started workers of one generation; return the starts by agent.
 
-        Starts of older generations that are told in between are passed over.
+        Reports of older generations in between are skipped.
         """
         by_rank = self.ranks(workers)
         starts = {start.agent: start for start in by_rank}
@@ -270,7 +270,7 @@ class Cluster:
         return starts
 
     def ranks(self, workers: int) -> list[Start]:
-        """Wait until so many workers of one generation have started; return them by rank."""
+        """Wait until this many workers of one generation have started; return them by rank."""
         seen: dict[int, dict[int, Start]] = {}
         while True:
             start = self.next_start()
@@ -297,7 +297,7 @@ class Cluster:
         )
 
     def end(self) -> dict[str, tuple[int, str]]:
-        """Wait for all agents to end; fail if one left a worker, or its port, behind."""
+        """Wait until all agents exit; fail if one left a worker or a bound port."""
         ends = {name: agent.end() for name, agent in self.agents.items()}
         for worker in self.workers:
             worker.gone_already()
@@ -305,15 +305,15 @@ class Cluster:
         return ends
 
     def codes(self) -> dict[str, int]:
-        """Wait as `end` does; return the exit codes alone."""
+        """Wait as `end` does; return only the exit codes."""
         return {name: code for name, (code, _) in self.end().items()}
 
     def is_quiet(self) -> bool:
-        """Whether no worker has started of which nobody has asked yet."""
+        """Whether no worker has reported a start that the test has not read."""
         return self.news.is_quiet()
 
     def check_port_is_free(self) -> None:
-        """Fail if anybody listens at the endpoint, unless it is another place."""
+        """Fail if a process listens on the endpoint, unless the backend has another kind of endpoint."""
         if self._endpoint:
             return
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
@@ -335,7 +335,7 @@ class Cluster:
 
 
 def check_agreement(starts: dict[int, Start]) -> None:
-    """Fail unless all workers of a generation were told the same, and each another rank."""
+    """Fail unless all workers of a generation have the same values and different ranks."""
     every = list(starts.values())
     for what in ("world", "nodes", "generation", "restarts", "meeting"):
         assert len({getattr(start, what) for start in every}) == 1, every
@@ -343,7 +343,7 @@ def check_agreement(starts: dict[int, Start]) -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port nobody has now; agents find out by binding it who coordinates."""
+    """Return a port that is free now; the agent that binds it coordinates."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.bind((host, 0))
@@ -353,7 +353,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 @contextmanager
 def held_pairs(count: int) -> Iterator[list[int]]:
-    """Hold so many ports of which the next one is held too, for programs that need both."""
+    """Reserve this many ports and the port after each, for programs that need both."""
     with ExitStack() as held:
         pairs: list[int] = []
         while len(pairs) < count:

@@ -1,4 +1,4 @@
-"""The lifecycle events of whole runs: about a second for each step."""
+"""The lifecycle events of whole runs, with about a second for each step."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def ended(
 
 
 def first_start() -> list[lifecycle.LifecycleEvent]:
-    """Begin at 10, meet until 12, have ranks at 12.5, and run from 13 on."""
+    """A run begins at 10, its rendezvous ends at 12, ranks are assigned at 12.5, and workers run from 13 on."""
     return [began(), met(12.0, 2.0), ranked(12.5, 0.5), started(13.0, 0.25, 0)]
 
 
 def failure(at: float) -> list[lifecycle.LifecycleEvent]:
-    """A worker fails, which is seen after half a second, and all are gone two seconds later."""
+    """A worker fails; the agent notices after half a second, and all workers have exited two seconds later."""
     return [
         exited(at, 1, failed=True),
         lifecycle.WorkersObserved(at, "failed", 3),
@@ -67,7 +67,7 @@ def failure(at: float) -> list[lifecycle.LifecycleEvent]:
 
 
 def restart(at: float) -> list[lifecycle.LifecycleEvent]:
-    """Meet again for four seconds, have ranks a second later, and start within eight more."""
+    """The next rendezvous takes four seconds, the ranks one second, and the start another eight."""
     return [met(at + 4.0, 4.0), ranked(at + 5.0, 1.0), started(at + 13.0, 8.0, 1)]
 
 

@@ -1,4 +1,4 @@
-"""Rendezvous for tests of agents: rounds that are scripted, and nodes in threads."""
+"""Rendezvous for tests of agents: scripted rounds, and nodes in threads."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class ScriptedRendezvous(RendezvousHandler):
-    """Each round has this node as `rank` of `world_size`, and a store by `make_store`.
+    """In each round this node has `rank` of `world_size`, and a store from `make_store`.
 
-    `waiting` has the answers of `num_nodes_waiting`, one for each time it is asked; then it is 0.
+    `waiting` has the results of `num_nodes_waiting`, one for each call; further calls return 0.
     """
 
     def __init__(

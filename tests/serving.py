@@ -1,4 +1,4 @@
-"""A server in the test's own loop, and connections to it that are used step by step."""
+"""A server in the test's own loop, and connections to it for use step by step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def jobs_in(reply: object) -> list[JobSummary]:
 
 
 class Served:
-    """A server on loopback, its warnings, and the changes of jobs that it reported."""
+    """A server on loopback, with its warnings and the changes of jobs that it reported."""
 
     def __init__(self, port: int = 0, **options: Any) -> None:
         listener = try_bind("127.0.0.1", port, is_host=True)
@@ -54,7 +54,7 @@ class Served:
         return Client(await self.connector(run_id, **options).connect())
 
     def stranger(self, source: str = "127.0.0.1") -> socket.socket:
-        """Return a connection that says one byte; of one that says none the server learns nothing."""
+        """Return a connection that has sent one byte; the server does not notice a silent one."""
         connected = socket.create_connection(
             ("127.0.0.1", self.port), LIMIT_S, source_address=(source, 0)
         )
@@ -63,7 +63,7 @@ class Served:
 
 
 class Client:
-    """A connection whose messages are waited for one by one; its end is a text."""
+    """A connection whose messages are awaited one by one; its end is a text."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
@@ -100,7 +100,7 @@ def status(node: str, *, nodes: int = 1, seq: int = 1, **changes: Any) -> Status
 
 @asynccontextmanager
 async def flood(served: Served, connections: int) -> AsyncIterator[None]:
-    """Keep up so many connections from another address that say one byte and no more."""
+    """Keep this many connections open from another address, each of which sends only one byte."""
     opened = 0
 
     async def keep_up() -> None:

@@ -1,4 +1,4 @@
-"""Machines that are folders: the files by which a kernel tells of CPUs, NUMA nodes and GPUs."""
+"""Machines as folders, with the files in which a kernel describes CPUs, NUMA nodes and GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GPU_BUSES = (0x07, 0x0A, 0x44, 0x4A, 0x84, 0x8A, 0xC0, 0xC3)
 
 @dataclass
 class Shape:
-    """A machine of so many alike NUMA nodes; core 0's second thread comes after all first ones."""
+    """A machine with equal NUMA nodes; the numbers of second threads follow those of all first threads."""
 
     sockets: int = 2
     nodes_per_socket: int = 1
@@ -24,7 +24,7 @@ class Shape:
     threads_per_core: int = 2
     cores_per_complex: int = 8
     gpus: list[int] = field(default_factory=lambda: [0, 0, 0, 0, 1, 1, 1, 1])
-    """The NUMA node of each GPU, in the order of PCI addresses."""
+    """The NUMA node of each GPU, in order of the PCI addresses."""
 
     @property
     def nodes(self) -> int:
@@ -47,13 +47,13 @@ class Shape:
         return range(node * self.cores_per_node, (node + 1) * self.cores_per_node)
 
     def complex_of(self, core: int) -> range:
-        """Return the cores with one third-level cache; the last ones of a node may be fewer."""
+        """Return the cores that share a third-level cache; the last group of a node may be smaller."""
         node = self.cores_of(core // self.cores_per_node)
         begin = core - (core - node.start) % self.cores_per_complex
         return range(begin, min(begin + self.cores_per_complex, node.stop))
 
     def build(self, root: Path) -> Path:
-        """Write the machine's files below `root`, and return that."""
+        """Write the machine's files below `root`; return `root`."""
         for node in range(self.nodes):
             cpulist = format_ranges(self.threads(self.cores_of(node)))
             put(root, f"sys/devices/system/node/node{node}/cpulist", cpulist)
@@ -63,7 +63,7 @@ class Shape:
         return self.build_gpus(root)
 
     def build_gpus(self, root: Path) -> Path:
-        """Write the files of GPUs alone."""
+        """Write only the files of GPUs."""
         for number, node in enumerate(self.gpus):
             add_nvidia(root, number, node)
         return root
@@ -77,7 +77,7 @@ class Shape:
         put(root, f"{place}/topology/physical_package_id", str(socket))
         shared = format_ranges(self.threads(self.complex_of(core)))
         everyone = format_ranges(self.cpus)
-        # The last is no cache of data, and its level must not count.
+        # The last one is not a data cache, so its level must be ignored.
         caches = [(1, "Data", own), (3, "Unified", shared), (4, "Instruction", everyone)]
         for index, (level, kind, sharers) in enumerate(caches):
             put(root, f"{place}/cache/index{index}/level", str(level))
@@ -86,7 +86,7 @@ class Shape:
 
 
 def put(root: Path, path: str, text: str) -> None:
-    """Write one file as the kernel shows it: with an end of line."""
+    """Write one file as the kernel does, with a newline at the end."""
     file = root / path
     try:
         file.write_text(f"{text}\n")
@@ -125,18 +125,18 @@ def uuid_of(gpu: int) -> str:
 
 
 TWO_SOCKETS = Shape()
-"""Two sockets of 32 cores, a NUMA node each, and four GPUs at each."""
+"""Two sockets with 32 cores, each a NUMA node with four GPUs."""
 
 FOUR_NODES = Shape(nodes_per_socket=2, cores_per_node=16, gpus=[1, 1, 0, 0, 3, 3, 2, 2])
-"""Each socket in two halves, and GPUs not in the order of the nodes."""
+"""Each socket has two NUMA nodes, and the GPUs are not in the order of the nodes."""
 
 ODD = Shape(cores_per_node=21, gpus=[0, 1, 0, 0, 1, 0, 0, 0], nodes_per_socket=1)
-"""Cores that divide by nothing, and most GPUs at one node."""
+"""A number of cores that does not divide evenly, and most GPUs at one node."""
 
 NO_SMT = Shape(threads_per_core=1, cores_per_node=12, gpus=[-1, -1, 1, 1, 1])
-"""No second threads; two GPUs whose node is unknown."""
+"""No second threads, and two GPUs with an unknown node."""
 
 SMALL = Shape(cores_per_node=4, cores_per_complex=2)
-"""As two sockets, with fewer CPUs: 0-3 and 8-11 on the one, 4-7 and 12-15 on the other."""
+"""Like `TWO_SOCKETS`, with fewer CPUs: 0-3 and 8-11 on one socket, 4-7 and 12-15 on the other."""
 
 MACHINES = {"two sockets": TWO_SOCKETS, "four nodes": FOUR_NODES, "odd": ODD, "no SMT": NO_SMT}

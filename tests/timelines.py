@@ -1,4 +1,4 @@
-"""Timelines of nodes as their recorder writes them, without a job: for tests of what is made of them."""
+"""Timelines in the format of their recorder, without a job, for tests of their readers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOON = 1_794_960_000.0
 
 
 class Timeline:
-    """One node's timeline. Times are seconds since the job began; `ahead` is how wrong its clock is."""
+    """One node's timeline. Times are seconds since the job began; `ahead` is the error of its clock."""
 
     def __init__(
         self, node: str = "a", ranks: tuple[int, ...] = (0, 1), *, ahead: float = 0.0, rank: int = 0
@@ -30,7 +30,7 @@ class Timeline:
         self._ranks = ranks
         self._node_rank = rank
         self._recorder = TimelineRecorder(self._add)
-        self._booted = BOOTED + 77.0 * (1 + rank)  # Hosts have not been started together.
+        self._booted = BOOTED + 77.0 * (1 + rank)  # Hosts were booted at different times.
         self._wall = NOON + ahead
 
     def _add(self, line: Line) -> None:
@@ -55,7 +55,7 @@ class Timeline:
                 at, wall, run_id, "default", "c10d", "python", count, 3, program, self.node
             )
         )
-        # All of this is one machine; the reader must not know.
+        # All nodes are on one machine, which the reader must not notice.
         line = msgspec.json.decode(self.lines[-1])
         line["host"] |= {"boot": f"boot of {line['node']}", "name": f"host of {line['node']}"}
         self.lines[-1] = msgspec.json.encode(line) + b"\n"
@@ -81,7 +81,7 @@ class Timeline:
         )  # fmt: skip
 
     def steps(self, number: int, since: float, first: int, last: int, each_s: float) -> None:
-        """Have every worker make steps of equal length, the first of which ends at `since`."""
+        """Add steps of equal length for every worker; the first step ends at `since`."""
         for step in range(first, last + 1):
             at = self.at(since + (step - first) * each_s)
             made = tuple((rank, step, at) for rank in self._ranks)
@@ -125,7 +125,7 @@ class Timeline:
 
 
 def one_restart(text: str = "no data") -> Timeline:
-    """A node whose worker 1 fails at 30; what was done since 20 is done again.
+    """A node whose worker 1 fails at 30; the steps since 20 are repeated.
 
     It meets until 2, starts until 3, makes its first step at 5 and one each second. Rank 1 fails with
     step 25; the agent begins to stop the others at 31, has stopped them at 33, met again at 34,

@@ -2,7 +2,7 @@
 
     fleet.py AGENTS LIMIT_S [PAUSE_S [TOKEN]]
 
-The coordinator has a process of its own. All agents are in this one: the real handshake, the real
+The coordinator has its own process. All agents are in this one: the real handshake, the real
 machine of a node's membership and heartbeats every second, but no asyncio and no workers, so that
 this side costs little. Both share the machine's cores. Prints one line of JSON, with the
 coordinator's own CPU time.
@@ -75,7 +75,7 @@ class Agent:
         self.generation = -1
         self.beat = b""
         self.on_other: Callable[[Agent, bytes], None] | None = None
-        """Receives what does not concern the machine."""
+        """Receives messages that are not for the machine."""
         self.link = socket.socket()
 
     def connect(self, port: int) -> None:

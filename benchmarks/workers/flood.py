@@ -1,4 +1,4 @@
-"""Strangers who flood a coordinator with connections, and an honest agent that joins.
+"""Clients that flood a coordinator with connections, and an honest agent that joins.
 
     flood.py {silent,byte,hello} CONNECTIONS ROUNDS [DESCRIPTORS [BACKLOG]]
 

@@ -18,12 +18,12 @@ from holdfast.wire.control import Here, LogsQuery
 
 async def follow(path: str, run_id: str, size: int) -> float:
     """Return the seconds from the first byte to the last."""
-    begun, came = 0.0, 0
+    begun, received = 0.0, 0
     async with await open_job(LocalJob(path=path, here=Here(run_id=run_id))) as client:
         async for lines in client.logs("", LogsQuery(follow=True)):
             begun = begun or time.monotonic()
-            came += len(lines.text)
-            if came >= size:
+            received += len(lines.text)
+            if received >= size:
                 return time.monotonic() - begun
     return 0.0
 

@@ -2,8 +2,8 @@
 
     viewing.py NODES RANKS_PER_NODE EVERY_S UPDATES
 
-It draws into a pseudo-terminal of 80 columns and 24 lines. It repeatedly receives what a coordinator
-would send: the message is decoded, added to the model, and shown.
+It draws into a pseudo-terminal of 80 columns and 24 lines. It repeatedly receives a message like that of a
+coordinator, decodes it, adds it to the model, and shows it.
 """
 
 from __future__ import annotations

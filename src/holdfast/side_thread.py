@@ -1,8 +1,8 @@
 """Runs calls that may hang in a thread with a time limit, for a loop that must not hang.
 
-A write to a regular file, a read of one and a `mkdir` can block forever (a network file system without its server,
-a frozen one), without warning. While one call hangs, later calls of the same `SideThread` fail at once:
-they would hang too.
+Reading or writing a regular file, or a `mkdir`, can block forever without warning: the file system may be frozen,
+or its server unreachable. While one call hangs, later calls of the same `SideThread` fail at once, because they
+would hang too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Hung(OSError):
 
 
 class SideThread:
-    """Makes one call at a time, each in a thread that ends with it."""
+    """Runs one call at a time, each in its own thread."""
 
     def __init__(self, name: str, limit_s: float) -> None:
         self._name = name
@@ -38,10 +38,9 @@ class SideThread:
         return self._hanging is not None and self._hanging.is_alive()
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        """Return or raise what a call does; raise `Hung` at the limit."""
-        if (
-            self._pid != os.getpid()
-        ):  # A forked child has the locks of other threads, but not the threads.
+        """Run a call and return its result, or raise its exception; raise `Hung` at the limit."""
+        # A forked child has the locks of other threads, but not the threads.
+        if self._pid != os.getpid():
             self._pid, self._turn, self._hanging = os.getpid(), threading.Lock(), None
         if not self._turn.acquire(timeout=self._limit_s):
             raise self._hung()

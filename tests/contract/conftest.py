@@ -1,4 +1,4 @@
-"""What the suites of this folder share."""
+"""The stores and servers of the suites in this folder."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ with TCPStore("127.0.0.1", 0, is_master=True) as server:
 
 @contextmanager
 def server_process() -> Iterator[int]:
-    """Serve a store of ours from a process of its own, and yield its port.
+    """Serve our store from a separate process, and yield its port.
 
-    Some calls of torch's keep Python from running in their process while they wait.
+    Some calls of torch's client hold the interpreter's lock while they wait.
     """
     with subprocess.Popen(
         [sys.executable, "-c", SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -44,7 +44,7 @@ def server_process() -> Iterator[int]:
 
 @pytest.fixture(scope="session")
 def torchs_clients() -> Iterator[TorchsClients]:
-    """Torch's client of its own server, and that of ours."""
+    """Torch's clients of its own server and of ours."""
     if find_spec("torch") is None:
         yield TorchsClients(None, None)
         return
@@ -63,7 +63,7 @@ def tcp_store(torchs_clients: TorchsClients) -> Any:
 
 @pytest.fixture(scope="module")
 def etcd_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of an etcd that takes more than 1.5 MiB at a time."""
+    """The port of an etcd that accepts requests above 1.5 MiB."""
     with running_etcd(tmp_path_factory.mktemp("etcd"), f"--max-request-bytes={1 << 24}") as etcd:
         yield etcd.port
 
@@ -72,6 +72,6 @@ def etcd_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 def store(
     request: pytest.FixtureRequest, tmp_path: Path, torchs_clients: TorchsClients, etcd_port: int
 ) -> Iterator[Any]:
-    """A store of each kind; those of a test with `over` are fewer."""
+    """A store of each kind; `over` reduces the kinds for a test."""
     with opened(request.param, tmp_path, Shared(torchs_clients, etcd_port)) as made:
         yield made

@@ -1,8 +1,8 @@
-"""The stores that the suites run over, by name, and what torch's are known to lack.
+"""The stores of the suites, by name, and the known gaps of torch's stores.
 
-The names are in the tests' ids: `memory`, `TCPStore on ours` and so on. A "part" is a `PrefixStore`
-of ours, a "client" a `TCPStore` of ours; the names in capitals are torch's. All tests of a file
-share one etcd, which takes values as large as the other stores do; each has a prefix of its own.
+The names are in the tests' ids: `memory`, `TCPStore on ours` and so on. A "part" is our `PrefixStore`, a "client" our
+`TCPStore`; names in capitals are torch's. All tests of a file share one etcd, which accepts values as large as the
+other stores do; each test has its own prefix.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ CLIENT_ON_TORCHS = "client on TCPStore"
 TORCHS = ["HashStore", "FileStore", "PrefixStore", "TCPStore", "TCPStore on ours"]
 NEED_TORCH = {CLIENT_ON_TORCHS, *TORCHS}
 ALL = [*OURS, CLIENT_ON_TORCHS, *TORCHS]
-CALL_S = 60.0  # A large value takes long where many tests run at once.
+CALL_S = 60.0  # A large value takes long if many tests run at once.
 
-# What a store of torch's does not do as all others do, each with its reason.
+# The tests that a store of torch does not pass, each with its reason.
 GAPS = {
     "queues": {"FileStore": "it says that they are not implemented"},
     "listed keys": {"FileStore": "its own keys are listed too, without their first letters"},
@@ -47,23 +47,23 @@ GAPS = {
 
 
 class TorchsClients(NamedTuple):
-    """Clients of torch's for all tests: their sockets are closed only when they are forgotten."""
+    """Torch's clients for all tests; their sockets close only when they are finalized."""
 
     own: Any
-    """It serves itself; None without torch, and then no test that needs it is run."""
+    """A client that is also the server; None without torch, and then its tests are skipped."""
     ours: Any
-    """Its server is ours."""
+    """A client of our server."""
 
 
 class Shared(NamedTuple):
-    """What the stores of many tests are clients of."""
+    """The servers that the stores of many tests share."""
 
     torchs: TorchsClients
     etcd_port: int
 
 
 def over(names: list[str], without: str = "") -> pytest.MarkDecorator:
-    """Run a test over stores of these names, other than those with a gap."""
+    """Run a test with the stores of these names, except those with a gap."""
     lacking = GAPS[without] if without else {}
     return pytest.mark.parametrize(
         "store", [param(name) for name in names if name not in lacking], indirect=True
@@ -76,7 +76,7 @@ def param(name: str) -> Any:
 
 @contextmanager
 def opened(name: str, folder: Path, shared: Shared) -> Iterator[Any]:
-    """Make a store without any keys, and leave nothing of it behind."""
+    """Create a store without keys, and remove everything afterwards."""
     match name:
         case "memory":
             yield MemoryStore()
@@ -110,5 +110,5 @@ def torchs(name: str, folder: Path, clients: TorchsClients) -> Any:
         return distributed.FileStore(str(folder / "file"))
     if name == "PrefixStore":
         return distributed.PrefixStore(str(folder), clients.own)
-    # All tests share them, so each has a part.
+    # All tests share them, so each uses its own prefix.
     return PrefixStore(str(folder), clients.own if name == "TCPStore" else clients.ours)

@@ -1,4 +1,4 @@
-"""TorchElastic's polled interface does the same over a coordinator, etcd and a backend."""
+"""TorchElastic's polled interface behaves in the same way with a coordinator, etcd and a backend."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Nodes:
         return handler
 
     def meet(self, *handlers: MembershipHandler) -> list[RendezvousInfo]:
-        """Have nodes ask for a round at the same time until they are in the same."""
+        """Have nodes request rounds concurrently until they are in the same one."""
 
         def join(one: MembershipHandler) -> RendezvousInfo:
             info = one.next_rendezvous()
@@ -113,9 +113,9 @@ def test_round_waits_for_all_members_unless_it_ends(nodes: Nodes) -> None:
     one, other = nodes.add(1, 2), nodes.add(1, 2)
     nodes.meet(one, other)
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(one.next_rendezvous)  # The other one is in the round, and busy.
+        waiting = pool.submit(one.next_rendezvous)  # The other node is in the round and busy.
         until(other.num_nodes_waiting)
-        with pytest.raises(TimeoutError):  # It is a look: that it never returns cannot be seen.
+        with pytest.raises(TimeoutError):  # A sample: a test cannot show that it never returns.
             waiting.result(0.3)
         other.shutdown()
         assert waiting.result(LONG_S).world_size == 1
@@ -125,7 +125,7 @@ def test_close_ends_the_job_for_all_nodes(nodes: Nodes) -> None:
     one, other = nodes.add(2, 2), nodes.add(2, 2)
     nodes.meet(one, other)
     one.set_closed()
-    until(other.num_nodes_waiting)  # Its workers are of no use any more.
+    until(other.num_nodes_waiting)  # Its workers must stop.
     assert other.is_closed()
     for node in (other, nodes.add(2, 2)):
         with pytest.raises(RendezvousClosedError):
@@ -162,6 +162,6 @@ def test_node_with_different_settings_is_refused(nodes: Nodes) -> None:
 def test_node_rejoins_after_others_continued_without_it(nodes: Nodes) -> None:
     one, fenced = nodes.add(1, 2), nodes.add(1, 2)
     nodes.meet(one, fenced)
-    fenced.enter().rejoin()  # As another incarnation, which is what a fenced node does.
+    fenced.enter().rejoin()  # As another incarnation, like a fenced node.
     until(one.num_nodes_waiting)
     assert nodes.meet(one, fenced)[0].world_size == 2

@@ -1,4 +1,4 @@
-"""What every `RendezvousBackend` does, whatever keeps its state."""
+"""Properties of every `RendezvousBackend`, independent of where its state is stored."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def store_of(kind: str, folder: Path, tcp_store: Any) -> Any:
 def another(
     request: pytest.FixtureRequest, tmp_path: Path, tcp_store: Any, etcd_port: int
 ) -> Iterator[Callable[[], RendezvousBackend]]:
-    """Make backends of the same place, as different nodes would."""
+    """A factory of backends on the same state, as different nodes have them."""
     if request.param == "file":
         yield lambda: FileRendezvousBackend(tmp_path / "state")
     elif request.param == "etcd":
@@ -66,7 +66,7 @@ def backend(another: Callable[[], RendezvousBackend]) -> RendezvousBackend:
 
 
 def won(backend: RendezvousBackend, state: bytes, token: object = None) -> Any:
-    """Set a state that must be taken, and return its token."""
+    """Set a state that must be accepted, and return its token."""
     answer = backend.set_state(state, token)
     assert answer is not None
     assert answer[0::2] == (state, True)
@@ -126,7 +126,7 @@ def test_token_without_a_state_is_rejected(backend: RendezvousBackend) -> None:
     assert backend.get_state() is None
 
 
-def test_of_two_equal_writes_one_wins(
+def test_one_of_two_equal_writes_wins(
     another: Callable[[], RendezvousBackend],
 ) -> None:
     old = won(another(), b"old")

@@ -1,4 +1,4 @@
-"""What our stores do better than torch's, in whose place they are: its rough edges, one by one."""
+"""Properties in which our stores are better than the stores of torch that they replace."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from holdfast.store import DistStoreError, QueueEmptyError, StoreTimeoutError
 LONG = timedelta(minutes=1)
 SHORT = timedelta(milliseconds=50)
 OUR_CLIENTS_TOO = [*OURS, CLIENT_ON_TORCHS]
-UNSERVED = [*IN_PROCESS, *IN_FOLDER, *IN_ETCD]  # Those that torch's protocol sets no limits to.
+UNSERVED = [*IN_PROCESS, *IN_FOLDER, *IN_ETCD]  # The stores that torch's protocol does not limit.
 
 
 @over(OUR_CLIENTS_TOO)
-def test_a_comparison_that_fails_ends_no_wait(store: Any) -> None:
-    """With torch's server, `get` returns nothing for the missing key then."""
+def test_failed_comparison_ends_no_wait(store: Any) -> None:
+    """With torch's server, `get` then returns an empty value for the missing key."""
     about_to = threading.Event()
 
     def get(mine: Any) -> Any:
@@ -37,7 +37,7 @@ def test_a_comparison_that_fails_ends_no_wait(store: Any) -> None:
 
 
 @over(OURS)
-def test_a_key_that_was_set_and_deleted_is_still_waited_for(store: Any) -> None:
+def test_wait_continues_after_its_key_is_set_and_deleted(store: Any) -> None:
     about_to = threading.Event()
 
     def wait(mine: Any) -> None:
@@ -58,8 +58,8 @@ def test_a_key_that_was_set_and_deleted_is_still_waited_for(store: Any) -> None:
 
 
 @over(UNSERVED)
-def test_a_queue_is_no_value(store: Any) -> None:
-    """On a server, `get` returns nothing for the queue's name: the protocol does not tell."""
+def test_queue_is_not_a_value(store: Any) -> None:
+    """On a server, `get` returns an empty value for a queue: the protocol cannot distinguish them."""
     store.queue_push("queue", "one")
     store.set_timeout(SHORT)
     with pytest.raises(StoreTimeoutError, match="queue"):
@@ -67,7 +67,7 @@ def test_a_queue_is_no_value(store: Any) -> None:
 
 
 @over(OURS)
-def test_a_barrier_can_be_used_again(store: Any) -> None:
+def test_barrier_can_be_reused(store: Any) -> None:
     came: list[int] = []
 
     def come(number: int, mine: Any) -> list[int]:
@@ -80,7 +80,7 @@ def test_a_barrier_can_be_used_again(store: Any) -> None:
 
     with ThreadPoolExecutor(3) as pool:
         for seen in pool.map(come, range(3), [store.clone() for _ in range(3)]):
-            # Who has passed may be late to look, but never early.
+            # A thread may check late after the barrier, but never early.
             assert all(count >= 3 * (turn + 1) for turn, count in enumerate(seen))
     assert store.get("here") == b"3"
     with pytest.raises(StoreTimeoutError):
@@ -88,7 +88,7 @@ def test_a_barrier_can_be_used_again(store: Any) -> None:
 
 
 @over(OURS)
-def test_who_gives_up_at_a_barrier_is_not_counted_any_more(store: Any) -> None:
+def test_caller_that_timed_out_at_a_barrier_is_no_longer_counted(store: Any) -> None:
     for _ in range(3):
         with pytest.raises(StoreTimeoutError, match="here"):
             store.barrier("here", 2, SHORT)
@@ -100,8 +100,8 @@ def test_who_gives_up_at_a_barrier_is_not_counted_any_more(store: Any) -> None:
 
 
 @over(OUR_CLIENTS_TOO)
-def test_a_pop_that_blocks_never_finds_nothing(store: Any) -> None:
-    """With torch's client it does, whenever another was faster."""
+def test_blocking_pop_always_returns_a_value(store: Any) -> None:
+    """With torch's client it returns nothing if another client was faster."""
     clones = [store.clone() for _ in range(6)]
     with ThreadPoolExecutor(6) as pool:
         popping = [pool.submit(clone.queue_pop, "queue") for clone in clones]
@@ -111,7 +111,7 @@ def test_a_pop_that_blocks_never_finds_nothing(store: Any) -> None:
 
 
 @over(OUR_CLIENTS_TOO)
-def test_who_waits_in_vain_is_told_for_what_and_how_long(store: Any) -> None:
+def test_timeout_names_the_key_and_the_duration(store: Any) -> None:
     store.multi_set(["b", "d"], ["", ""])
     with pytest.raises(StoreTimeoutError, match=r"a, \S*c\b"):
         store.wait(["a", "b", "c", "d"], SHORT)
@@ -125,15 +125,15 @@ def test_who_waits_in_vain_is_told_for_what_and_how_long(store: Any) -> None:
 
 
 @over(OUR_CLIENTS_TOO)
-def test_keys_and_values_must_be_as_many(store: Any) -> None:
-    """Torch's reads what is behind the last value."""
+def test_keys_and_values_must_have_the_same_number(store: Any) -> None:
+    """Torch's store reads memory after the last value."""
     with pytest.raises(ValueError, match=r"^"):
         store.multi_set(["a", "b"], ["1"])
     assert not store.check(["a"])
 
 
 @over(OURS)
-def test_a_clone_has_a_timeout_of_its_own(store: Any) -> None:
+def test_clone_has_its_own_timeout(store: Any) -> None:
     before = store.timeout
     clone = store.clone()
     assert clone.timeout == before
@@ -143,8 +143,8 @@ def test_a_clone_has_a_timeout_of_its_own(store: Any) -> None:
 
 @over(UNSERVED)
 @pytest.mark.parametrize("value", ["", "one", "-", "é", "9" * 5000])
-def test_what_is_no_number_is_not_added_to(store: Any, value: str) -> None:
-    """Torch's server hangs up then."""
+def test_add_to_a_value_without_a_number_fails(store: Any, value: str) -> None:
+    """Torch's server closes the connection then."""
     store.set("key", value)
     with pytest.raises(DistStoreError, match="key"):
         store.add("key", 1)
@@ -152,8 +152,8 @@ def test_what_is_no_number_is_not_added_to(store: Any, value: str) -> None:
 
 
 @over(UNSERVED)
-def test_a_counter_does_not_turn_around(store: Any) -> None:
-    """Torch's becomes negative."""
+def test_counter_does_not_overflow(store: Any) -> None:
+    """Torch's counter becomes negative."""
     assert store.add("count", 2**63 - 1) == 2**63 - 1
     with pytest.raises(DistStoreError, match="64"):
         store.add("count", 1)
@@ -161,7 +161,7 @@ def test_a_counter_does_not_turn_around(store: Any) -> None:
 
 
 @over(UNSERVED)
-def test_a_key_that_has_another_use_is_no_barrier(store: Any) -> None:
+def test_key_with_another_value_cannot_be_a_barrier(store: Any) -> None:
     store.set("key", "value")
     with pytest.raises(DistStoreError):
         store.barrier("key", 1)
@@ -169,7 +169,7 @@ def test_a_key_that_has_another_use_is_no_barrier(store: Any) -> None:
 
 
 @over(UNSERVED)
-def test_times_may_be_seconds(store: Any) -> None:
+def test_timeouts_may_be_seconds(store: Any) -> None:
     with pytest.raises(StoreTimeoutError):
         store.wait(["key"], 0.001)
     with pytest.raises(StoreTimeoutError):

@@ -1,4 +1,4 @@
-"""What every store does, ours and torch's alike. What torch's lack is in `stores.GAPS`."""
+"""Properties of every store, ours and torch's; `stores.GAPS` lists the gaps of torch's stores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.store import PrefixStore, Store
 
 LONG = timedelta(minutes=1)
 SHORT = timedelta(milliseconds=20)
-# Ours raise what is both; torch's FileStore a RuntimeError of no kind of its own.
+# Ours raise an error of both types; torch's FileStore raises a plain RuntimeError.
 TOO_LATE = (RuntimeError, TimeoutError)
 VALUE_BYTES_MAX = 8 * 1024 * 1024
 KEY_CHARS = 8000  # The limit is 8192, and a prefix of some of these stores is a path.
@@ -28,70 +28,70 @@ CHANGES = {
 }
 
 
-def test_it_has_the_whole_interface(store: Any) -> None:
+def test_store_has_the_whole_interface(store: Any) -> None:
     assert isinstance(store, Store)
 
 
 # Values
 
 
-def test_values_are_bytes_however_they_were_given(store: Any) -> None:
+def test_values_are_returned_as_bytes(store: Any) -> None:
     store.set("text", "é")
     store.set("bytes", b"\x00\xff")
     assert (store.get("text"), store.get("bytes")) == ("é".encode(), b"\x00\xff")
 
 
 @pytest.mark.parametrize("key", ["", ".", "..", "a/b", "/", "a b", "é", "x" * 400, "%2F"])
-def test_any_text_is_a_key(store: Any, key: str) -> None:
+def test_any_text_is_a_valid_key(store: Any, key: str) -> None:
     store.set(key, "1")
     store.set(f"{key}+", "2")
     assert store.get(key) == b"1"
     assert store.check([key])
 
 
-def test_a_missing_key_is_set_if_nothing_is_expected(store: Any) -> None:
+def test_compare_set_creates_a_missing_key_if_nothing_is_expected(store: Any) -> None:
     assert store.compare_set("key", "", "one") == b"one"
     assert store.get("key") == b"one"
 
 
-def test_a_missing_key_is_not_set_if_something_is_expected(store: Any) -> None:
+def test_compare_set_keeps_a_missing_key_if_a_value_is_expected(store: Any) -> None:
     assert store.compare_set("key", "some", "one") == b"some"
     assert not store.check(["key"])
 
 
-def test_a_key_is_set_if_it_has_the_expected_value(store: Any) -> None:
+def test_compare_set_replaces_the_expected_value(store: Any) -> None:
     store.set("key", "one")
     assert store.compare_set("key", "one", "two") == b"two"
     assert store.get("key") == b"two"
 
 
 @pytest.mark.parametrize("expected", ["", "on", "one "])
-def test_a_key_is_not_set_if_it_has_another_value(store: Any, expected: str) -> None:
+def test_compare_set_keeps_another_value(store: Any, expected: str) -> None:
     store.set("key", "one")
     assert store.compare_set("key", expected, "two") == b"one"
     assert store.get("key") == b"one"
 
 
-def test_of_many_who_compare_and_set_one_wins(store: Any) -> None:
+def test_one_of_many_concurrent_compare_sets_wins(store: Any) -> None:
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda one: store.compare_set("key", "", str(one)), range(24)))
     assert len(set(answers)) == 1
 
 
-def test_a_later_value_replaces_the_earlier(store: Any) -> None:
+def test_set_replaces_the_earlier_value(store: Any) -> None:
     store.set("key", "one")
     store.set("key", "two")
     assert store.get("key") == b"two"
 
 
-def test_an_empty_value_is_a_value(store: Any) -> None:
+def test_empty_value_is_a_value(store: Any) -> None:
     store.set("key", "")
     assert store.check(["key"])
     assert store.get("key") == b""
     assert store.compare_set("key", "", "one") == b"one"
 
 
-def test_the_largest_value_and_a_long_key(store: Any) -> None:
+def test_largest_value_and_long_key_are_stored(store: Any) -> None:
     value = bytes(range(256)) * (VALUE_BYTES_MAX // 256)
     key = "é" * (KEY_CHARS // 2)
     store.set(key, value)
@@ -100,7 +100,7 @@ def test_the_largest_value_and_a_long_key(store: Any) -> None:
     assert not store.check([key[:-1]])
 
 
-def test_a_deleted_key_has_no_value(store: Any) -> None:
+def test_deleted_key_has_no_value(store: Any) -> None:
     store.set("key", "one")
     assert store.delete_key("key")
     assert not store.check(["key"])
@@ -118,7 +118,7 @@ def test_keys_are_counted(store: Any) -> None:
 
 
 @over(ALL, without="deletion of nothing")
-def test_a_key_that_is_not_there_is_not_deleted(store: Any) -> None:
+def test_delete_of_a_missing_key_returns_false(store: Any) -> None:
     assert not store.delete_key("key")
     store.set("key", "")
     assert store.delete_key("key")
@@ -135,48 +135,48 @@ def test_keys_are_listed(store: Any) -> None:
     assert sorted(store.list_keys()) == sorted({*keys} - {"a", "x" * 500})
 
 
-def test_several_at_once(store: Any) -> None:
+def test_multi_set_and_multi_get_handle_several_keys(store: Any) -> None:
     store.multi_set(["a", "b"], ["1", b"2"])
     assert store.multi_get(["b", "a", "b"]) == [b"2", b"1", b"2"]
 
 
-def test_none_at_once(store: Any) -> None:
+def test_multi_set_and_multi_get_accept_no_keys(store: Any) -> None:
     store.multi_set([], [])
     assert store.multi_get([]) == []
     assert store.check([])
     store.wait([], SHORT)
 
 
-def test_append(store: Any) -> None:
+def test_append_extends_the_value(store: Any) -> None:
     store.append("key", "one")
     store.append("key", b" two")
     assert store.get("key") == b"one two"
 
 
-def test_of_many_who_append_none_is_lost(store: Any) -> None:
+def test_concurrent_appends_are_all_kept(store: Any) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda one: store.append("key", chr(97 + one)), range(24)))
     assert sorted(store.get("key")) == list(range(97, 97 + 24))
 
 
-def test_add(store: Any) -> None:
+def test_add_counts(store: Any) -> None:
     assert (store.add("count", 2), store.add("count", -5)) == (2, -3)
     assert store.get("count") == b"-3"
 
 
-def test_add_of_nothing_makes_a_counter(store: Any) -> None:
+def test_add_of_zero_creates_a_counter(store: Any) -> None:
     assert store.add("count", 0) == 0
     assert store.get("count") == b"0"
 
 
 @pytest.mark.parametrize("value", ["40", " 40", "+40", "40 and more"])
-def test_add_goes_on_from_a_number_that_was_set(store: Any, value: str) -> None:
+def test_add_continues_from_a_set_number(store: Any, value: str) -> None:
     store.set("count", value)
     assert store.add("count", 2) == 42
     assert store.get("count") == b"42"
 
 
-def test_every_add_of_many_threads_counts(store: Any) -> None:
+def test_concurrent_adds_all_count(store: Any) -> None:
     with ThreadPoolExecutor(8) as pool:
         totals = sorted(pool.map(lambda _: store.add("count", 1), range(100)))
     assert totals == list(range(1, 101))
@@ -200,13 +200,13 @@ def waiting(store: Any, *keys: str) -> threading.Thread:
     return thread
 
 
-def test_a_clone_has_the_same_keys(store: Any) -> None:
+def test_clone_has_the_same_keys(store: Any) -> None:
     other = store.clone()
     other.set("key", "1")
     assert store.get("key") == b"1"
 
 
-def test_check_wants_all_keys(store: Any) -> None:
+def test_check_requires_all_keys(store: Any) -> None:
     store.set("a", "")
     assert store.check(["a"])
     assert not store.check(["a", "b"])
@@ -221,7 +221,7 @@ def test_every_change_ends_a_wait_for_its_key(store: Any, how: str) -> None:
     assert not thread.is_alive()
 
 
-def test_a_wait_for_several_ends_with_the_last(store: Any) -> None:
+def test_wait_for_several_keys_ends_with_the_last(store: Any) -> None:
     store.set("b", "")
     thread = waiting(store, "a", "b", "c")
     store.set("a", "")
@@ -245,7 +245,7 @@ def test_get_waits_for_a_value(store: Any) -> None:
         answering.result()
 
 
-def test_wait_ends_or_gives_up(store: Any) -> None:
+def test_wait_ends_or_times_out(store: Any) -> None:
     store.set("a", "")
     store.wait(["a"], LONG)
     with pytest.raises(TOO_LATE):
@@ -256,7 +256,7 @@ def test_wait_ends_or_gives_up(store: Any) -> None:
 
 @over(ALL, without="own times")
 @pytest.mark.parametrize("how", ["get", "multi_get", "wait", "queue_pop", "barrier"])
-def test_the_stores_own_timeout_holds_where_none_is_given(store: Any, how: str) -> None:
+def test_default_timeout_of_the_store_applies(store: Any, how: str) -> None:
     before = store.timeout
     store.set_timeout(SHORT)
     try:
@@ -270,11 +270,11 @@ def test_the_stores_own_timeout_holds_where_none_is_given(store: Any, how: str) 
         with pytest.raises(TOO_LATE):
             call(*arguments.get(how, ["a"]))
     finally:
-        store.set_timeout(before)  # Some of these are a part of a store that others use as well.
+        store.set_timeout(before)  # Other tests may share the underlying store.
 
 
 @over(ALL, without="extended api")
-def test_the_extended_calls_are_there(store: Any) -> None:
+def test_store_has_the_extended_calls(store: Any) -> None:
     assert store.has_extended_api()
 
 
@@ -282,7 +282,7 @@ def test_the_extended_calls_are_there(store: Any) -> None:
 
 
 @over(ALL, without="queues")
-def test_what_is_first_in_a_queue_is_first_out(store: Any) -> None:
+def test_queue_is_first_in_first_out(store: Any) -> None:
     assert store.queue_len("queue") == 0
     for value in ["one", b"\x00\xff", "", "é"]:
         store.queue_push("queue", value)
@@ -293,7 +293,7 @@ def test_what_is_first_in_a_queue_is_first_out(store: Any) -> None:
 
 
 @over(ALL, without="queues")
-def test_nothing_comes_out_of_an_empty_queue(store: Any) -> None:
+def test_pop_from_an_empty_queue_fails(store: Any) -> None:
     with pytest.raises(RuntimeError, match="empty") as caught:
         store.queue_pop("queue", block=False)
     assert type(caught.value).__name__ == "QueueEmptyError"
@@ -302,7 +302,7 @@ def test_nothing_comes_out_of_an_empty_queue(store: Any) -> None:
 
 
 @over(ALL, without="queues")
-def test_a_queue_is_there_while_something_is_in_it(store: Any) -> None:
+def test_queue_exists_while_it_has_values(store: Any) -> None:
     thread = waiting(store, "queue")
     store.queue_push("queue", "one")
     thread.join(60)
@@ -313,7 +313,7 @@ def test_a_queue_is_there_while_something_is_in_it(store: Any) -> None:
 
 
 @over(ALL, without="queues")
-def test_a_queue_and_a_value_of_one_name_are_two_things(store: Any) -> None:
+def test_queue_and_value_of_one_name_are_independent(store: Any) -> None:
     store.set("key", "value")
     before = store.num_keys()
     store.queue_push("key", "one")
@@ -326,7 +326,7 @@ def test_a_queue_and_a_value_of_one_name_are_two_things(store: Any) -> None:
 
 
 @over(ALL, without="queues")
-def test_a_pop_waits_for_a_push(store: Any) -> None:
+def test_pop_waits_for_a_push(store: Any) -> None:
     with ThreadPoolExecutor() as pool:
         popping = pool.submit(store.clone().queue_pop, "queue")
         store.queue_push("queue", "one")
@@ -334,7 +334,7 @@ def test_a_pop_waits_for_a_push(store: Any) -> None:
 
 
 @over(ALL, without="queues")
-def test_everything_in_a_queue_is_taken_once(store: Any) -> None:
+def test_each_queued_value_is_popped_once(store: Any) -> None:
     def take(mine: Any) -> list[bytes]:
         return [mine.queue_pop("queue", block=False) for _ in range(6)]
 
@@ -349,12 +349,12 @@ def test_everything_in_a_queue_is_taken_once(store: Any) -> None:
 # Barriers
 
 
-def test_a_barrier_for_one_is_open(store: Any) -> None:
+def test_barrier_of_one_caller_is_open(store: Any) -> None:
     store.barrier("here", 1)
     store.barrier("there", 1, LONG)
 
 
-def test_all_pass_a_barrier_when_the_last_has_come(store: Any) -> None:
+def test_all_callers_pass_a_barrier_with_the_last_arrival(store: Any) -> None:
     came: list[int] = []
 
     def come(number: int, mine: Any) -> int:
@@ -367,7 +367,7 @@ def test_all_pass_a_barrier_when_the_last_has_come(store: Any) -> None:
     assert seen == [4] * 4
 
 
-def test_a_barrier_is_given_up_when_the_time_is_over(store: Any) -> None:
+def test_barrier_times_out(store: Any) -> None:
     with pytest.raises(TOO_LATE):
         store.barrier("here", 2, timeout=SHORT)
 
@@ -376,7 +376,7 @@ def test_a_barrier_is_given_up_when_the_time_is_over(store: Any) -> None:
 
 
 @over(ALL, without="listed keys")
-def test_a_part_of_any_store(store: Any) -> None:
+def test_prefix_store_works_on_any_store(store: Any) -> None:
     part = PrefixStore("some", PrefixStore("more", store))
     part.set("key", "1")
     store.set("some", "2")
@@ -397,7 +397,7 @@ def test_a_part_of_any_store(store: Any) -> None:
 
 
 @over(ALL, without="queues")
-def test_a_queue_of_a_part(store: Any) -> None:
+def test_prefix_store_has_queues(store: Any) -> None:
     part = PrefixStore("some", store).clone()
     part.queue_push("queue", "1")
     assert (part.queue_len("queue"), store.queue_len("some/queue")) == (1, 1)
@@ -409,8 +409,8 @@ def test_a_queue_of_a_part(store: Any) -> None:
 
 
 @over(["FileStore"])
-def test_what_torchs_store_of_files_lacks(store: Any) -> None:
-    """When this fails, an entry of `GAPS` is no longer needed."""
+def test_torchs_file_store_still_has_its_gaps(store: Any) -> None:
+    """If this fails, an entry of `GAPS` is no longer needed."""
     with pytest.raises(NotImplementedError):
         store.queue_len("queue")
     assert store.list_keys() != []

@@ -1,4 +1,4 @@
-"""Reports and records of other nodes, as any bytes: they are read, or refused, and end nobody."""
+"""Reports and records of other nodes with any bytes: they are decoded or refused, and crash no agent."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ from holdfast.processes.failures.failure_report import unpack as unpack_report
 if TYPE_CHECKING:
     from hypothesis.strategies import DataObject
 
-untimed = settings(deadline=None, max_examples=300)  # Others may need the machine meanwhile.
+untimed = settings(deadline=None, max_examples=300)  # Other programs may use the machine.
 
 DEEP = b"\x91" * 100_000 + b"\x90"
 NOT_UTF8 = b"\x81\xa6run_id\xa2\xff\xfe"
 THREE = a_job_of(2, 3, max_restarts=2)
 
-# Jobs as they are stored, in every phase.
+# Stored jobs, in every phase.
 
 
 def nodes_of(count: int) -> list[FakeNode]:
@@ -84,15 +84,15 @@ def jobs() -> list[Job]:
     copy(rounds)  # Active.
     for node in nodes[2:]:
         play(rounds, nodes, node.status())
-    copy(rounds)  # With one that joins, and a standby.
+    copy(rounds)  # With a joining node, and a standby.
     nodes[0].slow = True
     play(rounds, nodes, nodes[0].leave())
-    copy(rounds)  # With one that went, whose workers are there.
+    copy(rounds)  # With a node that left, whose workers still run.
     for _ in range(3):
         play(rounds, nodes, NodeLost(nodes[1].name, nodes[1].info.incarnation, "silent"))
-        nodes[1].begin_anew(nodes[1].info.incarnation + 10)
+        nodes[1].rejoin(nodes[1].info.incarnation + 10)
         play(rounds, nodes, nodes[1].status())
-    copy(rounds)  # With one that is held back.
+    copy(rounds)  # With an excluded node.
     again = Rounds(Job(run_id=RUN, term=9))
     claiming = [node for node in nodes if node.is_member]
     play(again, nodes, claiming[0].status())
@@ -112,7 +112,7 @@ leaves = st.one_of(
 
 
 def mutated(data: DataObject, value: Any) -> Any:
-    """Return a value in which one thing, however deep inside, is another or is missing."""
+    """Return a value in which one part, at any depth, is changed or missing."""
     if not isinstance(value, (dict, list)) or not value or not data.draw(st.integers(0, 9)):
         return data.draw(leaves)
     keys = sorted(value, key=str) if isinstance(value, dict) else range(len(value))
@@ -133,7 +133,7 @@ damaged_bodies = st.one_of(
 
 
 def damaged(data: DataObject, *whole: Any) -> bytes:
-    """Return bytes that are nearly one of these, or nothing like them."""
+    """Return bytes that are similar to one of these, or arbitrary."""
     if data.draw(st.booleans()):
         return data.draw(damaged_bodies)
     value = data.draw(st.sampled_from(whole))
@@ -175,7 +175,7 @@ def test_any_report_is_shown_or_refused(data: DataObject) -> None:
 
 
 def session(name: str, incarnation: int) -> SharedStateSession:
-    """Return the session of a node that is in some of the jobs."""
+    """Return the session of a node that belongs to some of the jobs."""
     return SharedStateSession(
         0.0,
         run_id=RUN,
@@ -187,7 +187,7 @@ def session(name: str, incarnation: int) -> SharedStateSession:
 
 
 def go_on(one: SharedStateSession, state: bytes) -> bytes | None:
-    """Let a node live with a state for a while; return what it comes to, None if it refuses it."""
+    """Run a node with a state for a while; return the resulting state, or None if it refuses the state."""
     now = 0.0
     for phase in (NodePhase.READY, NodePhase.RUNNING, NodePhase.FAILED, NodePhase.LEAVING):
         effects = one.handle(now, StatusChanged(phase, 0))
@@ -208,7 +208,7 @@ def go_on(one: SharedStateSession, state: bytes) -> bytes | None:
 
 @untimed
 @given(st.data())
-def test_any_shared_state_is_gone_on_with_or_refused(data: DataObject) -> None:
+def test_any_shared_state_is_used_or_refused(data: DataObject) -> None:
     state = STATE_MARK + damaged(data, *STATES)
     try:
         decode(state)
@@ -279,7 +279,7 @@ def test_any_leader_is_followed_or_not_watched(data: DataObject) -> None:
 
 
 @pytest.mark.parametrize("body", [DEEP, NOT_UTF8])
-def test_what_msgspec_lets_through_is_refused_like_the_rest(body: bytes) -> None:
+def test_values_that_msgspec_accepts_are_still_checked(body: bytes) -> None:
     with pytest.raises(BadReport):
         unpack_report(body)
     with pytest.raises(ValueError):  # noqa: PT011 (of any kind)
@@ -287,7 +287,7 @@ def test_what_msgspec_lets_through_is_refused_like_the_rest(body: bytes) -> None
     assert unpack(JobRecord, MARK + b"=" + body) is None
 
 
-# Answers of etcd, or of what was taken for one.
+# Responses of etcd, or of another server at its endpoint.
 
 ANSWERS = [
     {
@@ -313,7 +313,7 @@ REQUESTS: list[Request] = [
 
 @untimed
 @given(st.data(), st.sampled_from([200, 400, 404, 503]))
-def test_any_answer_of_etcd_is_understood_or_not(data: DataObject, status: int) -> None:
+def test_any_response_of_etcd_is_decoded_or_a_problem(data: DataObject, status: int) -> None:
     if data.draw(st.booleans()):
         body = data.draw(
             st.binary(max_size=60)

@@ -1,4 +1,4 @@
-"""Log directories with anything in them: a report is made of what can be read, or none."""
+"""Log directories with arbitrary content: a report is made from the readable part, or refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.views.report.html import render
 from holdfast.views.report.model import describe
 from timelines import Timeline, one_restart
 
-untimed = settings(deadline=None, max_examples=200)  # Others may need the machine meanwhile.
+untimed = settings(deadline=None, max_examples=200)  # Other programs may use the machine.
 
 LINES = [msgspec.json.decode(line) for line in one_restart().lines]
 NUMBERS = st.one_of(
@@ -26,7 +26,7 @@ VALUES = st.one_of(
 
 @st.composite
 def changed_lines(draw: st.DrawFn) -> list[bytes]:
-    """Return the lines of a timeline, of which some are gone, moved, or say something else."""
+    """Return the lines of a timeline, some of which are missing, moved or changed."""
     lines = [dict(line) for line in LINES]
     for _ in range(draw(st.integers(0, 12))):
         line = lines[draw(st.integers(0, len(lines) - 1))]
@@ -39,7 +39,7 @@ def changed_lines(draw: st.DrawFn) -> list[bytes]:
 
 @untimed
 @given(st.lists(changed_lines(), min_size=1, max_size=3))
-def test_a_report_of_changed_timelines(files: list[list[bytes]]) -> None:
+def test_report_of_changed_timelines_is_made_or_refused(files: list[list[bytes]]) -> None:
     runs = [run for lines in files for run in records.parse(lines)]
     for job in records.jobs_in(runs):
         report = describe(job)
@@ -51,7 +51,7 @@ def test_a_report_of_changed_timelines(files: list[list[bytes]]) -> None:
 
 @untimed
 @given(st.binary(max_size=300))
-def test_bytes_are_no_timeline(data: bytes) -> None:
+def test_arbitrary_bytes_are_not_a_timeline(data: bytes) -> None:
     node = Timeline()
     node.run()
     runs = records.parse([*node.lines, *data.split(b"\n")])

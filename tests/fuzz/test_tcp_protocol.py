@@ -1,4 +1,4 @@
-"""Any bytes in any cut at the server of the TCPStore protocol: requests, or a closed connection."""
+"""Any bytes in any pieces at the server of the TCPStore protocol: requests, or a closed connection."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from holdfast.store.tcp.tcp_protocol import (
     Requests,
 )
 
-untimed = settings(deadline=None, max_examples=300)  # Others may need the machine meanwhile.
+untimed = settings(deadline=None, max_examples=300)  # Other programs may use the machine.
 
 HELLO = bytes([VALIDATE]) + MAGIC.to_bytes(4, "little")
 WITH_VALUE = (SET, 9, QUEUE_PUSH)  # 9 is APPEND.
@@ -87,7 +87,7 @@ cuts = st.lists(st.integers(1, 30), min_size=1, max_size=5)
 
 
 def cut(stream: bytes, sizes: list[int]) -> list[bytes]:
-    """Cut a stream into reads of these sizes, over and over."""
+    """Split a stream into reads of these sizes, repeatedly."""
     reads, at, turn = [], 0, 0
     while at < len(stream):
         size = sizes[turn % len(sizes)]
@@ -100,7 +100,7 @@ Parsed = list[tuple[int, list[Any]]]
 
 
 def parse(reads: list[bytes]) -> tuple[Parsed, bool]:
-    """Return the requests that come out, and whether the client is to be closed."""
+    """Return the parsed requests, and whether the client must be disconnected."""
     parser = Requests()
     found: Parsed = []
     for read in reads:
@@ -125,7 +125,7 @@ class Missing(Exception):
 
 
 class Plain:
-    """Reads a stream that is all there, the plain way."""
+    """A simple reference parser for a complete stream."""
 
     def __init__(self, stream: bytes) -> None:
         self.stream = stream
@@ -193,7 +193,7 @@ def by_the_book(stream: bytes) -> tuple[Parsed, bool]:
 
 @untimed
 @given(streams, cuts)
-def test_any_bytes_in_any_cut(stream: bytes, sizes: list[int]) -> None:
+def test_any_bytes_in_any_pieces_are_parsed_or_refused(stream: bytes, sizes: list[int]) -> None:
     expected = by_the_book(stream)
     assert parse([stream]) == expected
     assert parse(cut(stream, sizes)) == expected
@@ -203,13 +203,13 @@ def test_any_bytes_in_any_cut(stream: bytes, sizes: list[int]) -> None:
 
 @untimed
 @given(st.binary(max_size=100))
-def test_nothing_happens_before_the_greeting(stream: bytes) -> None:
+def test_no_request_is_accepted_before_validate(stream: bytes) -> None:
     found, _ = parse([stream])
     assert not found or stream.startswith(HELLO)
 
 
 def converse(parsed: list[Parsed]) -> tuple[list[bytes], dict[bytes, bytes]]:
-    """Let each client have its requests done in turn; return what each was sent, and the values."""
+    """Execute the clients' requests in turn; return the responses of each client, and the values."""
     space = KeySpace(4096)
     sent = [b""] * len(parsed)
     present = set(range(len(parsed)))

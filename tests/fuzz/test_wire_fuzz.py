@@ -1,4 +1,4 @@
-"""Bytes of every kind, in every order and cut: what comes out is messages, or a `WireError`."""
+"""Bytes of every kind, in any order and any pieces: the result is messages, or a `WireError`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-untimed = settings(deadline=None)  # Others may need the machine meanwhile.
+untimed = settings(deadline=None)  # Other programs may use the machine.
 
 frame_limits = st.integers(1, 64)
 tokens = st.none() | st.binary(min_size=1, max_size=100)
@@ -74,7 +74,7 @@ streams = st.lists(pieces, max_size=8).map(b"".join)
 
 
 def cut(stream: bytes, sizes: list[int]) -> list[bytes]:
-    """Cut a stream into reads of these sizes, over and over."""
+    """Split a stream into reads of these sizes, repeatedly."""
     reads, at, turn = [], 0, 0
     while at < len(stream):
         size = sizes[turn % len(sizes)]
@@ -84,7 +84,7 @@ def cut(stream: bytes, sizes: list[int]) -> list[bytes]:
 
 
 def outcome(call: Callable[..., T], *args: Any) -> T | WireError:
-    """Return what a call returns, or the error about the other side that it raises."""
+    """Return the result of a call, or its `WireError`."""
     try:
         return call(*args)
     except WireError as error:
@@ -95,14 +95,14 @@ cuts = st.lists(st.integers(1, 30), min_size=1, max_size=5)
 
 
 def read_all(reads: list[bytes], limit: int) -> tuple[list[bytes], type[Exception] | None]:
-    """Return the bodies that a reader finds, and what it raised in the end."""
+    """Return the bodies that a reader finds, and its error at the end."""
     reader = FrameReader(limit)
     bodies: list[bytes] = []
     try:
         for read in reads:
             bodies += reader.feed(read)
             assert reader.buffered_bytes <= HEADER_BYTES + limit + len(read)
-        bodies += reader.feed(b"")  # A fault behind whole frames is told by the next call.
+        bodies += reader.feed(b"")  # The next call raises a fault after complete frames.
     except (FrameTooLarge, EmptyFrame) as fault:
         assert reader.buffered_bytes == 0
         return bodies, type(fault)
@@ -110,7 +110,7 @@ def read_all(reads: list[bytes], limit: int) -> tuple[list[bytes], type[Exceptio
 
 
 def by_the_book(stream: bytes, limit: int) -> tuple[list[bytes], type[Exception] | None]:
-    """Do the same the plain way, for comparison."""
+    """A simple reference implementation, for comparison."""
     bodies: list[bytes] = []
     while len(stream) >= HEADER_BYTES:
         length = int.from_bytes(stream[:HEADER_BYTES], "big")
@@ -127,7 +127,9 @@ def by_the_book(stream: bytes, limit: int) -> tuple[list[bytes], type[Exception]
 
 @untimed
 @given(streams, cuts, frame_limits | st.just(10_000))
-def test_any_bytes_in_any_cut(stream: bytes, sizes: list[int], limit: int) -> None:
+def test_any_bytes_in_any_pieces_are_parsed_or_refused(
+    stream: bytes, sizes: list[int], limit: int
+) -> None:
     bodies, fault = read_all(cut(stream, sizes), limit)
     assert (bodies, fault) == by_the_book(stream, limit)
     for body in bodies:
@@ -136,7 +138,7 @@ def test_any_bytes_in_any_cut(stream: bytes, sizes: list[int], limit: int) -> No
 
 @untimed
 @given(st.lists(messages, max_size=5), cuts)
-def test_messages_come_back_as_they_were(sent: list[Message], sizes: list[int]) -> None:
+def test_messages_survive_a_round_trip(sent: list[Message], sizes: list[int]) -> None:
     stream = b"".join(map(encode_frame, sent))
     bodies, fault = read_all(cut(stream, sizes), 100_000)
     assert fault is None
@@ -163,13 +165,13 @@ def judge(body: bytes) -> None:
 
 @untimed
 @given(st.binary(max_size=200))
-def test_any_bytes_as_a_body(body: bytes) -> None:
+def test_any_body_is_a_message_or_refused(body: bytes) -> None:
     judge(body)
 
 
 @st.composite
 def spoiled(draw: st.DrawFn) -> bytes:
-    """A real message with some bytes changed, added, taken out or repeated."""
+    """A real message with some bytes changed, added, removed or repeated."""
     body = bytearray(encode(draw(messages)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(body)))
@@ -189,13 +191,13 @@ def spoiled(draw: st.DrawFn) -> bytes:
 
 @settings(untimed, max_examples=400)
 @given(spoiled())
-def test_spoiled_messages(body: bytes) -> None:
+def test_corrupted_message_is_valid_or_refused(body: bytes) -> None:
     judge(body)
 
 
 @st.composite
 def misfit(draw: st.DrawFn) -> bytes:
-    """A real message that has something else in one of its fields, at any depth."""
+    """A real message with another value in one of its fields, at any depth."""
     whole: Any = msgspec.to_builtins(
         draw(messages), builtin_types=(bytes, bytearray), enc_hook=lambda one: one
     )
@@ -212,32 +214,32 @@ def misfit(draw: st.DrawFn) -> bytes:
 
 
 @settings(untimed, max_examples=400)
-@example(msgspec.msgpack.encode({"type": "\t"}))  # Quoted, a tab is a blank.
+@example(msgspec.msgpack.encode({"type": "\t"}))  # `quoted` turns a tab into a blank.
 @given(misfit())
-def test_messages_with_a_field_of_another_kind(body: bytes) -> None:
+def test_message_with_a_field_of_another_type_is_valid_or_refused(body: bytes) -> None:
     judge(body)
 
 
 @untimed
 @given(st.integers(1, 5000), st.integers(1, 200), st.integers(1, 10))
-def test_a_reader_holds_no_more_than_one_frame(limit: int, size: int, count: int) -> None:
+def test_reader_holds_at_most_one_frame(limit: int, size: int, count: int) -> None:
     stream = framed(b"x" * limit) * count
     reader = FrameReader(limit)
     bodies = []
     for read in cut(stream, [size]):
         bodies += reader.feed(read)
         assert reader.buffered_bytes < HEADER_BYTES + limit
-        # The memory behind it grows ahead of need, by an eighth and a little.
+        # A bytearray overallocates by an eighth and a few bytes.
         assert sys.getsizeof(reader._buffer) <= 200 + (HEADER_BYTES + limit) * 9 // 8 + size
     assert bodies == [b"x" * limit] * count
 
 
 @untimed
 @given(st.binary(max_size=12))
-def test_any_first_bytes(first: bytes) -> None:
+def test_any_first_bytes_are_ours_or_foreign(first: bytes) -> None:
     for check in (check_client_bytes, check_server_bytes):
         found = outcome(check, first)
-        # What no reader would take for a frame of ours is foreign, and nothing else is.
+        # Exactly the bytes that no reader would accept as a frame are foreign.
         ours = int.from_bytes(first[:4].ljust(4, b"\0"), "big") <= HANDSHAKE_FRAME_BYTES_MAX
         assert isinstance(found, NotOurProtocol) is not ours
         assert str(found).isprintable()
@@ -261,7 +263,7 @@ def shake(client: ClientHandshake, server: ServerHandshake) -> None:
 
 @untimed
 @given(tokens, tokens, st.booleans(), st.text(max_size=3))
-def test_two_sides_agree_if_and_only_if_their_tokens_do(
+def test_handshake_succeeds_only_with_equal_tokens(
     mine: bytes | None, theirs: bytes | None, alike: bool, run_id: str
 ) -> None:
     if alike:
@@ -293,10 +295,10 @@ handshake_messages: SearchStrategy[Message] = st.one_of(
 
 @settings(untimed, max_examples=300)
 @given(st.lists(handshake_messages, max_size=8), st.booleans(), st.booleans(), st.data())
-def test_whoever_does_not_know_the_token_never_gets_in(
+def test_client_without_the_token_is_never_accepted(
     said: list[Message], serving: bool, echo: bool, data: st.DataObject
 ) -> None:
-    """The stranger says anything, and also gives back every proof and nonce that it hears."""
+    """The client sends anything, and also reflects every proof and nonce that it receives."""
     machine: ClientHandshake | ServerHandshake
     machine = ServerHandshake(b"secret") if serving else ClientHandshake(b"secret")
     heard = [] if isinstance(machine, ServerHandshake) else [message_in(machine.start())]
@@ -313,7 +315,7 @@ def test_whoever_does_not_know_the_token_never_gets_in(
 
 
 def given_back(message: Message, heard: Message) -> Message:
-    """Put the proof and the nonce that were heard into what is said, where it has such a field."""
+    """Put the received proof and nonce into a message, if it has such fields."""
     changes = {
         name: getattr(heard, name)
         for name in ("proof", "nonce")
@@ -324,7 +326,7 @@ def given_back(message: Message, heard: Message) -> Message:
 
 @untimed
 @given(st.lists(handshake_messages, max_size=8), st.booleans())
-def test_without_a_token_any_order_of_messages_is_taken_or_refused(
+def test_any_order_of_messages_without_a_token_is_accepted_or_refused(
     said: list[Message], serving: bool
 ) -> None:
     machine: ClientHandshake | ServerHandshake
@@ -348,7 +350,7 @@ changes = st.lists(
 
 
 def changed(frames: list[bytes], others: list[bytes], what: str, at: int) -> list[bytes]:
-    """Do to the frames of one side what somebody in between can; `others` are those of the other."""
+    """Manipulate the frames of one side as an attacker in the middle can; `others` are the other side's."""
     if not frames:
         return frames
     at, where = at % len(frames), at // len(frames)
@@ -372,7 +374,7 @@ def changed(frames: list[bytes], others: list[bytes], what: str, at: int) -> lis
 
 @untimed
 @given(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=6), changes)
-def test_only_what_was_sealed_is_ever_taken_and_in_that_order(
+def test_only_sealed_frames_are_accepted_and_in_order(
     bodies: list[bytes], done: list[tuple[str, int]]
 ) -> None:
     client, server = ClientHandshake(b"token"), ServerHandshake(b"token")
@@ -403,10 +405,10 @@ def test_only_what_was_sealed_is_ever_taken_and_in_that_order(
     st.lists(st.tuples(st.integers(0), st.integers(0, 60), st.binary(max_size=30)), max_size=2),
     cuts,
 )
-def test_of_a_sealed_stream_only_what_is_before_the_first_change_is_taken(
+def test_sealed_stream_is_accepted_up_to_the_first_change(
     bodies: list[bytes], changes: list[tuple[int, int, bytes]], sizes: list[int]
 ) -> None:
-    """Bytes are left out, put in and replaced anywhere, across frames too, and cut anyhow."""
+    """Bytes are removed, inserted and replaced anywhere, also across frames, and split in any way."""
     sends, takes = Seal(bytes(32)), Seal(bytes(32))
     reader = FrameReader(40, tag_bytes=TAG_BYTES)
     sent = [sends.seal(framed(body)) for body in bodies]
@@ -447,7 +449,9 @@ bodies: tuple[type[msgspec.Struct], ...] = (
 
 
 @given(st.sampled_from(bodies), st.binary(max_size=200))
-def test_any_bytes_as_what_is_asked_for(kind: type[msgspec.Struct], body: bytes) -> None:
+def test_any_bytes_as_a_reply_body_are_decoded_or_refused(
+    kind: type[msgspec.Struct], body: bytes
+) -> None:
     try:
         found = control.unpack(kind, body)
     except BadMessage:
@@ -456,6 +460,6 @@ def test_any_bytes_as_what_is_asked_for(kind: type[msgspec.Struct], body: bytes)
 
 
 @given(st.data(), st.sampled_from((Request, control.LogsQuery, control.StatusQuery, control.More)))
-def test_what_is_asked_for_comes_back_as_it_was(data: st.DataObject, kind: Any) -> None:
+def test_reply_bodies_survive_a_round_trip(data: st.DataObject, kind: Any) -> None:
     sent = data.draw(structs(kind))
     assert control.unpack(kind, control.pack(sent)) == sent

@@ -1,7 +1,7 @@
-"""Arbitrary messages, drawn from what the types themselves say.
+"""Arbitrary messages, generated from their types.
 
-Every struct is taken apart by `msgspec.inspect`, so a message or a field that is added is drawn
-from then on. Names are printable, which no type says, and so is what is for a person.
+`msgspec.inspect` describes every struct, so new messages and fields are included automatically. Names and messages for
+users are printable, which no type expresses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.wire.messages import Message
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-# Drawn lengths are short for speed; the limits themselves are tried in the unit tests.
+# Lengths are short for speed; the unit tests check the limits.
 LENGTH_MAX = 12
 
 printable = st.characters(exclude_categories=["C", "Z"])
@@ -43,7 +43,7 @@ SHOWN = {
 
 
 def _of(kind: inspect.Type, characters: SearchStrategy[str] = any_text) -> SearchStrategy[Any]:
-    """Return what draws a value of a type, within the limits it has."""
+    """Return a strategy for values of a type, within its limits."""
     match kind:
         case inspect.IntType(ge=low, le=high):
             return st.integers(low, INCARNATION_MAX if high is None else high)
@@ -76,14 +76,14 @@ def _of(kind: inspect.Type, characters: SearchStrategy[str] = any_text) -> Searc
 
 
 def characters_of(name: str) -> SearchStrategy[str]:
-    """Return what draws the characters of a field."""
+    """Return a strategy for the characters of a field."""
     if name in ADDRESSES:
         return of_addresses
     return printable if name in NAMES | SHOWN else any_text
 
 
 def job_settings() -> SearchStrategy[JobSettings]:
-    """Return what draws settings that a job can have."""
+    """Return a strategy for valid settings of a job."""
     values: dict[str, SearchStrategy[Any]] = {}
     for name, setting in SETTINGS.items():
         kind = TYPES[name]
@@ -100,7 +100,7 @@ def job_settings() -> SearchStrategy[JobSettings]:
 
 
 def structs(cls: type[msgspec.Struct]) -> SearchStrategy[Any]:
-    """Return what draws a struct: any fields that may be left out are sometimes left out."""
+    """Return a strategy for a struct, which sometimes omits optional fields."""
     info = inspect.type_info(cls)
     assert isinstance(info, inspect.StructType)
     fields = {one.name: _of(one.type, characters_of(one.name)) for one in info.fields}
@@ -128,4 +128,4 @@ anything = st.recursive(
     ),
     max_leaves=8,
 )
-"""Whatever msgpack can say."""
+"""Any value that msgpack can encode."""

@@ -1,4 +1,4 @@
-"""What the suites of this folder share: jobs that meet at a coordinator, or on etcd."""
+"""The fixture of the suites in this folder: jobs with a coordinator, or on etcd."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=["c10d", "etcd"])
 def team(request: pytest.FixtureRequest, etcd: Etcd) -> MakeTeam:
-    """A maker of teams of each kind."""
+    """A factory of teams, of each kind."""
     return OnEtcd(etcd) if request.param == "etcd" else AtCoordinator()

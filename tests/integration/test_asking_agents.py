@@ -1,7 +1,7 @@
-"""Jobs without a coordinator are watched and steered from every machine: by their agents.
+"""Jobs without a coordinator can be watched and steered from every machine, through their agents.
 
-Each agent has a runtime folder of its own, so that none finds the socket of another, as on machines
-of their own; `ELSEWHERE` is a machine that has no agent at all.
+Each agent has its own runtime folder, so that it does not find the sockets of others, as on separate machines.
+`ELSEWHERE` is a machine without an agent.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LOOK_AGAIN_S = 0.02
 
 
 class Machines:
-    """The machines of one job, and one more; commands are run on each of them."""
+    """The machines of one job, and one more; a test runs commands on each of them."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class Machines:
             self.cluster.start(name, conf=f"node_id={name}", env=self.env(name), before=before)
 
     def inside(self, name: str) -> tuple[str, ...]:
-        """Return what goes before a command that is to run on a machine."""
+        """Return the prefix of a command that runs on a machine."""
         number = 3 if name == ELSEWHERE else ord(name) - ord("a")
         return self._network.inside(number) if self._network is not None else ()
 
     def await_sockets(self, *names: str) -> None:
-        """Wait until these agents can be found on their own machines."""
+        """Wait until these agents can be discovered on their own machines."""
         deadline = time.monotonic() + PATIENCE_S
         for name in names:
             while not [*(self.cluster.folder / name).glob("holdfast/*.sock")]:
@@ -89,7 +89,7 @@ class Machines:
         return [*self.inside(at), *HOLDFAST, *words, *(self.place if at == ELSEWHERE else ())]
 
     def run(self, at: str, *words: str, code: int = 0, token: str = "") -> tuple[str, str]:
-        """Run a command on a machine; return what it printed and complained of."""
+        """Run a command on a machine; return its standard output and standard error."""
         done = subprocess.run(
             self.command(at, *words),
             capture_output=True, text=True, timeout=PATIENCE_S,
@@ -105,7 +105,7 @@ class Machines:
         )  # fmt: skip
 
     def await_reports(self, at: str, *nodes: str) -> str:
-        """Wait until the agents of these nodes report, and no others; return what was complained of."""
+        """Wait until exactly the agents of these nodes report; return the standard error."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             shown, why = self.run(at, "status", "--json")
@@ -135,7 +135,7 @@ def control_ports(team: EtcdTeam) -> dict[str, ControlPort]:
 
 
 async def ask_without_end(team: EtcdTeam) -> None:
-    """Ask an agent for stacks, and do not wait for them, until it has had enough."""
+    """Request stacks from an agent without reading them, until it closes the connection."""
     access = ControlCredentials(run_id=team.run_id, token=TOKEN.encode())
     found = access.contacts(("", "127.0.0.1", one) for one in control_ports(team).values())
     connection = await open_contact(found.contacts[0], team.run_id, found, None)
@@ -151,7 +151,7 @@ async def ask_without_end(team: EtcdTeam) -> None:
 
 @contextmanager
 def three_on_etcd(tmp_path: Path, etcd: Etcd) -> Iterator[tuple[EtcdTeam, Machines]]:
-    """Nodes `a`, `b` and `c` of one job that can be asked, each on a machine of its own."""
+    """Nodes `a`, `b` and `c` of one job with control ports, each on its own machine."""
     flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
     with EtcdTeam(tmp_path, SAYS, *flags, etcd=etcd, nnodes="2:3", conf=TOGETHER) as team:
         machines = Machines(
@@ -164,7 +164,7 @@ def three_on_etcd(tmp_path: Path, etcd: Etcd) -> Iterator[tuple[EtcdTeam, Machin
         yield team, machines
 
 
-def test_on_etcd_every_node_is_seen_and_steered_from_every_machine(
+def test_every_node_on_etcd_can_be_watched_and_steered_from_every_machine(
     tmp_path: Path, etcd: Etcd
 ) -> None:
     with three_on_etcd(tmp_path, etcd) as (team, machines):
@@ -211,7 +211,7 @@ def test_on_etcd_every_node_is_seen_and_steered_from_every_machine(
                 one.communicate()
 
 
-def test_watching_from_elsewhere_survives_the_loss_of_the_leader(
+def test_watching_from_another_machine_survives_the_loss_of_the_leader(
     tmp_path: Path, etcd: Etcd
 ) -> None:
     with three_on_etcd(tmp_path, etcd) as (team, machines):
@@ -228,14 +228,14 @@ def test_watching_from_elsewhere_survives_the_loss_of_the_leader(
                 pass
             machines.run(ELSEWHERE, "stop")
             assert logs.wait(PATIENCE_S) == 0
-            assert status.wait(PATIENCE_S) == 1  # There is no such job any more.
+            assert status.wait(PATIENCE_S) == 1  # The job no longer exists.
         finally:
             for one in (logs, status):
                 one.kill()
                 one.communicate()
 
 
-def test_silent_strangers_harm_no_agent_and_a_set_token_is_required(
+def test_silent_clients_do_not_affect_an_agent_and_a_set_token_is_required(
     tmp_path: Path, etcd: Etcd
 ) -> None:
     flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
@@ -265,7 +265,7 @@ def test_silent_strangers_harm_no_agent_and_a_set_token_is_required(
         machines.stop("b")
 
 
-def test_in_a_shared_folder_every_node_is_seen_and_steered_from_every_machine(
+def test_every_node_in_a_shared_folder_can_be_watched_and_steered(
     tmp_path: Path,
 ) -> None:
     shared = tmp_path / "shared"
@@ -290,7 +290,7 @@ def test_in_a_shared_folder_every_node_is_seen_and_steered_from_every_machine(
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    """Machines with networks of their own: those of `a`, `b` and `c`, and one without an agent."""
+    """Machines with separate networks: those of `a`, `b` and `c`, and one without an agent."""
     reason = missing()
     if reason:
         pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""Attacks on a coordinator and its nodes, each run as an attacker would, and worth nothing."""
+"""Attacks on a coordinator and its nodes, run as an attacker would; each must fail."""
 
 from __future__ import annotations
 
@@ -58,21 +58,20 @@ def coordinating(*flags: str, token: bytes = TOKEN) -> Coordinator:
     return Coordinator("--endpoint=127.0.0.1:0", *flags, HOLDFAST_TOKEN=token.decode())
 
 
-# Somebody in between.
+# An attacker in the middle.
 
 
 class InBetween:
-    """Listens where a node connects, and passes on what it likes.
+    """Listens where a node connects, and relays frames, changed or not.
 
-    `change` is called with each frame that the coordinator sends, whole, and returns what to send
-    instead.
+    `change` receives each complete frame from the coordinator, and returns the bytes to send instead.
     """
 
     def __init__(self, change: Callable[[bytes], list[bytes]]) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.tried = False
-        """Whether there was anything to change."""
+        """Whether the attack was tried."""
         self._change = change
         self._threads = [threading.Thread(target=self._accept)]
         self._open = ExitStack()
@@ -122,7 +121,7 @@ class InBetween:
             while data := server.recv(65536):
                 for one in reader.feed(data):
                     frame = one if reader.tag_bytes else framed(one)
-                    reader.tag_bytes = TAG_BYTES  # Behind the challenge all is sealed.
+                    reader.tag_bytes = TAG_BYTES  # All frames after the challenge are sealed.
                     instead = self._change(frame)
                     self.tried = self.tried or instead != [frame]
                     client.sendall(b"".join(instead))
@@ -135,7 +134,7 @@ def _shut(one: socket.socket) -> None:
     try:
         one.shutdown(socket.SHUT_RDWR)
     except OSError:
-        pass  # It is closed already.
+        pass  # It is already closed.
 
 
 def framed(body: bytes) -> bytes:
@@ -143,7 +142,7 @@ def framed(body: bytes) -> bytes:
 
 
 def message_in(frame: bytes) -> Message | None:
-    """Return what a sealed frame holds: it can be read, though not changed."""
+    """Return the message in a sealed frame, which can be read but not changed."""
     try:
         return decode(frame[HEADER_BYTES:-TAG_BYTES])
     except WireError:
@@ -165,13 +164,15 @@ def unseal(frame: bytes) -> list[bytes]:
 
 
 def leave_out(frame: bytes) -> list[bytes]:
-    """Keep an acknowledgement back: the view is then not what comes next."""
+    """Drop an acknowledgement, so that the view is not the next frame."""
     return [] if isinstance(message_in(frame), Ack) else [frame]
 
 
 @pytest.mark.parametrize("change", [rewrite, unseal, leave_out])
-def test_nobody_on_the_way_can_change_what_is_said(change: Callable[[bytes], list[bytes]]) -> None:
-    """Not even where the port is known to be forwarded."""
+def test_attacker_in_the_middle_cannot_change_messages(
+    change: Callable[[bytes], list[bytes]],
+) -> None:
+    """This holds even if the port is known to be forwarded."""
     with ExitStack() as stack:
         relay = stack.enter_context(InBetween(change))
         forwarded = f"--rdzv-conf=advertised_port={relay.port}"
@@ -184,7 +185,7 @@ def test_nobody_on_the_way_can_change_what_is_said(change: Callable[[bytes], lis
 
 
 class Squatter(InBetween):
-    """Passes the handshake on to another coordinator of the same token, and then takes its part."""
+    """Relays the handshake to another coordinator with the same token, and then impersonates it."""
 
     def __init__(self) -> None:
         self._said = 0
@@ -192,7 +193,7 @@ class Squatter(InBetween):
 
     def _take_part(self, frame: bytes) -> list[bytes]:
         self._said += 1
-        if self._said % 2:  # The challenge of each connection.
+        if self._said % 2:  # Each connection's challenge.
             return [frame]
         view = View(
             run_id="job", node="a", incarnation=1, term=9, revision=9, role=NodeRole.MEMBER,
@@ -202,7 +203,9 @@ class Squatter(InBetween):
 
 
 @pytest.mark.parametrize("is_forwarded", [False, True])
-def test_who_holds_the_port_gains_nothing_by_another_coordinator(is_forwarded: bool) -> None:
+def test_program_at_the_port_cannot_use_the_handshake_of_another_coordinator(
+    is_forwarded: bool,
+) -> None:
     with ExitStack() as stack:
         squatter = stack.enter_context(Squatter())
         flags = [f"--rdzv-conf=advertised_port={squatter.port}"] if is_forwarded else []
@@ -214,13 +217,15 @@ def test_who_holds_the_port_gains_nothing_by_another_coordinator(is_forwarded: b
             told = fault(one)
             assert one.view is None
             assert squatter.tried
-            if not is_forwarded:  # The other one has noticed, and is believed: it has the token.
+            if (
+                not is_forwarded
+            ):  # The other coordinator detects it, and its refusal is authenticated.
                 assert isinstance(told, JoinRefused)
                 assert str(squatter.port) in told.why
                 assert str(another.port) in told.why
 
 
-def test_a_port_that_another_user_holds_ends_an_agent_with_one_line(tmp_path: Path) -> None:
+def test_agent_refuses_a_port_held_by_another_user_in_one_line(tmp_path: Path) -> None:
     with listening_as(STRANGER) as port:
         cluster = Cluster(tmp_path, OBEY, nnodes="1:2", port=port)
         with cluster:
@@ -231,10 +236,10 @@ def test_a_port_that_another_user_holds_ends_an_agent_with_one_line(tmp_path: Pa
         assert str(STRANGER) in line
 
 
-# Somebody who has the token of another job, or none.
+# A client with the token of another job, or without a token.
 
 
-def test_the_report_of_a_failure_is_for_those_that_were_there() -> None:
+def test_failure_report_is_sent_only_to_members_of_its_generation() -> None:
     with Coordinator("--endpoint=127.0.0.1:0") as coordinator:
         settings = JobSettings(min_nodes=1, max_nodes=1)
         one = node(coordinator.port, "a", settings=settings)
@@ -250,10 +255,10 @@ def test_the_report_of_a_failure_is_for_those_that_were_there() -> None:
             assert b"hunter2" not in encode(view)
 
 
-# Somebody who takes all there is.
+# A client that uses all resources.
 
 
-def test_one_address_does_not_get_all_jobs() -> None:
+def test_one_address_cannot_create_all_jobs() -> None:
     with Coordinator("--endpoint=127.0.0.1:0") as coordinator, ExitStack() as opened:
 
         def begin(run_id: str, source: str = "127.0.0.1") -> RefusalReason | None:

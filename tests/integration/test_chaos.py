@@ -31,9 +31,9 @@ def test_job_under_chaos_breaks_no_rule(tmp_path: Path, backend: str) -> None:
     assert violations(record) == []
 
 
-# Two of the three members are killed at once, twice, which costs nothing; then a machine returns empty
-# while another is cut off. A member that is killed again before it is ready waits longer each time, so
-# the kills are in two batches; the second begins when the job has recovered from the first.
+# Two of the three members are killed at once, twice, which restarts no worker. Then a machine returns without its data
+# while another is cut off. A member that is killed again before it is ready waits longer each time, so the kills are in
+# two batches; the second batch begins when the job has recovered from the first.
 HA_FAULTS = [
     (0.0, "kill member", 0, 0.0),
     (0.1, "kill member", 1, 0.0),

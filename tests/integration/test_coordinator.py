@@ -1,4 +1,4 @@
-"""A node's connection to a coordinator in another process: ends, certificates, addresses, the store."""
+"""A node's connection to a coordinator in another process: the end of a job, certificates, addresses, the store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECRET = b"drawn, not thought up"
 # Forming, failing, ending.
 
 
-def test_the_host_stays_until_all_know_the_end() -> None:
+def test_host_waits_until_all_nodes_know_the_end() -> None:
     first = node(0, "a", is_host=True)
     with started(first):
         second = node(first.endpoint[1], "b")
@@ -54,7 +54,7 @@ def test_the_host_stays_until_all_know_the_end() -> None:
             assert not closing.is_alive()
 
 
-def test_a_host_whose_job_goes_on_does_not_wait() -> None:
+def test_host_of_an_unfinished_job_does_not_wait() -> None:
     first = node(0, "a", is_host=True)
     with started(first):
         second = node(first.endpoint[1], "b")
@@ -64,7 +64,7 @@ def test_a_host_whose_job_goes_on_does_not_wait() -> None:
             eventually(lambda: second.problem() != "")
 
 
-# Who may take part.
+# Admission.
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def tls(tmp_path: Path) -> tuple[Pair, Pair]:
     return ca, make_certificate(ca, "head")
 
 
-def test_a_certificate_that_is_not_trusted_is_reported_at_once(
+def test_untrusted_certificate_is_reported_immediately(
     tls: tuple[Pair, Pair], tmp_path: Path
 ) -> None:
     _, head = tls
@@ -89,7 +89,7 @@ def test_a_certificate_that_is_not_trusted_is_reported_at_once(
         assert "tls_ca" in news.why
 
 
-def test_a_client_without_the_certificate_that_is_asked_for_is_reported(
+def test_missing_client_certificate_is_reported(
     tls: tuple[Pair, Pair],
 ) -> None:
     ca, head = tls
@@ -101,7 +101,7 @@ def test_a_client_without_the_certificate_that_is_asked_for_is_reported(
         assert "tls_cert and tls_key" in errors
 
 
-def test_a_newer_connection_of_an_incarnation_replaces_the_older() -> None:
+def test_newer_connection_of_an_incarnation_replaces_the_older() -> None:
     with Coordinator("--endpoint=127.0.0.1:0") as coordinator:
         status = Status(
             seq=1,
@@ -120,11 +120,11 @@ def test_a_newer_connection_of_an_incarnation_replaces_the_older() -> None:
                 assert older.hear() is None
 
 
-# Where.
+# Addresses.
 
 
-def test_a_host_that_all_addresses_reach() -> None:
-    """Bound by a name that is not loopback's, it is there for IPv4 and IPv6."""
+def test_coordinator_is_reachable_at_all_addresses_of_its_host() -> None:
+    """With a name that is not loopback, it listens on IPv4 and IPv6."""
     first = node(0, "a", host="0.0.0.0", is_host=True, token=SECRET, nodes=3)
     with started(first):
         port = first.endpoint[1]
@@ -136,12 +136,12 @@ def test_a_host_that_all_addresses_reach() -> None:
             until(others[1], member)
 
 
-def test_a_node_that_no_coordinator_would_take_is_refused_here() -> None:
+def test_invalid_node_is_refused_locally() -> None:
     with pytest.raises(UsageError, match="fixed_rank"):
         node(1, "a", info=NodeInfo(node="a", incarnation=1, fixed_rank=-7)).start()
 
 
-def test_port_0_is_no_endpoint_to_connect_to() -> None:
+def test_port_0_is_not_an_endpoint_to_connect_to() -> None:
     with pytest.raises(UsageError, match="port"):
         node(0, "a").start()
 
@@ -149,7 +149,7 @@ def test_port_0_is_no_endpoint_to_connect_to() -> None:
 # The store.
 
 
-def test_the_store_is_shared_between_nodes() -> None:
+def test_store_is_shared_between_nodes() -> None:
     with Coordinator("--endpoint=127.0.0.1:0") as coordinator:
         first, second = (node(coordinator.port, name) for name in "ab")
         with started(first, second):

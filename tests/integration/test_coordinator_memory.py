@@ -1,4 +1,4 @@
-"""Real jobs whose coordinator comes back while those who know of the job are away, or are done."""
+"""Real jobs whose coordinator restarts while the nodes that know the job are gone or have finished."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def fence_of(worker: Start) -> int:
     return int(initial_environment(worker.pid)["HOLDFAST_FENCE"])
 
 
-def test_generation_and_restarts_go_on_though_all_who_knew_them_are_away(tmp_path: Path) -> None:
+def test_new_coordinator_continues_generation_and_restarts_without_the_old_nodes(
+    tmp_path: Path,
+) -> None:
     state = tmp_path / "state.json"
     conf = f"{QUICK},state_file={state},recover_timeout=0.5"
     with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="1:2", conf=conf) as cluster:
@@ -41,13 +43,13 @@ def test_generation_and_restarts_go_on_though_all_who_knew_them_are_away(tmp_pat
         cluster.agents["b"].signal(signal.SIGCONT)
         after = cluster.generation(2)
         assert after["b"].generation > alone.generation
-        after["b"].fail()  # There is no restart left: two failures were one too many all along.
+        after["b"].fail()  # No restart is left, since the budget allowed only one failure.
         assert [cluster.agents[name].end()[0] for name in "bc"] == [1, 1]
     assert state.stat().st_mode & 0o777 == 0o600
     assert [job["outcome"] for job in json.loads(state.read_text())["jobs"]] == ["failed"]
 
 
-def test_fences_grow_also_where_a_coordinator_knows_nothing(tmp_path: Path) -> None:
+def test_fences_grow_even_without_a_stored_state(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="1:2") as cluster:
         cluster.start_host("a")
         first = cluster.generation(1)["a"]
@@ -61,7 +63,7 @@ def test_fences_grow_also_where_a_coordinator_knows_nothing(tmp_path: Path) -> N
         assert cluster.codes() == {"a": KILLED, "b": 0}
 
 
-def test_a_job_that_is_over_is_not_run_again_by_an_agent_that_comes_late(tmp_path: Path) -> None:
+def test_late_agent_does_not_rerun_a_finished_job(tmp_path: Path) -> None:
     conf = f"{QUICK},state_file={tmp_path / 'state.json'}"
     with Cluster(tmp_path, OBEY, nnodes="1:2", conf=conf) as cluster:
         cluster.start_host("a")
@@ -74,7 +76,7 @@ def test_a_job_that_is_over_is_not_run_again_by_an_agent_that_comes_late(tmp_pat
         assert cluster.is_quiet()
 
 
-def test_on_etcd_a_job_goes_on_though_all_its_nodes_were_lost(tmp_path: Path) -> None:
+def test_job_on_etcd_continues_after_the_loss_of_all_nodes(tmp_path: Path) -> None:
     conf = f"{QUICK},{SOON_LOST}"
     with (
         running_etcd(tmp_path) as etcd,

@@ -1,6 +1,6 @@
-"""Who may use a dashboard, and what becomes of requests that a browser was tricked into sending.
+"""Access to a dashboard, and requests that a malicious page makes a browser send.
 
-A real job and a real server; the requests are sent byte by byte, as no browser would.
+The job and the server are real. The requests are sent byte by byte, which no browser does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAGES = ("/", "/main.js", "/feed", "/logs", "/session", "/failures")
 
 
 class Served(NamedTuple):
-    """A job of one node that runs."""
+    """A running job with one node."""
 
     folder: Path
     run_id: str
@@ -47,7 +47,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def dashboard(job: Served) -> Iterator[Dashboard]:
-    """A dashboard of it, logged in."""
+    """A dashboard of the job, with a session."""
     with job.dashboard() as one:
         one.log_in()
         yield one
@@ -76,7 +76,7 @@ def test_cookie_is_restricted_to_this_server(dashboard: Dashboard) -> None:
     name, *attributes = dashboard.log_in().split("; ")
     assert name.startswith(f"holdfast-{dashboard.port}=")
     assert {one.lower() for one in attributes} == {"httponly", "samesite=strict", "path=/"}
-    # Of two, one may be somebody else's: none counts.
+    # Another program may have set one of two cookies, so neither is accepted.
     twice = f"{dashboard.cookie}; {dashboard.cookie}"
     assert dashboard.send("GET", "/session", {"Cookie": twice}).status == 401
 
@@ -125,7 +125,7 @@ def test_link_from_another_site_opens_the_page(dashboard: Dashboard) -> None:
         "Sec-Fetch-Dest": "document",
     }
     assert dashboard.send("GET", "/", link).status == 303
-    # By way of ssh -L it has another port, and maybe another name of loopback.
+    # With ssh -L the page has another port, and perhaps another loopback name.
     assert dashboard.get("/session", {"Host": "localhost:9"}).status == 200
 
 
@@ -202,7 +202,7 @@ def test_logout_ends_the_session_and_its_streams(job: Served) -> None:
         assert response.headers["content-type"].startswith("text/event-stream")
         assert response.readline() == b"event: snapshot\n"
         assert one.post("/logout", {}).status == 204
-        assert response.read()[-2:] == b"\n\n"  # It has an end.
+        assert response.read()[-2:] == b"\n\n"  # The stream ends.
         connection.close()
         assert one.get("/session").status == 401
 

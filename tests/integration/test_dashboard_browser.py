@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: every view and every action, on a job that loses a worker and a node."""
+"""The dashboard in a real browser: every view and every action, for a job that loses a worker and a node."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def browser() -> Iterator[Browser]:
 
 @contextmanager
 def opened(browser: Browser, dashboard: Dashboard) -> Iterator[Page]:
-    """Open the page and log in; fail if anything in it went wrong, was refused or was run."""
+    """Open the page and log in; fail if the page has an error, a blocked resource or injected code."""
     context = browser.new_context(viewport={"width": 1240, "height": 860})
     page = context.new_page()
     page.set_default_timeout(1000 * PATIENCE_S)
@@ -83,7 +83,7 @@ def opened(browser: Browser, dashboard: Dashboard) -> Iterator[Page]:
 
 
 class Shots:
-    """Pictures for the documentation, if they are wanted."""
+    """Screenshots for the documentation, if requested."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -112,7 +112,7 @@ def test_every_view_and_action_works(
     with Cluster(tmp_path, SCRIPT, *flags, nnodes="2:3", run_id="nightly") as cluster:
         for name in ("node-a", "node-b", "node-c"):
             agent = cluster.start(name, conf=f"node_id={name}", env={"SAYS": says})
-            cluster.await_coordinator(agent)  # The first one has it.
+            cluster.await_coordinator(agent)  # The first agent runs it.
         workers = cluster.ranks(6)
         await_agents(*(agent.pid for agent in cluster.agents.values()))
         with (
@@ -124,7 +124,7 @@ def test_every_view_and_action_works(
             expect(figure(page, "generation")).to_have_text("1")
             expect(figure(page, "restarts charged")).to_have_text("1 of 3")
             workers = cluster.ranks(6)
-            expect(figure(page, "workers run")).to_have_text("6 of 6")
+            expect(figure(page, "workers running")).to_have_text("6 of 6")
             workers[4].fail()
             expect(figure(page, "generation")).to_have_text("2")
             workers = cluster.ranks(6)
@@ -163,10 +163,10 @@ def test_every_view_and_action_works(
 def see_overview(page: Page) -> None:
     expect(page.locator("#job")).to_have_text("nightly")
     expect(page.locator("#state")).to_have_text("running")
-    expect(figure(page, "workers run")).to_have_text("6 of 6")
+    expect(figure(page, "workers running")).to_have_text("6 of 6")
     for name, ranks in (("node-a", "0-1"), ("node-b", "2-3"), ("node-c", "4-5")):
         expect(row(page, name)).to_contain_text("running")
-        if name == "node-a":  # The others come as they come.
+        if name == "node-a":  # The others join in any order.
             expect(row(page, name)).to_contain_text(ranks)
 
 
@@ -185,7 +185,7 @@ def look_at_timeline(page: Page, says: str, shots: Shots) -> None:
     expect(detail).to_contain_text(says)
     expect(detail).to_contain_text("regroup")
     shots.take(page, "dashboard-timeline")
-    page.keyboard.press("+")  # It has the focus.
+    page.keyboard.press("+")  # The chart has the focus.
     assert span(chart) < zoomed
     page.keyboard.press("0")
     assert span(chart) >= whole
@@ -211,7 +211,7 @@ def look_at_ranks(page: Page) -> None:
 def search_logs(page: Page, says: str) -> None:
     lines = page.locator("#log-lines > div")
     expect(lines.first).to_contain_text(f"begun {says}")
-    expect(lines.filter(has_text="step 40 loss")).to_have_count(1)  # It follows.
+    expect(lines.filter(has_text="step 40 loss")).to_have_count(1)  # The view follows the log.
     page.fill("#logs-ranks", "")
     page.keyboard.press("Escape")
     page.uncheck("#logs-follow")
@@ -242,7 +242,7 @@ def read_failures(page: Page, says: str) -> None:
 
 
 def act(page: Page, button: Locator, reason: str) -> None:
-    """Ask for something, and confirm it."""
+    """Click an action, and confirm it."""
     button.click()
     page.fill("#reason", reason)
     page.locator("dialog button.primary").click()
@@ -269,7 +269,7 @@ def test_map_shows_every_rank(
 ) -> None:
     command = (sys.executable, large_dashboard.__file__, str(count))
     with Dashboard(tmp_path, command=command) as dashboard, opened(browser, dashboard) as page:
-        expect(figure(page, "workers run")).to_have_text(f"{count} of {count}")
+        expect(figure(page, "workers running")).to_have_text(f"{count} of {count}")
         page.keyboard.press("3")
         expect(page.locator("canvas")).to_have_attribute("data-cells", str(count))
         page.focus("canvas")

@@ -1,4 +1,4 @@
-"""`holdfast run --dashboard`: served from below the agent, ends with it, and never harms the job."""
+"""`holdfast run --dashboard`: a child process of the agent that exits with it and never affects the job."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_first_node_serves_the_dashboard(tmp_path: Path) -> None:
 
 
 def port_of(job: Job) -> int:
-    """Wait until the dashboard is there; return its port."""
+    """Wait until the dashboard listens; return its port."""
     found = re.search(r"http://127.0.0.1:(\d+)/", line_with(job, "dashboard: "))
     assert found
     return int(found[1])

@@ -1,4 +1,4 @@
-"""`holdfast dump` beside a real job: where each of its workers is."""
+"""`holdfast dump` of a real job shows the stack of each worker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ compute() if RANK == "0" else wait_for_rank_zero()
 
 
 def dumped(run_id: str) -> tuple[int, list[str], str]:
-    """Return the exit code, a text for each worker, and what it complained of."""
+    """Return the exit code, a text for each worker, and the standard error."""
     done = subprocess.run(
         [*HOLDFAST, "dump", "--run-id", run_id], capture_output=True, text=True, timeout=PATIENCE_S
     )

@@ -1,4 +1,4 @@
-"""Real agents and an etcd that does not let everybody in: certificates, users and passwords."""
+"""Real agents and an etcd with access control: certificates, users and passwords."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECRETS = {"HOLDFAST_ETCD_USER": USER, "HOLDFAST_ETCD_PASSWORD": PASSWORD}
 
 
 def turned_away(cluster: EtcdTeam, name: str) -> str:
-    """Wait for an agent's end; return the one line that it said."""
+    """Wait until an agent exits; return its only line of output."""
     code, said = cluster.agents[name].end()
     assert code == 78, said
     assert said.count("\n") == 1, said
@@ -68,7 +68,7 @@ def test_only_the_right_password_is_accepted(tmp_path: Path) -> None:
         cluster.start("a", env=SECRETS)
         cluster.start("b", conf=f"user={USER},password={PASSWORD}")
         starts = cluster.generation(2)
-        for start in starts.values():  # Workers run the user's code.
+        for start in starts.values():  # The user's code must not see the password.
             with open(f"/proc/{start.pid}/environ", "rb") as variables:
                 assert b"HOLDFAST_ETCD" not in variables.read()
         cluster.start("guesses", env={**SECRETS, "HOLDFAST_ETCD_PASSWORD": "guess"})

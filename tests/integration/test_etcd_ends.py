@@ -1,6 +1,6 @@
-"""Real jobs on a real etcd whose nodes end: the others see it by their connections, not by the lease.
+"""Real jobs on a real etcd whose nodes exit: the others detect it by their connections, not by the lease.
 
-Leases last for five minutes here, longer than any test waits: whoever is lost was seen to end.
+Leases last for five minutes here, longer than any test waits, so only a closed connection can show a loss.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ENDED = "was lost: its agent exited"
 
 
 class Team(EtcdTeam):
-    """Agents that say whom they see; the first one leads."""
+    """Agents that print which presences they see; the first one leads."""
 
     def begin(self, *names: str) -> None:
-        """Start all, and wait until the leader sees each and each sees the leader."""
+        """Start all agents, and wait until the leader sees each of them and each sees the leader."""
         first, *others = names
         for name in names:
             self.start(name, conf=f"node_id={name}", env={"LOGLEVEL": "debug"})
@@ -40,10 +40,8 @@ class Team(EtcdTeam):
             self.agents[name].says(": seen")
 
 
-def test_a_node_and_then_the_leader_are_killed_and_missed_at_once(
-    tmp_path: Path, etcd: Etcd
-) -> None:
-    """Of the first only the agent is killed: its port refuses once the keeper has killed the rest."""
+def test_killed_node_and_killed_leader_are_detected_immediately(tmp_path: Path, etcd: Etcd) -> None:
+    """Of the first node only the agent is killed; its port refuses once the keeper has killed the workers."""
     flags = ("--max-restarts=0",)
     with Team(tmp_path, OBEY, *flags, etcd=etcd, nnodes="1:3", conf=LONG_LEASE) as cluster:
         cluster.begin("a", "b", "c")
@@ -61,10 +59,10 @@ def test_a_node_and_then_the_leader_are_killed_and_missed_at_once(
 
 
 @pytest.mark.parametrize("stopped", ["a", "b"])
-def test_an_agent_that_is_stopped_is_not_missed_though_its_connections_break(
+def test_stopped_agent_with_broken_connections_is_not_lost(
     tmp_path: Path, etcd: Etcd, stopped: str
 ) -> None:
-    """Something on the way breaks them, twice: while it is stopped, when nobody answers, and after."""
+    """A router breaks them twice: while the agent is stopped and does not respond, and after that."""
     with Team(tmp_path, OBEY, etcd=etcd, nnodes="2", conf=LONG_LEASE) as cluster:
         cluster.begin("a", "b")
         starts = cluster.generation(2)
@@ -83,7 +81,7 @@ def test_an_agent_that_is_stopped_is_not_missed_though_its_connections_break(
         assert cluster.finish(starts) == {"a": 0, "b": 0}
 
 
-def test_an_agent_that_is_not_to_be_seen_is_not(tmp_path: Path, etcd: Etcd) -> None:
+def test_agent_without_presence_is_not_watched(tmp_path: Path, etcd: Etcd) -> None:
     with EtcdTeam(tmp_path, OBEY, etcd=etcd, nnodes="1", conf=f"{QUICK},presence=off") as cluster:
         cluster.start("a")
         starts = cluster.generation(1)
@@ -92,7 +90,7 @@ def test_an_agent_that_is_not_to_be_seen_is_not(tmp_path: Path, etcd: Etcd) -> N
 
 
 def reset(port: int) -> None:
-    """Break the connections at a port, as a router on the way may do."""
+    """Reset the connections at a port, as a router may do."""
     command = ["ss", "-K", "state", "established", "sport", "=", str(port)]
     try:
         broken = subprocess.run(command, capture_output=True, text=True, check=True).stdout

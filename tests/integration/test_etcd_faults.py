@@ -1,4 +1,4 @@
-"""Real jobs on a real etcd in which something breaks: etcd, one of its members, or an agent."""
+"""Real jobs on a real etcd in which etcd, one of its members, or an agent fails."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SOON = f"{QUICK},{SOON_LOST}"
 BACKLOG, EACH_BYTES = 64, 1 << 16
 
 
-def answers_failures(cluster: EtcdTeam, restarts: int = 1) -> dict[str, int]:
-    """See that all workers start again after one was let fail; end the job well."""
+def check_restart(cluster: EtcdTeam, restarts: int = 1) -> dict[str, int]:
+    """Let a worker fail, check that all workers restart, and let the job succeed."""
     again = cluster.generation(2)
     assert {start.restarts for start in again.values()} == {restarts}
     return cluster.finish(again)
 
 
-def test_etcd_that_is_killed_and_started_again_costs_nothing(tmp_path: Path) -> None:
-    """It is gone for about as long as a lease, and remembers no changes from before."""
+def test_restart_of_etcd_restarts_no_worker(tmp_path: Path) -> None:
+    """etcd is down for about as long as a lease, and has no history of changes afterwards."""
     with (
         running_etcd(tmp_path) as etcd,
         EtcdTeam(
@@ -51,11 +51,11 @@ def test_etcd_that_is_killed_and_started_again_costs_nothing(tmp_path: Path) -> 
         cluster.await_unharmed(lambda: all("reconnected to" in agent.said() for agent in agents))
         assert cluster.is_quiet()
         starts["b"].fail()
-        assert answers_failures(cluster) == {"a": 0, "b": 0}
+        assert check_restart(cluster) == {"a": 0, "b": 0}
 
 
-def test_workers_are_stopped_while_etcd_is_away_and_start_again_at_no_cost(tmp_path: Path) -> None:
-    """No other node can tell whether somebody took their place meanwhile."""
+def test_workers_stop_while_etcd_is_down_and_restart_without_charge(tmp_path: Path) -> None:
+    """Without etcd, a node does not know whether its workers have been replaced."""
     with (
         running_etcd(tmp_path) as etcd,
         EtcdTeam(tmp_path, OBEY, "--max-restarts=0", etcd=etcd, nnodes="2", conf=SOON) as cluster,
@@ -72,8 +72,8 @@ def test_workers_are_stopped_while_etcd_is_away_and_start_again_at_no_cost(tmp_p
         assert cluster.finish(after) == {"a": 0, "b": 0}
 
 
-def test_members_of_etcd_that_hang_or_are_killed_cost_nothing(tmp_path: Path) -> None:
-    """All agents begin with the first endpoint; each time it is the one in use that fails."""
+def test_hanging_or_killed_etcd_member_restarts_no_worker(tmp_path: Path) -> None:
+    """All agents start with the first endpoint; each time the endpoint in use fails."""
     flags = ("--max-restarts=2",)
     with running_cluster(tmp_path) as members:
         first, second, third = members.members
@@ -93,12 +93,10 @@ def test_members_of_etcd_that_hang_or_are_killed_cost_nothing(tmp_path: Path) ->
             members.leader()
             assert cluster.is_quiet()
             starts["b"].fail()
-            assert answers_failures(cluster, restarts=2) == {"a": 0, "b": 0}
+            assert check_restart(cluster, restarts=2) == {"a": 0, "b": 0}
 
 
-def test_a_leader_that_is_killed_costs_no_restart_unless_it_was_a_member(
-    tmp_path: Path, etcd: Etcd
-) -> None:
+def test_killed_leader_restarts_workers_only_if_it_was_a_member(tmp_path: Path, etcd: Etcd) -> None:
     flags = ("--max-restarts=1",)
     with EtcdTeam(tmp_path, OBEY, *flags, etcd=etcd, nnodes="1:2", conf=SOON) as cluster:
         cluster.start_host("a")
@@ -121,18 +119,16 @@ def test_a_leader_that_is_killed_costs_no_restart_unless_it_was_a_member(
 
 
 def make_leader(cluster: EtcdTeam, node: str, *others: str) -> None:
-    """Have a node lead: the others cannot, but their leases last."""
+    """Make a node the leader: the others are frozen, but their leases are kept."""
     for other in others:
-        cluster.agents[other].freeze()  # One that still ran could win again.
+        cluster.agents[other].freeze()  # A running agent could win the election again.
     cluster.etcd.raw("/v3/kv/deleterange", {"key": b64(f"{cluster.root}shared/leader".encode())})
     cluster.await_unharmed(lambda: cluster.leader() == node)
     for other in others:
         cluster.agents[other].signal(signal.SIGCONT)
 
 
-def test_a_leader_that_is_frozen_is_fenced_when_it_thaws_and_joins_again(
-    tmp_path: Path, etcd: Etcd
-) -> None:
+def test_frozen_leader_is_fenced_when_it_resumes_and_rejoins(tmp_path: Path, etcd: Etcd) -> None:
     with EtcdTeam(tmp_path, OBEY, etcd=etcd, nnodes="2:3", conf=SOON) as cluster:
         frozen = cluster.start_host("a")
         cluster.start_all("b", "c")
@@ -150,7 +146,7 @@ def test_a_leader_that_is_frozen_is_fenced_when_it_thaws_and_joins_again(
         assert cluster.finish(after) == {"a": 0, "b": 0, "c": 0}
 
 
-def test_an_etcd_without_space_stops_no_workers_and_is_reported(tmp_path: Path) -> None:
+def test_full_etcd_is_reported_and_stops_no_workers(tmp_path: Path) -> None:
     flags = ("--max-restarts=1",)
     with (
         running_etcd(tmp_path, SMALL_QUOTA) as etcd,
@@ -168,10 +164,10 @@ def test_an_etcd_without_space_stops_no_workers_and_is_reported(tmp_path: Path) 
         assert cluster.is_quiet()
         etcd.make_room()
         cluster.agents["b"].says("reconnected to")
-        assert answers_failures(cluster) == {"a": 0, "b": 0}
+        assert check_restart(cluster) == {"a": 0, "b": 0}
 
 
-# Tells when it is stopped.
+# Reports its stop.
 LAST = """
 import time
 def stopped(*_):
@@ -182,8 +178,8 @@ obey()
 """
 
 
-def test_etcd_that_stays_away_or_full_ends_the_job_after_a_while(tmp_path: Path) -> None:
-    """Workers go on until then, where they can."""
+def test_etcd_that_stays_down_or_full_ends_the_job_after_the_limit(tmp_path: Path) -> None:
+    """Workers run until then, if they can."""
     for name in ("away", "full"):
         (tmp_path / name).mkdir()
     conf = f"{QUICK},coordinator_timeout=4,on_lost=run"
@@ -216,8 +212,8 @@ def test_etcd_that_stays_away_or_full_ends_the_job_after_a_while(tmp_path: Path)
             assert team.is_quiet()
 
 
-def test_a_watch_that_fell_behind_a_compaction_costs_nothing(tmp_path: Path, etcd: Etcd) -> None:
-    """A frozen agent takes in no changes; etcd has to keep them for it, and then forgets them."""
+def test_compacted_watch_restarts_no_worker(tmp_path: Path, etcd: Etcd) -> None:
+    """A frozen agent reads no changes; etcd keeps them for it, until a compaction removes them."""
     conf = f"{QUICK},keep_alive_interval=6"
     with EtcdTeam(tmp_path, OBEY, "--max-restarts=1", etcd=etcd, nnodes="2", conf=conf) as cluster:
         cluster.start_host("a")
@@ -225,23 +221,23 @@ def test_a_watch_that_fell_behind_a_compaction_costs_nothing(tmp_path: Path, etc
         starts = cluster.generation(2)
         frozen.freeze()
 
-        def has_no_more_room() -> bool:
-            """Write on; return whether the watch was behind all along, and not slow for a moment."""
+        def watch_stays_behind() -> bool:
+            """Write more; return whether the watch was behind all the time, not only for a moment."""
             was_behind = etcd.slow_watchers() > 0
             for _ in range(BACKLOG):
                 etcd.put(f"{cluster.root}views/b/0".encode(), bytes(EACH_BYTES))
             return was_behind and etcd.slow_watchers() > 0
 
-        cluster.await_unharmed(has_no_more_room)
+        cluster.await_unharmed(watch_stays_behind)
         etcd.compact()
         frozen.signal(signal.SIGCONT)
         frozen.says("the session at etcd ended: a watch fell behind")
         assert cluster.is_quiet()
         starts["a"].fail()
-        assert answers_failures(cluster) == {"a": 0, "b": 0}
+        assert check_restart(cluster) == {"a": 0, "b": 0}
 
 
-# Each of the two sees the end of the other's machine at once, and fails of it.
+# Each of the two workers detects the failure of the other machine immediately, and fails because of it.
 MEETING = """
 import socket
 if NUMBER == 0:
@@ -261,10 +257,10 @@ obey()
 
 
 @pytest.mark.parametrize("killed", ["the leader", "another"])
-def test_a_worker_that_fails_of_a_killed_node_costs_nothing(
+def test_worker_failure_caused_by_a_killed_node_is_not_charged(
     tmp_path: Path, etcd: Etcd, killed: str
 ) -> None:
-    """It fails seconds before the lease of that node ends, and no restart is allowed at all."""
+    """It fails seconds before the lease of that node expires, and the budget allows no restart."""
     flags = ("--worker-store", "--max-restarts=0")
     with EtcdTeam(tmp_path, MEETING, *flags, etcd=etcd, nnodes="2", conf=SOON) as cluster:
         cluster.start_host("a")

@@ -1,4 +1,4 @@
-"""What real jobs leave in etcd, and what a job makes of what an earlier one left."""
+"""The keys that real jobs leave in etcd, and how a later job uses them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOON = f"{QUICK},{SOON_LOST}"
 
 
 @pytest.mark.parametrize("how", ["finish", "fail"])
-def test_a_job_that_ended_leaves_its_end_alone_and_late_nodes_hear_of_it(
+def test_finished_job_leaves_only_its_outcome_which_late_nodes_read(
     tmp_path: Path, etcd: Etcd, how: str
 ) -> None:
     with EtcdTeam(tmp_path, OBEY, etcd=etcd, nnodes="2", backend="etcd-v2") as cluster:
@@ -50,7 +50,7 @@ def test_a_job_that_ended_leaves_its_end_alone_and_late_nodes_hear_of_it(
         assert cluster.is_quiet()
 
 
-def test_a_job_whose_nodes_all_left_leaves_its_numbers_alone(tmp_path: Path, etcd: Etcd) -> None:
+def test_job_without_nodes_leaves_only_its_counters(tmp_path: Path, etcd: Etcd) -> None:
     before = set(etcd.leases())
     generation = -1
     with EtcdTeam(tmp_path, OBEY, "--max-restarts=1", etcd=etcd, nnodes="2:3") as cluster:
@@ -70,8 +70,8 @@ def test_a_job_whose_nodes_all_left_leaves_its_numbers_alone(tmp_path: Path, etc
             assert len(set(etcd.leases()) - before) == 1
 
 
-def test_the_store_of_a_round_goes_with_the_last_node(tmp_path: Path, etcd: Etcd) -> None:
-    """As drivers of their own use it: rounds are asked for, and share a store in etcd itself."""
+def test_store_of_a_round_is_removed_with_the_last_node(tmp_path: Path, etcd: Etcd) -> None:
+    """As custom agents use it: they request rounds, which share a store in etcd."""
     prefix = f"/tests/{tmp_path.name}"
     conf = {"etcd_prefix": prefix, "last_call_timeout": "0.2"}
     handlers = [
@@ -89,9 +89,7 @@ def test_the_store_of_a_round_goes_with_the_last_node(tmp_path: Path, etcd: Etcd
     assert [one.name for one in leaves(etcd, f"{prefix}/job/")] == ["job"]
 
 
-def test_a_job_whose_nodes_were_all_killed_goes_on_from_its_numbers(
-    tmp_path: Path, etcd: Etcd
-) -> None:
+def test_job_whose_nodes_were_killed_continues_its_counters(tmp_path: Path, etcd: Etcd) -> None:
     flags = ("--max-restarts=2",)
     with EtcdTeam(tmp_path, OBEY, *flags, etcd=etcd, nnodes="2", conf=SOON) as cluster:
         cluster.start_host("a")
@@ -102,7 +100,7 @@ def test_a_job_whose_nodes_were_all_killed_goes_on_from_its_numbers(
             cluster.agents[name].kill()
         left = cluster.left()
         assert {one.ttl_s for one in left.values()} <= {LEASE_S, JOB_KEEP_S}
-        assert "shared/leader" in left  # So the next comes before the last one's leases are gone.
+        assert "shared/leader" in left  # So the next node starts before the last leases expire.
         cluster.start("c", conf="node_id=c")
         cluster.start("d", conf="node_id=d")
         starts = cluster.generation(2)

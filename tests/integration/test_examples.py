@@ -1,4 +1,4 @@
-"""Every example, run as its header says, does what its header says."""
+"""Every example does what its header says, if it is run with the command in its header."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from real_teams import free_port
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-# The two commands that a header may use, as this environment has them.
+# The two commands that a header may use, with this environment's paths.
 PROGRAMS = {"holdfast": [sys.executable, "-m", "holdfast"], "python": [sys.executable]}
 
 _tested: set[str] = set()
 
 
 def example(name: str) -> str:
-    """Note that a test covers this example."""
+    """Record that a test covers this example."""
     _tested.add(name)
     return name
 
@@ -35,7 +35,7 @@ DEMO, TORCH, ELASTIC = map(example, ("demo.py", "ddp_gloo.py", "elastic_plain.py
 STORE, PLOT = map(example, ("store_plain.py", "plot_losses.py"))
 PROGRESS = example("worker_progress.py")
 FENCED = example("fenced_checkpoints.py")
-# These two take a while, and are tested for more: tests/peers/test_elastic_ddp.py.
+# tests/peers/test_elastic_ddp.py tests these two, which take longer.
 DDP, DDP_DEMO = map(example, ("elastic_ddp.py", "elastic_ddp_demo.py"))
 example("grafana-dashboard.json")  # tests/unit/agent/test_grafana_dashboard.py reads it.
 LAUNCHER, RENDEZVOUS = map(
@@ -169,7 +169,7 @@ def test_train_plain_resumes_from_its_checkpoints(tmp_path: Path) -> None:
     assert "restarting all workers (restart 1 of 3)" in done.stderr
     assert re.search(r"rank 1 \(pid \d+\): start 1, begins at step 2 of 4", done.stdout)
     shares = [float(text) for text in re.findall(r"its share of pi is (\S+)", done.stdout)]
-    # A rank that was done before another failed says so twice, with the same value.
+    # A rank that finished before another one failed prints its value twice.
     assert sum(set(shares)) == pytest.approx(3.14159, abs=1e-3)
 
 
@@ -215,7 +215,7 @@ def test_store_plain_shares_every_block_once(flags: list[str]) -> None:
 
 
 def test_plot_losses_draws_the_log_of_a_job(tmp_path: Path) -> None:
-    # Two workers, and then three, each step with half the loss of the one before.
+    # Two workers, and then three; the loss halves with each step.
     sizes = [2, 2, 2, 3, 3, 3]
     notes = [
         {"step": step, "loss": 0.5**step, "generation": size - 2, "world_size": size}
@@ -299,8 +299,8 @@ def test_longer_examples_say_how_to_run_them() -> None:
     assert "elastic_ddp_demo.py" in " ".join(command_of(DDP_DEMO))
 
 
-# The threads of a process group that DistributedDataParallel has used do not end with it (PyTorch 2.13), and
-# one that lets go of its last all-reduce while Python ends aborts the process. On idle machines it never does.
+# The threads of a process group that DistributedDataParallel has used do not end with the group (PyTorch 2.13). If
+# such a thread releases its last all-reduce while Python exits, the process aborts; this happens on busy machines.
 WITH_GLOO_AT_REST = """
 import os, pathlib, runpy, sys, time
 

@@ -1,4 +1,4 @@
-"""Probes of real agents: alive while the loop turns, ready while the workers run."""
+"""Probes of real agents: alive while the loop responds, ready while the workers run."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.rendezvous.handler import RendezvousInfo
 
 PROBED = {"TORCHELASTIC_HEALTH_CHECK_PORT": "0"}
 AT_PORT = "health checks at port "
 OK = (200, "ok\n")
 NOT_STARTED = (503, "the workers have not started yet\n")
 
-# Rank 1 takes its time to stop: it waits for an order.
+# Rank 1 waits for an order before it stops.
 LINGERING = """
 def linger(signum, frame):
     tell("lingering")
@@ -53,7 +52,7 @@ def await_ready(port: int) -> None:
     until(lambda: fetch(port, "/readyz") == OK or None)
 
 
-def test_a_node_is_ready_while_its_workers_run(tmp_path: Path) -> None:
+def test_node_is_ready_while_its_workers_run(tmp_path: Path) -> None:
     flags = ("--nproc-per-node=2", "--max-restarts=1")
     with ObservedJob(tmp_path, LINGERING, *flags, env=PROBED) as job:
         port = int(job.prints(AT_PORT))
@@ -76,7 +75,7 @@ def test_a_node_is_ready_while_its_workers_run(tmp_path: Path) -> None:
         pass
 
 
-def test_an_agent_that_waits_for_nodes_is_alive_and_not_ready(tmp_path: Path) -> None:
+def test_waiting_agent_is_alive_and_not_ready(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as team:
         agent = team.start("a", env=PROBED)
         port = int(agent.says(AT_PORT).partition(AT_PORT)[2].partition("\n")[0])
@@ -91,12 +90,12 @@ def test_an_agent_that_waits_for_nodes_is_alive_and_not_ready(tmp_path: Path) ->
         assert team.codes() == {"a": 0, "b": 0}
 
 
-def test_an_agent_that_is_stopped_as_a_whole_answers_nobody(tmp_path: Path) -> None:
+def test_stopped_agent_answers_no_probe(tmp_path: Path) -> None:
     with ObservedJob(tmp_path, "tell('up'); obey()", env=PROBED) as job:
         port = int(job.prints(AT_PORT))
         worker = job.news.take(1)["up"]
         job.signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, job.agent.pid, os.WSTOPPED | os.WNOWAIT)  # All its threads are.
+        os.waitid(os.P_PID, job.agent.pid, os.WSTOPPED | os.WNOWAIT)  # All its threads are stopped.
         with pytest.raises(TimeoutError):
             fetch(port, "/livez", limit_s=0.3)
         job.signal(signal.SIGCONT)
@@ -105,11 +104,11 @@ def test_an_agent_that_is_stopped_as_a_whole_answers_nobody(tmp_path: Path) -> N
         assert job.ends()[0] == 0
 
 
-# Agents in this process, so that they can be held up.
+# Agents in this process, so that a test can block them.
 
 
 class Held:
-    """A place where an agent is held until it is let go."""
+    """A point at which an agent blocks until the test releases it."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -120,18 +119,6 @@ class Held:
         assert self.let_go.wait(PATIENCE_S)
 
 
-class HeldRendezvous(SingleNodeHandler):
-    """A rendezvous that waits for a node which is to come."""
-
-    def __init__(self, held: Held) -> None:
-        super().__init__("job")
-        self._held = held
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        self._held.hold()
-        return super().next_rendezvous()
-
-
 @contextmanager
 def running(
     handler: SingleNodeHandler,
@@ -140,7 +127,7 @@ def running(
     *,
     at_start: bool = False,
 ) -> Iterator[int]:
-    """Run an agent in a thread; yield the port of its probes once it is held."""
+    """Run an agent in a thread; yield the port of its probes once it is blocked."""
     spec = WorkerSpec("trainer", 1, handler, entrypoint="/bin/true", max_restarts=0)
     agent = LocalElasticAgent(spec, DefaultLogsSpecs())
 
@@ -166,7 +153,7 @@ def running(
 def said(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.LogCaptureFixture:
-    """Ask for probes of agents in this process, with a short timeout; return what they say."""
+    """Enable probes of agents in this process, with a short timeout; return their messages."""
     caplog.set_level(console.NOTICE, "holdfast")
     monkeypatch.setenv("TORCHELASTIC_HEALTH_CHECK_PORT", "0")
     monkeypatch.setenv("HOLDFAST_HEALTH_TIMEOUT", "0.2")
@@ -174,15 +161,7 @@ def said(
     return caplog
 
 
-def test_an_agent_in_a_rendezvous_is_alive(said: pytest.LogCaptureFixture) -> None:
-    held = Held()
-    with running(HeldRendezvous(held), held, said) as port:
-        for _ in range(2):
-            assert fetch(port, "/livez") == OK
-        assert fetch(port, "/readyz") == NOT_STARTED
-
-
-def test_an_agent_whose_loop_is_stuck_is_not(said: pytest.LogCaptureFixture) -> None:
+def test_agent_with_a_stuck_loop_is_not_alive(said: pytest.LogCaptureFixture) -> None:
     held = Held()
     with running(SingleNodeHandler("job"), held, said, at_start=True) as port:
 
@@ -194,7 +173,7 @@ def test_an_agent_whose_loop_is_stuck_is_not(said: pytest.LogCaptureFixture) -> 
 
 
 class OwnServer:
-    """What a caller may give as its own."""
+    """A health server that the caller supplies."""
 
     def __init__(self, *, fails_to_stop: bool = False) -> None:
         self.calls: list[str] = []
@@ -210,7 +189,7 @@ class OwnServer:
 
 
 @pytest.mark.parametrize("fails_to_stop", [False, True])
-def test_a_server_of_the_callers_is_started_and_stopped(
+def test_callers_server_is_started_and_stopped(
     said: pytest.LogCaptureFixture, fails_to_stop: bool
 ) -> None:
     own = OwnServer(fails_to_stop=fails_to_stop)

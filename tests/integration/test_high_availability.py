@@ -1,7 +1,7 @@
 """Real jobs whose own machines run their etcd (`--ha`).
 
-Where machines matter they have networks of their own: 0, 1 and 2 are listed, 3 is not. Agents are named
-by their machine and a letter: `0a` and `0b` are two that were on machine 0, one after the other.
+If machines matter, they have separate networks: 0, 1 and 2 are listed, 3 is not. Agents are named by their machine and
+a letter: `0a` and `0b` are two consecutive agents on machine 0.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LISTED = 3
 MACHINES = 4
-# Longer than etcd takes to elect another leader, with time to spare.
+# Well above the time in which etcd elects another leader.
 SOON_LOST = "keep_alive_interval=0.6,keep_alive_max_attempt=5"
 JOINED = "has a member of the cluster"
 
@@ -55,7 +55,7 @@ class OwnCluster(Cluster):
         super().__init__(folder, script, nnodes=nnodes, backend="ha", endpoint=listed, conf=every)
 
     def folders(self) -> list[str]:
-        """Return what members have in the folder for temporary files."""
+        """Return the folders of members for temporary files."""
         return sorted(one.name for one in self._temporary.glob("holdfast-ha-*"))
 
     def _run(self, name: str, command: list[str], env: Mapping[str, str]) -> Agent:
@@ -68,7 +68,7 @@ class OwnCluster(Cluster):
 
 
 class Machines(OwnCluster):
-    """Each agent on the machine that its name begins with."""
+    """Each agent runs on the machine with which its name begins."""
 
     def __init__(self, folder: Path, network: Network, nnodes: str, conf: str = "") -> None:
         super().__init__(folder, nnodes, ",".join(map(address, range(LISTED))), conf=conf)
@@ -79,7 +79,7 @@ class Machines(OwnCluster):
             self.start(name, before=self._network.inside(int(name[0])))
 
     def lose(self, name: str) -> None:
-        """End a machine, with all that it has."""
+        """Kill all processes of a machine, and remove its files."""
         self.agents.pop(name).kill()
 
 
@@ -115,7 +115,7 @@ def name_of(pid: int) -> str:
         return name.read().strip()
 
 
-def test_each_machine_is_lost_and_replaced_by_an_empty_one_then_most_are_cut_off_and_back(
+def test_cluster_survives_replacing_each_machine_and_a_cut_of_the_majority(
     tmp_path: Path, network: Network
 ) -> None:
     with Machines(tmp_path, network, "2:4") as cluster:
@@ -131,7 +131,7 @@ def test_each_machine_is_lost_and_replaced_by_an_empty_one_then_most_are_cut_off
         for machine in (0, 1):
             network.cut(machine)
         for name in ("0b", "1b", "2b", "3a"):
-            cluster.agents[name].says("the workers were killed")
+            cluster.agents[name].says("the keeper killed the workers")
         for machine in (0, 1):
             network.heal(machine)
         starts = cluster.generation(4)
@@ -141,10 +141,10 @@ def test_each_machine_is_lost_and_replaced_by_an_empty_one_then_most_are_cut_off
         assert cluster.codes() == {"0b": 0, "1b": 0, "2b": 0, "3a": 0}
 
 
-def test_most_machines_lost_at_once_end_the_job_and_their_successors_wait_for_that(
+def test_loss_of_the_majority_ends_the_job_before_new_machines_start(
     tmp_path: Path, network: Network
 ) -> None:
-    """The new machines could make a cluster at once; but the last old one may still run workers."""
+    """The new machines could form a cluster immediately, but the last old machine may still run workers."""
     with Machines(tmp_path, network, "1:3", "coordinator_timeout=3") as cluster:
         cluster.start_on("0a", "1a", "2a")
         before = cluster.generation(3)
@@ -161,7 +161,7 @@ def test_most_machines_lost_at_once_end_the_job_and_their_successors_wait_for_th
         assert cluster.codes() == {"0b": 0, "1b": 0}
 
 
-def test_an_etcd_that_ends_or_hangs_costs_nothing_and_a_killed_agent_leaves_nothing(
+def test_failed_member_restarts_no_worker_and_a_killed_agent_leaves_nothing(
     tmp_path: Path, listed: str
 ) -> None:
     with OwnCluster(tmp_path, "2:3", listed) as cluster:
@@ -171,7 +171,9 @@ def test_an_etcd_that_ends_or_hangs_costs_nothing_and_a_killed_agent_leaves_noth
         hung = etcd_of(cluster.agents["a"])
         assert hung not in {one.pid for one in local_workers()}
         os.kill(hung, signal.SIGSTOP)
-        os.kill(etcd_of(cluster.agents["b"]), signal.SIGKILL)  # Most of them, for a moment.
+        os.kill(
+            etcd_of(cluster.agents["b"]), signal.SIGKILL
+        )  # Now the majority is down for a moment.
         cluster.agents["b"].says("etcd on this machine exited")
         os.kill(hung, signal.SIGCONT)
         cluster.agents["b"].says(JOINED, times=2)
@@ -189,10 +191,8 @@ def test_an_etcd_that_ends_or_hangs_costs_nothing_and_a_killed_agent_leaves_noth
         assert cluster.folders() == []
 
 
-def test_the_leader_is_killed_with_its_member_and_missed_at_once(
-    tmp_path: Path, listed: str
-) -> None:
-    """Leases last for five minutes: it is seen to end, as soon as the others have a new etcd leader."""
+def test_leader_killed_with_its_member_is_detected_immediately(tmp_path: Path, listed: str) -> None:
+    """Leases last for five minutes, so its closed connection is detected, once etcd has a new leader."""
     with OwnCluster(tmp_path, "2:3", listed, lost_after="keep_alive_interval=60") as cluster:
         for name in ("a", "b", "c"):
             cluster.start(name, conf=f"node_id={name}", env={"LOGLEVEL": "debug"})
@@ -209,7 +209,7 @@ def test_the_leader_is_killed_with_its_member_and_missed_at_once(
         assert set(cluster.codes().values()) == {0}
 
 
-def test_strangers_are_kept_out_and_another_job_is_told_who_has_the_ports(
+def test_clients_without_the_token_are_refused_and_another_job_learns_who_holds_the_ports(
     tmp_path: Path, listed: str
 ) -> None:
     with OwnCluster(tmp_path, "1", listed.partition(",")[0], conf="auth=token") as cluster:
@@ -230,7 +230,7 @@ def test_strangers_are_kept_out_and_another_job_is_told_who_has_the_ports(
 
 
 def lets_in(folder: Path, port: int, token: bytes | None) -> bool:
-    """Whether etcd answers somebody who has no certificate of the job's."""
+    """Whether etcd responds to a client without a certificate of the job."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -250,7 +250,7 @@ def lets_in(folder: Path, port: int, token: bytes | None) -> bool:
     return True
 
 
-def test_certificates_of_the_users_guard_both_ports(tmp_path: Path, listed: str) -> None:
+def test_users_certificates_protect_both_ports(tmp_path: Path, listed: str) -> None:
     ca = make_ca(tmp_path)
     pair = make_certificate(ca, "machine")
     conf = f"tls_cert={pair.cert},tls_key={pair.key},tls_ca={ca.cert}"
@@ -276,8 +276,8 @@ forever()
 """
 
 
-def test_a_member_stays_while_workers_of_others_still_save(tmp_path: Path, listed: str) -> None:
-    """All are told to stop at once. Without the quick ones' members, the slow one would be killed."""
+def test_member_runs_until_workers_of_other_nodes_have_stopped(tmp_path: Path, listed: str) -> None:
+    """All nodes stop at once. If the fast nodes stopped their members, the slow node would be killed."""
     with OwnCluster(tmp_path, "3", listed, SAVE) as cluster:
         cluster.start_all("quick", "quicker", "slow")
         names = {"quick", "quicker", "slow"}
@@ -294,7 +294,7 @@ def test_a_member_stays_while_workers_of_others_still_save(tmp_path: Path, liste
 
 
 @pytest.mark.parametrize("machines", [1, LISTED])
-def test_a_member_alone_votes_in_one_run_after_the_other(
+def test_standalone_member_serves_consecutive_jobs(
     tmp_path: Path, listed: str, machines: int
 ) -> None:
     listed = ",".join(listed.split(",")[:machines])

@@ -1,4 +1,4 @@
-"""Text of workers, nodes and other users is meant to take a console over, and is only shown."""
+"""Text of workers, nodes and other users that contains terminal escapes is shown escaped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from real_etcd import Etcd
 
-# Sets the title, fills the clipboard, clears the screen, turns the order of what follows.
+# Sets the title, fills the clipboard, clears the screen, reverses the text direction.
 ESCAPES = "\x1b]0;OWNED\x07\x1b]52;c;cm0gLXJmIH4K\x07\x1b[2J\x9b2J\u202e\u200b"
 SHOWN = "\\x1b]0;OWNED\\x07"
 FORGED = "forged: the job succeeded"
@@ -41,14 +41,14 @@ obey()
 
 
 def check(said: str, *, beginning: tuple[str, ...] = ("[holdfast] forged", "forged")) -> None:
-    """Fail if a console would do more with this than show it, or if a line of it is forged."""
+    """Fail if a console would interpret any of this, or if it contains a forged line."""
     odd = {one for one in said if not one.isprintable()} - {"\n", "\t"}
     assert not odd, said
     assert not [line for line in said.split("\n") if line.startswith(beginning)], said
     assert SHOWN in said
 
 
-def test_what_a_worker_raises_is_shown_on_all_nodes(tmp_path: Path) -> None:
+def test_hostile_exception_is_escaped_on_all_nodes(tmp_path: Path) -> None:
     flags = ("--redirects", "3", "--max-restarts", "1")
     with Cluster(tmp_path, FAIL, *flags, nnodes="2") as cluster:
         coordinator = cluster.start_coordinator("coordinator")
@@ -65,7 +65,7 @@ INFO = NodeInfo(node="evil", incarnation=6, address="127.0.0.1", ports=(1,))
 
 
 def join(client: RawClient, settings: JobSettings) -> View:
-    """Be a node of the job; return its view as a member."""
+    """Join as a node of the job; return its view as a member."""
     client.say(Status(seq=1, run_id="job", info=INFO, settings=settings))
     while True:
         view = client.hear()
@@ -83,7 +83,7 @@ def join(client: RawClient, settings: JobSettings) -> View:
 
 
 def evil_report() -> bytes:
-    """Return the report of a worker all of whose texts are evil."""
+    """Return the report of a worker with hostile text in every field."""
     worker = FailedWorker.from_failure(1, ProcessFailure(0, 7, 1, "", host="h", detail="d"))
     texts = ("host", "detail", "message", "traceback", "stderr_tail", "stdout_file", "error_file")
     return msgspec.msgpack.encode([msgspec.structs.replace(worker, **dict.fromkeys(texts, EVIL))])
@@ -94,8 +94,8 @@ def evil_report() -> bytes:
     [evil_report(), b"", b"\x91\x81\xa4host\xa2\xff\xfe", b"\x91" * 100_000 + b"\x90"],
     ids=["a report", "no report", "not UTF-8", "too deep"],
 )
-def test_what_a_node_reports_forges_no_line(tmp_path: Path, report: bytes) -> None:
-    """Nor does it end the agents of others, but as a failure of the job does."""
+def test_hostile_report_of_a_node_forges_no_line(tmp_path: Path, report: bytes) -> None:
+    """The agents of other nodes exit only because the job failed."""
     settings = JobSettings(min_nodes=2, max_nodes=2)
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         coordinator = cluster.start_coordinator("coordinator")
@@ -123,8 +123,8 @@ def test_what_a_node_reports_forges_no_line(tmp_path: Path, report: bytes) -> No
         check(coordinator.said())
 
 
-def test_records_of_others_in_etcd_are_told_of_and_ignored(tmp_path: Path, etcd: Etcd) -> None:
-    """They would be the first node of the round, and choose where its workers meet."""
+def test_foreign_records_in_etcd_are_reported_and_ignored(tmp_path: Path, etcd: Etcd) -> None:
+    """Their node would be the first of the round, and choose the address of the workers' store."""
     honest = NodeInfo(node="honest", incarnation=7, address="203.0.113.66")
     odd: list[dict[str, Any]] = [{"host": EVIL}, {"ports": ()}, {"label": "x" * 1000}]
     infos = [
@@ -149,7 +149,7 @@ def test_records_of_others_in_etcd_are_told_of_and_ignored(tmp_path: Path, etcd:
         assert cluster.finish(starts) == {"a": 0, "b": 0}
 
 
-def test_a_job_of_others_in_etcd_is_one_line(tmp_path: Path, etcd: Etcd) -> None:
+def test_foreign_job_in_etcd_is_reported_in_one_line(tmp_path: Path, etcd: Etcd) -> None:
     member = NodeInfo(node="evil", incarnation=6, host=EVIL, ports=())
     with EtcdTeam(tmp_path, OBEY, etcd=etcd, nnodes="1:2") as cluster:
         put(cluster, "job", JobRecord(rounds.Job(run_id="job", members=[member]), 1))
@@ -163,12 +163,12 @@ def put(cluster: EtcdTeam, key: str, record: NodeRecord | JobRecord) -> None:
     cluster.etcd.put(f"{cluster.root}{key}".encode(), pack(record))
 
 
-def test_what_another_user_calls_a_process_is_shown() -> None:
-    """Root sees everybody's workers: whoever names them must not have root's terminal."""
+def test_hostile_process_name_of_another_user_is_escaped() -> None:
+    """Root sees the processes of all users, whose names must not control root's terminal."""
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")
     with shared_folder() as folder:
-        program = folder / f"{ESCAPES[:4]}\n=="  # It is the name of its thread.
+        program = folder / f"{ESCAPES[:4]}\n=="  # The kernel uses it as the name of the thread.
         shutil.copy("/bin/sleep", program)
         with subprocess.Popen(
             [f"{EVIL}\n== rank 1, {FORGED}", "600"],
@@ -202,7 +202,7 @@ threading.Thread(target=named, name={f"{EVIL}{chr(10)}== rank 1, {FORGED}"!r}).s
 """
 
 
-def test_what_a_worker_calls_its_threads_is_shown(tmp_path: Path) -> None:
+def test_hostile_thread_name_is_escaped(tmp_path: Path) -> None:
     with Job(tmp_path, THREADS) as job:
         (pid,) = job.news.take(1).values()
         code, said = dumped(str(pid))

@@ -1,8 +1,8 @@
-"""Limits of open files and of processes: a job runs, or one line says which limit it needs higher.
+"""Limits of open files and of processes: a job runs, or one line names the limit to raise.
 
-A process of root's has no limit of processes, so where the tests run as root these jobs belong to a
-user whom nobody else is. The whole range, for each kind of job, takes minutes and was swept by hand;
-here are the values at which something else failed in each of the ways that there are.
+Root has no limit of processes, so if the tests run as root, these jobs run as an otherwise unused user. The whole
+range of limits, for each kind of job, takes minutes and was tested by hand; the values here each cause another
+failure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from real_etcd import Etcd
 
 PATIENCE_S = 60
-USER = 61_234  # Of nobody.
+USER = 61_234  # No other process has this user.
 IS_ROOT = os.getuid() == 0
 
 PROGRAM = """
@@ -55,7 +55,7 @@ if __name__ == "__main__":
 
 
 class Limited:
-    """Runs programs with a limit, and looks at what they left."""
+    """Runs programs with a limit, and checks what they left."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -78,7 +78,7 @@ class Limited:
         self.python = self.find_python()
 
     def find_python(self) -> str:
-        """Return an interpreter that the user can run too."""
+        """Return an interpreter that this user can run."""
         for path in (sys.executable, "/usr/bin/python3"):
             try:
                 with self.start(path, "-c", "import holdfast.wire.messages") as job:
@@ -109,12 +109,12 @@ class Limited:
         )
 
     def check(self, kind: int, limit: int, *words: str) -> int:
-        """Run a program to its end, which must be a good one; return its exit code."""
+        """Run a program until it exits; check that it exits properly, and return its exit code."""
         with self.start(self.python, *words, kind=kind, limit=limit) as job:
             _, err = job.communicate(timeout=PATIENCE_S)
         assert job.returncode in (0, EnvironmentProblem.exit_code), (limit, job.returncode, err)
         assert "Traceback" not in err, (limit, err)
-        if "FAILED" not in err:  # Of a failure the logs are kept.
+        if "FAILED" not in err:  # The logs of a failed job are kept.
             assert not [*self.temporary.iterdir()], (limit, err)
         if IS_ROOT:
             assert not glob.glob(f"{SHARED_MEMORY}/{FOLDER_PREFIX}{USER}-*"), (limit, err)
@@ -123,7 +123,7 @@ class Limited:
 
 @pytest.fixture
 def limited() -> Iterator[Limited]:
-    # Not `tmp_path`: what is above it, other users can never enter for long.
+    # Not `tmp_path`, because other users cannot enter its parent folders.
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         yield Limited(Path(folder))
 
@@ -153,7 +153,7 @@ BY_FILE = (*MANY[:2], "--rdzv-endpoint=meeting", "--rdzv-backend=file")
         (("program.py", "spawn"), (14,), 200),
     ],
 )
-def test_open_files(
+def test_job_runs_or_names_the_limit_of_open_files(
     limited: Limited, words: tuple[str, ...], too_few: tuple[int, ...], enough: int
 ) -> None:
     for limit in too_few:
@@ -161,8 +161,8 @@ def test_open_files(
     assert limited.check(resource.RLIMIT_NOFILE, enough, *words) == 0
 
 
-def test_on_etcd(limited: Limited, etcd: Etcd) -> None:
-    """What a node leaves in etcd that could not do its part does not keep others of its job out."""
+def test_job_on_etcd_runs_or_names_the_limit_of_open_files(limited: Limited, etcd: Etcd) -> None:
+    """A node that fails because of its limit leaves nothing in etcd that blocks other nodes of its job."""
     words = run(*MANY[:2], f"--rdzv-endpoint={etcd.endpoint}", "--rdzv-backend=etcd")
     for limit in (8, 20, 30):
         assert limited.check(resource.RLIMIT_NOFILE, limit, *words) != 0, limit
@@ -180,7 +180,9 @@ def test_on_etcd(limited: Limited, etcd: Etcd) -> None:
         (("program.py", "fork"), 3),  # A worker has a thread, too, and fails without it.
     ],
 )
-def test_processes(limited: Limited, words: tuple[str, ...], needed: int) -> None:
+def test_job_runs_or_names_the_limit_of_processes(
+    limited: Limited, words: tuple[str, ...], needed: int
+) -> None:
     for limit in range(1, needed):
         assert limited.check(resource.RLIMIT_NPROC, limit, *words) != 0, limit
     assert limited.check(resource.RLIMIT_NPROC, 200, *words) == 0

@@ -1,4 +1,4 @@
-"""Real agents on one machine: they form a job, join it, wait beside it and leave it."""
+"""Real agents on one machine: they form a job, join it, stand by and leave it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_nodes_form_a_job_and_end_it_together(tmp_path: Path, team: MakeTeam, nn
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-def test_a_job_forms_with_default_settings_once_no_more_nodes_come(tmp_path: Path) -> None:
+def test_job_with_default_settings_forms_after_the_settle_time(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2:4", conf="") as cluster:
         cluster.start_all("a", "b")
         starts = cluster.generation(2)
@@ -51,7 +51,7 @@ with open(f"shape-{RANK}", "w") as shape:
 """
 
 
-def test_nodes_of_different_shapes_and_roles_agree_on_all_ranks(
+def test_nodes_with_different_sizes_and_roles_agree_on_all_ranks(
     tmp_path: Path, team: MakeTeam
 ) -> None:
     with team(tmp_path, SHAPES, "--max-restarts=2", nnodes="3") as cluster:
@@ -62,7 +62,7 @@ def test_nodes_of_different_shapes_and_roles_agree_on_all_ranks(
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
     per_node = {"a": 2, "b": 1, "c": 3}
     assert [start.world for start in starts] == [6] * 6
-    # A node's workers have consecutive ranks, nodes by their own; roles are counted apart.
+    # A node's workers have consecutive ranks, in order of the nodes; each role is counted separately.
     in_role = {"trainer": 0, "reader": 0}
     for start in starts:
         role, role_rank, role_size, local_rank, local_size, run_id, restarts = (
@@ -78,7 +78,7 @@ def test_nodes_of_different_shapes_and_roles_agree_on_all_ranks(
     assert [start.node for start in starts] == sorted(start.node for start in starts)
 
 
-def test_a_worker_can_serve_where_the_workers_are_told_to_meet(tmp_path: Path) -> None:
+def test_worker_can_serve_at_the_master_address(tmp_path: Path) -> None:
     script = """
     assert E["TORCHELASTIC_USE_AGENT_STORE"] == "False"
     import socket
@@ -112,7 +112,7 @@ def test_several_joiners_cost_one_restart(tmp_path: Path) -> None:
         assert cluster.is_quiet()
 
 
-def test_nodes_above_the_maximum_stand_by_and_end_well_with_the_job(
+def test_nodes_above_the_maximum_stand_by_and_exit_with_success(
     tmp_path: Path, team: MakeTeam
 ) -> None:
     with team(tmp_path, OBEY, nnodes="2") as cluster:
@@ -129,7 +129,7 @@ def test_nodes_above_the_maximum_stand_by_and_end_well_with_the_job(
             assert "error" not in ends[name][1]
 
 
-def test_a_standby_that_is_told_to_stop_disturbs_nobody(tmp_path: Path, team: MakeTeam) -> None:
+def test_stopping_a_standby_restarts_no_worker(tmp_path: Path, team: MakeTeam) -> None:
     with team(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_all("a", "b")
         starts = cluster.generation(2)
@@ -143,7 +143,7 @@ def test_a_standby_that_is_told_to_stop_disturbs_nobody(tmp_path: Path, team: Ma
         assert cluster.is_quiet()
 
 
-def test_a_standby_takes_over_the_ranks_of_a_killed_node(tmp_path: Path) -> None:
+def test_standby_takes_over_the_ranks_of_a_killed_node(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="3") as cluster:
         cluster.start_host("host")
         cluster.start_all("b", "c")
@@ -160,14 +160,14 @@ def test_a_standby_takes_over_the_ranks_of_a_killed_node(tmp_path: Path) -> None
         assert cluster.codes() == {"host": 0, "b": -signal.SIGKILL, "c": 0, "spare": 0}
 
 
-def test_spares_are_kept_back_until_one_is_needed(tmp_path: Path) -> None:
+def test_spares_wait_until_one_is_needed(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, "--spares=1", nnodes="2:3", conf="settle=1") as cluster:
         cluster.start_host("a")
         cluster.start_all("b", "c")
         before = cluster.generation(2)
         idle = ({"a", "b", "c"} - set(before)).pop()
         cluster.agents[idle].says("standing by")
-        lost = max(before)  # Not the one that coordinates.
+        lost = max(before)  # Not the coordinating node.
         cluster.agents[lost].kill()
         after = cluster.generation(2)
         assert after[idle].rank == before[lost].rank
@@ -180,10 +180,10 @@ def test_spares_are_kept_back_until_one_is_needed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("signum", "code", "who"), [(signal.SIGTERM, 143, "the host"), (signal.SIGINT, 130, "another")]
 )
-def test_a_node_that_is_told_to_stop_leaves_and_the_others_regroup(
+def test_signalled_node_leaves_and_the_others_regroup(
     tmp_path: Path, team: MakeTeam, signum: signal.Signals, code: int, who: str
 ) -> None:
-    """Leaving costs no restart: with none allowed, the job goes on all the same."""
+    """Leaving is not charged: the job continues even with a budget of 0."""
     with team(tmp_path, OBEY, "--max-restarts=0", nnodes="2:3") as cluster:
         cluster.start_host("a")
         cluster.start_all("b", "c")
@@ -198,7 +198,7 @@ def test_a_node_that_is_told_to_stop_leaves_and_the_others_regroup(
         assert cluster.codes() == expected
 
 
-def test_a_node_that_left_may_be_started_again(tmp_path: Path) -> None:
+def test_node_that_left_can_rejoin(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_host("a")
         cluster.start("b")
@@ -211,7 +211,7 @@ def test_a_node_that_left_may_be_started_again(tmp_path: Path) -> None:
         assert cluster.codes() == {"a": 0, "b": 128 + signal.SIGTERM, "again": 0}
 
 
-def test_a_signal_while_waiting_for_nodes_ends_the_wait(tmp_path: Path) -> None:
+def test_signal_ends_the_wait_for_nodes(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start("a")
         cluster.agents["a"].says(f"waiting for nodes at {cluster.endpoint}: 1 of 2 joined")
@@ -219,7 +219,7 @@ def test_a_signal_while_waiting_for_nodes_ends_the_wait(tmp_path: Path) -> None:
         assert cluster.codes() == {"a": 128 + signal.SIGTERM}
 
 
-def test_too_few_nodes_end_the_wait_with_one_clear_line(tmp_path: Path, team: MakeTeam) -> None:
+def test_too_few_nodes_time_out_with_one_line(tmp_path: Path, team: MakeTeam) -> None:
     with team(tmp_path, OBEY, nnodes="2", conf="join_timeout=1.5") as cluster:
         cluster.start("a")
         code, said = cluster.end()["a"]
@@ -246,8 +246,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_functions_are_launched_over_several_nodes(tmp_path: Path, method: str) -> None:
-    """Each node's program gets the values of its own workers, by their ranks in the whole job."""
+def test_functions_run_on_several_nodes(tmp_path: Path, method: str) -> None:
+    """Each node's program receives the values of its own workers, by global rank."""
     program = tmp_path / "program.py"
     program.write_text(LAUNCHING)
     endpoint = f"127.0.0.1:{free_port()}"

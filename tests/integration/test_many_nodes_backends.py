@@ -1,4 +1,4 @@
-"""Real jobs that meet otherwise: given ranks, IPv6, names, a handler of the user's."""
+"""Real jobs with other rendezvous: given ranks, IPv6, names, a custom handler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 KILLED = -signal.SIGKILL
 
 
-def test_nodes_with_given_ranks_have_these(tmp_path: Path) -> None:
+def test_static_nodes_have_their_given_ranks(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="3", backend="static") as cluster:
         for rank, name in ((2, "c"), (0, "a"), (1, "b")):
             cluster.start(name, f"--node-rank={rank}")
@@ -31,7 +31,7 @@ def test_nodes_with_given_ranks_have_these(tmp_path: Path) -> None:
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_a_node_with_a_given_rank_may_be_lost_and_started_again(tmp_path: Path) -> None:
+def test_static_node_can_be_lost_and_restarted(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, "--max-restarts=0", nnodes="2", backend="static") as cluster:
         cluster.start_host("a", "--node-rank=0")
         cluster.start("b", "--node-rank=1")
@@ -45,8 +45,8 @@ def test_a_node_with_a_given_rank_may_be_lost_and_started_again(tmp_path: Path) 
         assert cluster.codes() == {"a": 0, "b": KILLED, "again": 0}
 
 
-def test_given_ranks_work_with_the_address_of_the_first_node_alone(tmp_path: Path) -> None:
-    """As `torchrun` is often called: no endpoint, but --master-addr and --master-port."""
+def test_static_nodes_need_only_the_address_of_the_first_node(tmp_path: Path) -> None:
+    """As `torchrun` is often used: without an endpoint, but with --master-addr and --master-port."""
     with Cluster(tmp_path, OBEY, nnodes="2", backend="static") as cluster:
         port = f"--master-port={cluster.port}"
         for rank, name in enumerate("ab"):
@@ -60,7 +60,7 @@ def test_given_ranks_work_with_the_address_of_the_first_node_alone(tmp_path: Pat
 
 
 @pytest.mark.parametrize("rank", ["2", "-1"])
-def test_a_rank_that_no_node_has_is_refused(tmp_path: Path, rank: str) -> None:
+def test_node_rank_out_of_range_is_refused(tmp_path: Path, rank: str) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2", backend="static") as cluster:
         cluster.start("a", f"--node-rank={rank}")
         code, said = cluster.end()["a"]
@@ -90,7 +90,7 @@ def test_nodes_meet_at_a_name(tmp_path: Path) -> None:
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-# A handler as a user would write it: two nodes that count each other in a shared store.
+# A custom handler: two nodes count each other in a shared store.
 OWN_HANDLER = """
 import sys, time
 from holdfast.elastic._impl.agents import LocalElasticAgent
@@ -135,8 +135,8 @@ def news(tmp_path: Path) -> Iterator[News]:
     told.close()
 
 
-def test_a_handler_of_the_users_own_brings_agents_together(tmp_path: Path, news: News) -> None:
-    """Nobody tells these agents anything: they look, every `monitor_interval`."""
+def test_custom_handler_connects_agents(tmp_path: Path, news: News) -> None:
+    """These agents receive no notifications; they poll every `monitor_interval`."""
     program, script = tmp_path / "program.py", tmp_path / "train.py"
     program.write_text(OWN_HANDLER)
     script.write_text(TEAM_HEAD + STARTED + OBEY)
@@ -196,8 +196,8 @@ if __name__ == "__main__":
 """
 
 
-def test_a_program_may_have_several_agents_of_one_job_and_its_etcd(tmp_path: Path) -> None:
-    """Two in processes of their own, a third in a thread; the last call is long enough for all."""
+def test_program_can_run_several_agents_and_their_etcd(tmp_path: Path) -> None:
+    """Two agents run in separate processes, a third in a thread; the last call is long enough for all."""
     program = tmp_path / "program.py"
     program.write_text(AGENTS)
     words = [sys.executable, str(program)]

@@ -1,4 +1,4 @@
-"""Real jobs whose coordinator is killed, comes back, stays away or never comes."""
+"""Real jobs whose coordinator is killed, restarts, stays unreachable or never starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ELSEWHERE = "is_host=false"
 
 
 class Proxy:
-    """Passes connections on to a port; resets them all, and every new one, when it is cut."""
+    """Forwards connections to a port; once cut, resets all of them and every new one."""
 
     def __init__(self, port: int) -> None:
         self._to = ("127.0.0.1", port)
@@ -38,16 +38,16 @@ class Proxy:
         self._threads[0].start()
 
     def reset(self) -> None:
-        """Reset what is open."""
+        """Reset the open connections."""
         while self._open:
             one = self._open.pop()
             with suppress(OSError):
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                one.shutdown(socket.SHUT_RD)  # Whoever reads it wakes up.
+                one.shutdown(socket.SHUT_RD)  # This wakes the thread that reads it.
             one.close()
 
     def cut(self) -> None:
-        """Reset what is open, and what is opened from now on."""
+        """Reset the open connections, and all later ones."""
         self._is_cut = True
         self.reset()
 
@@ -87,7 +87,7 @@ class Proxy:
             thread.join()
 
 
-def test_a_node_that_was_done_and_cannot_ask_any_more_ends_as_its_workers_did(
+def test_finished_node_without_a_coordinator_exits_with_its_workers_outcome(
     tmp_path: Path,
 ) -> None:
     conf = "reconnect_grace=0,coordinator_timeout=1"
@@ -109,7 +109,7 @@ def test_a_node_that_was_done_and_cannot_ask_any_more_ends_as_its_workers_did(
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-def test_another_agent_of_the_host_takes_over_from_one_that_is_killed(tmp_path: Path) -> None:
+def test_another_agent_of_the_host_takes_over_from_a_killed_coordinator(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="2:3") as cluster:
         cluster.start_host("a")
         cluster.start_all("b", "c")
@@ -130,7 +130,7 @@ def test_another_agent_of_the_host_takes_over_from_one_that_is_killed(tmp_path: 
         assert cluster.codes() == {"a": KILLED, "b": 0, "c": 0, "d": 0}
 
 
-def test_a_coordinator_that_is_killed_and_started_again_restarts_no_worker(tmp_path: Path) -> None:
+def test_restarted_coordinator_restarts_no_worker(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="2:3") as cluster:
         cluster.start_coordinator("first")
         cluster.start_all("a", "b", conf=ELSEWHERE)
@@ -139,7 +139,7 @@ def test_a_coordinator_that_is_killed_and_started_again_restarts_no_worker(tmp_p
         second = cluster.start_coordinator("second")
         second.says("the coordinator is back, and all nodes reconnected")
         assert cluster.is_quiet()
-        # It knows where the job was: failures, joins and the end go on as ever.
+        # It knows the state of the job: failures, joins and the end are handled as usual.
         before["a"].fail()
         again = cluster.generation(2)
         for name, start in again.items():
@@ -157,7 +157,7 @@ def test_a_coordinator_that_is_killed_and_started_again_restarts_no_worker(tmp_p
         assert cluster.codes()["first"] == KILLED
 
 
-def test_a_job_that_ends_while_the_coordinator_is_away_ends_well_when_it_is_back(
+def test_job_that_ends_during_an_outage_succeeds_after_it(
     tmp_path: Path,
 ) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
@@ -178,7 +178,7 @@ def test_a_job_that_ends_while_the_coordinator_is_away_ends_well_when_it_is_back
         assert cluster.is_quiet()
 
 
-def test_a_worker_that_failed_while_the_coordinator_was_away_is_answered_when_it_is_back(
+def test_failure_during_an_outage_is_handled_after_it(
     tmp_path: Path,
 ) -> None:
     with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="2") as cluster:
@@ -198,7 +198,7 @@ def test_a_worker_that_failed_while_the_coordinator_was_away_is_answered_when_it
         cluster.end()
 
 
-def test_a_node_that_is_lost_with_the_coordinator_is_missed_when_it_is_back(tmp_path: Path) -> None:
+def test_node_lost_with_the_coordinator_is_detected_after_the_outage(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2:3") as cluster:
         cluster.start_coordinator("first")
         cluster.start_all("a", "b", "c", conf=ELSEWHERE)
@@ -220,7 +220,7 @@ def test_a_node_that_is_lost_with_the_coordinator_is_missed_when_it_is_back(tmp_
         cluster.end()
 
 
-def test_agents_end_when_the_coordinator_stays_away(tmp_path: Path) -> None:
+def test_agents_exit_if_the_coordinator_stays_unreachable(tmp_path: Path) -> None:
     conf = f"coordinator_timeout=3,{ELSEWHERE}"
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_coordinator("coordinator")
@@ -239,7 +239,7 @@ def test_agents_end_when_the_coordinator_stays_away(tmp_path: Path) -> None:
             ), line
 
 
-def test_agents_that_come_first_wait_for_the_coordinator(tmp_path: Path) -> None:
+def test_early_agents_wait_for_the_coordinator(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_all("a", "b", conf=ELSEWHERE)
         said = cluster.agents["a"].says("waiting: no connection to the coordinator at")
@@ -252,7 +252,7 @@ def test_agents_that_come_first_wait_for_the_coordinator(tmp_path: Path) -> None
         cluster.end()
 
 
-def test_an_agent_whose_coordinator_never_comes_says_so(tmp_path: Path) -> None:
+def test_agent_reports_a_coordinator_that_never_starts(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2", conf=f"join_timeout=0.5,{ELSEWHERE}") as cluster:
         cluster.start("a")
         code, said = cluster.end()["a"]
@@ -267,7 +267,7 @@ def soft_limit_of(pid: int) -> int:
     return resource.prlimit(pid, resource.RLIMIT_NOFILE)[0]
 
 
-def test_a_coordinator_has_more_descriptors_than_its_agent_was_given_and_workers_have_not(
+def test_coordinator_raises_its_descriptor_limit_but_not_that_of_workers(
     tmp_path: Path,
 ) -> None:
     given = 200
@@ -280,13 +280,15 @@ def test_a_coordinator_has_more_descriptors_than_its_agent_was_given_and_workers
         (keeper,) = children(agent.pid)
         os.kill(keeper, signal.SIGKILL)
         (start,) = cluster.ranks(1)
-        assert soft_limit_of(start.pid) == given  # Of a keeper that was started since.
+        assert (
+            soft_limit_of(start.pid) == given
+        )  # Its keeper was started after the limit was raised.
         start.finish()
         assert cluster.codes() == {"a": 0}
 
 
 @pytest.mark.parametrize("by", ["another program", "a coordinator"])
-def test_a_busy_port_is_said_to_who_must_coordinate(tmp_path: Path, by: str) -> None:
+def test_busy_port_is_reported_to_the_node_that_must_coordinate(tmp_path: Path, by: str) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         if by == "a coordinator":
             owner = cluster.start_coordinator("coordinator").pid
@@ -307,7 +309,9 @@ def test_a_busy_port_is_said_to_who_must_coordinate(tmp_path: Path, by: str) -> 
         cluster.end()
 
 
-def test_an_agent_at_another_programs_port_says_that_it_is_no_coordinator(tmp_path: Path) -> None:
+def test_agent_at_another_programs_port_reports_that_it_is_not_a_coordinator(
+    tmp_path: Path,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with Cluster(tmp_path, OBEY, nnodes="2", port=port) as cluster:

@@ -1,4 +1,4 @@
-"""Real jobs of several nodes whose workers fail: restarts, the shared budget, and how it ends."""
+"""Real jobs with several nodes whose workers fail: restarts, the shared budget, and the outcome."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from etcd_teams import MakeTeam
 
 
-def test_the_budget_of_restarts_is_the_jobs(tmp_path: Path, team: MakeTeam) -> None:
+def test_restart_budget_belongs_to_the_job(tmp_path: Path, team: MakeTeam) -> None:
     """Two restarts are allowed, and workers fail on three nodes: the third one ends the job."""
     with team(tmp_path, OBEY, "--max-restarts=2", nnodes="3") as cluster:
         cluster.start_all("a", "b", "c")
@@ -33,7 +33,7 @@ def test_the_budget_of_restarts_is_the_jobs(tmp_path: Path, team: MakeTeam) -> N
             assert "c was told to fail" in said
 
 
-def test_every_node_tells_of_the_failure_that_ended_the_job(tmp_path: Path, team: MakeTeam) -> None:
+def test_every_node_reports_the_failure_that_ended_the_job(tmp_path: Path, team: MakeTeam) -> None:
     with team(tmp_path, OBEY, nnodes="3") as cluster:
         for name in "abc":
             cluster.start(name, f"--log-dir={tmp_path / name}")
@@ -58,7 +58,7 @@ def test_every_node_tells_of_the_failure_that_ended_the_job(tmp_path: Path, team
 @pytest.mark.parametrize(
     ("how", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), signal.SIGKILL)", 137)]
 )
-def test_all_nodes_end_with_the_first_failures_code(tmp_path: Path, how: str, code: int) -> None:
+def test_all_nodes_exit_with_the_first_failures_code(tmp_path: Path, how: str, code: int) -> None:
     script = f"obey()\nif AGENT == 'b': {how}\nobey()"
     with Cluster(tmp_path, script, nnodes="2") as cluster:
         cluster.start_all("a", "b")
@@ -70,8 +70,8 @@ def test_all_nodes_end_with_the_first_failures_code(tmp_path: Path, how: str, co
             assert f"rank {starts['b'].rank}" in said
 
 
-def test_a_worker_that_fails_of_anothers_failure_is_not_blamed(tmp_path: Path) -> None:
-    """As in training: a worker dies, and the others fail because it no longer answers them."""
+def test_worker_that_fails_because_of_another_is_not_blamed(tmp_path: Path) -> None:
+    """As in training: a worker dies, and the others fail because it no longer responds."""
     script = """
     import socket
     host, port = E["MASTER_ADDR"], int(E["MASTER_PORT"])
@@ -101,10 +101,10 @@ def test_a_worker_that_fails_of_anothers_failure_is_not_blamed(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("allowed", [0, 2])
-def test_a_program_that_one_node_cannot_start_ends_the_job_for_all(
+def test_program_that_one_node_cannot_start_ends_the_job_for_all(
     tmp_path: Path, allowed: int
 ) -> None:
-    """The script is checked before anything starts, so this is an interpreter that is missing."""
+    """The script is checked before workers start, so this test uses a missing interpreter."""
     with Cluster(tmp_path, OBEY, f"--max-restarts={allowed}", nnodes="2") as cluster:
         cluster.start("a")
         broken = tmp_path / "broken"
@@ -117,7 +117,7 @@ def test_a_program_that_one_node_cannot_start_ends_the_job_for_all(
             assert f"could not be started: {broken}" in said
 
 
-def test_a_node_waits_for_the_others_for_so_long_and_no_longer(tmp_path: Path) -> None:
+def test_finished_node_waits_for_the_others_up_to_the_limit(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_host("a")
         cluster.start("b", "--exit-barrier-timeout=0.3")
@@ -131,7 +131,7 @@ def test_a_node_waits_for_the_others_for_so_long_and_no_longer(tmp_path: Path) -
         assert cluster.is_quiet()
 
 
-def test_a_node_that_coordinates_stays_until_all_are_done(tmp_path: Path) -> None:
+def test_coordinating_node_stays_until_all_are_done(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, "--exit-barrier-timeout=0.3", nnodes="2") as cluster:
         cluster.start_host("a")
         cluster.start("b")
@@ -145,7 +145,7 @@ def test_a_node_that_coordinates_stays_until_all_are_done(tmp_path: Path) -> Non
         assert cluster.is_quiet()
 
 
-def test_a_worker_that_ignores_signals_delays_nobody_elses_report(tmp_path: Path) -> None:
+def test_worker_that_ignores_signals_does_not_delay_other_reports(tmp_path: Path) -> None:
     script = """
     if AGENT == "a":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

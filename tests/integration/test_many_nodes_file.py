@@ -1,4 +1,4 @@
-"""Real jobs of several nodes that meet in a folder: no coordinator, and told the same."""
+"""Real jobs with several nodes that share a folder: without a coordinator, but with the same behaviour."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def number_of(state: Path) -> int:
     return int(state.suffix[1:])
 
 
-def test_nodes_join_and_are_lost_and_the_others_are_told(tmp_path: Path) -> None:
+def test_joins_and_losses_reach_all_nodes(tmp_path: Path) -> None:
     with in_a_folder(tmp_path, "2:3", "--max-restarts=0") as cluster:
         cluster.start_all("a", "b")
         first = cluster.generation(2)
@@ -60,7 +60,7 @@ def test_nodes_join_and_are_lost_and_the_others_are_told(tmp_path: Path) -> None
             assert "was lost: no heartbeat for 2 s" in ends[name][1]
 
 
-def test_a_node_that_is_done_outlives_one_that_is_killed(tmp_path: Path) -> None:
+def test_finished_node_survives_a_killed_one(tmp_path: Path) -> None:
     with in_a_folder(tmp_path, "1:2") as cluster:
         cluster.start_all("a", "b")
         done = cluster.generation(2)["a"]
@@ -72,7 +72,7 @@ def test_a_node_that_is_done_outlives_one_that_is_killed(tmp_path: Path) -> None
         assert cluster.codes() == {"a": 0, "b": KILLED}
 
 
-def test_a_frozen_agent_is_fenced_when_it_thaws_and_joins_again(tmp_path: Path) -> None:
+def test_frozen_agent_is_fenced_when_it_resumes_and_rejoins(tmp_path: Path) -> None:
     with in_a_folder(tmp_path, "1:2", "--max-restarts=0") as cluster:
         cluster.start_all("a", "b")
         before = cluster.generation(2)
@@ -89,7 +89,7 @@ def test_a_frozen_agent_is_fenced_when_it_thaws_and_joins_again(tmp_path: Path) 
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-def test_a_state_that_is_none_is_said_in_one_line(tmp_path: Path) -> None:
+def test_invalid_state_is_reported_in_one_line(tmp_path: Path) -> None:
     with in_a_folder(tmp_path, "1") as cluster:
         cluster.start("a")
         cluster.generation(1)["a"].finish()
@@ -102,7 +102,7 @@ def test_a_state_that_is_none_is_said_in_one_line(tmp_path: Path) -> None:
         assert f"{state} is damaged" in said
 
 
-def test_a_state_that_is_lost_is_restored_by_the_nodes_and_restarts_no_worker(
+def test_nodes_restore_a_lost_state_without_restarting_workers(
     tmp_path: Path,
 ) -> None:
     with in_a_folder(tmp_path, "2", "--max-restarts=0") as cluster:
@@ -117,8 +117,8 @@ def test_a_state_that_is_lost_is_restored_by_the_nodes_and_restarts_no_worker(
         assert cluster.is_quiet()
 
 
-def test_a_folder_that_goes_away_is_given_up(tmp_path: Path) -> None:
-    """Workers go on for a while, and are then stopped; the agent says why."""
+def test_agent_exits_when_the_folder_stays_unreachable(tmp_path: Path) -> None:
+    """Workers continue for the limit, and are then stopped; the agent prints the reason."""
     with in_a_folder(tmp_path, "1", conf="coordinator_timeout=2") as cluster:
         cluster.start("a")
         cluster.generation(1)
@@ -131,8 +131,8 @@ def test_a_folder_that_goes_away_is_given_up(tmp_path: Path) -> None:
         assert "Not a directory" in said
 
 
-def test_an_agent_has_the_place_of_a_dead_one_of_its_name_and_of_no_other(tmp_path: Path) -> None:
-    """Where nobody else is there to notice, it does so itself."""
+def test_agent_replaces_a_dead_one_of_its_name_but_not_a_live_one(tmp_path: Path) -> None:
+    """If no other node can detect the loss, it does so itself."""
     with in_a_folder(tmp_path, "1:2", conf=f"{QUICK_TO_NOTICE},node_id=twin") as cluster:
         cluster.start("old")
         cluster.generation(1)

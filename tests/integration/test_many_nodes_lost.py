@@ -1,4 +1,4 @@
-"""Real agents that are lost: killed with or without their workers, or frozen and thawed."""
+"""Real agents that are lost: killed with or without their workers, or frozen and resumed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FREEZING = f"{QUICK},{SOON_SILENT}"
 FROZEN_S = SILENCE_S + 1
 
 
-def test_survivors_of_a_killed_node_regroup_in_their_order(tmp_path: Path, team: MakeTeam) -> None:
+def test_survivors_of_a_killed_node_keep_their_order(tmp_path: Path, team: MakeTeam) -> None:
     with team(tmp_path, OBEY, nnodes="2:4") as cluster:
         cluster.start_host("a")
         cluster.start_all("b", "c", "d")
@@ -47,7 +47,7 @@ def test_survivors_of_a_killed_node_regroup_in_their_order(tmp_path: Path, team:
         assert set(codes.values()) == {0}
 
 
-def test_a_lost_node_is_noticed_with_default_settings_too(tmp_path: Path) -> None:
+def test_lost_node_is_detected_with_default_settings(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="1:2", conf="") as cluster:
         cluster.start_host("a")
         cluster.start("b")
@@ -57,7 +57,7 @@ def test_a_lost_node_is_noticed_with_default_settings_too(tmp_path: Path) -> Non
         assert cluster.codes() == {"a": 0, "b": KILLED}
 
 
-def test_a_worker_that_fails_of_a_killed_node_costs_nothing(tmp_path: Path) -> None:
+def test_worker_failure_caused_by_a_killed_node_is_not_charged(tmp_path: Path) -> None:
     """It sees the end of its peer before the node counts as lost, and fails of it at once."""
     script = """
     import socket
@@ -93,7 +93,7 @@ def test_a_worker_that_fails_of_a_killed_node_costs_nothing(tmp_path: Path) -> N
         assert "was lost: its connection closed" in said
 
 
-def test_with_too_few_left_the_others_stop_and_wait_for_a_replacement(tmp_path: Path) -> None:
+def test_too_few_survivors_stop_and_wait_for_a_replacement(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_host("a")
         cluster.start("b")
@@ -111,7 +111,7 @@ def test_with_too_few_left_the_others_stop_and_wait_for_a_replacement(tmp_path: 
         assert cluster.codes() == {"a": 0, "b": KILLED, "new": 0}
 
 
-def test_a_killed_worker_restarts_all_nodes_workers_in_the_same_round(
+def test_killed_worker_restarts_all_workers_in_the_same_round(
     tmp_path: Path, team: MakeTeam
 ) -> None:
     with team(tmp_path, OBEY, "--max-restarts=2", nnodes="2:3") as cluster:
@@ -128,9 +128,7 @@ def test_a_killed_worker_restarts_all_nodes_workers_in_the_same_round(
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_a_frozen_agent_is_fenced_when_it_thaws_and_joins_again(
-    tmp_path: Path, team: MakeTeam
-) -> None:
+def test_frozen_agent_is_fenced_when_it_resumes_and_rejoins(tmp_path: Path, team: MakeTeam) -> None:
     with team(tmp_path, OBEY, nnodes="2:3", conf=FREEZING) as cluster:
         cluster.start_host("a")
         cluster.start_all("b", "c")
@@ -138,7 +136,7 @@ def test_a_frozen_agent_is_fenced_when_it_thaws_and_joins_again(
         frozen, old = cluster.agents["b"], Watched(before["b"].pid)
         frozen.signal(signal.SIGSTOP)
         smaller = cluster.generation(2)
-        old.gone_already()  # By its keeper.
+        old.gone_already()  # Its keeper has killed it.
         assert set(smaller) == {"a", "c"}
         frozen.signal(signal.SIGCONT)
         after = cluster.generation(3)
@@ -151,10 +149,10 @@ def test_a_frozen_agent_is_fenced_when_it_thaws_and_joins_again(
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_workers_that_fail_of_a_silent_machine_are_not_blamed(
+def test_workers_that_fail_because_of_a_silent_machine_are_not_blamed(
     tmp_path: Path, team: MakeTeam
 ) -> None:
-    """Its connections stay open, and sockets elsewhere time out sooner than its silence tells."""
+    """Its connections stay open, and the sockets of workers time out before its silence is detected."""
     with team(tmp_path, OBEY, "--max-restarts=0", nnodes="2:3", conf=FREEZING) as cluster:
         cluster.start_host("a")
         cluster.start_all("b", "c")
@@ -165,13 +163,13 @@ def test_workers_that_fail_of_a_silent_machine_are_not_blamed(
         after = cluster.generation(2)
         assert set(after) == {"a", "c"}
         assert {start.restarts for start in after.values()} == {0}
-        cluster.agents["b"].kill()  # It never comes back.
+        cluster.agents["b"].kill()  # It never resumes.
         for start in after.values():
             start.finish()
         assert cluster.codes() == {"a": 0, "b": -signal.SIGKILL, "c": 0}
 
 
-def test_a_frozen_agent_that_was_replaced_stands_by_when_it_thaws(tmp_path: Path) -> None:
+def test_replaced_frozen_agent_stands_by_when_it_resumes(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2", conf=FREEZING) as cluster:
         cluster.start_host("a")
         cluster.start("b")
@@ -191,8 +189,8 @@ def test_a_frozen_agent_that_was_replaced_stands_by_when_it_thaws(tmp_path: Path
         assert cluster.codes() == {"a": 0, "b": 0, "spare": 0}
 
 
-def test_a_frozen_coordinator_that_thaws_in_time_costs_nothing(tmp_path: Path) -> None:
-    """All nodes have given up their connections to it by then, and come back with new ones."""
+def test_coordinator_that_resumes_in_time_restarts_no_worker(tmp_path: Path) -> None:
+    """By then all nodes have closed their connections to it, and reconnect."""
     with Cluster(tmp_path, OBEY, nnodes="3", conf=FREEZING) as cluster:
         host = cluster.start_host("a")
         cluster.start_all("b", "c")
@@ -206,7 +204,7 @@ def test_a_frozen_coordinator_that_thaws_in_time_costs_nothing(tmp_path: Path) -
         assert cluster.is_quiet()
 
 
-def test_a_node_that_is_frozen_for_less_than_the_limit_is_not_lost(tmp_path: Path) -> None:
+def test_node_frozen_for_less_than_the_limit_is_not_lost(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2", conf="keep_alive_max_attempt=3") as cluster:
         cluster.start_host("a")
         cluster.start("b")
@@ -220,7 +218,7 @@ def test_a_node_that_is_frozen_for_less_than_the_limit_is_not_lost(tmp_path: Pat
         assert cluster.is_quiet()
 
 
-def test_a_node_lost_after_its_workers_succeeded_is_not_missed(tmp_path: Path) -> None:
+def test_loss_of_a_finished_node_does_not_matter(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2:3") as cluster:
         cluster.start_host("a")
         cluster.start_all("b", "c")

@@ -1,4 +1,4 @@
-"""Nodes that do not fit a running job are turned away with one line, and the job goes on."""
+"""Nodes that do not fit a running job are refused with one line, and the job continues."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ELSEWHERE = "is_host=false"
         (("--max-restarts=4",), "--max-restarts", "1", "4"),
     ],
 )
-def test_a_node_with_other_settings_is_refused(
+def test_node_with_other_settings_is_refused(
     tmp_path: Path, flags: tuple[str, ...], name: str, theirs: str, mine: str
 ) -> None:
     with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="2") as cluster:
@@ -46,7 +46,7 @@ def test_a_node_with_other_settings_is_refused(
 
 
 @pytest.mark.parametrize("how", ["finish", "fail"])
-def test_a_node_that_comes_after_the_end_is_told_of_it(tmp_path: Path, how: str) -> None:
+def test_late_node_learns_that_the_job_has_ended(tmp_path: Path, how: str) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         coordinator = cluster.start_coordinator("coordinator")
         cluster.start_all("a", "b", conf=ELSEWHERE)
@@ -69,8 +69,8 @@ def test_a_node_that_comes_after_the_end_is_told_of_it(tmp_path: Path, how: str)
         assert cluster.is_quiet()
 
 
-def test_two_jobs_at_one_endpoint_do_not_disturb_each_other(tmp_path: Path) -> None:
-    """The first job's agent coordinates both; when it goes, one of the second takes over."""
+def test_two_jobs_at_one_endpoint_are_independent(tmp_path: Path) -> None:
+    """The first job's agent coordinates both; when it exits, an agent of the second takes over."""
     for name in "12":
         (tmp_path / name).mkdir()
     with (
@@ -96,7 +96,7 @@ def test_two_jobs_at_one_endpoint_do_not_disturb_each_other(tmp_path: Path) -> N
         assert two.is_quiet()
 
 
-def test_a_job_may_be_run_again_under_its_name_once_its_coordinator_is_gone(tmp_path: Path) -> None:
+def test_job_can_run_again_under_its_name_after_its_coordinator_exits(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         for names in ("ab", "cd"):
             cluster.start_all(*names)
@@ -108,7 +108,7 @@ def test_a_job_may_be_run_again_under_its_name_once_its_coordinator_is_gone(tmp_
         cluster.end()
 
 
-def test_a_live_agent_keeps_its_place_and_another_of_its_name_is_refused(
+def test_live_agent_keeps_its_id_and_another_with_it_is_refused(
     tmp_path: Path, team: MakeTeam
 ) -> None:
     with team(tmp_path, OBEY, nnodes="2") as cluster:
@@ -120,17 +120,15 @@ def test_a_live_agent_keeps_its_place_and_another_of_its_name_is_refused(
         code, said = cluster.agents["new"].end()
         assert code == 78
         assert os.uname().nodename in said
-        assert "node_id=twin" in said  # What to look for.
+        assert "node_id=twin" in said  # The setting to check.
         assert cluster.is_quiet()
         for start in starts.values():
             start.finish()
         assert cluster.codes() == {"a": 0, "old": 0, "new": 78}
 
 
-def test_an_agent_that_is_started_again_has_the_place_of_its_dead_predecessor(
-    tmp_path: Path, team: MakeTeam
-) -> None:
-    """Also if it comes before anybody has noticed that the other is gone."""
+def test_restarted_agent_replaces_its_dead_predecessor(tmp_path: Path, team: MakeTeam) -> None:
+    """This holds even if it starts before the loss of the other is detected."""
     with team(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_host("a", conf=SOON_SILENT)
         old = cluster.start("old", conf=f"node_id=twin,{SOON_SILENT}")
@@ -146,9 +144,7 @@ def test_an_agent_that_is_started_again_has_the_place_of_its_dead_predecessor(
         assert cluster.codes() == {"a": 0, "old": -signal.SIGKILL, "new": 0}
 
 
-def test_an_agent_that_gives_way_is_replaced_while_it_is_alive(
-    tmp_path: Path, team: MakeTeam
-) -> None:
+def test_agent_with_replace_is_replaced_while_it_is_alive(tmp_path: Path, team: MakeTeam) -> None:
     with team(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_host("a")
         cluster.start("old", conf="node_id=twin,replace=1")

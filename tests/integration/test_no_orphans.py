@@ -1,4 +1,4 @@
-"""Whatever dies, and however: no process of a job is left behind."""
+"""Whichever process dies, and however: no process of a job is left behind."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from real_jobs import Job, News, Watched
 if TYPE_CHECKING:
     from pathlib import Path
 
-# A family that is hard to find: a child, a child in a session of its own, and a daemon that was
-# forked twice and belongs to no parent of the job any more.
+# Children that are hard to find: a child, a child in its own session, and a daemon that was forked twice and has no
+# parent in the job.
 FAMILY = """
     def sleeper(**how):
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], **how).pid
@@ -43,7 +43,7 @@ FAMILY_SIZE = 5
 
 
 @pytest.mark.parametrize("victims", ["agent", "agent and leaders", "keeper"])
-def test_killing_what_supervises_kills_all(tmp_path: Path, victims: str) -> None:
+def test_killing_agent_or_keeper_kills_all_processes(tmp_path: Path, victims: str) -> None:
     with Job(tmp_path, FAMILY + "\n    have_family(); forever()\n", "--nproc-per-node=2") as job:
         family = job.news.take(2 * FAMILY_SIZE)
         keeper = job.keeper()
@@ -54,8 +54,8 @@ def test_killing_what_supervises_kills_all(tmp_path: Path, victims: str) -> None
             "keeper": [keeper],
         }[victims]
         if victims == "agent and leaders":
-            # So that nobody acts in between: not the agent on its leaders' ends, and not the keeper,
-            # which would kill the leaders, on the agent's.
+            # So that no process reacts in between: neither the agent to the exit of leaders, nor the keeper, which
+            # would kill the leaders, to the exit of the agent.
             os.kill(job.agent.pid, signal.SIGSTOP)
         for pid in doomed:
             os.kill(pid, signal.SIGKILL)
@@ -63,12 +63,12 @@ def test_killing_what_supervises_kills_all(tmp_path: Path, victims: str) -> None
 
 
 def test_killing_agent_and_keeper_at_once_still_kills_the_workers(tmp_path: Path) -> None:
-    """The one case that leaves the workers' own families to themselves: nobody is left to look."""
+    """The only case in which children of workers may survive, because no process is left to find them."""
     with Job(tmp_path, FAMILY + "\n    have_family(); forever()\n") as job:
         family = job.news.take(FAMILY_SIZE)
         keeper = job.keeper()
         workers = Watched(family["leader0"], keeper, job.agent.pid)
-        os.kill(job.agent.pid, signal.SIGSTOP)  # So that it does not sweep up in between.
+        os.kill(job.agent.pid, signal.SIGSTOP)  # So that it does not clean up in between.
         os.kill(keeper, signal.SIGKILL)
         os.kill(job.agent.pid, signal.SIGKILL)
         workers.all_gone()
@@ -77,7 +77,7 @@ def test_killing_agent_and_keeper_at_once_still_kills_the_workers(tmp_path: Path
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_a_crashed_worker_leaves_no_children(tmp_path: Path) -> None:
+def test_crashed_worker_leaves_no_children(tmp_path: Path) -> None:
     script = FAMILY + "\n    have_family(); os.kill(os.getpid(), signal.SIGSEGV)\n"
     with Job(tmp_path, script) as job:
         family = Watched(*job.news.take(FAMILY_SIZE).values())
@@ -87,7 +87,7 @@ def test_a_crashed_worker_leaves_no_children(tmp_path: Path) -> None:
         assert "SIGSEGV (segmentation fault)" in err
 
 
-def test_a_worker_that_succeeds_leaves_no_children(tmp_path: Path) -> None:
+def test_successful_worker_leaves_no_children(tmp_path: Path) -> None:
     with Job(tmp_path, FAMILY + "\n    have_family()\n") as job:
         family = Watched(*job.news.take(FAMILY_SIZE).values())
         code, _, err = job.end()
@@ -95,7 +95,7 @@ def test_a_worker_that_succeeds_leaves_no_children(tmp_path: Path) -> None:
         assert code == 0, err
 
 
-def test_a_generation_is_gone_before_the_next_one_starts(tmp_path: Path) -> None:
+def test_generation_exits_completely_before_the_next_one_starts(tmp_path: Path) -> None:
     script = (
         FAMILY
         + """
@@ -106,7 +106,7 @@ def test_a_generation_is_gone_before_the_next_one_starts(tmp_path: Path) -> None
     with open(os.environ["NEWS"] + ".go"): pass
     """
     )
-    os.mkfifo(tmp_path / "news.go")  # Before a worker looks for it.
+    os.mkfifo(tmp_path / "news.go")  # Before a worker opens it.
     with Job(tmp_path, script, "--max-restarts=1", "--shutdown-timeout=30") as job:
         told = job.news.take(FAMILY_SIZE)
         family = Watched(*told.values())
@@ -119,7 +119,7 @@ def test_a_generation_is_gone_before_the_next_one_starts(tmp_path: Path) -> None
         assert code == 0, err
 
 
-def test_a_lost_keeper_costs_one_restart_and_no_orphan(tmp_path: Path) -> None:
+def test_lost_keeper_costs_one_restart_and_leaves_no_orphan(tmp_path: Path) -> None:
     script = (
         FAMILY
         + """
@@ -138,9 +138,7 @@ def test_a_lost_keeper_costs_one_restart_and_no_orphan(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_function_workers_die_with_the_program_that_launched_them(
-    tmp_path: Path, method: str
-) -> None:
+def test_function_workers_are_killed_with_their_program(tmp_path: Path, method: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import os, signal, subprocess, sys\n"

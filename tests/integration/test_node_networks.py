@@ -1,4 +1,4 @@
-"""Real agents with networks of their own, joined by a switch that can cut and heal their links."""
+"""Real agents with separate networks, connected by a switch that can cut and restore their links."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_workers_on_several_machines_meet(tmp_path: Path, network: Network) -> None:
+def test_workers_on_several_machines_connect(tmp_path: Path, network: Network) -> None:
     with NetworkCluster(tmp_path, network, "3") as cluster:
         cluster.start_nodes("abc")
         finish(meeting(cluster, *"abc"))
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_nodes_that_share_a_home_have_a_token_by_themselves_and_a_stranger_has_none(
+def test_nodes_with_a_shared_home_share_a_token_and_others_are_refused(
     tmp_path: Path, network: Network
 ) -> None:
-    """The stranger knows everything but the token, and has another home, or goes without."""
+    """The stranger knows everything except the token; it has another home, or no token."""
     shared, other = tmp_path / "shared", tmp_path / "other"
     for folder in (shared, other):
         folder.mkdir()
@@ -54,10 +54,10 @@ def test_nodes_that_share_a_home_have_a_token_by_themselves_and_a_stranger_has_n
         assert cluster.codes() == {"a": 0, "b": 0, "guess": 78, "bare": 78}
 
 
-def test_a_stranger_who_is_let_in_does_not_take_the_place_of_a_node_that_is_alive(
+def test_node_accepted_without_a_token_cannot_replace_a_live_node(
     tmp_path: Path, network: Network
 ) -> None:
-    """With `auth=none`, as everywhere before: it came as rank 0, and all workers met at its host."""
+    """With `auth=none`, such a node could otherwise become rank 0 and serve the workers' store."""
     with NetworkCluster(tmp_path, network, "2") as cluster:
         cluster.await_coordinator(cluster.start_on("a", conf="auth=none,node_id=victim"))
         cluster.start_on("b", conf="auth=none")
@@ -74,10 +74,10 @@ def test_a_stranger_who_is_let_in_does_not_take_the_place_of_a_node_that_is_aliv
 
 
 @pytest.mark.parametrize("alias", ["127.0.0.1", "127.0.1.1"])
-def test_a_host_that_knows_itself_as_loopback_can_be_met_by_the_others(
+def test_host_whose_name_is_loopback_is_reachable_for_others(
     tmp_path: Path, network: Network, alias: str
 ) -> None:
-    """`/etc/hosts` of many systems says so of a machine's own name; the others must not be told."""
+    """`/etc/hosts` of many systems maps a machine's own name to loopback, which other nodes must not use."""
     network.name(0, "head", alias)
     for node in (1, 2):
         network.name(node, "head", address(0))
@@ -87,7 +87,7 @@ def test_a_host_that_knows_itself_as_loopback_can_be_met_by_the_others(
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_a_node_that_reaches_its_coordinator_by_loopback_can_be_met_by_the_others(
+def test_node_with_a_loopback_endpoint_is_reachable_for_others(
     tmp_path: Path, network: Network
 ) -> None:
     token = {"HOLDFAST_TOKEN": "a token that all of them were given"}
@@ -97,16 +97,14 @@ def test_a_node_that_reaches_its_coordinator_by_loopback_can_be_met_by_the_other
         cluster.await_coordinator(cluster._run("coordinator", command, token))
         for name, host in (("a", "localhost"), ("b", address(0))):
             cluster.host = host
-            first = f"rank_order=label,label={name}"  # That is `a`.
+            first = f"rank_order=label,label={name}"  # This makes `a` the first node.
             cluster.start_on(name, conf=first, env=token)
         finish(meeting(cluster, *"ab"))
         for name in "ab":
             assert cluster.agents[name].end()[0] == 0
 
 
-def test_a_node_that_is_cut_off_is_lost_and_joins_again_when_healed(
-    tmp_path: Path, network: Network
-) -> None:
+def test_cut_off_node_is_lost_and_rejoins_after_the_cut(tmp_path: Path, network: Network) -> None:
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc")
         old = meeting(cluster, *"abc")
@@ -121,7 +119,7 @@ def test_a_node_that_is_cut_off_is_lost_and_joins_again_when_healed(
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_a_node_that_is_cut_off_stops_its_workers_before_others_take_their_place(
+def test_cut_off_node_stops_its_workers_before_they_are_replaced(
     tmp_path: Path, network: Network
 ) -> None:
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
@@ -139,7 +137,9 @@ def test_a_node_that_is_cut_off_stops_its_workers_before_others_take_their_place
 
 
 @pytest.mark.parametrize("direction", ["to the coordinator", "from the coordinator"])
-def test_a_cut_of_one_direction_is_a_cut(tmp_path: Path, network: Network, direction: str) -> None:
+def test_cut_of_one_direction_loses_the_node(
+    tmp_path: Path, network: Network, direction: str
+) -> None:
     ways = (2, 0) if direction == "to the coordinator" else (0, 2)
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc")
@@ -152,10 +152,8 @@ def test_a_cut_of_one_direction_is_a_cut(tmp_path: Path, network: Network, direc
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_the_coordinators_machine_may_be_cut_off_and_healed(
-    tmp_path: Path, network: Network
-) -> None:
-    """Nothing tells the others but silence, and they must say so within 10 s by default."""
+def test_job_survives_a_cut_of_the_coordinators_machine(tmp_path: Path, network: Network) -> None:
+    """Only silence shows it to the other nodes, which must report it within 10 s by default."""
     by_default = "keep_alive_interval=1,keep_alive_max_attempt=5"
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc", conf=by_default)
@@ -175,7 +173,7 @@ def test_the_coordinators_machine_may_be_cut_off_and_healed(
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_nodes_whose_coordinator_stays_cut_off_end(tmp_path: Path, network: Network) -> None:
+def test_nodes_exit_if_the_coordinator_stays_cut_off(tmp_path: Path, network: Network) -> None:
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc", conf="coordinator_timeout=3")
         meeting(cluster, *"abc")
@@ -188,7 +186,7 @@ def test_nodes_whose_coordinator_stays_cut_off_end(tmp_path: Path, network: Netw
         assert cluster.codes()["a"] == 128 + signal.SIGTERM
 
 
-# Fails with a report of the greatest size.
+# Fails with a report of the maximum size.
 LONG_FAILURE = """
 signal.sigwaitinfo(ORDERS)
 for at in range(1500):
@@ -198,10 +196,10 @@ raise RuntimeError("the reason of this failure" + " and its details" * 4000)
 
 
 @pytest.mark.parametrize("link", ["slow", "narrow"])
-def test_a_long_failure_report_comes_through_a_bad_link(
+def test_long_failure_report_arrives_over_a_slow_link(
     tmp_path: Path, network: Network, link: str
 ) -> None:
-    """Its node is heard all the while: it takes longer to send than a node may be silent."""
+    """Sending takes longer than a node may be silent, but its heartbeats arrive all the time."""
     if shutil.which("tc") is None:
         pytest.skip("the command tc is not installed")
     with NetworkCluster(tmp_path, network, "2", script=LONG_FAILURE) as cluster:
@@ -217,7 +215,7 @@ def test_a_long_failure_report_comes_through_a_bad_link(
         assert all("RuntimeError: the reason of this failure" in said for _, said in ends.values())
 
 
-# A job on one machine whose store a job on another may need, as replica groups do of each other.
+# A job on one machine whose store a job on another machine may need, as replica groups do.
 HOSTS_A_STORE = """\
 import os, sys
 print(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], flush=True)
@@ -239,7 +237,7 @@ TCPStore(sys.argv[1], int(sys.argv[2]), timeout=timedelta(seconds=0.5)).set("vis
         ("--nnodes=1", "127.0.0.1", False),
     ],
 )
-def test_who_reaches_the_store_of_a_job_on_one_machine(
+def test_store_of_a_one_node_job_is_reachable_only_if_configured(
     tmp_path: Path, network: Network, flags: str, host: str, is_open: bool
 ) -> None:
     for node in (0, 1):

@@ -1,6 +1,6 @@
-"""Workers of every kind really run on the CPUs that were chosen for them, and the agent does not.
+"""Workers of every kind run on the CPUs that were selected for them, and the agent does not.
 
-The machine is made up, but its CPUs are two that this one has, a NUMA node and a GPU each.
+The machine is synthetic, but has two CPUs of this machine, each with a NUMA node and a GPU.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def where_it_runs() -> list[int]:
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Let this be a machine of two NUMA nodes; the agent must be as free as before at the end."""
+    """Simulate a machine with two NUMA nodes; at the end the agent's affinity must be unchanged."""
     root = tmp_path / "root"
     for gpu, cpu in enumerate((SECOND, FIRST)):
         put(root, f"sys/devices/system/node/node{gpu}/cpulist", str(cpu))
@@ -78,7 +78,7 @@ def launch(what: Any, *args: Any, **settings: Any) -> dict[int, Any]:
 
 
 def written() -> dict[str, str]:
-    """Return what each worker wrote, by its local rank."""
+    """Return the output of each worker, by local rank."""
     return {file.parent.name: file.read_text() for file in Path("logs").rglob("stdout.log")}
 
 
@@ -92,7 +92,7 @@ def test_programs_are_bound() -> None:
     assert written() == {"0": f"cold {SECOND}\n", "1": f"cold {FIRST}\n"}
 
 
-def test_workers_that_are_forked_from_a_zygote_are_bound(tmp_path: Path) -> None:
+def test_workers_forked_from_a_zygote_are_bound(tmp_path: Path) -> None:
     (tmp_path / "slow.py").touch()
     (tmp_path / "train.py").write_text(SCRIPT)
     launch(sys.executable, "-u", "train.py", preload=["slow"])
@@ -105,14 +105,14 @@ def test_without_options_workers_are_not_bound() -> None:
     assert written() == {"0": f"cold {everywhere}\n", "1": f"cold {everywhere}\n"}
 
 
-def test_devices_that_are_visible_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_visible_devices_select_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     for virtual in (False, True):
         values = launch(where_it_runs, start_method="fork", virtual_local_rank=virtual)
         assert values == {0: [FIRST], 1: [SECOND]}
 
 
-def test_workers_of_a_handler_of_ones_own_are_bound(tmp_path: Path) -> None:
+def test_workers_of_a_custom_handler_are_bound(tmp_path: Path) -> None:
     logs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.OUT)
     replace_subprocess_handler(SubprocessHandler)
     try:
@@ -131,10 +131,10 @@ def test_workers_of_a_handler_of_ones_own_are_bound(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["a function", "a program", "a warm program"])
-def test_a_kernel_that_refuses_is_told_of(
+def test_refused_binding_is_reported(
     what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As it does where those CPUs were taken away since they were chosen."""
+    """The kernel refuses if the CPUs were removed after the selection."""
     nowhere = os.cpu_count() or 1
     monkeypatch.setattr(binding, "_decide", lambda *_: {0: [nowhere], 1: [nowhere]})
     monkeypatch.setattr(binding, "_try_binding", lambda _chosen: None)
@@ -148,7 +148,7 @@ def test_a_kernel_that_refuses_is_told_of(
     assert not Path("started").exists()
 
 
-def test_a_kernel_that_would_refuse_is_told_of_before_anything_starts(
+def test_refused_binding_is_reported_before_workers_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nowhere = os.cpu_count() or 1
@@ -159,7 +159,7 @@ def test_a_kernel_that_would_refuse_is_told_of_before_anything_starts(
     assert not Path("started").exists()
 
 
-def test_a_machine_that_has_nothing_to_bind_to_starts_nothing(machine: Path) -> None:
+def test_machine_without_gpus_starts_no_workers(machine: Path) -> None:
     (machine / "sys/devices/system").rename(machine / "nothing")
     with pytest.raises(EnvironmentProblem, match=r"^--numa-binding node: "):
         launch("touch", "started")
@@ -170,8 +170,8 @@ def test_a_machine_that_has_nothing_to_bind_to_starts_nothing(machine: Path) -> 
     }  # fmt: skip
 
 
-def test_such_a_machine_joins_no_job(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others would wait for it, and regroup when it goes."""
+def test_machine_without_gpus_joins_no_job(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the others would wait for it, and regroup when it leaves."""
     (machine / "proc").rename(machine / "nothing")
     (machine / "sys/bus").rename(machine / "no_bus")
     met: list[Any] = []

@@ -1,4 +1,4 @@
-"""People watch and steer real jobs: alone on a machine, at a coordinator and on etcd."""
+"""Operators watch and steer real jobs: with one node, with a coordinator and on etcd."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SAYS = """
 def holdfast(
     *words: str, env: dict[str, str] | None = None, code: int | None = 0
 ) -> tuple[str, str]:
-    """Run a command; return what it printed and complained of."""
+    """Run a command; return its standard output and standard error."""
     done = subprocess.run(
         [*HOLDFAST, *words],
         capture_output=True,
@@ -56,7 +56,7 @@ def await_agents(*pids: int) -> str:
 
 
 def await_text(path: Path, text: str) -> None:
-    """Wait until a file, which another thread writes, has this in it."""
+    """Wait until a file, which another thread writes, contains this text."""
     deadline = time.monotonic() + PATIENCE_S
     while text not in path.read_text():
         assert time.monotonic() < deadline, path.read_text()
@@ -69,7 +69,7 @@ def status_of(run_id: str, *flags: str, env: dict[str, str] | None = None) -> di
     return found
 
 
-def test_a_team_is_restarted_drained_and_stopped(tmp_path: Path, team: MakeTeam) -> None:
+def test_job_can_be_restarted_drained_and_stopped(tmp_path: Path, team: MakeTeam) -> None:
     run_id = f"steered-{team.backend}"
     about = ("--rdzv-id", run_id)
     with team(tmp_path, OBEY, "--max-restarts", "1", nnodes="2:3", run_id=run_id) as cluster:
@@ -97,7 +97,7 @@ def test_a_team_is_restarted_drained_and_stopped(tmp_path: Path, team: MakeTeam)
             assert "enough" in said
 
 
-def test_a_job_of_one_node_is_watched_and_steered(tmp_path: Path) -> None:
+def test_job_with_one_node_can_be_watched_and_steered(tmp_path: Path) -> None:
     script = """
         from holdfast import worker
         print("generation", os.environ["HOLDFAST_GENERATION"], "of", RANK, flush=True)
@@ -151,7 +151,7 @@ def test_a_job_of_one_node_is_watched_and_steered(tmp_path: Path) -> None:
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Cluster:
-    """A job of three nodes whose agents have a token."""
+    """A job with three nodes whose agents have a token."""
     flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
     cluster = Cluster(tmp_path, SAYS, *flags, nnodes="3", run_id="guarded")
     for name in "abc":
@@ -159,7 +159,7 @@ def guarded(tmp_path: Path) -> Cluster:
     return cluster
 
 
-def test_a_read_only_token_shows_all_and_changes_nothing(guarded: Cluster) -> None:
+def test_read_only_token_can_watch_but_not_change(guarded: Cluster) -> None:
     with guarded as cluster:
         cluster.generation(3)
         place = ("--rdzv-endpoint", cluster.endpoint, "--rdzv-id", "guarded")
@@ -218,7 +218,7 @@ def test_stacks_of_all_nodes_are_grouped(tmp_path: Path) -> None:
         assert set(cluster.codes().values()) == {0}
 
 
-def test_an_agent_that_was_killed_is_not_listed(tmp_path: Path) -> None:
+def test_killed_agent_is_not_listed(tmp_path: Path) -> None:
     with Job(tmp_path, "tell('up')\nforever()") as job:
         job.news.take(1)
         run_id = await_agents(job.agent.pid)

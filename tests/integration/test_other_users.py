@@ -1,4 +1,4 @@
-"""Another user of the host attacks a job, as a stranger would, and gets nothing."""
+"""Another user of the host attacks a job; every attack must fail."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ tell(store.get("plan").decode().replace(" ", "-"))
 
 
 def write_to_store(port: int) -> str:
-    """Overwrite what a worker left in the store."""
+    """Overwrite a worker's value in the store."""
     try:
         store = TCPStore("127.0.0.1", port, timeout=timedelta(seconds=5))
         store.set("plan", "curl evil")
@@ -49,7 +49,7 @@ def write_to_store(port: int) -> str:
 
 
 def shake_hands(port: int) -> str:
-    """Introduce itself to a coordinator as an agent without a token."""
+    """Connect to a coordinator as an agent without a token."""
     with socket.socket() as connection:
         connection.settimeout(20)
         connection.connect(("127.0.0.1", port))
@@ -61,7 +61,7 @@ def shake_hands(port: int) -> str:
     return "let in"
 
 
-def test_the_workers_store_serves_its_own_user_alone(tmp_path: Path) -> None:
+def test_workers_store_serves_only_its_own_user(tmp_path: Path) -> None:
     with Job(tmp_path, KEEP, "--nproc-per-node", "1") as job:
         port = int(job.news.next()[0])
         assert as_user(STRANGER, lambda: write_to_store(port)).startswith("refused")
@@ -71,7 +71,7 @@ def test_the_workers_store_serves_its_own_user_alone(tmp_path: Path) -> None:
         assert job.end()[0] == 0
 
 
-def test_a_coordinator_without_a_token_serves_its_own_user_alone(tmp_path: Path) -> None:
+def test_coordinator_without_a_token_serves_only_its_own_user(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_host("a")
         assert shake_hands(cluster.port) == "let in"
@@ -84,7 +84,7 @@ def test_a_coordinator_without_a_token_serves_its_own_user_alone(tmp_path: Path)
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-# A folder in which a job meets, where others can write too.
+# A shared folder that other users can write to.
 
 SECRET = "login failed for user=prod password=hunter2"
 
@@ -96,7 +96,7 @@ def in_folder(tmp_path: Path, meeting: Path, script: str, *flags: str) -> Cluste
 
 
 def plant_folder(job: Path, target: Path) -> str:
-    """Make the job's folder before the job does, and lead what it writes elsewhere."""
+    """Create the job's folder before the job does, with links that redirect its writes."""
     job.mkdir()
     job.chmod(0o777)
     (job / "store").mkdir()
@@ -106,13 +106,13 @@ def plant_folder(job: Path, target: Path) -> str:
 
 
 def plant_link(job: Path, target: Path) -> str:
-    """Be the job's folder oneself, as a link to one of the user's."""
+    """Create a link in place of the job's folder, to a folder of the user."""
     job.symlink_to(target.parent)
     return "planted"
 
 
 @pytest.mark.parametrize("plant", [plant_folder, plant_link])
-def test_a_job_does_not_meet_in_a_folder_of_somebody_else(
+def test_job_refuses_a_folder_of_another_user(
     tmp_path: Path, plant: Callable[[Path, Path], str]
 ) -> None:
     private = tmp_path / "private"
@@ -130,7 +130,7 @@ def test_a_job_does_not_meet_in_a_folder_of_somebody_else(
 
 
 def read_all(meeting: Path) -> str:
-    """Read whatever can be read."""
+    """Read everything that is readable."""
     found = []
     for folder, _, names in os.walk(meeting):
         for name in names:
@@ -141,7 +141,7 @@ def read_all(meeting: Path) -> str:
     return repr(found)
 
 
-def test_what_a_job_stores_in_a_folder_is_for_its_user_alone(tmp_path: Path) -> None:
+def test_job_folder_is_readable_only_for_its_user(tmp_path: Path) -> None:
     with (
         shared_folder() as meeting,
         in_folder(tmp_path, meeting, f"raise RuntimeError({SECRET!r})", "--redirects=3") as cluster,
@@ -156,11 +156,11 @@ def test_what_a_job_stores_in_a_folder_is_for_its_user_alone(tmp_path: Path) -> 
         assert as_user(STRANGER, lambda: read_all(meeting)) == "[]"
 
 
-# What another user calls his own, or puts in the way.
+# Folders and files of another user.
 
 
 def given_away(path: Path) -> Path:
-    """Make a folder another user's, which everybody can write to."""
+    """Give a folder to another user and make it writable for everyone."""
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")
     path.mkdir()
@@ -169,7 +169,7 @@ def given_away(path: Path) -> Path:
     return path
 
 
-def test_logs_do_not_go_on_in_a_folder_that_somebody_else_made(tmp_path: Path) -> None:
+def test_logs_are_not_written_to_a_folder_of_another_user(tmp_path: Path) -> None:
     specs = DefaultLogsSpecs(str(tmp_path / "logs"), redirects=Std.ALL)
     first = specs.reify({0: {}})
     assert specs.run_dir is not None
@@ -187,10 +187,10 @@ def test_logs_do_not_go_on_in_a_folder_that_somebody_else_made(tmp_path: Path) -
         assert Path(specs.run_dir).stat().st_mode & 0o777 == 0o700
 
 
-def test_folders_of_another_user_do_not_keep_what_was_left(
+def test_folders_of_another_user_do_not_block_the_cleanup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There are more of them than are removed at once, with names like those of this user's."""
+    """They have names like this user's folders, and there are more than one cleanup removes."""
     monkeypatch.setattr(pages, "SWEPT_MAX", 1)
     stem = f"{pages.FOLDER_PREFIX}{os.getuid()}-"
     left = tmp_path / f"{stem}left"
@@ -203,10 +203,10 @@ def test_folders_of_another_user_do_not_keep_what_was_left(
     assert all(folder.exists() for folder in theirs)
 
 
-def test_nobody_is_called_for_a_process_of_another_user(
+def test_dump_calls_no_socket_named_by_another_users_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its environment names a socket of root's; root dumps it."""
+    """Its environment names a socket of root, and root runs the dump."""
     monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
     path = str(tmp_path / "roots.sock")
     with (
@@ -236,7 +236,7 @@ def say_ready(address: bytes) -> str:
     return "said"
 
 
-def test_another_user_does_not_say_when_etcd_is_ready() -> None:
+def test_another_user_cannot_pretend_that_etcd_is_ready() -> None:
     looks: list[bool] = []
 
     def healthy() -> bool:

@@ -1,4 +1,4 @@
-"""Reports of real jobs: `holdfast report` of the folders that they leave, however they ended."""
+"""Reports of real jobs: `holdfast report` of their log directories, for every outcome."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from real_teams import OBEY, TOGETHER, Cluster
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Rank 1 fails with step 12 of the first generation; the second begins again with step 5. Each step
-# that `sampled` is called after is in the timeline, if there is one.
+# Rank 1 fails with step 12 of the first generation; the second generation continues with step 5. A step followed by
+# `sampled` is in the timeline, if there is one.
 TRAIN = """
 import glob
 from holdfast import worker
@@ -44,7 +44,7 @@ def report_of(*words: Path | str) -> dict[str, Any]:
 
 
 def lines_of(folder: Path, kind: str) -> list[str]:
-    """Return the lines of one kind in all timelines below a folder."""
+    """Return all lines of one kind from the timelines below a folder."""
     lines = [line for path in folder.rglob("timeline-*") for line in path.read_text().splitlines()]
     return [line for line in lines if f'"kind": "{kind}"' in line]
 
@@ -93,7 +93,7 @@ def test_failed_job_has_a_report_without_log_dir(tmp_path: Path) -> None:
     report = report_of(folder)
     assert report["outcome"]["state"] == "failed"
     assert "no data for <this> rank" in report["outcome"]["reason"]
-    # Samples were not taken while it ran, but one when it had stopped.
+    # No samples were taken while it ran, only one after it had stopped.
     assert report["generations"][0]["last_step"] >= 12
 
 
@@ -135,6 +135,6 @@ def test_report_shows_a_lost_node(tmp_path: Path) -> None:
     lost, alone = report["generations"]
     assert (lost["end"], sorted(lost["nodes"]), lost["world_size"]) == ("lost", ["A", "B"], 2)
     assert (alone["end"], alone["nodes"], alone["world_size"]) == ("succeeded", ["A"], 1)
-    # The folder of one node alone tells as much of the generations.
+    # The folder of a single node has the same information about generations.
     [folder] = [node["folder"] for node in report["nodes"] if node["name"] == "A"]
     assert [one["end"] for one in report_of(folder)["generations"]] == ["lost", "succeeded"]

@@ -1,4 +1,4 @@
-"""A generation begins when the last one is gone on every node, not only on the first to be ready."""
+"""A generation starts only after all workers of the previous one have exited on every node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from etcd_teams import MakeTeam
     from real_teams import Cluster
 
-# The first worker of `b` saves when it is stopped, until it is ordered to be done with that.
+# When the first worker of `b` is stopped, it saves until the test orders it to finish.
 SAVES = """
 def save(*_):
     tell("saving")
@@ -35,7 +35,7 @@ def start_all(cluster: Cluster, names: str) -> dict[str, int]:
 
 
 def check_that_all_wait(cluster: Cluster, *names: str) -> None:
-    """See that nobody starts, and that all say for whom they wait."""
+    """Check that no worker starts, and that all agents print which node they wait for."""
     assert cluster.news.next()[0] == "saving"
     for name in names:
         said = cluster.agents[name].says("cannot start yet")
@@ -43,7 +43,7 @@ def check_that_all_wait(cluster: Cluster, *names: str) -> None:
     assert cluster.is_quiet()
 
 
-def test_nobody_starts_again_while_a_worker_elsewhere_saves(tmp_path: Path, team: MakeTeam) -> None:
+def test_restart_waits_for_a_worker_elsewhere_to_stop(tmp_path: Path, team: MakeTeam) -> None:
     with team(tmp_path, SAVES, "--max-restarts=1", nnodes="2") as cluster:
         workers = start_all(cluster, "ab")
         os.kill(workers["a"], signal.SIGUSR2)
@@ -55,9 +55,7 @@ def test_nobody_starts_again_while_a_worker_elsewhere_saves(tmp_path: Path, team
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-def test_the_others_wait_for_the_workers_of_a_node_that_leaves(
-    tmp_path: Path, team: MakeTeam
-) -> None:
+def test_regroup_waits_for_the_workers_of_a_leaving_node(tmp_path: Path, team: MakeTeam) -> None:
     with team(tmp_path, SAVES, nnodes="2:3") as cluster:
         workers = start_all(cluster, "abc")
         cluster.agents["b"].signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Stopping a job: who gets which signal, how long they have, and what the command says of it."""
+"""Stopping a job: which process receives which signal, how long it has, and the output of the command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STUBBORN = """
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1"])
-def test_a_signal_is_passed_on_to_each_leader(tmp_path: Path, name: str) -> None:
+def test_signal_is_forwarded_to_each_leader(tmp_path: Path, name: str) -> None:
     signum = signal.Signals[name]
     flags = ("--nproc-per-node=2", "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")
     script = OBEDIENT + "\n    tell(f'leader{RANK}'); forever()\n"
@@ -42,8 +42,8 @@ def test_a_signal_is_passed_on_to_each_leader(tmp_path: Path, name: str) -> None
         assert "Traceback" not in err
 
 
-def test_a_signal_goes_to_the_leader_alone(tmp_path: Path) -> None:
-    """A leader ends its own children, in its own order; a group-wide signal would race with it."""
+def test_signal_is_sent_only_to_the_leader(tmp_path: Path) -> None:
+    """A leader stops its own children, in its own order; a signal to the group would race with it."""
     script = (
         OBEDIENT
         + """
@@ -60,10 +60,10 @@ def test_a_signal_goes_to_the_leader_alone(tmp_path: Path) -> None:
         assert job.news.take(1) == {"got15-0": family["leader"]}
         assert job.end()[0] == 143
         gone.gone_already()
-        assert job.news.is_quiet()  # The child was killed, not asked.
+        assert job.news.is_quiet()  # The child was killed without a signal that it could handle.
 
 
-def test_a_shell_that_dies_of_the_signal_does_not_cost_its_child_the_grace(tmp_path: Path) -> None:
+def test_child_of_a_killed_shell_keeps_its_grace_period(tmp_path: Path) -> None:
     child = tmp_path / "child.py"
     child.write_text(
         "import os, signal, sys, time\n"
@@ -82,8 +82,8 @@ def test_a_shell_that_dies_of_the_signal_does_not_cost_its_child_the_grace(tmp_p
         assert job.end()[0] == 143
 
 
-def test_a_console_that_takes_nothing_does_not_hold_a_signal_up(tmp_path: Path) -> None:
-    """A pager nobody scrolls, or a hung log collector, must not cost the workers their notice."""
+def test_blocked_console_does_not_delay_a_signal(tmp_path: Path) -> None:
+    """Workers must receive the signal even if a pager or a log collector blocks the console."""
     read, write = os.pipe()
     os.write(write, bytes(fcntl.fcntl(write, fcntl.F_GETPIPE_SZ)))
     script = OBEDIENT + "\n    tell('leader'); forever()\n"
@@ -107,7 +107,7 @@ FAILS_WHEN_TOLD = """
 """
 
 
-def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
+def test_second_ctrl_c_kills_immediately(tmp_path: Path) -> None:
     script = STUBBORN + "\n    tell(f'leader{RANK}'); forever()\n"
     with Job(tmp_path, script, "--nproc-per-node=2", "--shutdown-timeout=1000") as job:
         leaders = Watched(*job.news.take(2).values())
@@ -120,7 +120,7 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
         assert "killing the workers now" in err
 
 
-def test_a_worker_has_its_time_and_then_is_killed_with_its_family(tmp_path: Path) -> None:
+def test_worker_is_killed_with_its_children_after_the_timeout(tmp_path: Path) -> None:
     script = (
         STUBBORN
         + """
@@ -140,10 +140,10 @@ def test_a_worker_has_its_time_and_then_is_killed_with_its_family(tmp_path: Path
         assert "did not exit in time: killed it" in err
 
 
-def test_the_same_time_holds_when_a_failure_brings_workers_down(tmp_path: Path) -> None:
+def test_shutdown_timeout_applies_after_a_failure(tmp_path: Path) -> None:
     """torchrun always waits 30 s here, whatever --shutdown-timeout says."""
     script = STUBBORN + FAILS_WHEN_TOLD
-    os.mkfifo(tmp_path / "news.go")  # Before a worker looks for it.
+    os.mkfifo(tmp_path / "news.go")  # Before a worker opens it.
     with Job(tmp_path, script, "--nproc-per-node=2", "--shutdown-timeout=0.2") as job:
         family = Watched(*job.news.take(2).values())
         with open(f"{job.news.path}.go", "w"):
@@ -154,9 +154,9 @@ def test_the_same_time_holds_when_a_failure_brings_workers_down(tmp_path: Path) 
         assert "consequence" in err
 
 
-def test_the_stop_signal_can_be_chosen(tmp_path: Path) -> None:
+def test_stop_signal_can_be_configured(tmp_path: Path) -> None:
     script = OBEDIENT + FAILS_WHEN_TOLD
-    os.mkfifo(tmp_path / "news.go")  # Before a worker looks for it.
+    os.mkfifo(tmp_path / "news.go")  # Before a worker opens it.
     with Job(tmp_path, script, "--nproc-per-node=2", "--stop-signal=SIGUSR1") as job:
         leaders = job.news.take(2)
         with open(f"{job.news.path}.go", "w"):
@@ -165,22 +165,22 @@ def test_the_stop_signal_can_be_chosen(tmp_path: Path) -> None:
         assert job.end()[0] == 7
 
 
-def test_a_signal_while_restarting_ends_the_job(tmp_path: Path) -> None:
+def test_signal_during_a_restart_ends_the_job(tmp_path: Path) -> None:
     script = STUBBORN + "\n    tell(f'leader{RANK}'); forever()\n"
     with Job(tmp_path, script, "--nproc-per-node=2", "--max-restarts=5") as job:
         leaders = job.news.take(2)
         os.kill(leaders["leader1"], signal.SIGKILL)
-        assert job.news.take(1) == {"ignored15-0": leaders["leader0"]}  # Its stop has begun.
+        assert job.news.take(1) == {"ignored15-0": leaders["leader0"]}  # Its stop is in progress.
         job.signal(signal.SIGTERM)
         os.kill(leaders["leader0"], signal.SIGKILL)
         assert job.end()[0] == 143
         assert job.news.is_quiet()
 
 
-def test_a_worker_in_uninterruptible_sleep_is_reported(
+def test_worker_in_uninterruptible_sleep_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that waits for its vfork child is in that state, until the child lets it go."""
+    """A process that waits for its vfork child is in that state until the child exits or calls exec."""
     monkeypatch.setenv("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "0.3")
     script = """
     os.mkfifo("never")
@@ -194,15 +194,15 @@ def test_a_worker_in_uninterruptible_sleep_is_reported(
         worker.gone_already()
         assert code == 128 + signal.SIGKILL
         assert "stuck in uninterruptible sleep" in err
-        assert "restarting" not in err  # A new start would only get stuck as well.
+        assert "restarting" not in err  # A new generation would get stuck as well.
         assert job.news.is_quiet()
 
 
-# What makes no difference to a job may still end its agent: the default action of most signals.
+# Signals that Holdfast does not handle may still kill the agent by their default action.
 @pytest.mark.parametrize(
     "signum", [signal.SIGUSR1, signal.SIGALRM, signal.SIGRTMIN + 3, signal.SIGKILL]
 )
-def test_a_signal_that_is_not_handled_leaves_no_folder(tmp_path: Path, signum: int) -> None:
+def test_unhandled_signal_leaves_no_folder(tmp_path: Path, signum: int) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     script = "\n    tell(os.environ['HOLDFAST_WORKER_PAGE']); tell('leader'); forever()\n"
@@ -219,13 +219,13 @@ def test_a_signal_that_is_not_handled_leaves_no_folder(tmp_path: Path, signum: i
 
 
 def meddled(folder: Path, program: str) -> dict[str, str]:
-    """Return an environment in which every Python begins with this program."""
+    """Return an environment in which every Python process first runs this program."""
     (folder / "sitecustomize.py").write_text("import os, signal, sys\n" + textwrap.dedent(program))
     return {"PYTHONPATH": str(folder)}
 
 
-def test_signals_before_there_is_an_agent_end_the_command_in_order(tmp_path: Path) -> None:
-    """Twice in a row, as it begins to import what the keeper was started beside."""
+def test_signals_during_startup_end_the_command_cleanly(tmp_path: Path) -> None:
+    """Two signals in a row arrive when the agent starts its imports, after it has started the keeper."""
     meddling = """
         class Signals:
             def find_spec(self, name, *_):
@@ -240,8 +240,8 @@ def test_signals_before_there_is_an_agent_end_the_command_in_order(tmp_path: Pat
     assert len(err.splitlines()) == 1, err
 
 
-def test_signals_while_all_is_removed_change_nothing(tmp_path: Path) -> None:
-    """The first ends the job; from then on one comes with each folder that is removed."""
+def test_signals_during_the_cleanup_change_nothing(tmp_path: Path) -> None:
+    """The first signal ends the job; then one arrives with each folder that is removed."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     meddling = """
@@ -262,7 +262,7 @@ def test_signals_while_all_is_removed_change_nothing(tmp_path: Path) -> None:
         assert not [*temporary.iterdir()]
 
 
-def test_what_the_agent_is_not_to_handle_keeps_its_default_action(tmp_path: Path) -> None:
+def test_excluded_signal_keeps_its_default_action(tmp_path: Path) -> None:
     with Job(tmp_path, "\n    tell('leader'); forever()\n", "--signals-to-handle=SIGINT") as job:
         everyone = Watched(*job.news.take(1).values(), job.keeper())
         job.signal(signal.SIGTERM)

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from etcd_teams import MakeTeam
 
 
-def test_a_killed_worker_is_followed_to_the_restart_on_all_nodes(
+def test_story_leads_from_a_killed_worker_to_the_restart_on_all_nodes(
     tmp_path: Path, team: MakeTeam
 ) -> None:
     names = ("a", "b", "c")
     files = {name: str(tmp_path / f"{name}.story") for name in names}
-    files["b"] = files["a"]  # Agents may share one.
+    files["b"] = files["a"]  # Agents may share one file.
     with team(tmp_path, OBEY, "--max-restarts=1", nnodes="3") as cluster:
         for name in names:
             cluster.start(name, f"--story={files[name]}", conf=f"node_id={name}")
@@ -42,4 +42,4 @@ def test_a_killed_worker_is_followed_to_the_restart_on_all_nodes(
     [other] = [at for at in restarts if lines[at].node == "c"]
     path = sorted(listing.leading_to(other), key=order.index)
     assert (path[0], path[-1]) == (died, other)
-    assert {lines[at].node for at in path} > {"b", "c"}  # And whoever decides.
+    assert {lines[at].node for at in path} > {"b", "c"}  # And the coordinator or leader.

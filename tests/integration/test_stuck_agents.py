@@ -1,4 +1,4 @@
-"""Real agents whose own thread hangs while the one that sends heartbeats goes on."""
+"""Real agents whose own thread hangs while the heartbeat thread continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 CONF = f"{QUICK},{SOON_SILENT}"
 
-# Logs on a file system that hangs while there is a gate, until somebody opens that.
+# Logs on a file system that hangs while the gate exists, until the test opens it.
 FROZEN_LOGS = """
 import os
 from holdfast.processes.logs.specs import DefaultLogsSpecs
@@ -30,7 +30,7 @@ class FrozenLogs(DefaultLogsSpecs):
 
 
 def install_frozen_logs(folder: Path) -> None:
-    """Install `--logs-specs frozen` as a package of the user's would be."""
+    """Install `--logs-specs frozen` like a user's package."""
     (folder / "frozen.py").write_text(FROZEN_LOGS)
     about = folder / "frozen-1.dist-info"
     about.mkdir()
@@ -38,7 +38,7 @@ def install_frozen_logs(folder: Path) -> None:
     (about / "entry_points.txt").write_text("[torchrun.logs_specs]\nfrozen = frozen:FrozenLogs\n")
 
 
-def test_a_job_goes_on_without_a_node_whose_file_system_hangs(
+def test_job_continues_without_a_node_whose_file_system_hangs(
     tmp_path: Path, team: MakeTeam
 ) -> None:
     gate = tmp_path / "gate"
@@ -55,15 +55,15 @@ def test_a_job_goes_on_without_a_node_whose_file_system_hangs(
         assert waiting == set(cluster.generation(2)) == {"a", "b"}
         for agent in cluster.agents.values():
             agent.says("node-c was lost" if agent.name != "c" else "counts as lost")
-        # It is back as soon as its file system answers.
+        # It rejoins as soon as its file system responds.
         gate.rename(tmp_path / "open").write_text("")
         for start in cluster.generation(3).values():
             start.finish()
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_a_failure_is_reported_though_its_log_cannot_be_read(tmp_path: Path) -> None:
-    """A read of a pipe that nobody writes to hangs as one of a dead file server does."""
+def test_failure_is_reported_even_if_its_log_cannot_be_read(tmp_path: Path) -> None:
+    """Reading a pipe without a writer hangs in the same way as reading from a dead file server."""
     script = """
     log = os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]) + "/stderr.log"
     os.unlink(log)
@@ -76,7 +76,7 @@ def test_a_failure_is_reported_though_its_log_cannot_be_read(tmp_path: Path) -> 
     assert "rank      : 0" in errors
 
 
-def test_a_story_that_nobody_takes_in_holds_up_no_job(tmp_path: Path) -> None:
+def test_unread_story_does_not_block_the_job(tmp_path: Path) -> None:
     story = tmp_path / "story"
     os.mkfifo(story)
     reader = os.open(story, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""Real jobs with several endpoints: a person has the coordinator taken over, and never an agent."""
+"""Real jobs with several endpoints: an operator takes over the coordinator, never an agent."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ELSEWHERE = "is_host=0"
 
 
 class ListCluster(NetworkCluster):
-    """Agents on machines of a network, all of which have a list of the machines."""
+    """Agents on machines of a network, each with the list of machines."""
 
     def __init__(self, folder: Path, network: Network, nnodes: str) -> None:
         super().__init__(folder, network, nnodes)
         self._endpoint = ",".join(ENDPOINTS)
 
     def coordinate(self, name: str, node: int, *flags: str) -> Agent:
-        """Start a coordinator of its own on a node."""
+        """Start a separate coordinator on a node."""
         given = ["--endpoint", self.endpoint, "--rdzv-conf", CUTTING, "--rdzv-id", self.run_id]
         command = [*self._network.inside(node), *HOLDFAST, "coordinator", *given, *flags]
         return self._run(name, command, TOKEN)
@@ -39,11 +39,11 @@ class ListCluster(NetworkCluster):
             self.start_on(name, conf=f"{PATIENT},{conf}".rstrip(","), env=TOKEN)
 
 
-def test_a_person_takes_over_from_a_machine_that_is_gone(tmp_path: Path, network: Network) -> None:
+def test_operator_takes_over_from_a_failed_machine(tmp_path: Path, network: Network) -> None:
     with ListCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc")
         meeting(cluster, *"abc")
-        network.cut(0)  # Silently: that it is for good nobody but a person can know.
+        network.cut(0)  # Silently: only an operator can know that it is permanent.
         cluster.agents["a"].kill()
         for name in "bc":
             assert "--take-over" in cluster.agents[name].says("(coordinator_timeout=120)")
@@ -55,20 +55,20 @@ def test_a_person_takes_over_from_a_machine_that_is_gone(tmp_path: Path, network
                 f"connected to the coordinator at {ENDPOINTS[1]} instead"
                 in cluster.agents[name].said()
             )
-        network.heal(0)  # With another agent, which finds that it is not to coordinate.
+        network.heal(0)  # With another agent, which must not coordinate.
         cluster.start("again", conf=PATIENT, env=TOKEN, before=network.inside(0))
         cluster.agents["again"].says(f"a coordinator took over at {ENDPOINTS[1]}")
         finish(meeting(cluster, *"bc", "again"))
-        assert second.end()[0] == 0  # It ends with the job.
+        assert second.end()[0] == 0  # It exits with the job.
         assert cluster.codes() == {
             "a": -signal.SIGKILL, "b": 0, "c": 0, "again": 0, "second": 0,
         }  # fmt: skip
 
 
-def test_a_coordinator_that_was_only_cut_off_ends_when_it_finds_that_it_was_replaced(
+def test_cut_off_coordinator_stops_when_it_detects_its_replacement(
     tmp_path: Path, network: Network
 ) -> None:
-    """The person was wrong. Its node joins at the other, and nobody goes back to it."""
+    """The operator was wrong. Its node joins at the other coordinator, and no node returns to it."""
     with ListCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc")
         meeting(cluster, *"abc")
@@ -82,10 +82,10 @@ def test_a_coordinator_that_was_only_cut_off_ends_when_it_finds_that_it_was_repl
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0, "second": 0}
 
 
-def test_a_take_over_restarts_no_worker_if_all_nodes_are_there(
+def test_takeover_restarts_no_worker_if_all_nodes_reconnect(
     tmp_path: Path, network: Network
 ) -> None:
-    """The coordinator was on its own; twice, from the first to the third machine."""
+    """The coordinator runs without an agent; it is taken over twice, from the first to the third machine."""
     with ListCluster(tmp_path, network, "2") as cluster:
         first = cluster.coordinate("first", 0)
         cluster.start_nodes("bc", conf=ELSEWHERE)

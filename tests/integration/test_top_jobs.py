@@ -1,4 +1,4 @@
-"""`holdfast top` on a real job: by textual's pilot in this process, and in a terminal of its own."""
+"""`holdfast top` on a real job: with textual's pilot in this process, and in a separate terminal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SCRIPT = f"""
 
 
 async def until(pilot: Pilot[None], fact: Callable[[], object]) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(PATIENCE_S):
         while not fact():
             await pilot.pause(0.02)
@@ -64,7 +64,7 @@ async def test_top_watches_and_steers_three_nodes(
             await until(pilot, lambda: job.header.running == 3)
             starts["b"].fail()
             starts = await asyncio.to_thread(team.generation, 3)
-            # Where the time went, of the restart and of the generation that it ended.
+            # The durations of the restart, and of the generation that it ended.
             await until(pilot, lambda: [*job.generations[0].stages] == [*RESTART_STAGES])
             await until(pilot, lambda: {row.step for row in job.ranks} == {1})
             assert (job.header.generation, job.header.restarts) == (1, 1)
@@ -73,7 +73,7 @@ async def test_top_watches_and_steers_three_nodes(
             def is_open() -> TextScreen | None:
                 return app.screen if isinstance(app.screen, TextScreen) else None
 
-            # The logs of a rank, through a restart that is asked for meanwhile.
+            # The logs of a rank, during a requested restart.
             rank = starts["c"].rank
             await pilot.press("slash", str(rank), "enter", "l")
             written = [f"generation {number} of {rank}" for number in (1, 2)]
@@ -154,7 +154,7 @@ class Terminal:
         )
 
     def until(self, text: bytes) -> None:
-        """Wait until this is on the screen."""
+        """Wait until this text is on the screen."""
         deadline = time.monotonic() + PATIENCE_S
         while text not in self.written:
             assert self.process.poll() is None, self.written
@@ -178,7 +178,7 @@ class Terminal:
         return True
 
     def is_as_before(self) -> bool:
-        """Whether the terminal is as it was: its modes, the normal screen, a cursor, no mouse."""
+        """Whether the terminal is restored: its modes, the normal screen, a cursor, no mouse."""
         last = {
             name: max((self.written.rfind(b"\x1b[?%d%c" % (name, way)), way) for way in b"hl")[1]
             for name in (1049, 25, 1000, 1003, 2004)
@@ -194,7 +194,7 @@ class Terminal:
 
 
 async def found(pid: int) -> str:
-    """Wait until an agent can be found; return the run id of its job."""
+    """Wait until an agent can be discovered; return the run id of its job."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             run_ids = {one.here.pid: one.here.run_id for one in await local_jobs()}
@@ -219,7 +219,7 @@ def test_terminal_is_restored(tmp_path: Path) -> None:
                 assert terminal.is_as_before(), terminal.written[-300:]
             finally:
                 terminal.close()
-        # The job is not touched by those who look.
+        # Watching does not affect the job.
         assert job.agent.poll() is None
 
 

@@ -1,9 +1,8 @@
-"""Real workers that take too long: their stacks are shown, they are killed, and the job goes on."""
+"""Real workers that take too long: their stacks are shown, they are killed, and the job continues."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ LOGS = ("--log-dir=logs", "--redirects=2", "--nproc-per-node=2")
 
 
 def stuck_once(block: str) -> str:
-    """Return a script of which rank 1 is stuck in the first generation."""
+    """Return a script in which rank 1 is stuck in the first generation."""
     return f"""{HEAD}
 if GENERATION == "0":
     if RANK == "1":
@@ -42,7 +41,7 @@ if GENERATION == "0":
 
 
 def watchdog_events(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return what the events tell of timers that expired, in order."""
+    """Return the events about expired timers, in order."""
     return [
         (one["name"], json.loads(one["metadata"]["metadata"]))
         for one in events_of(folder)
@@ -51,13 +50,13 @@ def watchdog_events(folder: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("block", [SECTION, TIMER], ids=["section", "timer"])
-def test_a_worker_that_is_stuck_is_shown_and_killed_and_the_job_goes_on(
+def test_stuck_worker_is_dumped_and_killed_and_the_job_continues(
     tmp_path: Path, block: str
 ) -> None:
     flags = (*LOGS, "--max-restarts=1")
     with ObservedJob(tmp_path, stuck_once(block), *flags, env=TIMERS) as job:
         code, said = job.ends()
-        assert job.left_behind() == []  # The pipe of the timers is gone, too.
+        assert job.left_behind() == []  # The pipe of the timers is removed too.
     assert code == 0
     scope = "section stuck" if block == SECTION else "stuck"
     pid = watchdog_events(tmp_path)[0][1]["worker_pid"]
@@ -80,7 +79,7 @@ def test_a_worker_that_is_stuck_is_shown_and_killed_and_the_job_goes_on(
 
 
 @pytest.mark.parametrize("block", [SECTION, TIMER], ids=["section", "timer"])
-def test_the_report_says_what_a_worker_was_killed_for(tmp_path: Path, block: str) -> None:
+def test_report_names_the_timer_that_killed_a_worker(tmp_path: Path, block: str) -> None:
     with ObservedJob(tmp_path, stuck_once(block), *LOGS, env=TIMERS) as job:
         code, said = job.ends()
     assert code == 128 + signal.SIGKILL
@@ -94,7 +93,7 @@ def test_the_report_says_what_a_worker_was_killed_for(tmp_path: Path, block: str
 
 
 @pytest.mark.parametrize("block", [SECTION, TIMER], ids=["section", "timer"])
-def test_below_a_shell_a_worker_is_shown_and_explained_as_well(tmp_path: Path, block: str) -> None:
+def test_stuck_worker_below_a_shell_is_dumped_and_explained(tmp_path: Path, block: str) -> None:
     script = f"""{HEAD}
 if len(sys.argv) == 1:
     import subprocess
@@ -112,7 +111,7 @@ with {block}:
     assert "be_stuck_here (" in log.read_text()
 
 
-def test_without_a_log_the_stacks_are_in_the_report(tmp_path: Path) -> None:
+def test_stacks_are_in_the_report_if_there_is_no_log(tmp_path: Path) -> None:
     with ObservedJob(tmp_path, stuck_once(SECTION), "--nproc-per-node=2", "--log-dir=logs") as job:
         code, said = job.ends()
     assert code == 128 + signal.SIGKILL
@@ -121,85 +120,7 @@ def test_without_a_log_the_stacks_are_in_the_report(tmp_path: Path) -> None:
     assert "be_stuck_here (" in report.read_text()
 
 
-def test_a_bad_path_for_the_pipe_is_a_warning(tmp_path: Path) -> None:
-    env = {**TIMERS, "TORCHELASTIC_TIMER_FILE": str(tmp_path)}
-    script = "sys.exit(os.environ['TORCHELASTIC_TIMER_FILE'] != '')\n"
-    with ObservedJob(tmp_path, script, env=env) as job:
-        code, said = job.ends()
-    assert code == 0
-    [line] = said.splitlines()
-    assert str(tmp_path) in line
-
-
-def test_what_is_left_in_time_harms_nobody(tmp_path: Path) -> None:
-    """Two blocks are left at once; a third one's time is up after theirs would have been."""
-    script = f"""{HEAD}
-with worker.section("early", timeout=1), in_a_timer(after=1, scope="early too"):
-    pass
-timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"], 0))
-with worker.section("outer", timeout=1000), timer.expires(after=1, scope="late"):
-    tell("up")
-    obey()
-"""
-    with ObservedJob(tmp_path, script, "--log-dir=logs", env=TIMERS) as job:
-        [pid] = job.news.take(1).values()
-        job.prints("timer expired: 'late' (pid ")
-        os.kill(pid, signal.SIGUSR1)
-        code, said = job.ends()
-    assert code == 0
-    assert said.count("timer expired:") == 1
-    assert "not killing it" in said
-
-
-def worker_pids(job: ObservedJob) -> list[int]:
-    """Return the workers of the last generation, by the events so far."""
-    starts = [one for one in events_of(job.folder) if summary_of(one).name == "START"]
-    return [int(one["metadata"]["worker_id"]) for one in starts]
-
-
-def test_a_timer_of_a_worker_that_has_ended_is_forgotten(tmp_path: Path) -> None:
-    """The number of the process may be another's by then."""
-    script = f"""{HEAD}
-if RANK == "0":
-    with in_a_timer("of one that ends", after=1):
-        os._exit(0)
-timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"], 0))
-with timer.expires(after=1.2, scope="later"):
-    obey()
-"""
-    with ObservedJob(tmp_path, script, *LOGS, env=TIMERS) as job:
-        job.prints("timer expired: 'later' (pid ")
-        os.kill(worker_pids(job)[1], signal.SIGUSR1)
-        code, said = job.ends()
-    assert code == 0
-    assert "of one that ends" not in said
-    assert [inner["scope_id"] for _, inner in watchdog_events(tmp_path)] == ["later"]
-
-
-def test_a_request_may_only_name_a_worker_of_this_agent(tmp_path: Path) -> None:
-    script = """
-import json
-parent = os.getppid()
-for pid in (OTHER, parent, int(open(f"/proc/{parent}/stat").read().rpartition(")")[2].split()[1])):
-    request = {"version": 1, "pid": pid, "scope_id": "murder", "expiration_time": 1.0, "signal": 9}
-    with open(os.environ["TORCHELASTIC_TIMER_FILE"], "w") as pipe:
-        pipe.write(json.dumps(request) + "\\n")
-tell("asked")
-obey()
-"""
-    own = f"OTHER = {os.getpid()}\n"
-    with ObservedJob(tmp_path, own + script, "--log-dir=logs", env=TIMERS) as job:
-        workers = job.news.take(1)
-        for pid in (os.getpid(), job.keeper(), job.agent.pid):
-            job.prints(f"pid {pid}, scope 'murder'")
-        os.kill(workers["asked"], signal.SIGUSR1)
-        code, said = job.ends()
-    assert code == 0
-    assert said.count("refused") == 3
-    assert watchdog_events(tmp_path) == []
-
-
-def test_a_pipe_at_a_chosen_place_is_removed_at_the_end(tmp_path: Path) -> None:
+def test_pipe_at_a_chosen_path_is_removed_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "timers"
     script = """
 import stat

@@ -1,4 +1,4 @@
-"""What nodes of one job tell those who look on, as nodes come, fail and go."""
+"""The metrics and events of a job's nodes while nodes join, fail and leave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from real_teams import Agent
 
-# Each has said what it knows before the next thing happens to it.
+# Each node has reported before the next change.
 KNOWING = """
 from holdfast import worker
 own = worker.info()
@@ -26,7 +26,7 @@ AT_PORT = "metrics: http://127.0.0.1:"
 
 
 def restarts(agent: Agent) -> dict[str, float]:
-    """Return the restarts of an agent by their reasons, but for those there were none for."""
+    """Return the restarts of an agent by reason, without reasons that did not occur."""
     port = int(agent.said().partition(AT_PORT)[2].partition("/")[0])
     [family] = [
         one
@@ -61,7 +61,7 @@ def test_each_reason_for_a_new_generation_is_reported(tmp_path: Path) -> None:
     assert " joined'\n" in said
     [failed] = [line for line in said.splitlines() if line.startswith("2: ")]
     assert failed.startswith("2: 2 'rank 1 (pid ")
-    assert " failed: exit code 1" in failed  # And mostly the exception, if it came in time.
+    assert " failed: exit code 1" in failed  # And usually the exception, if it arrived in time.
     assert "\n3: 2 '" in said
     assert " was lost: " in said
     [logs] = (path for path in (tmp_path / "logs").iterdir() if "SUCCEEDED" in texts(path))

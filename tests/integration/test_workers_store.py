@@ -1,4 +1,4 @@
-"""The store that agents serve to workers, used by real workers of real jobs."""
+"""The workers' store of real jobs, used by real workers."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ if RANK != "0":
 
 
 def counts(cluster: Cluster, workers: int) -> list[int]:
-    """Return what the workers of a generation counted in their store, each for itself."""
+    """Return the count that each worker of a generation read from the store."""
     return sorted(int(cluster.news.next()[1]) for _ in range(workers))
 
 
-def test_workers_of_several_nodes_meet_in_the_store_of_the_first(tmp_path: Path) -> None:
+def test_workers_of_several_nodes_share_the_store_of_the_first(tmp_path: Path) -> None:
     with Cluster(tmp_path, MEET, "--max-restarts", "1", nnodes="2") as cluster:
         cluster.start_all("a", "b")
         starts = cluster.generation(2)
@@ -63,7 +63,7 @@ def test_workers_of_several_nodes_meet_in_the_store_of_the_first(tmp_path: Path)
 
 
 @pytest.mark.parametrize("backend", ["c10d", "static", "file", "etcd"])
-def test_every_backend_has_it(tmp_path: Path, backend: str, etcd: Etcd) -> None:
+def test_every_backend_has_a_workers_store(tmp_path: Path, backend: str, etcd: Etcd) -> None:
     (tmp_path / "shared").mkdir()
     endpoint = {"file": str(tmp_path / "shared"), "etcd": etcd.endpoint}.get(backend, "")
     with Cluster(tmp_path, MEET, nnodes="2", backend=backend, endpoint=endpoint) as cluster:
@@ -76,8 +76,8 @@ def test_every_backend_has_it(tmp_path: Path, backend: str, etcd: Etcd) -> None:
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-def test_a_late_worker_of_the_old_generation_cannot_touch_the_new_one(tmp_path: Path) -> None:
-    """No worker outlives its generation; what it started elsewhere might."""
+def test_late_worker_cannot_use_the_store_of_the_next_generation(tmp_path: Path) -> None:
+    """No worker outlives its generation, but a process that it started elsewhere may."""
     with Cluster(tmp_path, OBEY, "--max-restarts", "1", nnodes="2") as cluster:
         cluster.start_host("a")
         cluster.start("b")
@@ -95,7 +95,7 @@ def test_a_late_worker_of_the_old_generation_cannot_touch_the_new_one(tmp_path: 
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-def test_the_store_is_there_until_the_last_worker_is_done(tmp_path: Path) -> None:
+def test_store_is_served_until_the_last_worker_is_done(tmp_path: Path) -> None:
     flags = ("--exit-barrier-timeout", "0.1")
     with Cluster(tmp_path, LAST, *flags, nnodes="2") as cluster:
         cluster.start_coordinator("coordinator")
@@ -111,7 +111,7 @@ def test_the_store_is_there_until_the_last_worker_is_done(tmp_path: Path) -> Non
             TCPStore(host, int(port), timeout=timedelta(seconds=0.5))
 
 
-def test_the_store_moves_when_its_node_is_lost(tmp_path: Path) -> None:
+def test_store_moves_when_its_node_is_lost(tmp_path: Path) -> None:
     with Cluster(tmp_path, MEET, nnodes="1:2", conf=TOGETHER) as cluster:
         cluster.start_coordinator("coordinator")
         cluster.start_all("a", "b")
@@ -125,8 +125,8 @@ def test_the_store_moves_when_its_node_is_lost(tmp_path: Path) -> None:
         assert cluster.agents[other.agent].end()[0] == 0
 
 
-def test_no_generation_meets_where_another_did(tmp_path: Path, team: MakeTeam) -> None:
-    """A worker that survived in a process of its own would be let in there."""
+def test_each_generation_has_a_new_store_port(tmp_path: Path, team: MakeTeam) -> None:
+    """Otherwise a surviving process of an old worker could use the new store."""
     restarts = 9
     with team(tmp_path, OBEY, f"--max-restarts={restarts}", nnodes="2", conf=QUICK) as cluster:
         cluster.start_host("a")

@@ -27,7 +27,7 @@ def launchers(tmp_path: Path, torchrun: Torchrun) -> Launchers:
 
 @pytest.fixture
 def signals_as_before() -> Iterator[None]:
-    """Put handlers back: torch's groups of workers install some, and leave them."""
+    """Restore signal handlers, which torch's worker groups install and do not remove."""
     handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     before = {number: signal.getsignal(number) for number in handled}
     yield

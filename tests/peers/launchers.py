@@ -1,4 +1,4 @@
-"""Runs one command line under the real torchrun and under `holdfast run`, and keeps what came."""
+"""Runs one command line under the real torchrun and under `holdfast run`, and records the results."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TIMEOUT_S = 60
 RUN_FOLDER = re.compile(r"(?P<run_id>.+)_[0-9a-z_]{8}")
 """The folder of a run: its id and eight random characters."""
 OWN_FILE = re.compile(r"failure\.json|(events|timeline)-.+\.jsonl")
-"""What Holdfast alone puts there: the report and the events."""
+"""The files that only Holdfast writes there: the report and the events."""
 
 
 def free_port() -> int:
-    """Return a port nobody uses, out of those the kernel does not give away by itself."""
+    """Return an unused port outside of the range from which the kernel assigns ports."""
     while True:
         port = random.randint(20000, 32000)
         with socket.socket() as probe:
@@ -37,7 +37,7 @@ def free_port() -> int:
 
 
 class Outcome(NamedTuple):
-    """What one launcher made of a command line."""
+    """The results of one launcher for a command line."""
 
     folder: Path
     code: int
@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
     err: str
 
     def probes(self) -> dict[str, Any]:
-        """Return what the workers told in files of their own, by the name of the file."""
+        """Return the files that the workers wrote, by name."""
         return {
             file.name: json.loads(file.read_text()) for file in self.folder.glob("probe-*.json")
         }
@@ -60,13 +60,13 @@ class Outcome(NamedTuple):
             if not inner or OWN_FILE.fullmatch("/".join(inner)):
                 continue
             text = path.read_text() if path.is_file() else "a folder"
-            if inner[-1].startswith("filtered_"):  # Workers come in any order.
+            if inner[-1].startswith("filtered_"):  # Workers write in any order.
                 text = "".join(sorted(text.splitlines(keepends=True)))
             tree["/".join(inner)] = text
         return tree
 
     def shown(self) -> tuple[list[str], list[str]]:
-        """Return the workers' lines on the two streams; workers come in any order."""
+        """Return the workers' lines on the two streams; workers write in any order."""
         err = [line for line in self.err.splitlines() if re.search(r"\berr \S+ \d", line)]
         return sorted(self.out.splitlines()), sorted(err)
 
@@ -88,20 +88,20 @@ class Torchrun:
         self._process.stdin.flush()
 
     def end(self) -> int:
-        """Wait until the job is done and return its exit code."""
+        """Wait until the job exits; return its exit code."""
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], TIMEOUT_S)
         assert ready, f"torchrun is not done after {TIMEOUT_S} s"
         return int(self._process.stdout.readline())
 
     def close(self) -> None:
-        # The whole group, since a job that was given up has to stop its workers.
+        # The whole group, since an abandoned job must stop its workers.
         os.killpg(self._process.pid, signal.SIGTERM)
         self._process.communicate()
 
 
 class Launchers:
-    """Runs command lines, each launcher in a folder of its own beside the scripts."""
+    """Runs command lines, each launcher in its own folder next to the scripts."""
 
     def __init__(self, base: Path, torchrun: Torchrun) -> None:
         self.base = base
@@ -122,7 +122,7 @@ class Launchers:
         path.chmod(0o755)
 
     def both(self, line: list[str], env: dict[str, str] | None = None) -> tuple[Outcome, Outcome]:
-        """Return what torchrun and Holdfast made of the line, in this order."""
+        """Return the results of torchrun and Holdfast for the line, in this order."""
         # Both serve the workers' store at a port that is named, so they cannot run at once.
         in_turn = self.holdfast(line, env) if "--master-port" in line else None
         folder = self._folder("torchrun")

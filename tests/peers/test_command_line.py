@@ -1,4 +1,4 @@
-"""`holdfast run` has the flags of the real torchrun and understands command lines as it does."""
+"""`holdfast run` has the flags of the real torchrun and parses command lines in the same way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 
-def test_the_command_line_has_the_same_flags() -> None:
+def test_command_line_has_the_same_flags() -> None:
     import torch.distributed.run
 
     import holdfast.run
@@ -23,7 +23,7 @@ def test_the_command_line_has_the_same_flags() -> None:
 
 
 def flags(parser: argparse.ArgumentParser) -> dict[str, object]:
-    """Return what each spelling of each flag, and each positional, stands for."""
+    """Return the meaning of each spelling of each flag, and of each positional argument."""
     return {
         name: (one.dest, one.nargs, one.default, list(one.choices or ()), one.required)
         for one in parser._actions
@@ -53,7 +53,7 @@ def flags(parser: argparse.ArgumentParser) -> dict[str, object]:
         ("--tee 1 --max_restarts 1 train.py", {"PET_TEE": "3", "PET_MAX_RESTARTS": "2"}),
     ],
 )
-def test_command_lines_are_understood_in_the_same_way(
+def test_command_lines_are_parsed_in_the_same_way(
     line: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch.distributed.run

@@ -1,6 +1,6 @@
-"""The control socket beside torch's own: the same questions, the same answers, for torch's client.
+"""The control socket compared with torch's own: the same requests and responses, with torch's client.
 
-One worker with torch serves at two sockets: at one by torch's native server, at the other by ours.
+One worker with torch serves two sockets, one with torch's native server, the other with ours.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ print(*map(os.path.exists, sys.argv[1:]), flush=True)
 
 
 class Worker:
-    """The worker, and how to ask it."""
+    """The worker, and requests to it."""
 
     def __init__(self, folder: Path) -> None:
         self.theirs, self.ours = str(folder / "theirs"), str(folder / "ours")
@@ -70,7 +70,7 @@ class Worker:
         self.process.stdout.readline()
 
     def end(self) -> str:
-        """Have both shut down; return which of the sockets are still there."""
+        """Shut both servers down; return which of the sockets still exist."""
         return self.process.communicate("\n")[0]
 
 
@@ -103,7 +103,7 @@ def asked(path: str, method: str, what: str, body: bytes = b"") -> tuple[int, st
         "/handler/fr_trace_json",
     ],
 )
-def test_a_handler_answers_the_same(worker: Worker, what: str) -> None:
+def test_handler_responses_are_equal(worker: Worker, what: str) -> None:
     theirs = asked(worker.theirs, "POST", what, b"content")
     assert asked(worker.ours, "POST", what, b"content") == theirs
     assert theirs[0] in (200, 201)
@@ -122,9 +122,7 @@ def test_a_handler_answers_the_same(worker: Worker, what: str) -> None:
         ("POST", "/handler/ping/more", 404, ""),
     ],
 )
-def test_the_paths_are_the_same(
-    worker: Worker, method: str, what: str, status: int, begins: str
-) -> None:
+def test_paths_are_equal(worker: Worker, method: str, what: str, status: int, begins: str) -> None:
     for path in (worker.theirs, worker.ours):
         found = asked(path, method, what)
         assert found[0] == status
@@ -137,7 +135,7 @@ def test_all_torch_names_exist(worker: Worker) -> None:
     assert set(json.loads(ours[2])) == set(json.loads(theirs[2]))
 
 
-def test_both_show_where_the_worker_is(worker: Worker) -> None:
+def test_both_servers_show_the_workers_stack(worker: Worker) -> None:
     for path in (worker.theirs, worker.ours):
         status, kind, text = asked(path, "POST", "/handler/dump_traceback")
         assert (status, kind) == (200, "text/plain")
@@ -145,7 +143,7 @@ def test_both_show_where_the_worker_is(worker: Worker) -> None:
 
 
 class Relay:
-    """A TCP port that leads to a unix socket: torch's client knows no other kind."""
+    """Forwards a TCP port to a unix socket, because torch's client supports only TCP."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -184,7 +182,7 @@ class Relay:
 
 
 class Addresses:
-    """What torch's client asks its store for."""
+    """Stands in for the store of torch's client."""
 
     def __init__(self, *urls: str) -> None:
         self.urls = urls
@@ -194,9 +192,7 @@ class Addresses:
         return [url.encode() for url in self.urls]
 
 
-def test_the_client_of_torch_gets_its_answers(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchs_client_gets_its_responses(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     frontend = import_module("torch.distributed.debug._frontend")
     relays = [Relay(worker.ours), Relay(worker.ours)]
     try:
@@ -216,7 +212,7 @@ def test_the_client_of_torch_gets_its_answers(
     assert [answer.status_code for answer in unknown] == [404, 404]
 
 
-# Last: after this the worker is gone.
+# The last test: it ends the worker.
 
 
 def test_only_our_socket_is_removed_at_the_end(worker: Worker) -> None:
@@ -246,7 +242,7 @@ main()
 def test_exception_of_the_main_function_is_recorded(
     tmp_path: Path, imports: str, is_recorded: bool
 ) -> None:
-    """Torch's promises it and does not; when it does, this fails, and the page can say so."""
+    """Torch documents it but does not do it. If torch does it, this test fails, and the docs can be updated."""
     error_file = tmp_path / "error.json"
     done = subprocess.run(
         [sys.executable, "-c", FAILING.format(imports=imports)],

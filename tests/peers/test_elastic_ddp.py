@@ -1,4 +1,4 @@
-"""The elastic example trains what one process alone would, whatever happens to its workers."""
+"""The elastic example has the same result as a single process, whatever happens to its workers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = str(EXAMPLES / "elastic_ddp.py")
 LOOK_AGAIN_S = 0.01
 DEMO_TIMEOUT_S = 100  # It takes about 20 s on two idle cores.
-PRELOADED = {"PET_PRELOAD": "torch,torch._dynamo"}  # To spare imports; torchrun does not know it.
-# Two sums of the same numbers in another order differ in the last of 16 digits.
+PRELOADED = {"PET_PRELOAD": "torch,torch._dynamo"}  # Saves imports; torchrun ignores it.
+# Two sums of the same numbers in different orders differ in the last of 16 digits.
 TOLERANCE = 1e-12
 
 
@@ -43,8 +43,8 @@ def load(folder: Path) -> dict[str, Any]:
     return state
 
 
-def test_the_demo_loses_a_worker_and_an_agent_and_gains_a_node(tmp_path: Path) -> None:
-    """The parameters are those of one process alone, and so is all that Adam keeps of gradients."""
+def test_demo_survives_the_loss_of_a_worker_and_an_agent_and_a_joining_node(tmp_path: Path) -> None:
+    """The parameters and Adam's state equal those of a single process."""
     folder, picture = tmp_path / "demo", tmp_path / "losses.svg"
     command = [sys.executable, str(EXAMPLES / "elastic_ddp_demo.py"), "--workers", "1"]
     code, said = run_demo([*command, "--folder", str(folder), "--picture", str(picture)])
@@ -62,7 +62,7 @@ def test_the_demo_loses_a_worker_and_an_agent_and_gains_a_node(tmp_path: Path) -
 
 
 def run_demo(command: list[str]) -> tuple[int, str]:
-    """Run the demo to its end; one that hangs is told to clean up after itself."""
+    """Run the demo until it exits; a hanging demo receives a signal to clean up."""
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as demo:
@@ -75,7 +75,7 @@ def run_demo(command: list[str]) -> tuple[int, str]:
 
 
 def different(ours: object, alone: object, name: str = "") -> Iterator[str]:
-    """Name every number of two checkpoints that is not the same but for rounding."""
+    """Return every number in which two checkpoints differ by more than rounding."""
     if isinstance(ours, dict) and isinstance(alone, dict):
         assert ours.keys() == alone.keys(), name
         for key in ours:
@@ -87,7 +87,7 @@ def different(ours: object, alone: object, name: str = "") -> Iterator[str]:
         yield name
 
 
-def test_the_same_script_under_torchrun_and_stopped_and_resumed(launchers: Launchers) -> None:
+def test_script_runs_under_torchrun_and_can_be_stopped_and_resumed(launchers: Launchers) -> None:
     line = ["--nproc-per-node=2", SCRIPT, "--folder", "ddp", "--step-seconds=0"]
     theirs, ours = launchers.both([*line, "--steps=20"], PRELOADED)
     assert (theirs.code, ours.code) == (0, 0), theirs.err + ours.err
@@ -95,7 +95,7 @@ def test_the_same_script_under_torchrun_and_stopped_and_resumed(launchers: Launc
     before = log_of(folder)
     assert [note["step"] for note in before] == list(range(1, 21))
     assert before == log_of(theirs.folder / "ddp")
-    newest(folder).write_bytes(newest(folder).read_bytes()[:1000])  # As a full disk leaves it.
+    newest(folder).write_bytes(newest(folder).read_bytes()[:1000])  # As after a full disk.
     endless = ["--steps=1000000", "--checkpoint-every=1000000"]
     with subprocess.Popen(
         [str(BIN / "holdfast"), "run", *line, *endless],

@@ -1,4 +1,4 @@
-"""Our `ElasticDistributedSampler` beside torch's: the same indices for the same arguments."""
+"""Our `ElasticDistributedSampler` compared with torch's: the same indices for the same arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def theirs(*arguments: Any, **named: Any) -> Any:
 
 @pytest.mark.parametrize("start", [0, 1, 7, 22])
 @pytest.mark.parametrize("replicas", [1, 2, 3, 5, 40])
-def test_the_indices_are_torchs(replicas: int, start: int) -> None:
+def test_indices_equal_torchs(replicas: int, start: int) -> None:
     data = list(range(23))
     for rank in range(replicas):
         mine, reference = (
@@ -35,7 +35,7 @@ def test_the_indices_are_torchs(replicas: int, start: int) -> None:
         for epoch in range(3):
             mine.set_epoch(epoch)
             reference.set_epoch(epoch)
-            # With 40 workers and one sample left, torch's cannot fill up, and raises.
+            # With 40 workers and one sample left, torch's sampler cannot pad, and raises.
             if reference.total_size <= 2 * (23 - start):
                 assert list(mine) == list(reference)
             assert len(mine) == len(list(mine)) == len(reference)
@@ -44,7 +44,7 @@ def test_the_indices_are_torchs(replicas: int, start: int) -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 7])
 def test_no_sample_is_lost_when_the_number_of_workers_changes(replicas: int) -> None:
-    """Two workers used the samples up to 10; then there are more or fewer of them."""
+    """Two workers used the samples up to 10; then the number of workers changes."""
     data = list(range(31))
     shares = [list(ours(data, replicas, rank, 10)) for rank in range(replicas)]
     assert len({len(share) for share in shares}) == 1
@@ -53,19 +53,19 @@ def test_no_sample_is_lost_when_the_number_of_workers_changes(replicas: int) -> 
     assert len(given) - len(set(given)) < replicas
 
 
-def test_more_workers_than_samples() -> None:
-    """Torch's raises an AssertionError without a word."""
+def test_more_workers_than_samples_is_allowed() -> None:
+    """Torch's sampler raises an AssertionError without a message."""
     shares = [list(ours(list(range(3)), 10, rank, 1)) for rank in range(10)]
     assert {index for share in shares for index in share} == {1, 2}
     assert all(len(share) == 1 for share in shares)
 
 
-def test_a_start_beyond_the_end() -> None:
+def test_start_beyond_the_end_yields_nothing() -> None:
     with pytest.raises(ValueError, match="start_index"):
         ours([1, 2, 3], 1, 0, start_index=3)
 
 
-def test_it_is_a_sampler_of_torchs_that_a_loader_takes() -> None:
+def test_sampler_is_accepted_by_torchs_data_loader() -> None:
     from torch.utils.data import DataLoader
     from torch.utils.data.distributed import DistributedSampler
 
@@ -75,7 +75,7 @@ def test_it_is_a_sampler_of_torchs_that_a_loader_takes() -> None:
     assert [int(one) for batch in batches for one in batch] == list(sampler)
 
 
-def test_torch_is_loaded_only_with_the_sampler() -> None:
+def test_torch_is_imported_only_with_the_sampler() -> None:
     program = (
         "import sys\n"
         "import holdfast.elastic.utils, holdfast.elastic.utils.distributed\n"

@@ -1,6 +1,6 @@
-"""The events of a run are those of the real torchrun: names, sources, keys in order, and types.
+"""The events of a run equal those of the real torchrun: names, sources, keys in order, and types.
 
-Both run the same scripts, and record with their handlers for the console.
+Both run the same scripts, and record with their console handlers.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ pytestmark = pytest.mark.torch
 
 RUNS = {
     "succeeded": "pass\n",
-    # Each worker twice; rank 0 is there until the agent ends it.
+    # Each worker runs twice; rank 0 runs until the agent stops it.
     "failed": """
 import os, signal, sys
 if os.environ["RANK"] == "1":
     sys.exit(7)
 signal.pause()
 """,
-    # One worker ends the agent, once that has recorded the start of both. Its parent is the agent,
-    # or the keeper of Holdfast's.
+    # One worker signals the agent after that has recorded the start of both. Its parent is the agent,
+    # or Holdfast's keeper.
     "signalled": """
 import os, signal, time
 if os.environ["RANK"] == "0":
@@ -59,7 +59,7 @@ LINE = [
 
 
 class Told(NamedTuple):
-    """What can be compared of an event."""
+    """The comparable part of an event."""
 
     source: str
     name: str
@@ -71,7 +71,7 @@ class Told(NamedTuple):
 def events_of_both(
     launchers: Launchers, torchrun: Torchrun, script: str, **env: str
 ) -> tuple[list[Event], list[Event]]:
-    """Run two workers under Holdfast and under torchrun; return what each recorded."""
+    """Run two workers under Holdfast and under torchrun; return the events of each."""
     launchers.script("job.py", script)
     here, there = launchers.base / "holdfast", launchers.base / "torchrun"
     here.mkdir()
@@ -94,7 +94,7 @@ def events_of_both(
 
 def recorded(folder: Path) -> list[Event]:
     lines = (folder / "stderr").read_text().splitlines()
-    # Ours reads what theirs wrote.
+    # Our `deserialize` reads torchrun's lines.
     return [Event.deserialize(one) for one in lines if one.startswith('{"name":')]
 
 
@@ -106,7 +106,9 @@ def told(event: Event) -> Told:
     values = {key: event.metadata[key] for key in same}
     for key in ("entry_point", "local_rank", "role_rank", "role_world_size"):
         value = inner.get(key)
-        values[key] = value[0] if isinstance(value, list) else value  # Theirs are lists of one.
+        values[key] = (
+            value[0] if isinstance(value, list) else value
+        )  # torchrun's values are lists with one item.
     return Told(event.source.value, event.name, list(event.metadata), list(inner), values)
 
 
@@ -115,9 +117,9 @@ def kinds_of(event: Event) -> dict[str, type]:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_run_has_the_same_events(launchers: Launchers, torchrun: Torchrun, run: str) -> None:
+def test_run_has_the_same_events(launchers: Launchers, torchrun: Torchrun, run: str) -> None:
     mine, theirs = events_of_both(launchers, torchrun, RUNS[run])
-    if run == "failed":  # Whom the agent itself has ended counts as failed there.
+    if run == "failed":  # torchrun reports workers that its agent stopped as failed.
         ended, failed = told(mine.pop(-3)), told(theirs.pop(-3))
         assert (ended.same["global_rank"], ended.same["state"]) == (0, "TERMINATED")
         assert (failed.same["global_rank"], failed.same["state"]) == (0, "FAILED")
@@ -130,11 +132,11 @@ def test_a_run_has_the_same_events(launchers: Launchers, torchrun: Torchrun, run
         assert (one.timestamp > 0, other.timestamp) == (True, 0)  # Theirs do not say when.
 
 
-def test_the_watchdog_has_the_same_events(launchers: Launchers, torchrun: Torchrun) -> None:
+def test_watchdog_has_the_same_events(launchers: Launchers, torchrun: Torchrun) -> None:
     mine, theirs = events_of_both(
         launchers, torchrun, RUNS["succeeded"], TORCHELASTIC_ENABLE_FILE_TIMER="1"
     )
-    # When theirs stops is not fixed, since a thread of its own does it.
+    # The time of torchrun's stop event varies, since a separate thread records it.
     assert sorted(map(told, mine), key=str) == sorted(map(told, theirs), key=str)
     assert "watchdog started" in [one.name for one in mine]
 

@@ -1,18 +1,18 @@
-"""Lightning Fabric and Accelerate take rank, size and meeting point from what Holdfast gives.
+"""Lightning Fabric and Accelerate read rank, size and master address from Holdfast's variables.
 
-What they read, as of the versions that `make test` installs:
+The variables that they read, as of the versions that `make test` installs:
 
-| who | variable | for |
+| framework | variable | purpose |
 |---|---|---|
 | Lightning | `TORCHELASTIC_RUN_ID` (by `is_torchelastic_launched`) | not starting workers itself |
 | Lightning | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `GROUP_RANK` | ranks, and the number of its node |
-| Lightning | `MASTER_ADDR`, `MASTER_PORT` | what it tells of the meeting point |
-| Accelerate | `LOCAL_RANK` unlike -1, or `WORLD_SIZE` above 1 | taking the job for distributed |
-| Accelerate | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | ranks; it sets them anew |
-| Accelerate | `MASTER_ADDR`, `MASTER_PORT`, `OMP_NUM_THREADS` | being content that they are there |
+| Lightning | `MASTER_ADDR`, `MASTER_PORT` | its properties for the master address |
+| Accelerate | `LOCAL_RANK` other than -1, or `WORLD_SIZE` above 1 | detecting a distributed job |
+| Accelerate | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | ranks; it sets them again |
+| Accelerate | `MASTER_ADDR`, `MASTER_PORT`, `OMP_NUM_THREADS` | checking that they are set |
 
-Both leave the rest to `init_process_group`. Without a GPU, Accelerate has to be told that it is to
-use CPUs, under any launcher (`cpu=True`, or `ACCELERATE_USE_CPU` for its `Accelerator`).
+Both leave the rest to `init_process_group`. Without a GPU, Accelerate must be configured to use CPUs, under any
+launcher (`cpu=True`, or `ACCELERATE_USE_CPU` for its `Accelerator`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-# Generation 0 is Lightning's, generation 1 Accelerate's, so that each has a meeting of its own.
+# Generation 0 uses Lightning, generation 1 Accelerate, so that each has its own process group.
 FRAMEWORKS = """\
 import json, os, sys
 import torch
@@ -71,7 +71,7 @@ sys.exit(9 if (generation, given["RANK"]) == ("0", "1") else 0)
 KINDS = {"0": "TorchElasticEnvironment", "1": "DistributedType.MULTI_CPU"}
 
 
-def test_lightning_and_accelerate_see_what_the_launcher_gave(launchers: Launchers) -> None:
+def test_lightning_and_accelerate_read_the_launchers_variables(launchers: Launchers) -> None:
     launchers.script("frameworks.py", FRAMEWORKS)
     outcome = launchers.holdfast(["--nproc-per-node=2", "--max-restarts=1", "../frameworks.py"])
     assert outcome.code == 0, outcome.err
@@ -82,7 +82,7 @@ def test_lightning_and_accelerate_see_what_the_launcher_gave(launchers: Launcher
         _, generation, rank = name.removesuffix(".json").split("-")
         assert probe["told"] == expected(probe["given"]) | {"kind": KINDS[generation]}
         assert probe["given"]["LOCAL_RANK"] == rank
-    # The warning of Accelerate is for launchers that do not set the variable.
+    # Accelerate warns only if a launcher does not set the variable.
     assert "OMP_NUM_THREADS" not in outcome.err
 
 

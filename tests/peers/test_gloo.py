@@ -1,4 +1,4 @@
-"""Programs that use `torch.distributed` with the gloo backend run under Holdfast, restarts too."""
+"""Programs that use `torch.distributed` with the gloo backend run under Holdfast, also after restarts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ dist.destroy_process_group()
     ("flags", "workers"),
     [("", 4), ("--standalone", 2), ("--nnodes 1", 2), ("--master-port PORT", 2)],
 )
-def test_gloo_works(flags: str, workers: int, launchers: Launchers) -> None:
+def test_gloo_runs(flags: str, workers: int, launchers: Launchers) -> None:
     launchers.script("gloo.py", GLOO)
     line = [*flags.replace("PORT", str(free_port())).split(), f"--nproc-per-node={workers}"]
     outcome = launchers.holdfast([*line, "../gloo.py"])
@@ -61,7 +61,7 @@ elastic_launch(config, run_script_path)("../gloo.py")
 
 
 def test_gloo_works_again_at_the_same_port(launchers: Launchers) -> None:
-    """Forked, so that torch is imported only once."""
+    """Workers are forked, so that torch is imported only once."""
     launchers.script("gloo.py", GLOO)
     launchers.script("launching.py", GLOO_LAUNCHING)
     command = [sys.executable, "../launching.py", f"127.0.0.1:{free_port()}"]
@@ -71,7 +71,7 @@ def test_gloo_works_again_at_the_same_port(launchers: Launchers) -> None:
 
 
 def assert_recovered(outcome: Outcome) -> None:
-    # Worker 0 may be stopped before it has said anything in its first attempt.
+    # Worker 0 may be stopped before it has printed anything in its first attempt.
     lines = sorted(outcome.out.splitlines())
     assert [line for line in lines if not line.startswith("attempt 0 rank 0")] == [
         all_reduced(0, 2)[1],

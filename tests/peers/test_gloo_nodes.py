@@ -1,4 +1,4 @@
-"""Programs that use `torch.distributed` with gloo over several agents, through loss and growth."""
+"""Programs that use `torch.distributed` with gloo on several agents, with lost and joining nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-# Every worker adds its rank + 1 to a sum over all, tells of it and waits for orders.
+# Every worker adds its rank + 1 to a sum over all, reports the sum and waits for orders.
 GLOO = """
 import torch
 import torch.distributed as dist
@@ -33,7 +33,7 @@ dist.destroy_process_group()
 
 
 def sums(cluster: Cluster, *agents: str) -> dict[str, int]:
-    """Wait until all workers of a generation have added up; return their processes by agent."""
+    """Wait until all workers of a generation have reported their sums; return their processes by agent."""
     summed: dict[str, dict[str, int]] = {}
     while True:
         words = cluster.news.next()
@@ -52,7 +52,7 @@ def order(signum: signal.Signals, pids: dict[str, int]) -> None:
         os.kill(pid, signum)
 
 
-def test_gloo_works_over_two_agents_and_again_after_a_worker_was_killed(tmp_path: Path) -> None:
+def test_gloo_runs_on_two_agents_and_after_a_killed_worker(tmp_path: Path) -> None:
     with Cluster(tmp_path, GLOO, "--max-restarts=1", nnodes="2") as cluster:
         cluster.start_all("a", "b")
         first = sums(cluster, "a", "b")
@@ -62,7 +62,7 @@ def test_gloo_works_over_two_agents_and_again_after_a_worker_was_killed(tmp_path
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-def test_gloo_works_after_a_node_joined_and_after_one_was_lost(tmp_path: Path) -> None:
+def test_gloo_runs_after_a_join_and_after_a_loss(tmp_path: Path) -> None:
     with Cluster(tmp_path, GLOO, nnodes="1:2") as cluster:
         cluster.start_host("a")
         sums(cluster, "a")
@@ -75,7 +75,7 @@ def test_gloo_works_after_a_node_joined_and_after_one_was_lost(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("access", ["hosts", "private"])
-def test_gloo_works_over_several_machines_whose_store_is_closed_to_others(
+def test_gloo_runs_on_several_machines_with_a_restricted_store(
     tmp_path: Path, network: Network, access: str
 ) -> None:
     with NetworkCluster(tmp_path, network, "2", "--max-restarts=1", script=GLOO) as cluster:

@@ -1,4 +1,4 @@
-"""Launching from Python: the same calls as with torch, and parts made for torch."""
+"""Launching from Python: the same calls as with torch, and extensions written for torch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ if __name__ == "__main__":
 """
 
 
-def test_launching_is_the_same(launchers: Launchers) -> None:
+def test_launching_functions_gives_the_same_results(launchers: Launchers) -> None:
     launchers.script("launching.py", LAUNCHING)
     told = {}
     for peer in ("torch", "holdfast"):
@@ -61,7 +61,7 @@ def test_launching_is_the_same(launchers: Launchers) -> None:
     assert told["holdfast"] == told["torch"]
 
 
-def test_logs_specs_made_for_torch_serve_here(tmp_path: Path) -> None:
+def test_logs_specs_written_for_torch_are_accepted(tmp_path: Path) -> None:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
     from holdfast.launcher.api import LaunchConfig, elastic_launch
@@ -111,7 +111,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_signal_raises_in_a_forked_function(launchers: Launchers) -> None:
+def test_signal_raises_in_a_forked_function(launchers: Launchers) -> None:
     launchers.script("stopping.py", STOPPING)
     for peer in ("torch", "holdfast"):
         outcome = launchers.command([sys.executable, "../stopping.py", peer], peer)

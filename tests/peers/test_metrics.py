@@ -1,4 +1,4 @@
-"""The metrics of tiny jobs: the names torchrun's agent emits, and in which order, and ours."""
+"""The metrics of tiny jobs: our names and their order equal those of torchrun's agent."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ if __name__ == "__main__":
 def jobs_under(peer: str, folder: Path) -> list[list[object]]:
     """Return the metrics of each job.
 
-    Durations come without their value. A look that finds healthy workers is left out, since how
-    often one looks is each launcher's own matter.
+    The values of durations are omitted, and so are checks that find healthy workers, since launchers check at
+    different intervals.
     """
     program = folder / f"metrics_of_{peer}.py"
     program.write_text(PROGRAM)
@@ -77,7 +77,7 @@ def jobs_under(peer: str, folder: Path) -> list[list[object]]:
     return jobs
 
 
-def test_the_same_metrics_in_the_same_order(tmp_path: Path) -> None:
+def test_metrics_have_the_same_names_and_order(tmp_path: Path) -> None:
     theirs = jobs_under("torch", tmp_path)
     ours = jobs_under("holdfast", tmp_path)
     assert len(theirs) == 3

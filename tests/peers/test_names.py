@@ -1,8 +1,8 @@
-"""Every public name of TorchElastic's areas built so far is here and takes the same calls.
+"""Every public name of the implemented areas of TorchElastic exists and accepts the same calls.
 
-The real torch is introspected, so that a release which adds a name or a parameter fails here.
-What is left out on purpose is in the tables at the top, each entry with its reason; an entry that
-is no longer needed fails as well.
+The tests introspect the real torch, so a release that adds a name or a parameter fails here.
+Intentional omissions are in the tables at the top, each with its reason; an entry that is no longer needed fails as
+well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-# Where a module of torch has its counterpart; the longest prefix counts.
+# The counterparts of torch's modules; the longest prefix applies.
 HOMES = {
     "torch.distributed.elastic": "holdfast.elastic",
     "torch.distributed.launcher": "holdfast.launcher",
@@ -38,7 +38,7 @@ HOMES = {
 
 STILL_TO_COME: set[str] = set()
 
-# Modules that will have no counterpart, each with its reason.
+# Modules without a counterpart, each with its reason.
 NOT_FOR_US = {
     "torch.distributed.elastic.rendezvous._etcd_stub": (
         "stands in for the package python-etcd where that is not installed; it is not used here"
@@ -56,7 +56,7 @@ FOLDER = "what is stored for a version lies on a lease that is kept without bein
 TIME = "a time of its protocol; the lease here is keep_alive_interval x keep_alive_max_attempt"
 HOOK = "a hook between PContext and its two kinds; exits are not polled here"
 
-# Names as they are found in torch, `module:Class.member` without `torch.distributed.`.
+# Names in torch, as `module:Class.member` without `torch.distributed.`.
 LEFT_OUT = {
     "elastic.agent.server.api:logger": LOGGER,
     "elastic.agent.server.health_check_server:log": LOGGER,
@@ -119,10 +119,10 @@ LEFT_OUT = {
 
 @pytest.fixture(autouse=True)
 def without_python_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let torch's modules for etcd be imported with the stand-in that they have for its client.
+    """Make torch's etcd modules importable with the stub that they have for its client.
 
-    A folder of tests is called `etcd` too, and would be taken for that client. And one of them
-    imports urllib3 in any case, for the name of one error.
+    A folder of tests is also called `etcd`, and would be imported as that client. One of the modules also imports
+    urllib3, for the name of one error.
     """
     monkeypatch.setitem(sys.modules, "etcd", None)
     if find_spec("urllib3") is None:
@@ -130,11 +130,11 @@ def without_python_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setitem(sys.modules, name, ModuleType(name))
 
 
-# What torch has.
+# Torch's names.
 
 
 def modules_of_torch() -> list[str]:
-    """Return the modules of the areas built so far, found as files so that none is overlooked."""
+    """Return the modules of the implemented areas, found as files so that none is missed."""
     spec = find_spec("torch")
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -168,13 +168,13 @@ def short(module: str) -> str:
 
 
 def public_names(module: ModuleType) -> set[str]:
-    """Return what a module offers: `__all__`, what it defines, and what a bare package imports."""
+    """Return the public names of a module: `__all__`, its definitions, and the imports of a bare package."""
     assert module.__file__ is not None
     tree = ast.parse(Path(module.__file__).read_text())
     names = set(getattr(module, "__all__", ()))
     names.update(_defined(tree.body))
     if not names and module.__file__.endswith("__init__.py"):
-        # A package that only gathers the names of its modules, without an `__all__`.
+        # A package that only re-exports the names of its modules, without an `__all__`.
         names.update(
             alias.asname or alias.name
             for node in tree.body
@@ -198,7 +198,7 @@ def _defined(body: list[ast.stmt]) -> Iterator[str]:
 
 @cache
 def members(cls: type) -> set[str]:
-    """Return the members a class has beyond what Python gives it, abstract hooks included."""
+    """Return the members of a class, without those of `object` but with abstract hooks."""
     named = {
         name
         for base in cls.__mro__
@@ -209,7 +209,7 @@ def members(cls: type) -> set[str]:
 
 
 def home_of(member: str, cls: type) -> str:
-    """Return a member by the class that has it first, however it came to `cls`."""
+    """Return a member with the class that defines it first."""
     home = next((base for base in reversed(cls.__mro__) if member in vars(base)), cls)
     return f"{short(home.__module__)}:{home.__qualname__}.{member}"
 
@@ -221,7 +221,7 @@ def abstract(cls: type) -> set[str]:
 def assigned_to_self(cls: type) -> set[str]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError):  # A class made in C++, such as torch's errors, has no source.
+    except (OSError, TypeError):  # A C++ class, such as torch's errors, has no Python source.
         return set()
     return {
         node.attr
@@ -234,7 +234,7 @@ def assigned_to_self(cls: type) -> set[str]:
 
 
 def _is_of_a_project(cls: type) -> bool:
-    # What is made in C++ has a class of pybind11's below it.
+    # C++ classes derive from a class of pybind11.
     return cls.__module__.partition(".")[0] in ("torch", "holdfast", "pybind11_builtins")
 
 
@@ -242,7 +242,7 @@ def _is_of_a_project(cls: type) -> bool:
 
 
 def compare(name: str, theirs: Any, ours: Any) -> Iterator[str]:
-    """Say in what `ours` cannot stand in for `theirs`."""
+    """Yield the differences that prevent `ours` from replacing `theirs`."""
     if isinstance(theirs, type):
         if isinstance(ours, type):
             yield from compare_classes(name, theirs, ours)
@@ -254,7 +254,7 @@ def compare(name: str, theirs: Any, ours: Any) -> Iterator[str]:
         else:
             yield f"{name}: cannot be called here"
     elif _is_of_a_project(type(theirs)):
-        yield from compare_classes(name, type(theirs), type(ours))  # One that the module made.
+        yield from compare_classes(name, type(theirs), type(ours))  # An instance in the module.
     elif theirs != ours:
         yield f"{name}: is {ours!r} here, {theirs!r} there"
 
@@ -284,7 +284,7 @@ def compare_members(name: str, member: str, theirs: type, ours: type) -> Iterato
     if member not in members(ours) and not hasattr(ours, member):
         yield f"{where}: is missing"
         return
-    # A plain attribute can stand in for a property; a method cannot.
+    # A plain attribute can replace a property; a method cannot.
     missing = object()
     there = inspect.getattr_static(theirs, member, missing)
     here = inspect.getattr_static(ours, member, missing)
@@ -320,10 +320,10 @@ def _default_of(field: dataclasses.Field[Any]) -> object:
 
 
 def compare_calls(name: str, theirs: Any, ours: Any) -> Iterator[str]:
-    """Say which calls `theirs` takes that `ours` refuses or understands in another way."""
+    """Yield the calls that `theirs` accepts and `ours` refuses or binds differently."""
     try:
         there = inspect.signature(theirs)
-    except ValueError:  # An exception without a constructor of its own has none.
+    except ValueError:  # An exception without its own constructor has no signature.
         return
     here = inspect.signature(ours)
     for args, kwargs in calls(there):
@@ -336,7 +336,7 @@ def compare_calls(name: str, theirs: Any, ours: Any) -> Iterator[str]:
         if moved:
             yield f"{name}: takes its parameters in another order: {moved}"
     if dataclasses.is_dataclass(theirs):
-        return  # The defaults of its fields are compared, which says more.
+        return  # The defaults of its fields are compared instead.
     for parameter in there.parameters.values():
         mine = here.parameters.get(parameter.name)
         if mine is not None and not same_default(parameter.default, mine.default):
@@ -344,7 +344,7 @@ def compare_calls(name: str, theirs: Any, ours: Any) -> Iterator[str]:
 
 
 def calls(signature: inspect.Signature) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Make the calls a signature promises: the least, all by position, all by keyword.
+    """Yield calls that a signature allows: with the fewest arguments, all by position, all by keyword.
 
     Each value is the name of the parameter that it is meant for.
     """
@@ -363,12 +363,12 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 def understood(bound: inspect.BoundArguments) -> dict[str, str]:
-    """Return which parameter got which value; those that take any are left out."""
+    """Return the value of each parameter, without `*args` and `**kwargs`."""
     return {one: value for one, value in bound.arguments.items() if isinstance(value, str)}
 
 
 def same_default(theirs: Any, ours: Any) -> bool:
-    """Whether leaving the argument out means the same, where torch lets it be left out."""
+    """Whether omitting the argument has the same meaning, if torch allows it."""
     if theirs is inspect.Parameter.empty:
         return True
     if callable(theirs) and callable(ours):
@@ -409,12 +409,12 @@ def test_every_module_has_a_counterpart() -> None:
     assert missing == []
 
 
-def test_every_public_name_is_here() -> None:
+def test_every_public_name_exists() -> None:
     missing = [where for where, _, ours in every_pair() if ours is None]
     assert missing == []
 
 
-def test_every_name_takes_the_same_calls_and_has_the_same_members() -> None:
+def test_every_name_accepts_the_same_calls_and_has_the_same_members() -> None:
     problems = [
         problem
         for where, theirs, ours in every_pair()
@@ -425,7 +425,7 @@ def test_every_name_takes_the_same_calls_and_has_the_same_members() -> None:
 
 
 def test_every_package_exports_what_torch_exports() -> None:
-    """`from ... import *` must bring the same names as it does with torch."""
+    """`from ... import *` must import the same names as with torch."""
     lacking = {}
     for module in built_so_far():
         theirs = importlib.import_module(module)
@@ -438,7 +438,7 @@ def test_every_package_exports_what_torch_exports() -> None:
     assert lacking == {}
 
 
-def test_every_backend_that_torch_has_is_here() -> None:
+def test_every_backend_of_torch_exists() -> None:
     theirs = importlib.import_module("torch.distributed.elastic.rendezvous")
     ours = importlib.import_module("holdfast.elastic.rendezvous")
     names = set(theirs.rendezvous_handler_registry._registry)
@@ -446,7 +446,7 @@ def test_every_backend_that_torch_has_is_here() -> None:
     assert names - set(ours.rendezvous_handler_registry._creators) == set()
 
 
-def test_nothing_is_left_out_without_need() -> None:
+def test_every_exception_in_the_tables_is_needed() -> None:
     names = set()
     for module in built_so_far():
         theirs = importlib.import_module(module)

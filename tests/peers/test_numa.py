@@ -1,4 +1,4 @@
-"""Workers are bound to the very CPUs that PyTorch would choose, on machines of many shapes."""
+"""Workers are bound to exactly the CPUs that PyTorch would select, on machines of many shapes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-# Which of a machine's CPUs may be used.
+# The allowed CPUs of a machine.
 ALLOWED: dict[str, Callable[[range], list[int]]] = {
     "all": list,
     "every third": lambda cpus: list(cpus[::3]),
@@ -37,7 +37,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def theirs(
     monkeypatch: pytest.MonkeyPatch, shape: Shape, root: Path, allowed: list[int]
 ) -> ModuleOfTorch:
-    """Return torch's module, as it is on another machine."""
+    """Return torch's module as if on another machine."""
     binding: Any = importlib.import_module("torch.numa.binding")
 
     def elsewhere(path: str, *args: Any) -> Any:

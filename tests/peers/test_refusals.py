@@ -1,6 +1,6 @@
-"""What TorchElastic refuses is refused here by the same types of errors, with the same facts.
+"""If TorchElastic refuses something, Holdfast refuses it with the same type of error and the same facts.
 
-The sentences are ours. A type of torch's own stands for ours of the same name.
+The sentences are ours. A type of torch corresponds to ours of the same name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIDES = ("torch.distributed", "holdfast")
 
 
 class Side:
-    """TorchElastic's names on one of the sides."""
+    """TorchElastic's names, in torch or in Holdfast."""
 
     def __init__(self, root: str, folder: Path) -> None:
         self.root, self.folder = root, folder
@@ -152,7 +152,7 @@ CASES: dict[str, tuple[Callable[[Side], Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_types_and_facts(case: str, tmp_path: Path) -> None:
+def test_errors_have_the_same_types_and_facts(case: str, tmp_path: Path) -> None:
     call, facts = CASES[case]
     raised: list[BaseException] = []
     for root in SIDES:

@@ -1,4 +1,4 @@
-"""Handlers of ours on stores of torch's: any store that can compare and set will do."""
+"""Our handlers on torch's stores: any store with compare_set works."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LONG_S = 30.0
 
 @pytest.fixture(scope="module")
 def server() -> Any:
-    """A server for the tests of this module, on a port of the kernel's choice."""
+    """A server for the tests of this module, on a free port."""
     from torch.distributed import TCPStore
 
     return TCPStore("localhost", 0, is_master=True)
@@ -72,7 +72,7 @@ def until(condition: Callable[[], object]) -> None:
 def handlers(
     request: pytest.FixtureRequest, server: Any, tmp_path: Path
 ) -> Iterator[list[DynamicRendezvousHandler]]:
-    """Three nodes, each with a client of its own where the store has clients."""
+    """Three nodes, each with its own client if the store has clients."""
     from torch import distributed
 
     from holdfast.store.tcp.store_client import TCPStore
@@ -91,8 +91,8 @@ def handlers(
     nodes.clear()  # With them go the sockets of torch's clients.
 
 
-def test_nodes_meet_where_a_server_of_torchs_is(server: Any) -> None:
-    """The store made from parameters is a client of any server at the endpoint."""
+def test_nodes_form_a_round_at_torchs_server(server: Any) -> None:
+    """A store created from parameters is a client of any server at the endpoint."""
     params = RendezvousParameters("c10d", f"localhost:{server.port}", "by parameters", 1, 1)
     backend, store = create_backend(params)
     assert backend.set_state(b"one") is not None
@@ -101,7 +101,7 @@ def test_nodes_meet_where_a_server_of_torchs_is(server: Any) -> None:
     store.close()
 
 
-def test_nodes_meet_and_share_the_store(handlers: list[DynamicRendezvousHandler]) -> None:
+def test_nodes_form_a_round_and_share_the_store(handlers: list[DynamicRendezvousHandler]) -> None:
     infos = meet(handlers)
     assert [(info.rank, info.world_size) for info in infos] == [(0, 3), (1, 3), (2, 3)]
     infos[0].store.set("key", "value")
@@ -116,7 +116,7 @@ def test_end_of_the_job_reaches_all_nodes(handlers: list[DynamicRendezvousHandle
 
 
 class CountingStore:
-    """Counts what is asked of a store."""
+    """Counts the calls of a store."""
 
     def __init__(self, store: Any) -> None:
         self.store = store
@@ -131,7 +131,7 @@ class CountingStore:
 
 
 def test_vanished_key_causes_no_busy_loop(server: Any) -> None:
-    """With torch's handler: 1,611 attempts in 1.8 s, and the key is never made again."""
+    """With torch's handler: 1,611 attempts in 1.8 s, and the key is never created again."""
     store = CountingStore(server)
     handler = DynamicRendezvousHandler.from_backend(
         "wiped", server, C10dRendezvousBackend(store, "wiped"), 1, 1, "127.0.0.1"
@@ -159,7 +159,7 @@ def test_master_address_is_exchanged_through_any_store(kind: str) -> None:
     assert (theirs.master_addr, theirs.master_port) == ("10.0.0.1", 29500)
 
 
-def test_a_handler_written_for_torch_can_be_registered() -> None:
+def test_handler_written_for_torch_can_be_registered() -> None:
     from torch.distributed.elastic.rendezvous import RendezvousHandler as Torch
 
     members = {name: lambda _: "mine" for name in Torch.__abstractmethods__}

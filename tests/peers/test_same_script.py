@@ -1,8 +1,8 @@
-"""The same script, the same command line: under the real torchrun and under `holdfast run`.
+"""The same script with the same command line, under the real torchrun and under `holdfast run`.
 
-Each test says what is compared; what must differ (ports, ids, places of temporary files) is made
-equal first, and nothing else is. Scripts that need no torch do not import it, and torchrun is
-started once for many jobs, so that this takes seconds.
+Each test says what it compares. Values that must differ (ports, ids, paths of temporary files) are replaced first, and
+nothing else is. Scripts that need no torch do not import it, and torchrun is started once for many jobs, so these
+tests take seconds.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from launchers import BIN, RUN_FOLDER, Launchers, Outcome, free_port
 
 pytestmark = pytest.mark.torch
 
-# What a worker has from Holdfast and not from torchrun; each with its reason.
+# The variables that only Holdfast sets for a worker, each with its reason.
 MORE_VARIABLES = frozenset(
     {
-        "HOLDFAST_FENCE",  # Tells old writers from new; theirs have to be trusted.
-        "HOLDFAST_GENERATION",  # Counts starts for any reason; theirs has no count all nodes share.
-        "HOLDFAST_LAST_END",  # For `worker.info()`, as the next.
+        "HOLDFAST_FENCE",  # Distinguishes old writers from new ones.
+        "HOLDFAST_GENERATION",  # Counts all starts; torchrun has no such common count.
+        "HOLDFAST_LAST_END",  # For `worker.info()`, like the next one.
         "HOLDFAST_PREVIOUS_WORLD_SIZE",
-        "HOLDFAST_WORKER_PAGE",  # Where `holdfast.worker` writes to.
+        "HOLDFAST_WORKER_PAGE",  # The page that `holdfast.worker` writes.
     }
 )
 
@@ -52,7 +52,7 @@ for word in ("plain", "orange", "plum,x", "caf\\u00e9"):
 
 
 def comparable(env: dict[str, str], line: list[str]) -> dict[str, str]:
-    """Make equal what must differ: places, random ids, free ports, the name of this host."""
+    """Replace values that must differ: paths, random ids, free ports, the name of this host."""
     run, attempt, rank, name = env["TORCHELASTIC_ERROR_FILE"].split("/")[-4:]
     found = RUN_FOLDER.fullmatch(run)
     assert found
@@ -93,8 +93,8 @@ def test_workers_get_the_same_environment(
     assert_same_environment(theirs, ours, line)
 
 
-def test_the_command_torchrun_gives_the_same_environment(launchers: Launchers) -> None:
-    """The other tests start torchrun by its `main`; this one by its command."""
+def test_torchruns_command_gives_the_same_environment(launchers: Launchers) -> None:
+    """The other tests call torchrun's `main`; this one runs its command."""
     launchers.script("probe.py", PROBE)
     line = ["--nproc-per-node", "2", "--log-dir", "logs", "../probe.py"]
     theirs = launchers.command([str(BIN / "torchrun"), *line], "torchrun")
@@ -166,7 +166,7 @@ def test_workers_get_the_same_arguments(line: list[str], launchers: Launchers) -
         "--duplicate-stdout-filters plain",
     ],
 )
-def test_output_goes_to_the_same_places(flags: str, launchers: Launchers) -> None:
+def test_output_is_written_to_the_same_places(flags: str, launchers: Launchers) -> None:
     launchers.script("noise.py", NOISE)
     line = [*flags.split(), "--nproc-per-node", "3", "--log-dir", "logs", "../noise.py"]
     theirs, ours = launchers.both(line)
@@ -183,7 +183,7 @@ def test_output_goes_to_the_same_places(flags: str, launchers: Launchers) -> Non
     ],
 )
 def test_filters_see_every_stream_that_goes_to_a_file(flags: str, launchers: Launchers) -> None:
-    """There they see only what is shown as well; a file that stays empty helps nobody."""
+    """With torchrun, filters see only streams that are also shown, so some files stay empty."""
     launchers.script("noise.py", NOISE)
     line = [*flags.split(), "--nproc-per-node", "3", "--log-dir", "logs", "../noise.py"]
     ours = launchers.holdfast(line)
@@ -201,14 +201,14 @@ def test_lines_get_the_same_prefix(template: str, launchers: Launchers) -> None:
     assert ours.shown() == theirs.shown()
 
 
-def test_no_log_directory_leaves_output_alone(launchers: Launchers) -> None:
+def test_output_is_unchanged_without_a_log_directory(launchers: Launchers) -> None:
     launchers.script("noise.py", NOISE)
     theirs, ours = launchers.both(["--log-dir", "/dev/null", "../noise.py"])
     assert (theirs.code, ours.code) == (0, 0), theirs.err + ours.err
     assert ours.shown() == theirs.shown()
 
 
-def test_a_restart_leaves_the_same_logs(launchers: Launchers) -> None:
+def test_restart_leaves_the_same_logs(launchers: Launchers) -> None:
     failing = "if (rank, os.environ['TORCHELASTIC_RESTART_COUNT']) == ('1', '0'): sys.exit(5)\n"
     launchers.script("noise.py", NOISE + failing)
     flags = ["--nproc-per-node", "2", "--max-restarts", "2", "-r", "3", "--log-dir", "logs"]
@@ -239,7 +239,7 @@ main(3)
 
 @pytest.mark.parametrize("module", ["torch.distributed.elastic.multiprocessing.errors", "holdfast"])
 def test_recorded_exception_is_in_the_same_files(module: str, launchers: Launchers) -> None:
-    """Also that torch's own `@record` is understood, and ours by torchrun."""
+    """Holdfast also reads the files of torch's `@record`, and torchrun those of ours."""
     launchers.script("raising.py", RAISING.format(module=module))
     line = ["--nproc-per-node", "2", "--log-dir", "logs", "../raising.py"]
     theirs, ours = launchers.both(line, {"TORCHELASTIC_ERROR_FILE": "job.json"})
@@ -255,7 +255,7 @@ def test_recorded_exception_is_in_the_same_files(module: str, launchers: Launche
 
 
 def error_files(outcome: Outcome) -> dict[str, Any]:
-    """Return the error files of worker 1 and of the launcher, their times checked and removed."""
+    """Return the error files of worker 1 and of the launcher, without their times, which are checked."""
     texts = {
         "worker": outcome.logs()["attempt_0/1/error.json"],
         "job": (outcome.folder / "job.json").read_text(),

@@ -1,7 +1,7 @@
 """Our TCP store and torch's: clients of both kinds on torch's servers, and torch's clients on our server.
 
-Every operation of every combination is in tests/contract. Our server is a process of its own: some calls of
-torch's client keep the interpreter's lock until they are answered.
+tests/contract tests every operation of every combination. Our server is a separate process, because some calls of
+torch's client hold the interpreter's lock until the response arrives.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHORT = timedelta(milliseconds=50)
 
 @pytest.fixture(scope="module", params=["libuv", "legacy"])
 def server(request: pytest.FixtureRequest) -> Any:
-    """One of torch's two servers, on a port of the kernel's choice."""
+    """One of torch's two servers, on a free port."""
     from torch.distributed import TCPStore as Torch
 
     return Torch("localhost", 0, is_master=True, use_libuv=request.param == "libuv")
@@ -46,12 +46,12 @@ def store(server: Any) -> Iterator[TCPStore]:
 
 
 def theirs(server: Any) -> Any:
-    """Return a client of torch's on the same server."""
+    """Return torch's client of the same server."""
     return server.clone()
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """Return what a call returns, or the name of the error, which is the same for both."""
+    """Return the result of a call, or the name of its error, which must be the same for both."""
     from torch.distributed import QueueEmptyError as TorchQueueEmptyError
 
     try:
@@ -61,7 +61,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 def all_calls(store: Any, part: str) -> list[Any]:
-    """Make every call, on keys of its own, and return all answers."""
+    """Make every call, each on its own keys, and return all results."""
 
     def key(name: str) -> str:
         return f"{part}/{name}"
@@ -114,7 +114,7 @@ def test_responses_match_torchs_client(server: Any, store: TCPStore) -> None:
     assert all_calls(store, "ours") == all_calls(their_store, "their")
 
 
-def test_queues_too(server: Any, store: TCPStore) -> None:
+def test_queue_responses_match_torchs_client(server: Any, store: TCPStore) -> None:
     if not server.libuvBackend:
         with pytest.raises(DistNetworkError, match=r"queue_len of k: "):
             store.queue_len("k")  # The old server has no queues.
@@ -122,7 +122,7 @@ def test_queues_too(server: Any, store: TCPStore) -> None:
     assert all_queue_calls(store, "ours") == all_queue_calls(theirs(server), "their")
 
 
-def test_a_server_of_torchs_waits_for_our_clients(port: int) -> None:
+def test_torchs_server_waits_for_our_clients(port: int) -> None:
     from torch.distributed import TCPStore as Torch
 
     with ThreadPoolExecutor(1) as pool:
@@ -146,7 +146,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def serving_process(port: int) -> Iterator[subprocess.Popen[str]]:
-    """A process with a server of torch's; it ends with its standard input."""
+    """A process with torch's server, which exits when its standard input closes."""
     with subprocess.Popen(
         [sys.executable, "-c", SERVING, str(port)],
         stdin=subprocess.PIPE,
@@ -161,14 +161,14 @@ def serving_process(port: int) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_stopped_server_continues_or_dies(port: int) -> None:
-    """torch's client waits for ever for a stopped server, and never again reaches a new one."""
+def test_client_survives_a_stopped_server(port: int) -> None:
+    """torch's client waits forever for a stopped server, and never reconnects to a new one."""
     with serving_process(port) as process:
         store = TCPStore("localhost", port, timeout=LONG)
         store.set("key", "value")
         assert store.add("count", 1) == 1
         process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # All its threads are.
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # All its threads are stopped.
         store.set_timeout(SHORT)
         calls: list[tuple[str, Callable[[], Any]]] = [
             ("get of key", lambda: store.get("key")),
@@ -177,7 +177,7 @@ def test_stopped_server_continues_or_dies(port: int) -> None:
         ]
         with pytest.raises(StoreTimeoutError, match="get of key: "):
             store.get("key")
-        # From here on each connects anew; on a busy machine there may be no time left to do so.
+        # From here on each client reconnects; on a busy machine there may be no time left to do so.
         in_time = (StoreTimeoutError, DistNetworkError)
         for about, call in calls:
             with pytest.raises(in_time, match=f"{about}: "):
@@ -201,9 +201,7 @@ def test_stopped_server_continues_or_dies(port: int) -> None:
     server.close()
 
 
-def test_a_worker_finds_the_store_of_its_agent(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_finds_the_store_of_its_agent(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", str(server.port))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
@@ -212,7 +210,7 @@ def test_a_worker_finds_the_store_of_its_agent(
         assert store.get("found") == b"yes"
 
 
-def test_both_kinds_of_create_c10d_store_meet(port: int) -> None:
+def test_both_kinds_of_create_c10d_store_connect(port: int) -> None:
     from torch.distributed.elastic.utils.distributed import create_c10d_store
 
     where: dict[str, Any] = {"server_addr": "localhost", "server_port": port, "world_size": 2}
@@ -240,7 +238,7 @@ with TcpStoreServer(listener) as server:
 
 
 class Server:
-    """A process that does nothing but serve."""
+    """A process that only serves a store."""
 
     def __init__(self) -> None:
         pipe = subprocess.PIPE
@@ -251,7 +249,7 @@ class Server:
         self.port = int(self._process.stdout.readline())
 
     def close(self) -> str:
-        """End it; return what it said."""
+        """Stop it; return its output."""
         return self._process.communicate(timeout=30)[1]
 
 
@@ -272,7 +270,7 @@ def connect(our_server: Server) -> Callable[..., Any]:
     return connected
 
 
-def test_the_clients_of_a_world_are_counted(connect: Callable[..., Any]) -> None:
+def test_clients_of_a_world_are_counted(connect: Callable[..., Any]) -> None:
     stores = [connect(world_size=3, is_master=False) for _ in range(3)]
     assert stores[0].num_keys() == 1
     assert stores[0].list_keys() == []  # The counter has no `/` before it.
@@ -291,7 +289,7 @@ sys.stdout.write(f"{total.item()}")
 """
 
 
-def test_a_process_group(our_server: Server) -> None:
+def test_process_group_uses_our_server(our_server: Server) -> None:
     environment = {
         **os.environ,
         "MASTER_ADDR": "127.0.0.1",

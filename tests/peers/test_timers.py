@@ -1,4 +1,4 @@
-"""Watchdog timers with the real torch at either end of the pipe."""
+"""Watchdog timers with the real torch on either side of the pipe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.torch
 
 WAIT_S = 60.0
 
-# A worker with torch's own client. It prints before and after each thing it does.
+# A worker with torch's own client. It prints a line before and after each action.
 WORKER_OF_TORCH = """
 import signal, sys, time
 from torch.distributed.elastic import timer
@@ -40,7 +40,7 @@ with timer.expires(after=0.1, scope="late"):
     time.sleep(600)
 """
 
-# torch's own server, in a process of its own since it signals that too.
+# torch's own server, in a separate process because it signals its own process too.
 SERVER_OF_TORCH = """
 import sys, time
 from torch.distributed.elastic.timer import FileTimerServer
@@ -96,7 +96,7 @@ def server(tmp_path: Path, told: list[str]) -> Iterator[FileTimerServer]:
 
 
 def take_until(server: FileTimerServer, timers: int) -> int:
-    """Drive the server until so many timers are set, or it has ended somebody."""
+    """Drive the server until this many timers are set, or it has killed a worker."""
     give_up = time.monotonic() + WAIT_S
     poll = select.poll()
     poll.register(server.fileno(), select.POLLIN)
@@ -109,9 +109,7 @@ def take_until(server: FileTimerServer, timers: int) -> int:
     return 0
 
 
-def test_a_client_of_torch_is_served(
-    server: FileTimerServer, told: list[str], tmp_path: Path
-) -> None:
+def test_torchs_client_is_served(server: FileTimerServer, told: list[str], tmp_path: Path) -> None:
     with started(WORKER_OF_TORCH, tmp_path / "pipe") as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None
@@ -130,7 +128,7 @@ def test_a_client_of_torch_is_served(
     assert told == ["timer expired: late 15", "kill worker process: late 15"]
 
 
-def test_a_client_of_ours_is_served_by_torch(tmp_path: Path) -> None:
+def test_our_client_is_served_by_torchs_server(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     with started(SERVER_OF_TORCH, path) as server:
         assert server.stdout is not None
@@ -138,7 +136,7 @@ def test_a_client_of_ours_is_served_by_torch(tmp_path: Path) -> None:
         with started(WORKER_OF_OURS, path) as worker:
             assert worker.wait() == -9
         said = server.stdout.read()
-        assert server.wait() == -9  # It does to itself what it did to the worker.
+        assert server.wait() == -9  # It also kills itself.
     assert said.splitlines() == ["timer expired late", "kill worker process late"]
     # The server was killed by itself and could not remove its pipe; ours does.
     assert os.path.exists(path)

@@ -52,4 +52,4 @@ def test_torch_worker_with_an_expired_timer_is_killed_and_restarted(
         ("kill worker process", "stuck", signal.SIGKILL),
     ]
     assert events[-2]["metadata"]["state"] == "SUCCEEDED"
-    assert [*(launchers.base / "tmp").iterdir()] == []  # The pipe is gone.
+    assert [*(launchers.base / "tmp").iterdir()] == []  # The pipe is removed.

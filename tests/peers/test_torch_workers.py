@@ -1,9 +1,8 @@
-"""What real torch workers meet when their group breaks in the middle of an operation.
+"""Real torch workers whose process group breaks during an operation.
 
-The other tests of gloo kill workers that wait for orders. Here one of two is killed while the other
-waits for it inside a collective operation, which then fails there too; that this second failure is
-not taken for the cause is half of what is tested. And the other way round: workers without torch
-find the store of a job under both launchers.
+The other tests of gloo kill workers that wait for orders. Here one of two workers is killed while the other waits for
+it in a collective operation, which then fails there too; the test checks that this second failure is not reported as
+the cause. A second test checks that workers without torch find the store of a job under both launchers.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-# The worker with rank 1 waits for orders, the other one for it, in a sum that is never made.
+# The worker with rank 1 waits for orders; the other worker waits for it in a sum that never completes.
 WAITING = """
 import traceback
 import torch
@@ -53,7 +52,7 @@ main()
 
 
 def meeting(cluster: Cluster, generation: int) -> dict[int, int]:
-    """Wait until both workers of a generation have met; return their processes by rank."""
+    """Wait until both workers of a generation have connected; return their processes by rank."""
     met: dict[int, int] = {}
     while len(met) < 2:
         word, *words = cluster.news.next()
@@ -64,8 +63,8 @@ def meeting(cluster: Cluster, generation: int) -> dict[int, int]:
     return met
 
 
-def test_broken_collective_is_recreated_and_never_blamed(tmp_path: Path) -> None:
-    """Also that no key of a generation's store is there in the next, and torch's `@record`."""
+def test_broken_collective_is_recreated_and_its_failure_not_blamed(tmp_path: Path) -> None:
+    """The next generation finds no keys of the previous one, and torch's `@record` is read."""
     logs = tmp_path / "logs"
     flags = ("--max-restarts=1", "--log-dir", str(logs))
     with Cluster(tmp_path, WAITING, *flags, nnodes="2") as cluster:

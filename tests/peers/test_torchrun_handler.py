@@ -1,4 +1,4 @@
-"""The plug-in's handler and store as torchrun's agent drives them, without the agent."""
+"""The plug-in's handler and store, used as torchrun's agent does, but without the agent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXIT_BARRIER = "torchelastic/agent/terminal_state"
 
 
 class Job:
-    """Handlers of one job, made as torchrun makes them."""
+    """Handlers of one job, created as torchrun does."""
 
     def __init__(self, nnodes: str, settle: float) -> None:
         low, _, high = nnodes.partition(":")
@@ -44,8 +44,8 @@ class Job:
         from torch.distributed.elastic.rendezvous import RendezvousParameters as Torchs
         from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-        # torchrun's command line gives every value as text, and always a timeout. The first node
-        # coordinates, unless a test has it otherwise.
+        # torchrun passes every value as text, and always a timeout. The first node coordinates, unless a test changes
+        # that.
         conf = {"settle": self.settle, "is_host": not self.handlers, **conf}
         given = {key: str(value) for key, value in conf.items() if value is not None}
         params = Torchs(
@@ -62,7 +62,7 @@ class Job:
 
 @contextmanager
 def job_of(nnodes: str, settle: float = LONG_S) -> Iterator[Job]:
-    """A job whose first round has all nodes that may come, unless it settles soon."""
+    """A job whose first round has the maximum of nodes, unless it settles soon."""
     job = Job(nnodes, settle)
     try:
         yield job
@@ -73,7 +73,7 @@ def job_of(nnodes: str, settle: float = LONG_S) -> Iterator[Job]:
 
 
 def meet(*handlers: Any) -> list[Any]:
-    """Return what all are told of a round; the first is the first to come."""
+    """Return the rounds of all nodes, in order of arrival."""
     with ThreadPoolExecutor(len(handlers)) as pool:
         return list(pool.map(lambda one: one.next_rendezvous(), handlers))
 
@@ -85,7 +85,7 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_torchs_registry_has_it_as_a_handler_of_its_own_kind() -> None:
+def test_torchs_registry_has_the_plugin_as_one_of_its_handlers() -> None:
     from torch.distributed.elastic import rendezvous
 
     with job_of("1") as job:
@@ -116,7 +116,7 @@ def test_coordinator_takeover_restarts_nothing() -> None:
                 node.shutdown()
 
 
-def test_finding_it_loads_neither_torch_nor_the_rest_of_holdfast() -> None:
+def test_finding_the_plugin_imports_neither_torch_nor_holdfast() -> None:
     program = (
         "import sys; bare = set(sys.modules); import holdfast.torchrun_plugin as plugin;"
         "plugin.creator(); print(*sorted(set(sys.modules) - bare))"
@@ -126,7 +126,7 @@ def test_finding_it_loads_neither_torch_nor_the_rest_of_holdfast() -> None:
     assert loaded == ["holdfast", "holdfast.torchrun_plugin"]
 
 
-def test_the_store_does_what_torchs_agent_asks_of_it() -> None:
+def test_store_supports_the_calls_of_torchs_agent() -> None:
     from torch.distributed import DistStoreError, PrefixStore
     from torch.distributed.elastic.utils import store as agents
 
@@ -171,7 +171,7 @@ def test_close_reaches_running_and_late_nodes() -> None:
         nodes = [job.node(node_id=name) for name in "ab"]
         meet(*nodes)
         nodes[0].set_closed()
-        until(nodes[1].num_nodes_waiting)  # All that torchrun's agent asks while workers run.
+        until(nodes[1].num_nodes_waiting)  # The only call of torchrun's agent while workers run.
         assert nodes[1].is_closed()
         for node in (nodes[1], job.node()):
             with pytest.raises(RendezvousClosedError, match=r"^the job 'job' is over: a closed"):
@@ -192,7 +192,7 @@ def test_calls_to_the_store_of_an_ended_round_end() -> None:
 
 
 def test_finished_node_does_not_wait_for_a_restarting_one() -> None:
-    """torchrun cannot start its workers again; the other one goes on without it."""
+    """torchrun cannot restart its workers, so the other node continues without it."""
     from torch.distributed import DistStoreError
     from torch.distributed.elastic.utils.store import barrier
 
@@ -212,7 +212,7 @@ def test_finished_node_stays_while_others_need_it() -> None:
     from torch.distributed.elastic.utils.store import barrier
 
     with job_of("2") as job, ThreadPoolExecutor(1) as pool:
-        nodes = [job.node(), job.node()]  # The first one coordinates.
+        nodes = [job.node(), job.node()]  # The first node coordinates.
         infos = meet(*nodes)
         with pytest.raises(DistStoreError, match=r"0\.05 s"):
             barrier(infos[0].store, 2, EXIT_BARRIER, barrier_timeout=0.05)
@@ -234,13 +234,13 @@ def test_exit_barrier_ends_the_job_and_releases_the_standby() -> None:
         infos = meet(*members)
         spare = job.node()
         standing_by = pool.submit(spare.next_rendezvous)
-        until(lambda: spare._node._stood_by)
+        until(lambda: spare._node._was_standby)
         for done in [pool.submit(barrier, info.store, 2, EXIT_BARRIER) for info in infos]:
             done.result(LONG_S)
         with pytest.raises(RendezvousGracefulExitError, match=r"^the job is over; this node was"):
             standing_by.result(LONG_S)
         until(members[0].is_closed)
-        # torch 2.13 stumbles over the missing result of such an agent.
+        # torch 2.13 raises an error because such an agent has no result.
         with pytest.raises(SystemExit) as ending:  # noqa: PT012
             try:
                 None.is_failed()  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
 """The real, unmodified torchrun with `--rdzv-backend holdfast`: nodes that join, leave and die.
 
-With its own `c10d` the same jobs end or hang: see `defects/join_kills_job.py` and its neighbours.
+With torchrun's own `c10d` the same jobs end or hang: see `defects/join_kills_job.py` and the other scripts there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-# torchrun knows no generations.
+# torchrun has no generations.
 HEAD = TEAM_HEAD.replace('int(E["HOLDFAST_GENERATION"])', "0")
 
 # The workers use the store that the first node's torchrun serves.
@@ -69,12 +69,12 @@ class TorchrunCluster(Cluster):
         return self._run(name, command, {"NEWS": str(self.news.path), "AGENT": name, **(env or {})})
 
     def start_with_host(self, host: str, *others: str) -> None:
-        """Start nodes at once, of which the first coordinates."""
+        """Start nodes together; the first one coordinates."""
         self.start(host, conf="is_host=1")
         self.start_all(*others, conf="is_host=0")
 
     def world(self, *agents: str, meeting: str = "") -> dict[str, Start]:
-        """Wait until the newest workers of these, and no others, are in one world."""
+        """Wait until exactly the newest workers of these agents are in one world."""
         workers = self.full_world(len(agents), meeting)
         while workers.keys() != set(agents):
             workers = self.full_world(len(agents), meeting)
@@ -99,7 +99,7 @@ def finish(workers: dict[str, Start]) -> None:
         worker.finish()
 
 
-def test_a_node_joins_a_running_job(tmp_path: Path) -> None:
+def test_node_joins_a_running_job(tmp_path: Path) -> None:
     with TorchrunCluster(tmp_path, nnodes="2:3") as cluster:
         cluster.start_all("a", "b")
         before = cluster.world("a", "b")
@@ -114,8 +114,8 @@ def test_a_node_joins_a_running_job(tmp_path: Path) -> None:
             assert "Traceback" not in agent.said()
 
 
-def test_workers_are_not_given_the_token(tmp_path: Path) -> None:
-    """torchrun itself gives them all that it has in its environment."""
+def test_workers_do_not_receive_the_token(tmp_path: Path) -> None:
+    """torchrun itself passes its whole environment to them."""
     with TorchrunCluster(tmp_path, nnodes="2") as cluster:
         for name in "ab":
             cluster.start(name, env={"HOLDFAST_TOKEN": "a token that both were given"})
@@ -155,8 +155,8 @@ def test_standby_replaces_a_dead_node(tmp_path: Path) -> None:
         assert cluster.codes() == {"a": 0, "b": -signal.SIGKILL, "c": 0, "d": 0}
 
 
-def test_the_job_survives_its_first_node(tmp_path: Path) -> None:
-    """It coordinates, and serves the workers' store; another torchrun of the host takes over."""
+def test_job_survives_its_first_node(tmp_path: Path) -> None:
+    """The first node coordinates and serves the workers' store; another torchrun of the host takes over."""
     with TorchrunCluster(tmp_path, nnodes="1:2") as cluster:
         cluster.start_host("a")
         cluster.start("b")
@@ -180,7 +180,7 @@ def test_failed_node_ends_the_job(tmp_path: Path) -> None:
         )
 
 
-def test_gloo_meets_at_the_agents_store_and_again_after_a_failure(tmp_path: Path) -> None:
+def test_gloo_uses_the_agents_store_also_after_a_failure(tmp_path: Path) -> None:
     with TorchrunCluster(tmp_path, GLOO, "--max-restarts=1", nnodes="2") as cluster:
         cluster.start_all("a", "b")
         first = cluster.world("a", "b", meeting="summed")

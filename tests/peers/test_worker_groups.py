@@ -1,4 +1,4 @@
-"""Groups of workers that a program makes itself, and where they meet: torch's and ours."""
+"""Groups of workers that a program creates itself, and their barriers: torch's and ours."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def say() -> None:
 FILTERS = {"duplicate_stdout_filters": ["one"], "duplicate_stderr_filters": ["nothing"]}
 
 
-@pytest.mark.filterwarnings("ignore")  # Torch leaves the files of commands open.
+@pytest.mark.filterwarnings("ignore")  # Torch does not close the files of commands.
 @pytest.mark.parametrize("filters", [FILTERS, {}], ids=["filters", "none"])
 @pytest.mark.parametrize("kind", ["function", "command"])
-def test_filtered_lines(kind: str, filters: dict[str, Any], tmp_path: Path) -> None:
+def test_filtered_lines_are_equal(kind: str, filters: dict[str, Any], tmp_path: Path) -> None:
     program, args = (say, ()) if kind == "function" else ("sh", ("-c", "echo one; echo two"))
     found: list[Any] = []
     for root in SIDES:

@@ -1,8 +1,8 @@
-"""The real torchrun, any number of times for one import of torch.
+"""Runs the real torchrun any number of times with one import of torch.
 
-Reads one job a line on standard input, as JSON with `argv`, `env`, `cwd`, `stdout` and `stderr`,
-and answers each with a line: its exit code. A job runs in a fork of its own with exactly that
-environment, so it differs from the command `torchrun` only in not importing torch again.
+It reads one job per line on standard input, as JSON with `argv`, `env`, `cwd`, `stdout` and `stderr`, and prints the
+exit code of each. A job runs in a forked child with exactly that environment, so it differs from the command
+`torchrun` only in that it does not import torch again.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ HEAVY = {
 
 PROGRAM = """
 import sys
-from pathlib import Path
 bare = set(sys.modules)
 {body}
 print("loaded", *sorted(set(sys.modules) - bare))

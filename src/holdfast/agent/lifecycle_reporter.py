@@ -6,8 +6,10 @@ the methods do nothing.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import traceback
 from typing import TYPE_CHECKING
 
 from holdfast.agent.spec import run_script_path
@@ -326,8 +328,6 @@ def _failures_of(failures: dict[int, ProcessFailure]) -> tuple[WorkerFailure, ..
 
 
 def _json(data: object) -> str:
-    import json
-
     return json.dumps(data, default=str)
 
 
@@ -342,6 +342,4 @@ def _end_kind(error: BaseException | None) -> str:
 def _traceback(error: BaseException | None) -> str:
     if error is None:
         return ""
-    import traceback
-
     return "".join(traceback.format_exception(error))

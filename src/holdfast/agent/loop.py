@@ -481,9 +481,10 @@ class AgentLoop:
 
     @property
     def is_attended(self) -> bool:
-        """Whether threads may wait until something needs them: only in the first second of a run.
+        """Whether this is the first second of a run, in which threads start only when they are needed.
 
-        A longer job starts them then, before threads, descriptors or the installed files may run out.
+        After that the agent starts them in any case: later, threads, descriptors or the installed files
+        may not be available.
         """
         return not self.workers.blocks and not self.services.is_settled
 
@@ -534,7 +535,7 @@ class AgentLoop:
         return self.reporter.describe_run().program
 
     def requested(self, request_id: str, what: str) -> None:
-        """Report a request that was granted."""
+        """Report a request that the job accepted."""
         console.notice(what)
         self.reporter.requested(request_id, what)
 
@@ -564,7 +565,7 @@ def log_restart(machine: Supervision, failures: dict[int, ProcessFailure]) -> No
         console.info("nodes are waiting to join: regrouping")
         return
     if machine.reason is StopReason.REQUESTED:
-        return  # The request was reported when it was granted.
+        return  # The agent reported the request when the job accepted it.
     budget = machine.budget
     causes = {rank: failure for rank, failure in failures.items() if not failure.consequence}
     what = machine.unhealthy or "the workers are not healthy"

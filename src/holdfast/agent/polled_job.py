@@ -7,6 +7,7 @@ uses them.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import TYPE_CHECKING
@@ -225,8 +226,6 @@ def node_ranks(
     shape = NodeShape(spec.role, spec.local_world_size)
     if group_world_size == 1:
         return assign_ranks([shape])[0]
-    import json
-
     mine = {"role": shape.role, "rank": group_rank, "local_world_size": shape.local_world_size}
     store.set(f"{ROLE_INFO}{group_rank}", json.dumps(mine))
     interval = spec.monitor_interval
@@ -254,8 +253,6 @@ def node_ranks(
 
 def _decoded(key: str, value: bytes, read: Callable[[Any], T]) -> T:
     """Decode another agent's value; raise `RendezvousStateError` if it is not valid."""
-    import json
-
     try:
         return read(json.loads(value))
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -10,6 +10,7 @@ sends it the timer's signal. The exit is an ordinary event, and the failure repo
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,10 @@ from holdfast import console
 from holdfast.core.supervision import ExpiredTimer, TimersExpired
 from holdfast.errors import UsageError
 from holdfast.observe.lifecycle import WatchdogEvent
+from holdfast.processes import stacks
 from holdfast.processes.procfs import root_of
 from holdfast.processes.workers.pages import WorkerPages
+from holdfast.timers import reaper
 from holdfast.worker import PAGE_ENV
 
 if TYPE_CHECKING:
@@ -205,12 +208,10 @@ class Watchdogs:
 
     def _expired(self) -> tuple[ExpiredTimer, ...]:
         """Return the late timers: for each process, the one whose signal it gets."""
-        from holdfast.timers.reaper import fatal_of
-
         expired = []
         for late in (self._late_timers, self._late_sections):
             for pid, requests in late.items():
-                one = fatal_of(requests) or requests[0]
+                one = reaper.fatal_of(requests) or requests[0]
                 expired.append(ExpiredTimer(pid, one.scope_id, one.signal))
         return tuple(expired)
 
@@ -247,15 +248,15 @@ class Watchdogs:
         """Return the sections that passed their deadline, by process."""
         late: dict[int, list[FileTimerRequest]] = {}
         for rank, section in pages.take(now):
-            from holdfast.timers.reaper import section_timer
-
             # The process that makes the calls; it may be below a shell.
             pid = pages.progress(rank).pid
             if not self._is_ours(pid):
                 # It has another pid in its container, or has left its parent.
                 pid = next((pid for pid, one in self._workers.items() if one == rank), 0)
             if pid:
-                late.setdefault(pid, []).append(section_timer(section, pid, now, time.time()))
+                late.setdefault(pid, []).append(
+                    reaper.section_timer(section, pid, now, time.time())
+                )
         if pages.was_requested and self._silent:
             for rank in [rank for rank in self._silent if pages.progress(rank).pid]:
                 self._silent.discard(rank)
@@ -318,23 +319,17 @@ class Watchdogs:
         """Return a unique path, in the folder that is removed even if this agent is killed."""
         if self._pages is not None:
             return os.path.join(self._pages.folder, "timers")
-        import tempfile
-
         return os.path.join(tempfile.gettempdir(), f"watchdog_timer_{os.urandom(8).hex()}")
 
     def _obtain_reaper(self) -> Reaper:
-        from holdfast.timers.reaper import Reaper
-
         if self._reaper is None:
-            self._reaper = Reaper(self._is_ours, dump=self._dump, report=self._record)
+            self._reaper = reaper.Reaper(self._is_ours, dump=self._dump, report=self._record)
         return self._reaper
 
     def _is_ours(self, pid: int) -> bool:
         return root_of(pid, self._workers) > 0
 
     def _dump(self, pid: int) -> None:
-        from holdfast.processes import stacks
-
         now = time.monotonic()
         self._dump_until = self._dump_until or now + DUMP_S
         limit_s = max(DUMP_EACH_S_MIN, self._dump_until - now)

@@ -13,7 +13,9 @@ coordinator loses its state and counts from 0 again.
 from __future__ import annotations
 
 import os
+import re
 import signal
+import string
 from typing import TYPE_CHECKING
 
 from holdfast.agent.spec import RunResult, Worker, WorkerState
@@ -400,15 +402,11 @@ def substitute_local_rank(arg: Any, local_rank: int | str) -> Any:
     """Replace `${local_rank}` and `$local_rank` in a text argument; leave other values unchanged."""
     if not isinstance(arg, str) or "local_rank" not in arg:
         return arg
-    import re
-
     return re.sub(r"\$(?:\{local_rank\}|local_rank\b)", str(local_rank), arg)
 
 
 def log_line_prefix(template: str, role: str, worker: Worker) -> str:
     """Fill a prefix template; unknown names stay unchanged."""
-    from string import Template
-
-    return Template(template).safe_substitute(
+    return string.Template(template).safe_substitute(
         role_name=role, rank=worker.global_rank, local_rank=worker.local_rank
     )

@@ -47,8 +47,10 @@ INTERRUPTED = 130
 GARBAGE_MIN = 10_000
 # Modules that others import, and that a plain job does not use before its workers run.
 POSTPONED = (
-    "array", "json", "resource", "selectors", "struct", "termios", "threading", "tokenize", "typing",
+    "array", "ctypes", "json", "re", "resource", "selectors", "string", "struct", "subprocess", "tempfile",
+    "termios", "threading", "tokenize", "traceback", "typing",
     "holdfast.core.blame", "holdfast.core.stopping", "holdfast.net.peer_user",
+    "holdfast.processes.stacks", "holdfast.timers.reaper",
 )  # fmt: skip
 
 

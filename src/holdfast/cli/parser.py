@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from holdfast.cli.command_line import split
@@ -110,8 +111,6 @@ class CommandParser(argparse.ArgumentParser):
 
 def suggestion(word: str, known: Sequence[str]) -> str:
     """Return a question that suggests a known word; empty if none is similar."""
-    from difflib import get_close_matches
-
     name = word.partition("=")[0].replace("_", "-")
     for length in range(len(name) - 1, len(name) - 1 - STRAY_CHARS_MAX, -1):
         fitting = [full for full in known if full.startswith(name[:length])]

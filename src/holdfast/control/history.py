@@ -630,9 +630,8 @@ class History:
         is_requested = event.reason is StopReason.REQUESTED
         one.detail = self._requested if is_requested else one_line(event.detail, WHY_CHARS_MAX)
         self.node_state = NodeState.STOPPING
-        if (
-            event.reason is not StopReason.SUCCEEDED
-        ):  # Otherwise, other nodes' workers may be running.
+        # Otherwise, other nodes' workers may be running.
+        if event.reason is not StopReason.SUCCEEDED:
             self.job_state = JobState.RECOVERING
 
     def _stopped(self, event: lifecycle.GenerationStopped) -> None:

@@ -57,7 +57,7 @@ WATCH_S = 2.5
 WINDOW_BYTES_MIN = 1_024
 CONNECT_S = 5.0
 ANSWER_S = 30.0
-"""How long a reply may take; more than any limit of the side that answers."""
+"""How long a reply may take; longer than any limit of the peer."""
 ALIVE_S = 60.0
 """A client that only receives sends something this often: servers close silent connections."""
 REPLIES_MAX = 4_096
@@ -69,11 +69,11 @@ CONNECTING_MAX = 32
 AGAIN_S = 5.0
 """The pause before another attempt to reach an agent."""
 LOOK_S = 1.0
-"""The pause between two lookups of where the agents are, at least."""
+"""The minimum time between two lookups of the agents' addresses."""
 REPORTS_S = 0.5
 """The minimum time that a status waits for agents. It also accepts reports that are seconds old."""
 REPORT_S_PER_NODE = 0.005
-"""Several times the work of opening one connection."""
+"""The minimum time per node of a status; several times the cost of opening a connection."""
 AGENT = "the agent"
 RECENT_S = 5.0
 """How long agents may take to send their recent events."""
@@ -213,9 +213,8 @@ class JobClient:
         except ControlProblem:
             if not self.agents.is_lost:
                 raise
-            connection = (
-                await self.agents.any_connection()
-            )  # The agent has exited: use another one.
+            # The agent has exited: use another one.
+            connection = await self.agents.any_connection()
             reply = await connection.query(control.STATUS, body=body, limit_s=limit_s)
         return unpacked(control.JobSummaries, reply.body).jobs
 

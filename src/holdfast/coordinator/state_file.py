@@ -42,7 +42,7 @@ BYTES_MAX = 64 * 1024 * 1024
 class _Contents(msgspec.Struct, kw_only=True):
     format: int
     saved_at: float
-    """By the clock of this machine, in seconds since 1970."""
+    """The time of day on this machine, in seconds since 1970."""
     jobs: list[SavedJob]
 
 

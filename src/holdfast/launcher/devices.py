@@ -8,6 +8,7 @@ already, PyTorch counts all devices. Nothing checks whether a device works.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
 NVIDIA_PROC = "/proc/driver/nvidia/gpus"
@@ -103,8 +104,6 @@ def torch_count(kind: str) -> int:
     question = _TORCH_QUESTIONS.get(kind) or _TORCH_QUESTION_BY_NAME.format(name=kind)
     if _is_torch_here():
         return int(eval(question, {"torch": sys.modules["torch"]}))  # noqa: S307 (our own text)
-    import subprocess
-
     interpreter = os.environ.get("PYTHON_EXEC") or sys.executable
     try:
         done = subprocess.run(

@@ -54,7 +54,7 @@ class ClusterCheck:
             # Each new cluster starts its revisions at 1, but fences must keep growing.
             session.leadership.fence_base = record.at_ms
         elif self._record != record:
-            why = "it lost most of its machines and therefore its data, and was started anew"
+            why = "it lost most of its machines and its data, and was created again"
             raise ConnectFailed(why, permanent=True)
 
 

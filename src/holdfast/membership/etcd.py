@@ -76,10 +76,10 @@ if TYPE_CHECKING:
 
 LEAVE_S = 2.0
 WATCHED_SHARE = 4
-"""Connections to other agents use at most one in this many of the available descriptors."""
+"""Connections to other agents use at most the available descriptors divided by this."""
 
 CALLS_PER_LEASE = 2.5
-"""A call that takes longer than the lease divided by this is cancelled: another endpoint may be faster."""
+"""A call times out after the lease divided by this, because another endpoint may be faster."""
 
 _SIGHTS: dict[
     Sight, type[PresenceConfirmed | PresenceClosed | PresenceRefused | PresenceInconclusive]
@@ -115,7 +115,7 @@ class EtcdControl(ControlAccess):
 
 
 class EtcdMembership(ThreadedMembership):
-    """One node's membership in a job on etcd. With `cluster`, it uses only the cluster which that accepts."""
+    """One node's membership in a job on etcd. With `cluster`, it refuses to use any other cluster."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class EtcdMembership(ThreadedMembership):
         if self._client is not None:
             await self._client.close()
         if self._port is not None:
-            # Last, so that a node which sees it close finds this node's keys removed.
+            # Last: when another node sees the port close, this node's keys are already removed.
             self._port.close()
 
 
@@ -349,7 +349,7 @@ class EtcdConnector:
                 case DeliverMessage(message):
                     self._deliver(message)
                 case ConnectPresence(number, presence):
-                    self._see(number, presence, session.witness.story.last)
+                    self._watch_presence(number, presence, session.witness.story.last)
                 case DropPresence(number):
                     seeing = self._presences.pop(number, None)
                     if seeing is not None:
@@ -387,7 +387,7 @@ class EtcdConnector:
             watch.key, watch.end, watch.start_revision, changed, ended
         )
 
-    def _see(self, number: int, presence: Presence, cause: str) -> None:
+    def _watch_presence(self, number: int, presence: Presence, cause: str) -> None:
         """Watch another agent's presence until it ends or is dropped."""
         where = format_endpoint(presence.address, presence.port)
 

@@ -1,8 +1,8 @@
 """A membership with a thread: the agent calls it, and the thread's loop drives the node's session.
 
 `ThreadedMembership` is the agent's side, `SessionDriver` performs `core.session` in the thread, over
-connections that a `Connector` makes, and a `Mailbox` returns what the agent's loop must know. The
-driver itself needs no thread, so one loop can run thousands of nodes.
+connections that a `Connector` opens, and a `Mailbox` holds the news for the agent's loop. The driver itself needs no
+thread, so one loop can run thousands of nodes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An agent of a job on etcd, or over a shared state, listens at a port from its start. The port's number
 and a random key of the agent are stored where the nodes of the job find each other. A control client
-must prove the key (`wire.handshake.control_key`), and the job's token if it has one; if the nodes have
+must prove that it has the key (`wire.handshake.control_key`), and the job's token if there is one; if the nodes have
 certificates, it connects over TLS. Presence needs no key: it reveals nothing but an id.
 """
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 ON, READ_ONLY, OFF = "on", "read-only", "off"
 PRESENCE_ID_BYTES = 16
 WATCHERS_MAX = 64
-"""Connections that watch one agent's presence. The other nodes learn of a leader's exit from these."""
+"""The limit of connections that watch one agent's presence. Their end shows the other nodes that a leader exited."""
 UNDECIDED_MAX = 64
 """The limit of connections that have not sent their first bytes, and of control connections before `serve`."""
 FIRST_BYTES_S = 10.0
 ACCEPTED_AT_ONCE_MAX = 64
-AGAIN_S = 1.0  # The pause when this process has no descriptor left.
+REOPEN_S = 1.0  # The pause when this process has no descriptor left.
 
 
 class ControlCredentials(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,8 +91,8 @@ class AgentPort:
         control: str = ON,
         shows_presence: bool = True,
     ) -> None:
-        is_alone = bool(address) and addresses.names_loopback(address)
-        where = listening.candidates_of(address, 0) if is_alone else listening.everywhere(0)
+        is_local_only = bool(address) and addresses.names_loopback(address)
+        where = listening.candidates_of(address, 0) if is_local_only else listening.everywhere(0)
         self._listener = listening.listen(where)
         addresses.use_small_segments(self._listener)
         listening.defer_accept(self._listener, FIRST_BYTES_S)
@@ -106,14 +106,14 @@ class AgentPort:
         self.read_only = control == READ_ONLY
         """Whether control clients may change nothing."""
         self._serve: Callable[[socket.socket, str], None] | None = None
-        self._early: list[tuple[socket.socket, str]] = []  # Until `serve`.
-        self._lock = threading.Lock()  # For these two.
+        self._early: list[tuple[socket.socket, str]] = []  # Connections before `serve`.
+        self._lock = threading.Lock()  # Guards `_serve` and `_early`.
         self._undecided = HalfOpen(UNDECIDED_MAX)
         self._watching: set[socket.socket] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def fileno(self) -> int:
-        """Return the listening descriptor; while a copy is open the port does not refuse connections."""
+        """Return the listening descriptor. While any copy of it is open, the port accepts connections."""
         return self._listener.fileno()
 
     def key_for(self, hello: Hello) -> bytes:
@@ -158,7 +158,7 @@ class AgentPort:
                 continue
             except OSError:  # No descriptor: without a pause the loop would retry at once.
                 self._loop.remove_reader(self._listener)
-                self._loop.call_later(AGAIN_S, self._reopen)
+                self._loop.call_later(REOPEN_S, self._reopen)
                 return
             connection.setblocking(False)  # noqa: FBT003 (the name says it)
             self._decide(connection, addresses.unmapped(str(where[0])))
@@ -241,7 +241,10 @@ class AgentPort:
 def open_agent_port(
     address: str, credentials: ControlCredentials, *, control: str, shows_presence: bool
 ) -> AgentPort | None:
-    """Return the port of this agent, which accepts connections in the running loop; None without a use."""
+    """Return the port of this agent, which accepts connections in the running loop.
+
+    None if neither presence nor control is enabled, or if the port cannot be opened.
+    """
     if control == OFF and not shows_presence:
         return None
     try:

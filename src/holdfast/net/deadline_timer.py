@@ -17,7 +17,7 @@ class DeadlineTimer:
         self._handle: asyncio.TimerHandle | None = None
 
     def set(self, at: float | None) -> None:
-        """Call no later than at this time of the loop; None sets no deadline."""
+        """Call `wake` at this loop time or earlier; None changes nothing."""
         if at is None or (self._handle is not None and self._handle.when() <= at):
             return
         self.cancel()

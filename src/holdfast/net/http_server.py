@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 HEAD_BYTES_MAX = 8 * 1024
 CONNECTIONS_MAX = 32
 EXCHANGE_S = 5.0
-"""The limit for a request to arrive, and again for reading its response; normally milliseconds."""
+"""The limit for a request to arrive, and for the client to read the response; usually both take milliseconds."""
 NO_DESCRIPTOR_S = 0.2  # The pause when this process has no descriptor left.
 STOP_S = 5.0  # How long `close` waits for the thread; only a hanging `respond` needs all of it.
 READ_BYTES = 64 * 1024
@@ -233,7 +233,7 @@ class HttpServer:
         return max(0.0, min(times) - time.monotonic()) * 1000 + 1 if times else None
 
     def _accept(self, now: float) -> None:
-        """Accept one connection, so that open ones have their turn before the next."""
+        """Accept only one connection, so that open connections are served before the next one."""
         try:
             client, where = self._listener.accept()
         except OSError as problem:
@@ -310,7 +310,7 @@ class HttpServer:
             self._answered.append((exchange, self._response_to(request)))
             self._wake_up()
 
-        exchange.deadline = None  # However long it takes.
+        exchange.deadline = None  # No deadline while the thread works.
         self._unanswered.remove(exchange)
         self._poll.unregister(exchange.socket)
         thread = threading.Thread(target=answer, name=self._thread.name, daemon=True)

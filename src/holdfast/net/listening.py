@@ -135,7 +135,7 @@ class ReservedPort:
 
     The kernel never assigns a reserved port as a free one. Unless it is `listening`, a worker can still bind it by
     number with `SO_REUSEADDR`, as stores do, and so can a process of another user.
-    `number` 0 is any free port. A `listening` port queues connections until somebody accepts them.
+    `number` 0 is any free port. A `listening` port queues connections until a process accepts them.
 
     If this host does not have the address, for example behind NAT, the port is reserved on all addresses; never
     for loopback.

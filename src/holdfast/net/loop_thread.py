@@ -1,7 +1,7 @@
 """A daemon thread that runs an asyncio loop, for code that is not asynchronous.
 
 It never fails silently: every unexpected error in the loop is passed to `on_fault` as one line, and the loop
-continues. Python delivers signals to the main thread; this thread blocks none.
+continues. Python delivers signals to the main thread; this thread blocks no signals.
 """
 
 from __future__ import annotations

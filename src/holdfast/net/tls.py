@@ -6,25 +6,21 @@ endpoint or for `tls_server_name`.
 
 With `tls=psk` there are no certificates: the key is derived from the token (`TlsToken`).
 
-The functions import `ssl` themselves: that import takes longer than the rest of a start. Nothing here opens a
-connection.
+Nothing here opens a connection.
 """
 
 from __future__ import annotations
 
 import os
+import ssl
 import sys
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import msgspec
 
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.printable import quoted
 from holdfast.wire.handshake import tls_key
-
-if TYPE_CHECKING:
-    import ssl
-
 
 CERT, KEY, CA = "tls_cert", "tls_key", "tls_ca"
 PSK = "tls=psk"
@@ -35,8 +31,6 @@ SERVER_NAME = "tls_server_name"
 
 def server_context(cert: str, key: str, ca: str | None = None) -> ssl.SSLContext:
     """Return the context of a coordinator. With `ca`, clients must present a certificate that it signed."""
-    import ssl
-
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     _load_certificate(context, cert, key, NAMES)
@@ -58,8 +52,6 @@ def client_context(
     Connect with `server_hostname` set to `tls_server_name`, or without one to the host of the endpoint: the
     server's certificate must contain that name. `names` are the settings of certificate, key and authority.
     """
-    import ssl
-
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if ca is not None:
@@ -79,8 +71,6 @@ def mutual_context(ca: bytes, cert: bytes, key: bytes, *, serving: bool) -> ssl.
 
     The arguments are in PEM. The peers prove their identity over the connection.
     """
-    import ssl
-
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serving else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = False
@@ -97,8 +87,6 @@ def mutual_context(ca: bytes, cert: bytes, key: bytes, *, serving: bool) -> ssl.
 
 def explain_failure(error: Exception) -> str:
     """Return why a TLS handshake failed, and the setting to change."""
-    import ssl
-
     if isinstance(error, ssl.SSLCertVerificationError):
         # 62 and 64: the name, or the address, is not in the certificate.
         if error.verify_code in (62, 64):
@@ -130,8 +118,6 @@ def explain_failure(error: Exception) -> str:
 def _load_certificate(
     context: ssl.SSLContext, cert: str, key: str, names: tuple[str, str, str]
 ) -> None:
-    import ssl
-
     certs_name, keys_name, _ = names
     _check_readable(certs_name, cert)
     _check_readable(keys_name, key)
@@ -152,8 +138,6 @@ def _load_certificate(
 
 
 def _load_ca(context: ssl.SSLContext, ca: str, name: str) -> None:
-    import ssl
-
     _check_readable(name, ca)
     try:
         context.load_verify_locations(cafile=ca)
@@ -162,8 +146,6 @@ def _load_ca(context: ssl.SSLContext, ca: str, name: str) -> None:
 
 
 def _is_certificate(path: str) -> bool:
-    import ssl
-
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
     except ssl.SSLError:
@@ -233,8 +215,6 @@ class TlsToken:
 
     def for_server(self) -> ssl.SSLContext:
         """Return the context of a coordinator."""
-        import ssl
-
         _require_psk()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -243,8 +223,6 @@ class TlsToken:
 
     def for_client(self) -> ssl.SSLContext:
         """Return the context of an agent."""
-        import ssl
-
         _require_psk()
         if len(self._run_id.encode()) > IDENTITY_BYTES_MAX:
             raise UsageError(
@@ -264,8 +242,6 @@ class TlsToken:
 
 
 def _require_psk() -> None:
-    import ssl
-
     if not getattr(ssl, "HAS_PSK", False):
         raise UsageError(
             f"--rdzv-conf: {PSK} needs Python 3.13 or newer on all nodes, with an OpenSSL that has "

@@ -210,7 +210,7 @@ class WorkerOutcome(Value):
 
 
 class RunEnded(LifecycleEvent):
-    """A run has ended; `error` is a traceback if the agent itself could not go on."""
+    """A run has ended; `error` is a traceback if the agent itself failed."""
 
     at: float
     wall: float

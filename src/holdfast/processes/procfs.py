@@ -12,6 +12,7 @@ This module can read them there if the worker runs the same Python as this proce
 
 from __future__ import annotations
 
+import ctypes
 import os
 import struct
 from typing import TYPE_CHECKING
@@ -219,8 +220,6 @@ def _parsed(texts: list[bytes]) -> dict[str, str]:
 
 def _place_of_environ() -> tuple[tuple[str, str], int] | None:
     """Return the mapped file that contains `environ`, and its offset from the start of the mapping."""
-    import ctypes
-
     try:
         place = ctypes.addressof(ctypes.c_void_p.in_dll(ctypes.CDLL(None), "environ"))
         bases = _bases(os.getpid())

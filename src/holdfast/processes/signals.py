@@ -35,7 +35,7 @@ MEANINGS: dict[int, str] = {
     signal.SIGHUP: "terminal closed",
     signal.SIGILL: "illegal instruction",
     signal.SIGINT: "interrupted",
-    signal.SIGKILL: "killed: often the kernel's out-of-memory killer, or someone's kill -9",
+    signal.SIGKILL: "often the kernel's out-of-memory killer, or someone's kill -9",
     signal.SIGPIPE: "wrote to a closed pipe",
     signal.SIGQUIT: "quit",
     signal.SIGSEGV: "segmentation fault",

@@ -12,12 +12,14 @@ The process may be any process: it need not import Holdfast, or be a Python proc
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
 
 from holdfast.processes import procfs
-from holdfast.processes.worker_socket import socket_path
+from holdfast.processes.worker_socket import peer_of, socket_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,8 +58,6 @@ def run_py_spy(
     program = find_py_spy()
     if program is None:
         raise PySpyFailed(f"py-spy is not installed; {INSTALL}")
-    import subprocess
-
     limit_s = SPY_S if limit_s is None else limit_s
     flags = [*(["--native"] if native else []), *([] if pausing else ["--nonblocking"])]
     try:
@@ -158,10 +158,6 @@ def is_python(pid: int) -> bool:
 
 def _stacks_from_socket(path: str, pid: int, deadline: float) -> str:
     """Return the stacks from the worker's control socket; nothing if it does not respond."""
-    import socket
-
-    from holdfast.processes.worker_socket import peer_of
-
     request = b"POST /handler/dump_traceback HTTP/1.0\r\nContent-Length: 0\r\n\r\n"
     received = bytearray()
     try:

@@ -1,9 +1,9 @@
 """TorchElastic's interface of a rendezvous, and the description of a round.
 
 The agent requests a round from a `RendezvousHandler`, and polls whether it must request another. A handler
-written for TorchElastic works here. Of Holdfast's backends there is `MembershipHandler`: a coordinator, an
-etcd leader, or rules applied to a shared state decide for all nodes, and the agent receives each decision
-over a `Membership`.
+written for TorchElastic works here. Holdfast's backends have a `MembershipHandler` instead: a coordinator, an etcd
+leader, or rules applied to a shared state decide for all nodes, and the agent receives each decision over a
+`Membership`.
 """
 
 from __future__ import annotations

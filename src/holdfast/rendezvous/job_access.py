@@ -1,4 +1,4 @@
-"""How a node reaches its job: `JobAccess`, one for each kind of backend.
+"""Connects a node to its job: `JobAccess`, with one class for each kind of backend.
 
 A `MembershipHandler` has one. `coordinator_handler`, `etcd_handler` and `backend_handler` implement it.
 """
@@ -40,7 +40,7 @@ class JoinRequest(NamedTuple):
 
 
 class JobAccess(ABC):
-    """How a node reaches its job."""
+    """Connects a node to its job."""
 
     authority = "the coordinator"
     """The name in messages for the side that runs the job's rounds."""

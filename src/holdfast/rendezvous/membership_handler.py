@@ -2,8 +2,8 @@
 
 Holdfast's agents `enter` the job and follow the views that the membership delivers. An agent that knows
 only TorchElastic's interface requests a round (`next_rendezvous`) and polls whether it must request
-another (`num_nodes_waiting`); it counts restarts itself. A `JobAccess` makes the membership; there is
-one for coordinator, etcd and shared state.
+another (`num_nodes_waiting`); it counts restarts itself. A `JobAccess` creates the membership; there is one each for
+coordinator, etcd and shared state.
 
 A polling agent checks its membership only while its workers run, not while it waits for other nodes. A
 node that leaves during such a wait would block it. So `next_rendezvous` returns a round only when all of

@@ -3,7 +3,7 @@
 ::
 
     HoldfastError
-    └── RendezvousError                   the nodes could not meet                   exit 78
+    └── RendezvousError                   the nodes could not form a round           exit 78
         ├── RendezvousClosedError         the job has ended and cannot be joined
         ├── RendezvousTimeoutError        timed out
         ├── RendezvousConnectionError     coordinator, etcd or backend cannot be reached
@@ -21,10 +21,10 @@ from holdfast.errors import EnvironmentProblem, HoldfastError
 
 
 class RendezvousError(HoldfastError):
-    """The nodes of a job could not meet."""
+    """The nodes of a job could not form a round."""
 
     exit_code = EnvironmentProblem.exit_code
-    default_message = "the nodes of the job could not meet"
+    default_message = "the nodes of the job could not form a round"
 
     def __init__(self, message: str = "", *, hint: str = "", exit_code: int | None = None) -> None:
         super().__init__(message or self.default_message, hint=hint, exit_code=exit_code)
@@ -39,7 +39,7 @@ class RendezvousClosedError(RendezvousError):
 class RendezvousTimeoutError(RendezvousError):
     """Joining, closing or a call of the backend timed out."""
 
-    default_message = "the nodes of the job did not meet in time"
+    default_message = "the nodes of the job did not form a round in time"
 
 
 class RendezvousConnectionError(RendezvousError):

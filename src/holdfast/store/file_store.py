@@ -344,7 +344,7 @@ def file_name(key: str) -> str:
 
 
 def make_folder(path: str, name: str, parent: int | None) -> None:
-    """Create a folder for this user alone, if it does not exist, and all above it.
+    """Create a private folder and its parents, if they do not exist.
 
     With `parent` it is `name` in that folder. Raises `EnvironmentProblem` if that fails.
     """

@@ -6,6 +6,8 @@ All stores use the functions at the end, which convert values and timeouts and f
 from __future__ import annotations
 
 import threading
+from collections import deque
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from holdfast.store.store_errors import (
@@ -15,10 +17,7 @@ from holdfast.store.store_errors import (
 )
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Callable, Sequence
-    from datetime import timedelta
-
 
 DEFAULT_TIMEOUT_S = 300.0
 KEYS_SHOWN_MAX = 8
@@ -106,8 +105,6 @@ class MemoryStore:
             return list(self._values)
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        from collections import deque
-
         with self._changed:
             self._queues.setdefault(key, deque()).append(as_bytes(value))
             self._changed.notify_all()
@@ -156,8 +153,6 @@ class MemoryStore:
 
     @property
     def timeout(self) -> timedelta:
-        from datetime import timedelta
-
         return timedelta(seconds=self._timeout_s)
 
     def set_timeout(self, timeout: timedelta | float) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PrefixStore:
-    """The keys of `store` that begin with `prefix/`, by the rest of their names. See `Store`."""
+    """The keys of `store` that begin with `prefix/`, without that prefix. See `Store`."""
 
     def __init__(self, prefix: str, store: Any) -> None:
         self.prefix = prefix

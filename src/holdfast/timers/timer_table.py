@@ -35,7 +35,7 @@ class _Timer(Generic[Request]):
 
 
 class TimerTable(Generic[Request]):
-    """Timers by process and scope. Sleep until `next_deadline`, then take what is `due`.
+    """Timers by process and scope. Sleep until `next_deadline`, then call `due`.
 
     It is thread-safe. If there are too many timers, it calls `is_alive(pid)` to drop those of ended processes.
     """

@@ -6,9 +6,9 @@ MEANINGS = {
     Stage.USEFUL: "made progress",
     Stage.REPEATED: "made steps that it repeated after a restart",
     Stage.WARMUP: "ran its workers before their first step",
-    Stage.DETECT: "had failed, and the agents did not know yet",
+    Stage.DETECT: "had failed, but no agent knew yet",
     Stage.STOP: "stopped the workers",
     Stage.REGROUP: "waited until the nodes had formed a round",
     Stage.START: "started the processes of workers",
-    Stage.END: "had no workers any more",
+    Stage.END: "had no workers left",
 }

@@ -52,7 +52,7 @@ class BrokenSeal(WireError):
 
 
 class NotOurProtocol(WireError):
-    """The first bytes belong to another protocol. `why` names it and what to do."""
+    """The first bytes belong to another protocol. `why` names the protocol and the setting to change."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)

@@ -1,7 +1,7 @@
-"""Two nodes whose clocks differ by 20 s get two worlds out of one round.
+"""Two nodes whose clocks differ by 20 s form two worlds from one round.
 
-Who is alive is judged by comparing another machine's timestamp with the own clock. The node that
-is ahead holds the other for dead, and takes rank and size from what it has left.
+A node decides which nodes are alive by comparing their timestamps with its own clock. The node that is ahead treats
+the other as dead, and computes rank and size without it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LIMIT_S = 30
 
 
 def join(port: int, ahead_s: int, said: Any) -> None:
-    """Join on a machine whose clock is ahead; the clock is replaced in torch's module only."""
+    """Join on a machine whose clock is ahead; only the clock of torch's module is replaced."""
     import torch.distributed.elastic.rendezvous.dynamic_rendezvous as torch_module
 
     class Clock(dt.datetime):
@@ -29,7 +29,7 @@ def join(port: int, ahead_s: int, said: Any) -> None:
     torch_module.datetime = Clock
     info = handler(port, "2:2", is_host=ahead_s == 0).next_rendezvous()
     said.put((ahead_s, info.world_size))
-    time.sleep(LIMIT_S)  # The store lives in one of the two.
+    time.sleep(LIMIT_S)  # One of the two serves the store.
 
 
 def show() -> Evidence:
@@ -46,7 +46,7 @@ def show() -> Evidence:
         machine.kill()
     return Evidence(
         len(set(worlds.values())) > 1,
-        f"of a round of 2:2 the node with the right clock was told a world of {worlds[0]} nodes, "
+        f"in a round of 2:2 the node with the right clock has a world of {worlds[0]} nodes, "
         f"the one {SKEW_S} s ahead a world of {worlds[SKEW_S]}",
     )
 

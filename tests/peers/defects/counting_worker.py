@@ -1,7 +1,7 @@
 """A worker that counts itself in the workers' store, by the store's wire protocol, without torch.
 
-It reports the count in the place of its rank. A command of the protocol is one byte; `ADD` is 4,
-followed by the key with its length and the number to add.
+It reports the count in place of its rank. A command of the protocol is one byte; `ADD` is 4, followed by the length of
+the key, the key, and the number to add.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A node that dies is never noticed by the others: their workers go on in a world that is gone.
+"""The other nodes never notice that a node died: their workers continue in the old world.
 
-The dead node is struck off the list of participants, but nothing acts on that. Only a collective
-of the workers that fails can help. Shortened here: keep-alive 5 s x 3 -> 1 s x 4.
+The dead node is removed from the list of participants, but this has no effect. Only a failing collective of the
+workers ends the situation. Shortened here: keep-alive 5 s x 3 -> 1 s x 4.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""An agent that ends, for whatever reason, closes the job's id for all others, and for good.
+"""An agent that exits, for whatever reason, permanently closes the job's id for all others.
 
-torchrun calls `shutdown` on every end but one by a signal. A member that has to restart its workers
-afterwards cannot, though its restarts are not used up, and a new node is refused.
+torchrun calls `shutdown` at every exit except after a signal. A member that must restart its workers afterwards cannot,
+although it has restarts left, and a new node is refused.
 """
 
 from __future__ import annotations

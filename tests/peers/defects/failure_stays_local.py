@@ -1,7 +1,7 @@
-"""When a node's workers fail for good, the other nodes are not told: they go on, and then wait.
+"""If a node's workers fail permanently, the other nodes do not learn of it: they continue, and then wait.
 
-The failed agent ends; the console of the other shows nothing. Its workers finish, and the agent
-then waits 300 s for a node that has left. Shown up to the begin of that wait.
+The failed agent exits; the other agent prints nothing. The other agent's workers finish, and it then waits 300 s for a
+node that has left. The script shows this up to the beginning of that wait.
 """
 
 from __future__ import annotations

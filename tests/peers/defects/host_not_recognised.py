@@ -1,8 +1,8 @@
-"""An agent asked to use its own machine's address does not see that it is the one to host.
+"""An agent whose endpoint is an address of its own machine does not recognize that it must host the store.
 
-It compares the endpoint with what its host name resolves to; an address on a second network is not
-among that, so nobody serves the endpoint and every node gives up. Needs root for a network of its
-own. Shortened here: `read_timeout` 60 -> 3 s.
+It compares the endpoint with the addresses of its host name. An address on a second network is not among them, so no
+agent serves the endpoint and every node times out. Needs root for a separate network. Shortened here: `read_timeout`
+60 -> 3 s.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ NO_NETWORK = 99
 
 def show() -> Evidence:
     if os.geteuid() != 0:
-        return Evidence(shown=False, text="needs root, to add an address to a network of its own")
+        return Evidence(shown=False, text="needs root, to add an address to a separate network")
     torchrun = str(Path(sys.executable).parent / "torchrun")
     command = ["unshare", "--net", "sh", "-c", SCRIPT, torchrun]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if done.returncode == NO_NETWORK:
-        return Evidence(shown=False, text=f"no network of its own to be had: {done.stderr.strip()}")
+        return Evidence(
+            shown=False, text=f"cannot create a separate network: {done.stderr.strip()}"
+        )
     last = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "(nothing)"
     return Evidence(
         done.returncode == 1 and "RendezvousConnectionError" in last,

@@ -1,4 +1,4 @@
-"""Settings that c10d does not know, `timeout` among them, are taken and ignored without a word."""
+"""c10d silently ignores settings that it does not know, such as `timeout`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def show() -> Evidence:
     join_s = made.settings.timeout.join.total_seconds()
     return Evidence(
         join_s == 600,
-        f"with timeout=2 and the slip joint_timeout=3 the handler waits {join_s:g} s for nodes",
+        f"with timeout=2 and the typo joint_timeout=3 the handler waits {join_s:g} s for nodes",
     )
 
 

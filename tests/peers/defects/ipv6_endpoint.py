@@ -1,4 +1,4 @@
-"""An IPv6 address without brackets as the endpoint is taken for another host and port."""
+"""An IPv6 endpoint without brackets is parsed as another host and port."""
 
 from __future__ import annotations
 

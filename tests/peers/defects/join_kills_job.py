@@ -1,7 +1,7 @@
-"""A node that joins a running c10d job ends it: nobody tells it the address of the workers' store.
+"""A node that joins a running c10d job ends it, because it never receives the address of the workers' store.
 
-Rank 0 publishes that address only in the round in which it made the store. A node that comes later
-waits for it until `read_timeout` and gives up; the others wait for that node, and give up too.
+Rank 0 publishes that address only in the round in which it created the store. A node that joins later waits for it
+until `read_timeout` and exits; the others wait for that node, and exit too.
 Shortened here: `read_timeout` 60 -> 4 s, `last_call_timeout` 30 -> 1 s.
 """
 

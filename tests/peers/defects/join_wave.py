@@ -1,8 +1,8 @@
-"""When many nodes join at once the time explodes: twice the nodes may never get a round at all.
+"""If many nodes join at once, the time grows rapidly: twice as many nodes may never form a round.
 
-The state is one value that everybody swaps for a changed one; each success makes all others fail
-and try again at once, heartbeats among them, so waiting nodes are taken for dead. Default settings;
-the handlers share this machine's cores, which real nodes would not.
+The state is one value that every node replaces with compare_set. Each success makes all others fail and retry
+immediately, including their heartbeats, so waiting nodes appear dead. Default settings; the handlers share this
+machine's cores, unlike real nodes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .stage import WORKERS, Evidence, present
 
 FEW, MANY, PROCESSES = 128, 256, 8
 LIMIT_S = 60
-FAIR = 3.0  # Twice the nodes in up to three times the time would be no defect.
-# The set-up is not what is looked at: names that DNS does not know need not delay it by seconds.
+FAIR = 3.0  # Up to three times the time for twice the nodes is not a defect.
+# The setup is not measured; names that DNS does not know must not delay it by seconds.
 QUICK_NAMES = {"RES_OPTIONS": "timeout:1 attempts:1"}
 
 

@@ -1,6 +1,6 @@
 """With fewer nodes than the maximum a job always starts 30 s late.
 
-Once the minimum is there, the whole last call is waited for, whether or not anybody else comes.
+Once the minimum has joined, the nodes wait for the whole last call, even if no other node joins.
 """
 
 from __future__ import annotations

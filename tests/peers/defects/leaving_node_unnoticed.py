@@ -1,4 +1,4 @@
-"""A node that is asked to leave (SIGTERM) tells nobody: the others go on in a world that is gone.
+"""A node that leaves because of SIGTERM does not report it: the others continue in the old world.
 
 Shortened here: keep-alive 5 s x 3 -> 1 s x 4.
 """

@@ -1,7 +1,7 @@
-"""One member that does not come back to the rendezvous keeps all others out of the next round.
+"""One member that does not rejoin the rendezvous blocks the next round for all others.
 
-A round ends only when every member has left it. Those who wait get no reason either: the error has
-no message. Shortened here: `join_timeout` 600 -> 4 s.
+A round ends only when every member has left it. The error of the waiting nodes has no message. Shortened here:
+`join_timeout` 600 -> 4 s.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ def show() -> Evidence:
     port = free_port()
     busy, eager = (handler(port, "1:2", join_timeout=4) for _ in range(2))
     together([busy.next_rendezvous, eager.next_rendezvous])
-    # `busy` is alive and sends its heartbeats; it just does not leave the round.
+    # `busy` is alive and sends heartbeats, but does not leave the round.
     (outcome,) = together([eager.next_rendezvous], within_s=20)
     error = type(outcome.error).__name__
     return Evidence(

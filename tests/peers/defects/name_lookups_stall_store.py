@@ -1,8 +1,7 @@
-"""The store's only thread asks DNS for the name of every client: a slow answer stops all nodes.
+"""The store's only thread looks up the name of every client in DNS: a slow response stops all nodes.
 
-Each side looks up the name of the other's address at each connection, for messages that are seldom
-written. Here the resolver takes a second to say that there is no such name, in a network and a file
-tree of its own (needs root).
+Each side looks up the name of the other's address at each connection, for messages that are rarely printed. Here the
+resolver takes a second to respond that the name does not exist, in a separate network and file tree (needs root).
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ ip link set lo up && mount --bind "$1" /etc/resolv.conf || exit 99
 "$0" -c "$2"
 """
 NO_NETWORK = 99
-# A resolver that says "no such name" after a second, a server, a client that is there already, and
-# one that comes while it works.
+# A resolver that responds "no such name" after a second, a server, a connected client, and a client that connects
+# while the first one works.
 PROGRAM = """
 import os, socket, threading, time
 resolver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -52,7 +51,7 @@ print(longest, flush=True)
 
 def show() -> Evidence:
     if os.geteuid() != 0:
-        return Evidence(shown=False, text="needs root, for a network and a resolv.conf of its own")
+        return Evidence(shown=False, text="needs root, for a separate network and resolv.conf")
     with tempfile.TemporaryDirectory() as folder:
         resolver = Path(folder) / "resolv.conf"
         resolver.write_text("nameserver 127.0.0.1\n")
@@ -71,7 +70,9 @@ def show() -> Evidence:
         command = [*unshare, sys.executable, str(resolver), program]
         done = subprocess.run(command, capture_output=True, text=True, timeout=90)
     if done.returncode == NO_NETWORK:
-        return Evidence(shown=False, text=f"no network of its own to be had: {done.stderr.strip()}")
+        return Evidence(
+            shown=False, text=f"cannot create a separate network: {done.stderr.strip()}"
+        )
     took_s = float(done.stdout)
     return Evidence(
         took_s > NORMAL_S,

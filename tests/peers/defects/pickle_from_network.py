@@ -1,7 +1,7 @@
-"""Whoever reaches the store's port runs code in every agent: the shared state is a pickle.
+"""Anyone who reaches the store's port can run code in every agent, because the shared state is a pickle.
 
-Nothing is proven by the one who connects, and the server listens on all addresses whatever the
-endpoint says. The code run here only makes a folder.
+A client need not authenticate itself, and the server listens on all addresses whatever the endpoint is. The code in
+this script only creates a folder.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def show() -> Evidence:
 
 
 def open_to_all() -> set[int]:
-    """Return the ports that are listened on at every address of this machine."""
+    """Return the ports with a listener on all addresses of this machine."""
     lines = [
         line.split()[1]
         for table in ("/proc/net/tcp", "/proc/net/tcp6")

@@ -1,6 +1,6 @@
-"""Ranks follow the addresses as text, so a node that joins can shift everybody's rank.
+"""Ranks follow the addresses as text, so a joining node can change the ranks of all others.
 
-`10` comes before `2`. Neither the order of arrival nor the ranks of the round before count.
+`10` sorts before `2`. Neither the order of arrival nor the ranks of the previous round matter.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""After a restart the workers of one round are told different restart counts.
+"""After a restart the workers of one round have different restart counts.
 
-Each agent counts, and pays for, only the failures of its own workers.
+Each agent counts and charges only the failures of its own workers.
 """
 
 from __future__ import annotations

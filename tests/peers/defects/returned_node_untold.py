@@ -1,8 +1,8 @@
-"""A node that was out of reach and given up is never told: two worlds run side by side.
+"""A disconnected node that was removed never learns of it: two worlds run at the same time.
 
-Its place is taken by a spare and the job goes on without it; back again, it finds no heartbeat of
-its own to renew, which counts as success, and lets its workers run. Shortened here: keep-alive
-5 s x 3 -> 1 s x 4. The spare can join only with the way around `join_kills_job`.
+A spare takes its place and the job continues without it. When it reconnects, it finds no heartbeat of its own to
+renew, treats that as success, and lets its workers run. Shortened here: keep-alive 5 s x 3 -> 1 s x 4. The spare can
+join only with the workaround for `join_kills_job`.
 """
 
 from __future__ import annotations

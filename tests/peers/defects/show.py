@@ -1,6 +1,6 @@
-"""Runs the scripts of this folder and prints one line for each: shown or not, and what was seen.
+"""Runs the scripts of this folder and prints one line for each: whether it showed its defect, and the evidence.
 
-Each runs in a process of its own, one after the other, and is given up after a time.
+They run one after the other, each in its own process and with a time limit.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def run(name: str) -> tuple[bool, str]:
     """Run one script and return whether it showed the defect, and its line."""
     command = [sys.executable, "-m", f"tests.peers.defects.{name}"]
     began = time.monotonic()
-    # The output goes to a pipe of its own and errors are kept apart: torch writes many.
+    # Output and errors have separate pipes, because torch prints many errors.
     script = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -72,7 +72,7 @@ def main() -> int:
     listed = "\n".join(f"  {name:26} {title_of(name)}" for name in scripts)
     parser = argparse.ArgumentParser(
         prog="python tests/peers/defects/show.py",
-        description="Show what goes wrong with many nodes under torchrun.",
+        description="Show the defects of torchrun with many nodes.",
         epilog=EXAMPLES.format(scripts=listed),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -86,7 +86,7 @@ def main() -> int:
         print("\n".join(scripts))
         return 0
     if not os.access(Path(sys.executable).parent / "torchrun", os.X_OK):
-        parser.error(f"there is no torchrun beside {sys.executable}; install torch 2.13.0 there")
+        parser.error(f"no torchrun next to {sys.executable}; install torch 2.13.0 there")
     every_one = True
     for name in args.names or scripts:
         shown, line = run(name)

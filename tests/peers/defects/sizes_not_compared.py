@@ -1,6 +1,6 @@
-"""A node that was told to wait for three nodes starts in a world of two.
+"""A node that requires three nodes starts in a world of two.
 
-The limits are not part of the shared state: the round is complete by whoever asks for least.
+The limits are not part of the shared state: the node with the lowest limit completes the round.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from .stage import Call, Evidence, free_port, handler, present
 def show() -> Evidence:
     port = free_port()
     wants_three = Call(handler(port, "3:3").next_rendezvous)
-    time.sleep(1)  # It comes first, so that the other one finds the round full.
+    time.sleep(1)  # It joins first, so that the other one finds the round full.
     Call(handler(port, "2:2").next_rendezvous)
     info = wants_three.result(within_s=15).value
     size = info.world_size if info else None
-    return Evidence(size == 2, f"the node of 3:3 was told a world of {size} nodes")
+    return Evidence(size == 2, f"the node with 3:3 has a world of {size} nodes")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""After a worker's failure a spare may take the place of a member that is well.
+"""After a worker's failure a spare may take the place of a healthy member.
 
-The member that restarts its workers leaves the round for a moment; at that all spares come too, and
-whoever looks first gets the place. The member that lost it waits, workers stopped.
+The member that restarts its workers leaves the round for a moment. Then all spares try to join too, and the first one
+takes the place. The member that lost its place waits with stopped workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def show() -> Evidence:
     together([failing.next_rendezvous, other.next_rendezvous])
     spares = [handler(port, "2:2", **conf) for _ in range(SPARES)]
     places = [Call(one.next_rendezvous) for one in spares]
-    time.sleep(3)  # All of them are on the list of spares by then.
+    time.sleep(3)  # By then all of them are on the list of spares.
     for tried in range(1, TRIES + 1):
         # A worker of one member failed: it asks for the next round, and the other one follows.
         again = Call(failing.next_rendezvous)

@@ -1,7 +1,7 @@
-"""What the scripts of this folder share: real torchrun agents, real handlers, and their evidence.
+"""Shared code of the scripts in this folder: real torchrun agents, real handlers, and their evidence.
 
-A script's process is thrown away after it has spoken: threads that hang in a store call forever,
-which several defects are about, end with it.
+A script's process exits as soon as it has printed its result, which also ends threads that hang in a store call
+forever, as in several defects.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-# Agents as processes and their cleaning up are those of the benchmarks.
+# Agents as processes, and their cleanup, come from the benchmarks.
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from benchmarks.launching import WORKERS, Lab, clean_environment
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 __all__ = ["WORKERS", "Evidence", "Lab", "Nodes", "NotReached", "Outcome", "free_port"]
 
 HERE = Path(__file__).parent
-# The way around `join_kills_job`: the worker with rank 0 serves the workers' store, not its agent.
+# The workaround for `join_kills_job`: the worker with rank 0 serves the workers' store, not its agent.
 WORKAROUND = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 class Evidence(NamedTuple):
-    """Whether the defect was seen, and what was seen."""
+    """Whether the defect occurred, and the observation."""
 
     shown: bool
     text: str
 
 
 class Outcome(NamedTuple):
-    """What a call that may hang came to; both None while it has not come back."""
+    """The outcome of a call that may hang; both fields are None until it returns."""
 
     value: Any = None
     error: BaseException | None = None
@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
 
 
 class Call:
-    """A call in a thread of its own, which is given up when it takes too long."""
+    """A call in its own thread, which is abandoned if it takes too long."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._done: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
@@ -71,14 +71,14 @@ class Call:
 
 
 def together(calls: Sequence[Callable[[], Any]], within_s: float = 30.0) -> list[Outcome]:
-    """Make all calls at once and return what each came to."""
+    """Make all calls concurrently and return the outcome of each."""
     running = [Call(one) for one in calls]
     deadline = time.monotonic() + within_s
     return [one.result(deadline - time.monotonic()) for one in running]
 
 
 def handler(port: int, nnodes: str, *, addr: str = "127.0.0.1", **conf: object) -> Any:
-    """Return torch's own handler for c10d, as torchrun makes it; the first one hosts the store."""
+    """Return torch's own handler for c10d, created as torchrun does; the first one hosts the store."""
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
@@ -91,7 +91,7 @@ def handler(port: int, nnodes: str, *, addr: str = "127.0.0.1", **conf: object) 
 
 
 def state_of(port: int, run_id: str) -> Any:
-    """Return the state that torch's agents share, read as they read it."""
+    """Return the state that torch's agents share, read in the same way."""
     import pickle
     from base64 import b64decode
 
@@ -102,7 +102,7 @@ def state_of(port: int, run_id: str) -> Any:
 
 
 def watch(nodes: Nodes, for_s: float) -> None:
-    """Let time pass; take in what workers tell."""
+    """Wait, and read the reports of workers meanwhile."""
     deadline = time.monotonic() + for_s
     while time.monotonic() < deadline:
         time.sleep(0.05)
@@ -110,7 +110,7 @@ def watch(nodes: Nodes, for_s: float) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs: neither gone nor a zombie."""
+    """Whether a process runs: it exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -124,7 +124,7 @@ def last_words(agent: Agent) -> str:
 
 
 def present(show: Callable[[], Evidence]) -> None:
-    """Run a script and say what it showed; the exit code is 0 if the defect is there."""
+    """Run a script and print its evidence; the exit code is 0 if the defect occurs."""
     os.environ.update(env := clean_environment())
     for name in set(os.environ) - set(env):
         del os.environ[name]

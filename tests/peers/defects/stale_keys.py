@@ -1,7 +1,7 @@
-"""After a restart the workers find the keys of the generation before in their store.
+"""After a restart the workers find the keys of the previous generation in their store.
 
-The store lives as long as the agent and keys have no prefix per attempt: counters go on, and a fast
-rank reads the address at which a dead one listened.
+The store exists as long as the agent, and keys have no prefix per attempt: counters continue, and a fast rank reads the
+address at which a dead rank listened.
 """
 
 from __future__ import annotations

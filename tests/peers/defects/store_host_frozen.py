@@ -1,7 +1,7 @@
-"""While the store's host does not answer, the other agents do not even see their own workers die.
+"""While the store's host does not respond, the other agents do not even notice that their own workers die.
 
-Calls of the store's client have no time limit once connected, and the agent's only thread makes
-them. Here the host is stopped (SIGSTOP); a cut network without a reset does the same.
+Once connected, calls of the store's client have no timeout, and the agent's only thread makes them. Here the host is
+stopped (SIGSTOP); a cut network without a reset has the same effect.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import signal
 
 from .stage import Evidence, Lab, Nodes, alive, present, watch
 
-FROZEN_S = 2.0  # Every agent asks the store at least once a second.
+FROZEN_S = 2.0  # Every agent calls the store at least once per second.
 WATCHED_S = 10.0
 
 

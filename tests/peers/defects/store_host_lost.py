@@ -1,6 +1,6 @@
 """Losing the agent that hosts the rendezvous store ends the job on every node.
 
-The store's client never connects again, and the agents that are left fail at their next look.
+The store's client never reconnects, and the remaining agents fail at their next call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page about the peer's defects names every script that shows one, and no other."""
+"""The page about torchrun's defects lists exactly the scripts that show one."""
 
 from __future__ import annotations
 

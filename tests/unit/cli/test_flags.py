@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.cli.run_command import build_parser, read_args
 from holdfast.cli.script import check_can_start, worker_command
+from holdfast.core.job_settings import DEFAULTS, SETTINGS
 from holdfast.errors import CannotStart, UsageError
 from holdfast.launcher import devices
 from holdfast.launcher import flag_values as flags
@@ -114,6 +115,16 @@ def test_a_program_can_add_flags_of_its_own() -> None:
 def test_every_flag_with_a_field_sets_a_field_of_the_config() -> None:
     fields = {flag.field for flag in FLAGS if flag.field}
     assert fields <= set(LaunchConfig.__annotations__)
+
+
+def test_flag_of_a_setting_that_all_nodes_share_repeats_its_declaration() -> None:
+    declared = {setting.key: (name, setting) for name, setting in SETTINGS.items()}
+    flags = [flag for flag in FLAGS if flag.key]
+    assert flags
+    for flag in flags:
+        name, setting = declared[flag.key]
+        assert (flag.name, flag.default) == (setting.flag, DEFAULTS[name])
+        assert flag.meaning == f"{setting.meaning} ({flag.default})"
 
 
 # Values

@@ -29,7 +29,7 @@ def connector_at(port: int, **options: Any) -> CoordinatorConnector:
         (b"HTTP/1.1 400 Bad Request\r\n", None, True),
         (b"\x00\x00\x00\x01\xc1", None, False),
         (refusal("go away"), None, True),
-        (refusal("go away"), b"the token", False),  # Nobody has proven to be the coordinator.
+        (refusal("go away"), b"the token", False),  # The server has not authenticated itself.
         (refusal("full", permanent=False), None, False),
         (b"\x00\x00", None, False),
     ],
@@ -51,7 +51,7 @@ async def test_connect_failures_are_marked_permanent_or_not(
 
 
 @in_loop
-async def test_connect_times_out_on_a_silent_server_and_names_the_suspicion(
+async def test_connect_to_a_silent_server_times_out_and_names_the_likely_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with socket.create_server((LOCAL, 0)) as silent:
@@ -73,7 +73,7 @@ async def test_connection_ready_at_the_timeout_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class GivenUp(ClientConnection):
-        """One whose connecting is cancelled after the handshake and before it is handed over."""
+        """A connection that is cancelled after the handshake and before the caller receives it."""
 
         def buffer_updated(self, nbytes: int) -> None:
             super().buffer_updated(nbytes)
@@ -93,10 +93,10 @@ async def test_connection_ready_at_the_timeout_is_closed(
 async def test_refused_connect_may_start_a_listener_and_retry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If that is done, it is tried again at once."""
+    """If a listener was started, the connector retries immediately."""
     monkeypatch.setattr(connect, "HANDSHAKE_S", 0.02)
     with socket.socket() as bound:
-        bound.bind((LOCAL, 0))  # And does not listen.
+        bound.bind((LOCAL, 0))  # Bound, but not listening.
         port = bound.getsockname()[1]
         with pytest.raises(ConnectFailed, match="refused") as caught:
             await connector_at(port).connect()

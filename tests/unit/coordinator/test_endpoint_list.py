@@ -1,4 +1,4 @@
-"""Several endpoints: whom a node finds there, who gives way to whom, and what is left of the search."""
+"""Several endpoints: which coordinator a node connects to, which one is replaced, and what a search leaves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @in_loop
 async def test_later_place_accepts_only_a_coordinator_that_took_over() -> None:
-    """Another job's coordinator may be there, with the same token; it must not begin this one."""
+    """The coordinator of another job may run there with the same token; it must not start this job."""
     async with serving() as first, serving() as another, serving(place=2) as third:
         for served, place in ((another, 1), (first, 2), (third, 0), (third, 1)):
             with pytest.raises(ConnectFailed) as caught:
@@ -45,8 +45,8 @@ async def test_later_place_accepts_only_a_coordinator_that_took_over() -> None:
         assert from_the_first.place == 0
         assert await from_the_first.replaced_at(0, 20) == f"{LOCAL}:{third.port}"
         assert await from_the_first.replaced_at(2, 20) == ""
-        assert not [*first.warnings, *another.warnings]  # A probe is no fault.
-        assert len(third.warnings) == 1  # Its list is another one than the agents'.
+        assert not [*first.warnings, *another.warnings]  # A probe causes no warning.
+        assert len(third.warnings) == 1  # Its list differs from that of the agents.
 
 
 @in_loop
@@ -73,7 +73,7 @@ async def test_coordinator_that_takes_over_a_job_serves_only_that_job() -> None:
 async def test_any_listener_at_the_first_place_blocks_a_takeover(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It may be stopped, or have another token than the person who looks."""
+    """It may be stopped, or have another token than the operator."""
     monkeypatch.setattr(connect, "HANDSHAKE_S", 0.2)
     with socket.create_server((LOCAL, 0)) as mute:
         async with serving(token=b"another") as other, serving(place=1) as own:
@@ -90,7 +90,7 @@ def ports() -> Iterator[tuple[int, int]]:
 
 
 def listed(ports: tuple[int, int], name: str, **options: Any) -> CoordinatorMembership:
-    """Return a node that may coordinate at the first of two endpoints."""
+    """Return a node that may run the coordinator at the first of two endpoints."""
     return node(ports[0], name, is_host=None, later=[(LOCAL, ports[1])], **options)
 
 
@@ -100,7 +100,7 @@ def taking_over(ports: tuple[int, int], *flags: str, **environment: str) -> Coor
 
 
 def by_the_second(ports: tuple[int, int], *nodes: CoordinatorMembership) -> None:
-    """Wait until the second one decides for all of these."""
+    """Wait until the second coordinator decides for all these nodes."""
     for one in nodes:
         view = until(one, lambda view: member(view) and view.term >= TERMS_PER_PLACE)
         assert one.where == f"{LOCAL}:{ports[1]}"
@@ -111,7 +111,7 @@ def by_the_second(ports: tuple[int, int], *nodes: CoordinatorMembership) -> None
 def test_node_does_not_run_the_coordinator_after_a_takeover(
     ports: tuple[int, int], tmp_path: Path
 ) -> None:
-    """It is started on the machine that was given up; token and certificates are for every place."""
+    """The node starts on the machine that was replaced; token and certificates are valid at every place."""
     ca = make_ca(tmp_path)
     head = make_certificate(ca, "head")
     secret = "given to all of them"
@@ -120,7 +120,7 @@ def test_node_does_not_run_the_coordinator_after_a_takeover(
     files = f"--rdzv-conf=tls_cert={head.cert},tls_key={head.key},tls_ca={ca.cert}"
     with started(first):
         refused = taking_over(ports, files, HOLDFAST_TOKEN=secret)
-        assert refused.port == 0  # It never served: the first one answers.
+        assert refused.port == 0  # It never served, because the first coordinator responds.
         _, errors = refused.end(signal.SIGKILL)
         assert f"{LOCAL}:{ports[0]}" in errors
         assert first.hosting
@@ -132,14 +132,14 @@ def test_node_does_not_run_the_coordinator_after_a_takeover(
 def test_replaced_coordinator_stops(
     ports: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody comes to its place again, also when the other is away for a moment."""
+    """No coordinator returns to its place, even if the other one is unreachable for a moment."""
     monkeypatch.setattr(endpoint_list, "PROBE_S", 0.05)
     with started(*(nodes := [listed(ports, name) for name in "ab"])):
         for one in nodes:
             until(one, member)
         assert [one.hosting for one in nodes] == [True, False]
 
-        # A person cannot do this: that there is one answers. It stands for one behind a cut.
+        # An operator could not take over here, because the first coordinator responds; this simulates a cut.
         @in_loop
         async def take_over() -> None:
             served = Served(ports[1], place=1)
@@ -153,7 +153,7 @@ def test_replaced_coordinator_stops(
 
 
 def test_node_takes_over_only_at_the_first_place(ports: tuple[int, int]) -> None:
-    """All endpoints are this machine's, and still nobody coordinates at the second by itself."""
+    """All endpoints belong to this machine, but no node starts a coordinator at the second one by itself."""
     first, second = listed(ports, "a"), listed(ports, "b")
     with started(first, second):
         for one in (first, second):

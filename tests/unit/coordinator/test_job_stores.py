@@ -13,7 +13,7 @@ from holdfast.wire.wire_limits import STORE_VALUE_BYTES_MAX
 
 
 class Calls:
-    """Makes calls of one caller at a time, and remembers every answer by caller and number."""
+    """Makes calls of one caller at a time, and records every result by caller and number."""
 
     def __init__(self, **limits: int) -> None:
         self.stores = JobStores(**limits)
@@ -69,7 +69,7 @@ def test_wait_returns_when_all_keys_have_values(calls: Calls) -> None:
     calls("add", "b", amount=1)
     calls("delete", "a")
     calls("compare_set", "c", value=b"x")
-    assert ("you", 2) not in calls.answers  # What was there is gone again.
+    assert ("you", 2) not in calls.answers  # The first key was deleted again.
     calls("get", "a", by="gone", timeout_s=5)
     calls("get", "a", by="her", timeout_s=5)
     calls.stores.forget_caller("gone")
@@ -96,7 +96,7 @@ def test_wait_times_out_and_names_missing_keys(calls: Calls) -> None:
     calls("set", "c")
     assert calls.answers["me", 3].ok
     assert calls.stores.tick(100) == []
-    now = calls("get", "k")  # Without time.
+    now = calls("get", "k")  # With a timeout of 0.
     assert now is not None
     assert now.timed_out
 
@@ -117,7 +117,7 @@ def test_bytes_are_limited_per_job_and_in_total() -> None:
     calls = Calls(bytes_max=1000, total_bytes_max=1500)
     ok(calls("set", "a", value=b"x" * 700))
     assert is_refused(calls("set", "b", value=b"x" * 300))
-    ok(calls("set", "a", value=b"x" * 600))  # Less is always possible.
+    ok(calls("set", "a", value=b"x" * 600))  # A smaller value is always accepted.
     assert is_refused(calls("set", "k", value=b"x" * 700, run_id="other"))
     ok(calls("set", "k", value=b"x" * 400, run_id="other"))
     calls.take(calls.stores.keep_only({"other"}))
@@ -161,7 +161,7 @@ def test_least_recently_used_scope_is_dropped(
     ok(calls("set", "k", scope="a"))
     assert calls("get", "never", by="you", scope="b", timeout_s=5) is None
     ok(calls("get", "k", scope="a"))
-    ok(calls("num_keys", scope="never"))  # To look makes no scope.
+    ok(calls("num_keys", scope="never"))  # Reading creates no scope.
     ok(calls("set", "k", scope="c"))
     assert [ok(calls("num_keys", scope=scope)).amount for scope in "abc"] == [1, 0, 1]
     assert is_refused(calls.answers["you", 2])

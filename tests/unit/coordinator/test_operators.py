@@ -1,4 +1,4 @@
-"""Operators at a coordinator: what they get, what they are refused, and what they cannot do to jobs."""
+"""Operators at a coordinator: replies, refusals, and that they cannot delay a job."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def reply_to(operator: Client, query: Query) -> Reply:
 
 
 @in_loop
-async def test_a_request_is_decided_once_and_answered_each_time() -> None:
+async def test_repeated_request_is_decided_once_and_gets_the_same_reply() -> None:
     async with serving() as served:
         node, operator = await a_job(served), await served.client("")
         for number in (1, 2):
@@ -119,7 +119,7 @@ async def test_a_read_only_client_cannot_be_a_node(message: Message) -> None:
         assert ([*job.nodes], job.generation) == (["a"], 0)
 
 
-def test_a_read_only_token_differs_from_the_token_and_derives_no_other() -> None:
+def test_read_only_token_differs_from_the_token_and_derives_no_other() -> None:
     of_job = read_only_token(TOKEN, "job")
     assert of_job == read_only_token(job_token(TOKEN, "job"), "")
     assert len({of_job, read_only_token(TOKEN, ""), read_only_token(TOKEN, "other"), TOKEN}) == 4
@@ -127,7 +127,7 @@ def test_a_read_only_token_differs_from_the_token_and_derives_no_other() -> None
 
 
 @in_loop
-async def test_a_query_is_relayed_to_its_node_and_the_reply_back() -> None:
+async def test_query_is_relayed_to_its_node_and_the_reply_to_its_operator() -> None:
     async with serving() as served:
         node, operator = await a_job(served), await served.client("")
         query = Query(id=7, what=control.STACKS, run_id="job", node="a")
@@ -140,7 +140,7 @@ async def test_a_query_is_relayed_to_its_node_and_the_reply_back() -> None:
         asked.send(Reply(id=passed.id, body=b"1", last=False), Reply(id=passed.id, body=b"2"))
         assert await operator.next() == Reply(id=7, body=b"1", last=False)
         assert await operator.next() == Reply(id=7, body=b"2")
-        # From now on it is asked at once; what belongs to a query goes the same way.
+        # From now on queries are sent immediately; messages about a query take the same path.
         operator.send(query, Query(id=7, what=control.MORE, run_id="job", body=b"more"))
         passed, more = await asked.next(), await asked.next()
         assert (more.id, more.body) == (passed.id, b"more")
@@ -191,7 +191,7 @@ async def test_events_are_sent_once_and_in_order_of_time() -> None:
         walls = (3.0, 1.0, 2.0)
         records = [EventRecord(wall=wall, source="a") for wall in walls]
         node.send(NodeReport(run_id="job", node="a", incarnation=INCARNATION, events=records))
-        node.send(status("a", seq=2, clear=1))  # The generation that was asked for may start.
+        node.send(status("a", seq=2, clear=1))  # The requested generation may start.
         await node.until(lambda one: isinstance(one, View) and one.generation == 1 and one.start)
         reply = await reply_to(operator, Query(id=2, what=control.EVENTS, run_id="job"))
         told = control.unpack(control.Events, reply.body).events
@@ -206,7 +206,9 @@ async def test_a_subscriber_that_does_not_read_its_events_is_dropped(
 ) -> None:
     monkeypatch.setattr(operators, "UNREAD_EVENTS_BYTES_MAX", 100_000)
     monkeypatch.setattr(operators, "GATHER_S", 0.0)
-    monkeypatch.setattr(server_connection, "UNREAD_BYTES_MAX", 1 << 30)  # Which comes later.
+    monkeypatch.setattr(
+        server_connection, "UNREAD_BYTES_MAX", 1 << 30
+    )  # So that another limit applies first.
     async with serving() as served:
         node, slow, quick = await a_job(served), await served.client(""), await served.client("")
         follow = control.pack(control.EventsQuery(follow=True))
@@ -240,7 +242,7 @@ async def test_subscriptions_are_limited() -> None:
 
 
 @in_loop
-async def test_a_client_of_a_coordinator_can_request_and_follow() -> None:
+async def test_client_of_a_coordinator_can_send_requests_and_follow_events() -> None:
     async with serving() as served:
         node = await a_job(served)
         place = Endpoint(host="127.0.0.1", port=served.port, run_id="job")
@@ -270,7 +272,7 @@ async def test_status_is_one_reply_once_all_connected_nodes_have_reported() -> N
 
 
 @in_loop
-async def test_status_does_not_wait_longer_than_the_client_wants() -> None:
+async def test_status_waits_no_longer_than_the_client_requests() -> None:
     async with serving() as served:
         _, operator = await a_job(served), await served.client("")
         body = control.pack(control.StatusQuery(watch=True, wait_s=0.01))

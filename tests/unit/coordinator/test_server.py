@@ -1,4 +1,4 @@
-"""The server in this process; what needs processes is in tests/integration."""
+"""The server in this process; tests/integration has the tests that need processes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_node_receives_its_view_and_acknowledgements() -> None:
         client.send(status("a"))
         view = await client.next()
         assert (view.role, view.master_addr) == (NodeRole.MEMBER, "10.0.0.7")
-        # Under which address nodes of other hosts see this one.
+        # The address at which nodes of other hosts see this one.
         assert served.server.machine.jobs["job"].job.coordinator_address == "10.0.0.1"
         client.send(beat("a", term=1, revision=9))
         assert await client.next() == Ack(run_id="job", node="a", incarnation=97, seq=1)
@@ -106,7 +106,7 @@ def failed(view: View) -> Status:
 async def test_failure_shortly_before_a_lost_node_is_blamed_on_that_node() -> None:
     async with serving() as served:
         first, second, view = await two_nodes(served)
-        first.send(failed(view))  # Both are there when the server reads again, in this order.
+        first.send(failed(view))  # The server finds both when it reads again, in this order.
         sudden_end(second)
         told = await first.until(lambda message: isinstance(message, View))
         assert (told.role, told.restarts) == (NodeRole.MEMBER, 0)
@@ -121,7 +121,7 @@ async def test_other_failure_ends_the_job_even_if_its_node_is_lost(end: str) -> 
         first.send(failed(view))
         if end == "is gone":
             sudden_end(first)
-        elif end == "leaves":  # As agents of torchrun do; this may be the coordinator's own.
+        elif end == "leaves":  # As torchrun's agents do; this one may run the coordinator.
             first.send(status("a", seq=3, settings=TWO, phase=NodePhase.LEAVING))
             await first.until(lambda message: getattr(message, "seq", 0) == 3)
             first.connection.close()
@@ -156,7 +156,7 @@ async def test_store_answers_only_nodes_of_its_job() -> None:
             assert (answer.id, answer.ok) == (5, False)
         client.send(status("a"))
         await client.next()
-        stranger.send(status("z", nodes=2))  # Not with these settings.
+        stranger.send(status("z", nodes=2))  # It is refused because of other settings.
         assert (await stranger.next()).role is NodeRole.REFUSED
         stranger.send(StoreCall(id=6, run_id="job", op="num_keys"))
         assert not (await stranger.next()).ok
@@ -201,7 +201,7 @@ async def test_unauthenticated_client_sees_only_counts() -> None:
         await client.next()
         for peer in served.server._peers:
             peer.user = None  # As if from another host.
-        client.send(Query(id=1, what=control.STATUS))  # Its node is in the job.
+        client.send(Query(id=1, what=control.STATUS))  # Allowed, because its node is in the job.
         assert jobs_in(await client.next())[0].nodes
         for one in (late, stranger):
             one.send(Query(id=1, what=control.STATUS))
@@ -210,7 +210,7 @@ async def test_unauthenticated_client_sees_only_counts() -> None:
             assert (job.nodes, job.history) == ([], [])
 
 
-# Who may speak for whom.
+# Which node a connection belongs to.
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ async def test_job_token_is_valid_for_that_job_only() -> None:
         own = await served.client(token=job_token(b"master", "job"))
         own.send(status("a"))
         assert isinstance(await own.next(), View)
-        for run_id in ("other", ""):  # An empty one is an operator's.
+        for run_id in ("other", ""):  # An operator sends an empty one.
             with pytest.raises(ConnectFailed, match="token"):
                 await served.client(run_id, token=job_token(b"master", "job"))
         operator = await served.client("")
@@ -271,7 +271,7 @@ async def test_coordinator_with_a_job_token_serves_only_that_job(named: str) -> 
         for run_id, token in (("other", b"master"), ("", b"master")):
             with pytest.raises(ConnectFailed):
                 await served.client(run_id, token=token)
-        for run_id in ("other", ""):  # It has the token, and says another name.
+        for run_id in ("other", ""):  # The client has the token, but names another job.
             with pytest.raises(ConnectFailed) as caught:
                 await served.client(run_id)
             assert caught.value.permanent
@@ -302,7 +302,7 @@ async def test_client_that_dialled_another_port_is_refused() -> None:
         dialled._connect_first = forward  # type: ignore[method-assign]
         with pytest.raises(ConnectFailed, match="advertised_port=1") as caught:
             await dialled.connect()
-        assert caught.value.permanent  # It has proven to be a coordinator of this job.
+        assert caught.value.permanent  # The coordinator has authenticated itself.
         served.server._advertised_port = 1
         (await dialled.connect()).abort()
 
@@ -321,7 +321,7 @@ async def test_coordinator_address_is_the_one_that_nodes_reached() -> None:
             peer.address, peer.is_remote, peer.local_address = "10.0.0.7", True, local
             client.send(status(name, nodes=9) if settings is None else status(name, settings=TWO))
             view = await client.next()
-            if settings is None:  # It is not taken in.
+            if settings is None:  # The node is not accepted.
                 assert (view.role, job.coordinator_address) == (NodeRole.REFUSED, "")
         assert job.coordinator_address == "10.0.0.1"
         view = await first.until(lambda view: view.size == 2)
@@ -382,7 +382,7 @@ async def test_drain_waits_for_a_node_that_does_not_know_the_end() -> None:
         again = await served.client()
         again.send(succeeded("b", seq=3), beat("b", seq=3))
         await again.until(lambda message: getattr(message, "final", False))
-        assert not await served.server.drain(0.02)  # It knows, and is still here.
+        assert not await served.server.drain(0.02)  # It knows the outcome, but is still connected.
         again.connection.close()
         assert await served.server.drain(LIMIT_S)
 
@@ -459,7 +459,7 @@ async def test_many_faults_print_one_line(monkeypatch: pytest.MonkeyPatch) -> No
             if number == 5:
                 monkeypatch.setattr(server, "WARNINGS_S", 0.0)
             client = await served.client()
-            client.send(Welcome())  # Only a server sends that.
+            client.send(Welcome())  # Only a server may send this.
             assert isinstance(await client.next(), str)
         assert len(served.warnings) == 2
         assert "4 more" in served.warnings[1]
@@ -486,7 +486,7 @@ async def test_oldest_unfinished_handshake_is_closed_first(monkeypatch: pytest.M
         with ExitStack() as strangers:
             for number in range(30):
                 strangers.enter_context(served.stranger(f"127.0.0.{2 + number % 8}"))
-            client = await served.client()  # It has to wait in the queue, and is served.
+            client = await served.client()  # It waits in the queue and is then served.
             client.send(status("a"))
             assert isinstance(await client.next(), View)
             assert served.server.connections <= 11
@@ -494,8 +494,8 @@ async def test_oldest_unfinished_handshake_is_closed_first(monkeypatch: pytest.M
 
 @in_loop
 async def test_flood_from_one_address_does_not_block_others() -> None:
-    """A connection may keep its place for a second, and there are 8 places: behind 320 of them an
-    honest agent would have to wait for 40 s, and gives up after 10.
+    """A connection keeps its place for up to a second, and there are 8 places. Behind 320 connections an
+    honest agent would wait for 40 s, but it times out after 10 s.
     """
     token = b"known to the honest alone"
     async with serving(half_open_max=8, token=token) as served, flood(served, 320):
@@ -531,7 +531,7 @@ async def test_silent_connection_is_not_accepted(
 
 @in_loop
 async def test_unauthenticated_clients_use_bounded_memory() -> None:
-    """They say hello, which is answered, and in the same breath the beginning of a long frame."""
+    """They send a hello, which gets a reply, and in the same write the beginning of a long frame."""
     sent = ClientHandshake(None).start() + FRAME_BYTES_MAX.to_bytes(4, "big") + bytes(32 * 1024)
     async with serving(token=b"known to the honest alone") as served:
         with ExitStack() as strangers:
@@ -552,7 +552,7 @@ async def test_server_recovers_after_running_out_of_descriptors(
     monkeypatch.setattr(admission, "NO_DESCRIPTOR_S", 0.01)
 
     class Full:
-        """A listening socket that has no descriptor for the first two clients."""
+        """A listening socket without a descriptor for the first two clients."""
 
         def __init__(self, listener: socket.socket) -> None:
             self.listener = listener
@@ -591,7 +591,7 @@ async def test_bug_closes_only_one_connection(monkeypatch: pytest.MonkeyPatch) -
         assert isinstance(await other.next(), View)
         other.send(Goodbye(why="done"))
         assert isinstance(await other.next(), str)
-        assert len(served.warnings) == 1  # A goodbye is no fault.
+        assert len(served.warnings) == 1  # A goodbye causes no warning.
 
 
 @in_loop
@@ -642,7 +642,7 @@ async def test_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPa
     async with serving() as served:
         client = await served.client()
         (peer,) = served.server._peers
-        for number in range(3):  # More than the limit, but the kernel takes it.
+        for number in range(3):  # More than the limit, but the kernel accepts it.
             peer.post(encode_frame(StoreResult(id=number, ok=True, value=b"v" * 600)))
         assert [(await client.next()).id for _ in range(3)] == [0, 1, 2]
         client.stop_reading()
@@ -693,7 +693,7 @@ async def test_tls_connections_closed_in_the_handshake_are_removed(tmp_path: Pat
         with served.stranger():
             await soon(lambda: served.server.connections == 2)
             (silent,) = [one for one in served.server._peers if not one.is_open]
-            # From then on asyncio tells its own part of TLS what happens, and not the peer.
+            # From then on asyncio notifies only its own TLS protocol, not the peer.
             await soon(lambda: silent._raw.get_protocol() is not silent)  # type: ignore[union-attr]
             await served.server.stop()
             assert served.server.connections == 0

@@ -1,4 +1,4 @@
-"""The memory of a coordinator in a file: whole or not at all, its owner's alone, one user at a time."""
+"""The memory of a coordinator in a file: it is written atomically, private, and used by one process at a time."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def file(path: Path) -> Iterator[StateFile]:
 
 
 def save(file: StateFile, *saved_jobs: SavedJob) -> str:
-    """Store these, and return what went wrong."""
+    """Store these memories; return the problem, if any."""
     done, said = threading.Event(), list[str]()
 
     def stored(problem: str) -> None:
@@ -80,7 +80,7 @@ def aged(path: Path, age_s: float) -> None:
 def test_state_is_readable_for_the_next_coordinator_and_no_other_user(
     file: StateFile, path: Path
 ) -> None:
-    assert file.saved_jobs is None, "nobody was here before"
+    assert file.saved_jobs is None, "no coordinator has stored jobs before"
     assert save(file, RUNNING, OVER) == ""
     file.close(10.0)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -128,7 +128,7 @@ def test_failed_write_is_reported_and_keeps_the_last_state(file: StateFile, path
 
 
 class Disk:
-    """Where a coordinator stores; it takes as long as the test wants."""
+    """Stands in for the state file; a write takes as long as the test wants."""
 
     path = "state.json"
 
@@ -145,7 +145,7 @@ class Disk:
 
 
 class Desk:
-    """A coordinator whose answers wait for the disk."""
+    """A coordinator whose answers wait until the disk has stored the state."""
 
     def __init__(self) -> None:
         self.disk: Any = Disk()
@@ -202,7 +202,7 @@ def test_job_continues_if_writes_fail(
         node.apply()
         desk.take(node.fail())
         if hangs:
-            assert desk.sent, "whoever waits once does not wait each time"
+            assert desk.sent, "after one timeout, later answers do not wait"
         desk.ahead.close()
 
     asyncio.run(tell())

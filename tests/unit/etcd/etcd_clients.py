@@ -1,4 +1,4 @@
-"""What the tests of etcd's client share: requests, and servers that are no etcd."""
+"""Requests for the tests of the etcd client, and servers that stand in for etcd."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.etcd.async_client import WatchHandle
 
 LOCAL = "127.0.0.1"
-SHORT_S = 0.3  # For calls that are to find out that nobody answers.
+SHORT_S = 0.3  # For calls that are expected to time out.
 
 
 def put(key: bytes, value: bytes = b"", lease: int = 0) -> Txn:
@@ -30,7 +30,7 @@ def get(key: bytes) -> Txn:
 
 @contextlib.asynccontextmanager
 async def client_of(*ports: int, **settings: Any) -> AsyncIterator[AsyncEtcdClient]:
-    """Use a client; afterwards it must have left nothing in the loop."""
+    """Use a client; afterwards the loop must have no tasks of it."""
     client = AsyncEtcdClient(
         EtcdSettings(endpoints=tuple((LOCAL, one) for one in ports), **settings)
     )
@@ -57,7 +57,7 @@ async def problem(
 
 
 class Watched:
-    """A watch whose news are kept in the order they came."""
+    """A watch that keeps its changes in order of arrival."""
 
     def __init__(
         self, client: AsyncEtcdClient, key: bytes, end: bytes = b"", start: int = 1
@@ -78,7 +78,7 @@ class Watched:
         return news
 
     async def problem(self) -> Problem:
-        """Return why it ended, whatever came before, and that it was told once."""
+        """Wait until the watch ends; check that the end is reported once, and return the problem."""
         while not isinstance(news := await self._news.get(), Problem):
             pass
         assert self.handle.task is not None
@@ -95,7 +95,7 @@ class Watched:
 async def server(
     answer: Callable[[bytes], Awaitable[bytes | None]], *, once: bool = False
 ) -> AsyncIterator[int]:
-    """Listen; each connection's bytes are given to `answer`, until it returns None."""
+    """Listen; pass each connection's bytes to `answer`, until it returns None."""
     handlers: set[asyncio.Task[Any]] = set()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -130,7 +130,7 @@ async def server(
 
 @contextlib.asynccontextmanager
 async def saying(words: bytes | None, *, once: bool = False) -> AsyncIterator[int]:
-    """Listen, and answer everything with the same bytes, or by closing the connection."""
+    """Listen, and respond to everything with the same bytes, or by closing the connection."""
 
     async def answer(_: bytes) -> bytes | None:
         return words

@@ -1,4 +1,4 @@
-"""The list of `--ha`: machines, ports, and what guards them."""
+"""The list of `--ha`: machines, ports, and how they are protected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKEN = {"HOLDFAST_TOKEN": "a token that was drawn for this"}
 FILES = ("ca.pem", "cert.pem", "key.pem")
 
 
-def test_each_machine_has_a_port_and_the_next() -> None:
+def test_each_machine_uses_a_port_and_the_next_one() -> None:
     machines = parse_machines("node0, node1:7000,[fd00::1]:7000,fd00::2")
     assert machines == (
         ("node0", DEFAULT_PORT),
@@ -47,12 +47,12 @@ def test_each_machine_has_a_port_and_the_next() -> None:
         "a,b,c,d,e,f,g,h",
     ],
 )
-def test_a_list_that_cannot_be_is_refused(text: str) -> None:
+def test_invalid_list_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="accepted"):
         parse_machines(text)
 
 
-def test_even_numbers_are_advised_against() -> None:
+def test_even_number_of_machines_causes_a_warning() -> None:
     assert [count for count in range(1, 8) if advice(count)] == [2, 4, 6]
 
 
@@ -66,12 +66,14 @@ def test_even_numbers_are_advised_against() -> None:
         ("node0", {"auth": "none", "environ": {}}, "http"),
     ],
 )
-def test_what_guards_a_list(machines: str, how: dict[str, object], scheme: str) -> None:
+def test_list_is_protected_by_token_or_certificates(
+    machines: str, how: dict[str, object], scheme: str
+) -> None:
     chosen = {"environ": TOKEN, **how}
     assert cluster_list(parse_machines(machines), "job", **chosen).scheme == scheme  # type: ignore[arg-type]
 
 
-def test_a_list_that_is_not_all_loopback_has_a_token_by_itself(
+def test_list_with_other_hosts_uses_the_users_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -84,12 +86,12 @@ def test_jobs_with_one_master_token_do_not_trust_each_other() -> None:
     assert one.token != other.token
 
 
-def test_half_a_set_of_certificates_is_refused() -> None:
+def test_incomplete_set_of_certificates_is_refused() -> None:
     with pytest.raises(UsageError, match="tls_ca"):
         cluster_list(parse_machines("node0"), "job", environ=TOKEN, tls=(None, "cert", "key"))
 
 
-def test_certificates_are_in_no_folder_and_gone_when_closed() -> None:
+def test_certificates_are_not_on_disk_and_are_removed_on_close() -> None:
     certificates = Certificates(cluster_list(parse_machines("node0"), "job", environ=TOKEN))
     assert certificates.guard is not None
     path = Path(certificates.guard.key)

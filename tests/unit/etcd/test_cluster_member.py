@@ -1,4 +1,4 @@
-"""What a machine needs before it can run a member: a program, and a place in the list."""
+"""The requirements for running a member: the etcd program, and a place in the list."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def a_list(machines: str, run_id: str = "job") -> ClusterList:
         (None, "is not a file"),
     ],
 )
-def test_a_program_that_will_not_do_is_named(
+def test_unsuitable_etcd_program_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str | None, named: str
 ) -> None:
     program = tmp_path / "etcd"
@@ -49,11 +49,11 @@ def test_a_program_that_will_not_do_is_named(
     assert str(program) in str(refused.value)
 
 
-def test_a_machine_that_is_not_listed_has_no_place() -> None:
+def test_unlisted_machine_has_no_place() -> None:
     assert claim_entry(a_list(f"{ELSEWHERE}:7000")) is None
 
 
-def test_agents_of_one_job_on_one_machine_take_the_places_in_turn() -> None:
+def test_agents_of_one_job_on_one_machine_take_different_places() -> None:
     with held_pairs(2) as (first, second):
         of = a_list(f"{ELSEWHERE}:7000,127.0.0.1:{first},127.0.0.1:{second}")
         one, other = claim_entry(of), claim_entry(of)
@@ -69,7 +69,7 @@ def test_agents_of_one_job_on_one_machine_take_the_places_in_turn() -> None:
             place.release()
 
 
-def test_the_place_of_another_job_is_refused_though_nobody_listens_there() -> None:
+def test_place_of_another_job_is_refused_even_without_a_listener() -> None:
     with held_pairs(1) as (port,):
         place = claim_entry(a_list(f"127.0.0.1:{port}"))
         assert place is not None
@@ -79,14 +79,14 @@ def test_the_place_of_another_job_is_refused_though_nobody_listens_there() -> No
 
 
 @pytest.mark.parametrize("offset", [0, 1])
-def test_whoever_has_one_of_the_ports_is_named(offset: int) -> None:
+def test_process_that_holds_a_port_is_named(offset: int) -> None:
     with held_pairs(1) as (port,), socket.create_server(("127.0.0.1", port + offset)):
         named = rf"port {port + offset}\b.* pid {os.getpid()},"
         with pytest.raises(EnvironmentProblem, match=named):
             claim_entry(a_list(f"127.0.0.1:{port}"))
 
 
-def test_what_a_killed_machine_left_is_removed_and_what_is_in_use_is_not(tmp_path: Path) -> None:
+def test_stale_folders_are_removed_and_used_ones_kept(tmp_path: Path) -> None:
     folders = [tmp_path / f"holdfast-ha-{name}" for name in ("left", "used", "new")]
     for folder in folders:
         (folder / "data").mkdir(parents=True)

@@ -47,7 +47,7 @@ async def test_many_calls_share_a_few_connections(etcd: Etcd) -> None:
 
 
 @in_loop
-async def test_calls_beyond_those_under_way_wait_for_no_longer_than_their_limit() -> None:
+async def test_queued_calls_wait_no_longer_than_their_limit() -> None:
     async with saying(b"") as port, client_of(port) as client:
         blocking = [asyncio.ensure_future(client.call(put(b"a"))) for _ in range(CONNECTIONS_MAX)]
         await asyncio.sleep(0)
@@ -59,9 +59,9 @@ async def test_calls_beyond_those_under_way_wait_for_no_longer_than_their_limit(
 
 
 @in_loop
-async def test_a_call_may_be_cancelled(etcd: Etcd) -> None:
+async def test_call_can_be_cancelled_at_any_point(etcd: Etcd) -> None:
     async with client_of(etcd.port) as client:
-        for turns in range(8):  # Wherever it is: waiting, connecting or asking.
+        for turns in range(8):  # At any point: while it waits, connects or sends.
             call = asyncio.ensure_future(client.call(put(b"cancelled")))
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -71,7 +71,7 @@ async def test_a_call_may_be_cancelled(etcd: Etcd) -> None:
 
 
 @in_loop
-async def test_an_idle_connection_that_etcd_closed_is_not_used() -> None:
+async def test_idle_connection_closed_by_etcd_is_not_reused() -> None:
     connections = 0
 
     async def answer(_: bytes) -> bytes:
@@ -87,13 +87,13 @@ async def test_an_idle_connection_that_etcd_closed_is_not_used() -> None:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    """One that demands passwords: `user` may do all below `u/`."""
+    """An etcd that requires passwords; `user` has all rights below `u/`."""
     with running_etcd(tmp_path_factory.mktemp("etcd")) as etcd:
         etcd.enable_auth("user", "secret", b"u/")
         yield etcd
 
 
-def test_many_calls_at_once_ask_for_one_token() -> None:
+def test_concurrent_calls_request_one_token() -> None:
     asked: list[bytes] = []
 
     async def answer(data: bytes) -> bytes:
@@ -112,7 +112,7 @@ def test_many_calls_at_once_ask_for_one_token() -> None:
 
 
 @in_loop
-async def test_a_token_that_has_ended_is_replaced(plain: Etcd) -> None:
+async def test_expired_token_is_replaced(plain: Etcd) -> None:
     async with client_of(plain.port, user="user", password="secret") as client:
         now = (await done(client, put(b"u/a"))).revision
         good = client._token
@@ -128,7 +128,7 @@ PATIENCE_S = 30.0
 
 
 @in_loop
-async def test_an_etcd_that_hangs_is_noticed_by_a_call_and_its_watches_end(tmp_path: Path) -> None:
+async def test_call_detects_a_hanging_etcd_and_its_watches_end(tmp_path: Path) -> None:
     with running_etcd(tmp_path) as etcd:
         async with client_of(etcd.port) as client:
             now = (await done(client, put(b"a"))).revision
@@ -147,16 +147,16 @@ async def test_an_etcd_that_hangs_is_noticed_by_a_call_and_its_watches_end(tmp_p
             await done(client, put(b"a"))
 
 
-def test_a_dead_and_a_hanging_member_are_left_for_one_that_answers(tmp_path: Path) -> None:
+def test_client_switches_from_dead_and_hanging_members_to_one_that_responds(tmp_path: Path) -> None:
     async def talk(etcd: Etcd, dead: int, hanging: int) -> None:
         async with client_of(dead, hanging, etcd.port, call_s=3 * SHORT_S) as client:
-            # What does no harm twice goes on to the last one within its limit.
+            # An idempotent call is retried at the last member within its limit.
             assert isinstance(await client.call(Grant(60)), Granted)
             assert client.endpoint == etcd.endpoint
             assert client.tried.keys() == {f"{LOCAL}:{dead}", f"{LOCAL}:{hanging}"}
             await done(client, put(b"a"))
         async with client_of(dead, hanging, etcd.port) as client:
-            # A write that was sent is not sent again; the next one goes elsewhere.
+            # A write that was sent is not sent again; the next one uses another member.
             unknown = await problem(client, put(b"a"), SHORT_S)
             assert unknown.kind is ProblemKind.UNREACHABLE
             assert "no response" in unknown.why
@@ -170,12 +170,14 @@ def test_a_dead_and_a_hanging_member_are_left_for_one_that_answers(tmp_path: Pat
         socket.socket() as bound,
         socket.create_server((LOCAL, 0)) as silent,
     ):
-        bound.bind((LOCAL, 0))  # And does not listen.
+        bound.bind((LOCAL, 0))  # Bound, but not listening.
         asyncio.run(talk(etcd, bound.getsockname()[1], silent.getsockname()[1]))
 
 
 @in_loop
-async def test_a_late_answer_is_taken_and_its_endpoint_is_not_gone_back_to(tmp_path: Path) -> None:
+async def test_late_response_is_used_but_its_endpoint_is_not_preferred_again(
+    tmp_path: Path,
+) -> None:
     with running_etcd(tmp_path) as etcd:
         asked, go_on = asyncio.Event(), asyncio.Event()
 
@@ -200,7 +202,7 @@ async def test_a_late_answer_is_taken_and_its_endpoint_is_not_gone_back_to(tmp_p
 
 
 @in_loop
-async def test_a_watch_follows_where_all_else_has_gone_while_it_was_connecting(
+async def test_watch_follows_the_client_to_another_endpoint_while_connecting(
     tmp_path: Path,
 ) -> None:
     with running_etcd(tmp_path) as etcd:
@@ -210,7 +212,7 @@ async def test_a_watch_follows_where_all_else_has_gone_while_it_was_connecting(
             async def connect_slowly(at: int, attempts: Attempts) -> HttpConnection:
                 connection = await connect(at, attempts)
                 if at == 0:
-                    client._leave(0, "no response within 1 s")  # As a call would find.
+                    client._leave(0, "no response within 1 s")  # As after a failed call.
                 return connection
 
             client._connect = connect_slowly  # type: ignore[method-assign]
@@ -221,11 +223,11 @@ async def test_a_watch_follows_where_all_else_has_gone_while_it_was_connecting(
 
 
 @in_loop
-async def test_a_cancelled_watch_calls_nobody_back(etcd: Etcd) -> None:
+async def test_cancelled_watch_calls_no_callback(etcd: Etcd) -> None:
     async with client_of(etcd.port) as client:
         now = (await done(client, put(b"cancelled", b"1"))).revision
         early = Watched(client, b"cancelled", b"", now)
-        early.handle.cancel()  # Before it even connects.
+        early.handle.cancel()  # Before it connects.
         watched = Watched(client, b"cancelled", b"", now)
         other = Watched(client, b"cancelled", b"", now)
         await watched.changes()
@@ -235,4 +237,4 @@ async def test_a_cancelled_watch_calls_nobody_back(etcd: Etcd) -> None:
         await other.changes()
         assert early.is_silent
         assert watched.is_silent
-    assert other.is_silent  # Closing the client is no end of a watch either.
+    assert other.is_silent  # Closing the client does not report an end of the watch.

@@ -1,4 +1,4 @@
-"""What is found out about endpoints that close connections without a word."""
+"""The diagnosis of endpoints that close connections without a response."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.net.tls import client_context
 from in_loop import in_loop
 from real_etcd import Tls, make_tls
 
-LIMIT_S = 30.0  # Only a test that fails waits for so long.
+LIMIT_S = 30.0  # Only a failing test waits this long.
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ async def why(port: int, context: ssl.SSLContext | None, limit_s: float = LIMIT_
 def asked_over_tls(
     tls: Tls, context: ssl.SSLContext | None, *, wants_certificate: bool, newest: bool = True
 ) -> object:
-    """Ask a server that speaks TLS and never says a word."""
+    """Diagnose a server that speaks TLS and never responds."""
     ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ours.load_cert_chain(*tls.server)
     if not newest:
@@ -50,7 +50,7 @@ def asked_over_tls(
         ours.verify_mode = ssl.CERT_REQUIRED
 
     def serve(listening: socket.socket) -> None:
-        # No server of asyncio's: that one does not tell why it does not go on.
+        # Without asyncio's server, which does not report why a handshake fails.
         taken, _ = listening.accept()
         with taken, contextlib.suppress(OSError), ours.wrap_socket(taken, server_side=True):
             pass
@@ -66,19 +66,21 @@ def asked_over_tls(
 
 @pytest.mark.parametrize("wants_certificate", [False, True])
 @pytest.mark.parametrize("newest", [False, True])
-def test_plain_text_where_tls_is_spoken(tls: Tls, *, wants_certificate: bool, newest: bool) -> None:
+def test_plain_client_of_a_tls_server_is_explained(
+    tls: Tls, *, wants_certificate: bool, newest: bool
+) -> None:
     found = asked_over_tls(tls, None, wants_certificate=wants_certificate, newest=newest)
     assert found == Problem(ProblemKind.DENIED, TLS_ONLY)
 
 
-def test_a_certificate_that_is_disliked_after_the_handshake(tls: Tls) -> None:
+def test_certificate_rejected_after_the_handshake_is_explained(tls: Tls) -> None:
     found = asked_over_tls(tls, client_context(tls.ca), wants_certificate=True)
     assert isinstance(found, Problem)
     assert found.kind is ProblemKind.DENIED
     assert "cert" in found.why
 
 
-def test_tls_where_plain_text_is_spoken() -> None:
+def test_tls_client_of_a_plain_server_is_explained() -> None:
     async def answer(data: bytes) -> bytes | None:
         return http(b"no such method", "405 Method Not Allowed") if b"/version" in data else None
 
@@ -89,8 +91,8 @@ def test_tls_where_plain_text_is_spoken() -> None:
     assert asyncio.run(talk()) == Problem(ProblemKind.DENIED, NOT_TLS)
 
 
-def test_plain_text_where_plain_text_is_spoken() -> None:
-    """It closes what is sent in plain text, and answers a handshake in plain text: not TLS."""
+def test_plain_server_that_closes_is_not_mistaken_for_tls() -> None:
+    """The server closes plain connections and responds to a TLS handshake in plain text, so it has no TLS."""
 
     async def answer(data: bytes) -> bytes | None:
         return http(b"", "400 Bad Request") if data.startswith(b"\x16\x03") else None
@@ -104,7 +106,7 @@ def test_plain_text_where_plain_text_is_spoken() -> None:
 
 @pytest.mark.parametrize("is_tls", [False, True])
 @in_loop
-async def test_something_that_closes_whatever_it_is_asked(*, is_tls: bool) -> None:
+async def test_server_that_closes_every_connection_is_explained(*, is_tls: bool) -> None:
     async with saying(None) as port:
         assert await why(port, client_context() if is_tls else None) is None
         async with client_of(port, tls=is_tls) as client:
@@ -113,14 +115,14 @@ async def test_something_that_closes_whatever_it_is_asked(*, is_tls: bool) -> No
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
-def test_something_that_is_silent_costs_no_more_than_the_limit(*, is_tls: bool) -> None:
+def test_silent_server_is_diagnosed_within_the_limit(*, is_tls: bool) -> None:
     with socket.create_server((LOCAL, 0)) as silent:
         port = silent.getsockname()[1]
         assert asyncio.run(why(port, client_context() if is_tls else None, 0.05)) is None
 
 
-def test_an_endpoint_that_answered_before_is_not_asked_in_other_ways() -> None:
-    """What closes now is an etcd that ends, not one of another kind."""
+def test_endpoint_that_responded_before_is_not_diagnosed() -> None:
+    """An endpoint that responded before and now closes connections is an etcd that is exiting."""
     asked: list[bytes] = []
 
     async def answer(data: bytes) -> bytes | None:
@@ -137,8 +139,8 @@ def test_an_endpoint_that_answered_before_is_not_asked_in_other_ways() -> None:
 
 
 @in_loop
-async def test_a_client_that_is_closed_asks_no_further(tls: Tls) -> None:
-    """While it listens to an endpoint that has nothing to say, which may take a while."""
+async def test_closed_client_stops_its_diagnosis(tls: Tls) -> None:
+    """The client is closed while it waits for a silent endpoint, which may take long."""
     ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ours.load_cert_chain(*tls.server)
 

@@ -16,7 +16,7 @@ def tries(endpoints: int = 3, *, may_repeat: bool = False) -> Attempts:
     return Attempts(endpoints, 10.0, may_repeat=may_repeat)
 
 
-def test_every_endpoint_is_asked_once_from_the_one_in_use_on() -> None:
+def test_every_endpoint_is_tried_once_starting_with_the_current_one() -> None:
     t = tries()
     for current, expected in ((1, 1), (2, 2), (2, 0)):
         assert t.next_endpoint(0.0, current) == expected
@@ -25,7 +25,7 @@ def test_every_endpoint_is_asked_once_from_the_one_in_use_on() -> None:
     assert t.problem == AWAY
 
 
-def test_what_was_sent_is_not_sent_again_unless_that_does_no_harm() -> None:
+def test_sent_request_is_repeated_only_if_it_is_idempotent() -> None:
     t = tries()
     t.failed(0, AWAY, written=True)
     assert t.next_endpoint(0.0, 1) is None
@@ -34,7 +34,7 @@ def test_what_was_sent_is_not_sent_again_unless_that_does_no_harm() -> None:
     assert t.next_endpoint(0.0, 1) == 1
 
 
-def test_an_answer_that_leaves_open_what_was_done_ends_a_call_that_would_do_it_twice() -> None:
+def test_ambiguous_response_ends_a_call_that_is_not_idempotent() -> None:
     t = tries()
     assert not t.refused(0, TIMED_OUT, can_renew=False)
     assert t.next_endpoint(0.0, 1) is None
@@ -44,17 +44,17 @@ def test_an_answer_that_leaves_open_what_was_done_ends_a_call_that_would_do_it_t
     assert t.next_endpoint(0.0, 1) == 1
 
 
-def test_while_there_is_no_leader_all_are_asked_again_until_the_limit() -> None:
+def test_without_a_leader_all_endpoints_are_retried_until_the_limit() -> None:
     t = tries(2)
     t.refused(0, NO_LEADER, can_renew=False)
     assert (t.next_endpoint(1.0, 1), t.pause_s) == (1, 0.0)
     t.failed(1, AWAY, written=False)
     assert (t.next_endpoint(1.0, 0), t.pause_s) == (0, LEADERLESS_PAUSE_S)
     t.refused(0, NO_LEADER, can_renew=False)
-    assert t.next_endpoint(9.999, 1) is None  # An endpoint needs some time to be asked.
+    assert t.next_endpoint(9.999, 1) is None  # The remaining time is too short for another attempt.
     assert t.is_late(9.999)
-    assert t.problem == NO_LEADER.problem  # That says more than what the other one had.
-    # Where it has gone away altogether, one more round is all.
+    assert t.problem == NO_LEADER.problem  # It is more useful than the other one's problem.
+    # If all endpoints are unreachable, there is only one more round.
     assert t.next_endpoint(9.0, 1) == 1
     t.failed(1, AWAY, written=False)
     assert t.next_endpoint(9.0, 0) == 0
@@ -64,7 +64,7 @@ def test_while_there_is_no_leader_all_are_asked_again_until_the_limit() -> None:
     assert t.next_endpoint(9.0, 0) is None
 
 
-def test_a_refusal_for_good_ends_the_call() -> None:
+def test_permanent_refusal_ends_the_call() -> None:
     t = tries()
     t.refused(0, NO_LEADER, can_renew=False)
     t.refused(1, TOO_LARGE, can_renew=True)
@@ -72,7 +72,7 @@ def test_a_refusal_for_good_ends_the_call() -> None:
     assert t.problem == TOO_LARGE.problem
 
 
-def test_a_token_is_renewed_once() -> None:
+def test_token_is_renewed_once() -> None:
     t = tries()
     assert t.refused(0, STALE, can_renew=True)
     assert t.next_endpoint(0.0, 0) == 0
@@ -83,7 +83,7 @@ def test_a_token_is_renewed_once() -> None:
     assert not t.refused(0, STALE, can_renew=False)
 
 
-def test_it_is_not_for_good_as_long_as_one_endpoint_may_come_back() -> None:
+def test_failure_is_not_permanent_while_one_endpoint_may_recover() -> None:
     for order in ((AWAY, DENIED), (DENIED, AWAY)):
         t = tries(2)
         for at, problem in enumerate(order):
@@ -94,11 +94,11 @@ def test_it_is_not_for_good_as_long_as_one_endpoint_may_come_back() -> None:
     assert t.problem == DENIED
 
 
-def test_the_limit_is_shared() -> None:
+def test_endpoints_share_the_limit() -> None:
     t = tries()
     assert t.connect_s(0.0) == CONNECT_S
     assert t.connect_s(7.0) == 1.0
-    assert t.answer_s(7.0) == 3.0  # Nobody else is asked if none comes.
+    assert t.answer_s(7.0) == 3.0  # No other endpoint is left to try.
     t.failed(0, AWAY, written=False)
     assert t.connect_s(9.0) == 0.5
     t = tries(may_repeat=True)

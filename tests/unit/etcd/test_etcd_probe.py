@@ -1,4 +1,4 @@
-"""The probe server of a machine without data, and what a probe reports of a machine."""
+"""The probe server of a machine without data, and the result of a probe."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def probed(probe: Probe, *, accepts: bool = False) -> ProbeResult:
     return asyncio.run(visit())
 
 
-def test_a_machine_without_data_is_seen_with_its_incarnation() -> None:
+def test_probe_of_a_machine_without_data_returns_its_incarnation() -> None:
     assert probed(PROBE) == ProbeResult(Empty(7))
 
 
 @pytest.mark.parametrize("accepts", [True, False])
-def test_a_proposal_is_answered(accepts: bool) -> None:
+def test_proposal_gets_a_reply(accepts: bool) -> None:
     probe = Probe("job", MACHINES, BOOTSTRAP)
     assert probed(probe, accepts=accepts).accepted is accepts
 
@@ -77,7 +77,7 @@ def test_a_proposal_is_answered(accepts: bool) -> None:
 @pytest.mark.parametrize(
     "probe", [Probe("other", MACHINES, BOOTSTRAP), Probe("job", MACHINES[:1], BOOTSTRAP)]
 )
-def test_machine_of_another_job_or_list_is_not_seen_and_its_proposal_is_refused(
+def test_machine_of_another_job_or_list_is_ignored_and_its_proposal_refused(
     probe: Probe,
 ) -> None:
     view = probed(probe, accepts=True)
@@ -88,7 +88,7 @@ def test_machine_of_another_job_or_list_is_not_seen_and_its_proposal_is_refused(
 
 
 @pytest.mark.parametrize("run_id", ["job", "other", None])
-def test_a_member_is_seen_with_its_cluster_if_it_is_one_of_the_job(
+def test_probe_of_a_member_returns_its_cluster_if_it_belongs_to_the_job(
     tmp_path: Path, run_id: str | None
 ) -> None:
     with running_etcd(tmp_path) as etcd:
@@ -103,7 +103,7 @@ def test_a_member_is_seen_with_its_cluster_if_it_is_one_of_the_job(
         assert (view.other is None) == (run_id is None)
 
 
-def test_a_member_without_a_leader_is_seen_too(tmp_path: Path) -> None:
+def test_probe_finds_a_member_without_a_leader(tmp_path: Path) -> None:
     with running_cluster(tmp_path) as cluster:
         cluster.members[0].put(RECORD, msgspec.json.encode(ClusterRecord("job", "f", 1)))
         last = cluster.members[2]
@@ -116,14 +116,14 @@ def test_a_member_without_a_leader_is_seen_too(tmp_path: Path) -> None:
         assert isinstance(state, Serving)
 
 
-def test_nothing_is_seen_of_a_machine_that_is_not_there_or_silent() -> None:
-    with socket.create_server((LOCAL, 0)) as silent:  # As an etcd that is not a member yet.
+def test_probe_of_an_absent_or_silent_machine_finds_nothing() -> None:
+    with socket.create_server((LOCAL, 0)) as silent:  # Like an etcd that is not a member yet.
         assert seen(silent.getsockname()[1], limit_s=0.2).state is None
         port = silent.getsockname()[1]
     assert seen(port).state is None
 
 
-def test_clients_of_etcd_are_told_what_is_waited_for() -> None:
+def test_probe_server_tells_etcd_clients_what_it_waits_for() -> None:
     def ask(port: int) -> dict[str, object]:
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(f"http://{LOCAL}:{port}/v3/kv/range", b"{}", timeout=10)

@@ -1,4 +1,4 @@
-"""An etcd of one's own: it starts, answers, ends with its owner, and leaves nothing behind."""
+"""An etcd process of this program: it starts, responds, exits with its owner, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.etcd.local_etcd import EtcdServer, is_healthy, stop_etcd
 from holdfast.etcd.runner import BINARY_VARIABLE, EtcdProcess, find_binary, last_words
 from real_coordinators import eventually
 
-PATIENCE_S = 20.0  # Only a test that fails waits for so long.
+PATIENCE_S = 20.0  # Only a failing test waits this long.
 
 
 OWNER = """
@@ -52,7 +52,7 @@ assert is_healthy(server.get_port()), "a child's end was the server's, too"
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let temporary folders be made in one that is looked at afterwards."""
+    """Create temporary folders in one that the test checks afterwards."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -61,7 +61,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
-    """Let a script stand in for etcd."""
+    """Use a script in place of etcd."""
     program = tmp_path / "some-etcd"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(stat.S_IRWXU)
@@ -93,7 +93,7 @@ def refuses(port: int) -> bool:
         return reaching.connect_ex(("127.0.0.1", port)) != 0
 
 
-def test_it_answers_from_start_to_stop(temporary: Path) -> None:
+def test_server_responds_from_start_to_stop(temporary: Path) -> None:
     server = EtcdServer()
     assert server.get_port() == -1
     server.start()
@@ -105,16 +105,14 @@ def test_it_answers_from_start_to_stop(temporary: Path) -> None:
     assert not list(temporary.iterdir())
 
 
-def test_one_that_runs_is_not_started_again() -> None:
+def test_running_server_is_not_started_again() -> None:
     with EtcdServer() as server:
         with pytest.raises(UsageError, match=server.get_endpoint()):
             server.start()
         assert is_healthy(server.get_port())
 
 
-def test_the_folder_of_the_caller_stays_with_all_that_was_stored(
-    tmp_path: Path, temporary: Path
-) -> None:
+def test_callers_folder_and_its_data_are_kept(tmp_path: Path, temporary: Path) -> None:
     folder = tmp_path / "kept" / "data"
     with EtcdServer(str(folder)) as server:
         put(server, b"key", b"value")
@@ -124,7 +122,7 @@ def test_the_folder_of_the_caller_stays_with_all_that_was_stored(
     assert not list(temporary.iterdir())
 
 
-def test_one_that_dies_is_tried_again_and_then_quoted(
+def test_etcd_that_exits_is_retried_and_then_its_output_is_quoted(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = named(tmp_path, monkeypatch, "echo >&2 out of luck; echo once >> $0.runs; exit 7")
@@ -136,7 +134,7 @@ def test_one_that_dies_is_tried_again_and_then_quoted(
     assert not list(temporary.iterdir())
 
 
-def test_one_that_is_never_ready_costs_no_more_than_the_time_given(
+def test_etcd_that_is_never_ready_times_out(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[EtcdProcess] = []
@@ -155,7 +153,7 @@ def test_one_that_is_never_ready_costs_no_more_than_the_time_given(
     assert not list(temporary.iterdir())
 
 
-def test_one_that_is_dropped_ends(temporary: Path) -> None:
+def test_dropped_server_stops_etcd(temporary: Path) -> None:
     server = EtcdServer()
     server.start()
     pidfd = os.pidfd_open(pid_of(server))
@@ -167,7 +165,7 @@ def test_one_that_is_dropped_ends(temporary: Path) -> None:
 
 
 def owned(script: str) -> tuple[subprocess.Popen[str], int]:
-    """Run a program that starts a server; return it with a descriptor of its etcd."""
+    """Run a program that starts a server; return it and a pidfd of its etcd."""
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER + script],
         stdin=subprocess.PIPE,
@@ -207,7 +205,7 @@ def test_etcd_exits_with_its_guard() -> None:
         owner.kill()
 
 
-def test_it_does_not_end_with_a_child_that_was_forked() -> None:
+def test_exit_of_a_forked_child_does_not_stop_etcd() -> None:
     owner, pidfd = owned(WAIT + FORK)
     with owner:
         owner.communicate("\n", PATIENCE_S)
@@ -236,7 +234,7 @@ notices.send(b"STATUS=almost\\n" + sys.argv[1].encode())
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    """A program that stands in for etcd: it does what is written into it."""
+    """A program in place of etcd, whose content the test writes."""
     path = tmp_path / "etcd"
     path.touch()
     path.chmod(stat.S_IRWXU)
@@ -254,7 +252,7 @@ def started(program: Path, script: str) -> EtcdProcess:
         return EtcdProcess(written(program, script), log=log)
 
 
-def test_a_start_that_fails_leaves_nothing(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_leaves_nothing_behind(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_descriptors(pid: int) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -263,14 +261,14 @@ def test_a_start_that_fails_leaves_nothing(program: Path, monkeypatch: pytest.Mo
         started(program, "exec sleep infinity")
 
 
-def test_one_that_does_not_end_is_killed(program: Path) -> None:
+def test_etcd_that_ignores_sigterm_is_killed(program: Path) -> None:
     etcd = started(program, "trap '' TERM; ready READY=1; while :; do sleep 0.01; done")
     etcd.wait_ready(PATIENCE_S)
     etcd.stop(limit_s=0.1)
     assert etcd.returncode == -signal.SIGKILL
 
 
-def test_a_variable_that_names_nothing_is_no_reason_to_take_another(
+def test_variable_with_a_missing_program_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(BINARY_VARIABLE, str(tmp_path / "nowhere"))
@@ -278,7 +276,7 @@ def test_a_variable_that_names_nothing_is_no_reason_to_take_another(
         find_binary()
 
 
-def test_an_etcd_that_is_too_old_is_reported_by_the_flag_it_lacks(tmp_path: Path) -> None:
+def test_too_old_etcd_is_reported_with_the_flag_it_lacks(tmp_path: Path) -> None:
     log = tmp_path / "log"
     usage = "".join(f"  --flag-{number}\n" for number in range(1000))
     log.write_text(f"flag provided but not defined: -logger\nusage: etcd [flags]\n{usage}")

@@ -1,4 +1,4 @@
-"""What only a store in etcd does: layout, contention, waits; what all stores do is in contract."""
+"""Properties of the etcd store only: layout, contention, waits. tests/contract has those of all stores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def client_of(etcd: Etcd) -> EtcdClient:
     return EtcdClient(EtcdSettings(endpoints=(("127.0.0.1", etcd.port),)))
 
 
-def test_more_keys_than_a_transaction_has(store: EtcdStore) -> None:
+def test_more_keys_than_one_transaction_allows_are_set_and_read(store: EtcdStore) -> None:
     keys = [f"key {number}" for number in range(300)]
     store.multi_set(keys, keys)
     assert store.multi_get(keys) == [key.encode() for key in keys]
@@ -43,19 +43,19 @@ def test_more_keys_than_a_transaction_has(store: EtcdStore) -> None:
     assert store.num_keys() == 300
 
 
-def test_values_that_together_are_too_large_for_one_transaction(store: EtcdStore) -> None:
+def test_values_larger_than_one_transaction_are_split(store: EtcdStore) -> None:
     value = b"x" * 900_000
     store.multi_set(["a", "b", "c"], [value] * 3)
     assert store.multi_get(["a", "b", "c"]) == [value] * 3
 
 
-def test_a_value_that_is_too_large_is_refused(etcd: Etcd, store: EtcdStore) -> None:
+def test_too_large_value_is_refused_by_the_etcd_store(etcd: Etcd, store: EtcdStore) -> None:
     with pytest.raises(DistStoreError, match=rf"^etcd at {etcd.endpoint}: .*too large"):
         store.set("key", b"x" * 2_000_000)
     assert not store.check(["key"])
 
 
-def test_a_client_of_the_callers_is_not_closed(etcd: Etcd, tmp_path: Path) -> None:
+def test_callers_client_is_not_closed(etcd: Etcd, tmp_path: Path) -> None:
     with client_of(etcd) as client:
         with EtcdStore(client, str(tmp_path)) as store:
             store.set("key", "1")
@@ -64,7 +64,7 @@ def test_a_client_of_the_callers_is_not_closed(etcd: Etcd, tmp_path: Path) -> No
         store.get("key")
 
 
-# "ab?" is one whose base64 has a slash in it.
+# The base64 of "ab?" contains a slash.
 ODD_KEYS = ["", "a", "a/b", "/", "ab?", "é", "k", "a\x1f", "\x1f", "\x1fa", "a\x1fv", "a\x1f\x1fv",
             "a\x1fq", "a\0", "\n", "\U0001f600"]  # fmt: skip
 
@@ -74,7 +74,7 @@ def is_in(place: bytes, spot: KeyRange) -> bool:
 
 
 def places_of(key: str, places: StoreKeys) -> list[bytes]:
-    """Return all places that a key has something at, in a store."""
+    """Return all etcd keys in which a key of a store has something."""
     return [
         places.value(key).key,
         places.queue(key).key,
@@ -85,7 +85,7 @@ def places_of(key: str, places: StoreKeys) -> list[bytes]:
 
 
 @pytest.mark.parametrize("key", ODD_KEYS)
-def test_a_key_is_known_by_its_place(key: str) -> None:
+def test_key_is_recovered_from_its_place(key: str) -> None:
     places = StoreKeys("/some/")
     value, *others = places_of(key, places)
     assert places.key_of(value) == key
@@ -99,7 +99,7 @@ def test_no_two_keys_share_a_place_or_a_range() -> None:
         assert not any(is_in(place, places.either(one)) for place in places_of(other, places))
 
 
-def test_one_range_has_value_and_queue() -> None:
+def test_one_range_contains_value_and_queue_of_a_key() -> None:
     places = StoreKeys("/some/")
     for key in ODD_KEYS:
         found = [is_in(place, places.either(key)) for place in places_of(key, places)]
@@ -107,14 +107,14 @@ def test_one_range_has_value_and_queue() -> None:
         assert all(is_in(place, places.all_keys()) for place in places_of(key, places)[:2])
 
 
-def test_stores_in_each_others_prefixes_have_nothing_in_common() -> None:
+def test_stores_with_nested_prefixes_share_no_keys() -> None:
     stores = [StoreKeys(prefix) for prefix in ("/", "/a/", "/a/k/", "/ab/", "/a/kb/", "")]
     for one, other in permutations(stores, 2):
         for key in ODD_KEYS:
             assert not any(is_in(place, one.all_keys()) for place in places_of(key, other))
 
 
-def test_values_of_a_queue_sort_as_they_came() -> None:
+def test_values_of_a_queue_sort_in_order_of_arrival() -> None:
     places = StoreKeys("/some/")
     numbers = [0, 1, 9, 10, 11, 100, 10**19]
     entries = [places.entry("key", number).key for number in numbers]
@@ -122,7 +122,7 @@ def test_values_of_a_queue_sort_as_they_came() -> None:
 
 
 class DisturbedClient(EtcdClient):
-    """A client that is always too late: somebody else adds 10 just before it changes a key."""
+    """A client that always loses the race: another client adds 10 just before it changes a key."""
 
     def __init__(self, etcd: Etcd) -> None:
         super().__init__(EtcdSettings(endpoints=(("127.0.0.1", etcd.port),)))
@@ -148,14 +148,14 @@ def disturbed(tmp_path: Path) -> Iterator[DisturbedClient]:
         yield made
 
 
-def test_a_change_is_made_again_from_what_is_there_then(disturbed: DisturbedClient) -> None:
+def test_conflicting_change_is_retried_on_the_new_value(disturbed: DisturbedClient) -> None:
     store = EtcdStore(disturbed, "/some")
     disturbed.disturbances = 3
     assert store.add("count", 1) == 31
     assert store.get("count") == b"31"
 
 
-def test_a_change_that_others_make_impossible_is_given_up(
+def test_change_that_becomes_impossible_is_abandoned(
     disturbed: DisturbedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_transactions, "ATTEMPTS_MAX", 4)
@@ -174,14 +174,14 @@ def test_a_change_that_others_make_impossible_is_given_up(
         (Problem(ProblemKind.DENIED, "no"), DistStoreError),
     ],
 )
-def test_problems_are_those_of_stores(problem: Problem, kind: type[Exception]) -> None:
+def test_etcd_problems_become_store_errors(problem: Problem, kind: type[Exception]) -> None:
     error = as_store_error(EtcdError(problem, "host:1"))
     assert type(error) is kind
     assert str(error) == f"etcd at host:1: {problem.why}"
 
 
 class SeenClient(EtcdClient):
-    """A client whose transactions and watches are seen before they are made."""
+    """A client whose transactions and watches the test observes before they are sent."""
 
     def __init__(self, etcd: Etcd) -> None:
         super().__init__(EtcdSettings(endpoints=(("127.0.0.1", etcd.port),), call_s=2.0))
@@ -213,7 +213,7 @@ def store(client: SeenClient, tmp_path: Path) -> EtcdStore:
 
 
 def watchers(etcd: Etcd) -> int:
-    """Return how many watches etcd has, as it counts them itself."""
+    """Return how many watches etcd reports."""
     with urllib.request.urlopen(f"{etcd.url}/metrics", timeout=PATIENCE_S) as answer:
         for line in answer.read().decode().splitlines():
             if line.startswith("etcd_debugging_mvcc_watcher_total "):
@@ -230,14 +230,14 @@ def until(is_so: Callable[[], bool]) -> None:
 
 @contextmanager
 def waiting(etcd: Etcd, call: Callable[..., Any], *args: Any) -> Iterator[Future[Any]]:
-    """Wait in another thread; begin when etcd has the watch."""
+    """Wait in another thread; continue when etcd has the watch."""
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(call, *args)
         until(lambda: watchers(etcd) > 0 or future.done())
         yield future
 
 
-def test_a_wait_costs_one_look_and_one_watch_however_much_happens(
+def test_wait_needs_one_read_and_one_watch(
     etcd: Etcd, client: SeenClient, store: EtcdStore
 ) -> None:
     with SeenClient(etcd) as others, waiting(etcd, store.get, "key") as getting:
@@ -249,7 +249,7 @@ def test_a_wait_costs_one_look_and_one_watch_however_much_happens(
     assert (client.transactions, client.watches) == (1, 1)
 
 
-def test_the_watch_of_a_wait_that_is_over_is_gone(etcd: Etcd, store: EtcdStore) -> None:
+def test_finished_wait_removes_its_watch(etcd: Etcd, store: EtcdStore) -> None:
     with pytest.raises(StoreTimeoutError, match=etcd.endpoint):
         store.wait(["key"], 0.01)
     with waiting(etcd, store.get, "key") as getting:
@@ -259,7 +259,7 @@ def test_the_watch_of_a_wait_that_is_over_is_gone(etcd: Etcd, store: EtcdStore) 
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_etcd_is_started_again_under_waits(tmp_path: Path, how: str) -> None:
+def test_waits_survive_a_restart_of_etcd(tmp_path: Path, how: str) -> None:
     with (
         running_etcd(tmp_path) as etcd,
         SeenClient(etcd) as client,
@@ -273,7 +273,7 @@ def test_etcd_is_started_again_under_waits(tmp_path: Path, how: str) -> None:
         assert getting.result(PATIENCE_S) == [b"1", b"2"]
 
 
-def test_revisions_that_are_forgotten_are_looked_for(
+def test_wait_survives_compacted_revisions(
     etcd: Etcd, client: SeenClient, store: EtcdStore
 ) -> None:
     place = store.prefix.encode() + b"\x1fkkey\x1fv"
@@ -290,10 +290,10 @@ def test_revisions_that_are_forgotten_are_looked_for(
     assert (client.transactions, client.watches) == (2, 1)
 
 
-def test_more_keys_than_a_transaction_has_are_there_at_once(
+def test_wait_for_more_keys_than_one_transaction_requires_all_at_once(
     client: SeenClient, store: EtcdStore
 ) -> None:
-    """The first is gone when the last has come, and no look at either sees that."""
+    """The first key is deleted before the last one is set, which no single read shows."""
     keys = [f"key {number}" for number in range(TXN_OPS_MAX + 2)]
     store.multi_set(keys[:-1], keys[:-1])
     client.transactions = 0
@@ -312,7 +312,7 @@ def test_more_keys_than_a_transaction_has_are_there_at_once(
     store.wait(keys, 0.3)
 
 
-def test_a_client_that_is_closed_ends_a_wait(etcd: Etcd, tmp_path: Path) -> None:
+def test_closing_the_client_ends_a_wait(etcd: Etcd, tmp_path: Path) -> None:
     client = SeenClient(etcd)
     with waiting(etcd, EtcdStore(client, str(tmp_path)).get, "key") as getting:
         client.close()
@@ -320,12 +320,12 @@ def test_a_client_that_is_closed_ends_a_wait(etcd: Etcd, tmp_path: Path) -> None
             getting.result(PATIENCE_S)
 
 
-def test_a_pop_that_was_too_slow_waits_on_while_etcd_is_away(tmp_path: Path) -> None:
+def test_pop_that_lost_the_race_keeps_waiting_while_etcd_is_down(tmp_path: Path) -> None:
     with running_etcd(tmp_path) as etcd, SeenClient(etcd) as client, SeenClient(etcd) as others:
         store, other = EtcdStore(client, "/some"), EtcdStore(others, "/some")
 
         def happen(number: int) -> None:
-            if number == 2:  # It was told of a value, and is about to take it.
+            if number == 2:  # The watch has reported a value, and the client is about to pop it.
                 other.queue_pop("queue")
             elif number == 3:
                 etcd.kill()
@@ -344,7 +344,7 @@ LONG = 3600
 
 
 class ListeningClient(EtcdClient):
-    """A client that counts the signs of life."""
+    """A client that counts lease renewals."""
 
     def __init__(self, etcd: Etcd) -> None:
         super().__init__(EtcdSettings(endpoints=(("127.0.0.1", etcd.port),)))
@@ -376,7 +376,7 @@ def lease_of(client: EtcdClient, store: EtcdStore, key: str) -> int:
     return found.lease
 
 
-def test_a_store_gives_signs_of_life_until_it_and_its_clones_are_closed(
+def test_store_renews_its_lease_until_it_and_its_clones_are_closed(
     etcd: Etcd, listening: ListeningClient, tmp_path: Path
 ) -> None:
     store = EtcdStore(listening, str(tmp_path), ttl_s=2)
@@ -389,13 +389,11 @@ def test_a_store_gives_signs_of_life_until_it_and_its_clones_are_closed(
     place = store.prefix.encode() + b"\x1fkkey\x1fv"
     with listening.watch(place, b"", etcd.revision() + 1) as watch:
         clone.close()
-        (change,) = watch.next(PATIENCE_S)  # It stays for its time, and then it goes.
+        (change,) = watch.next(PATIENCE_S)  # It exists until its lease expires.
     assert (change.key, change.value) == (place, None)
 
 
-def test_a_store_that_is_forgotten_is_kept_no_more(
-    listening: ListeningClient, tmp_path: Path
-) -> None:
+def test_dropped_store_renews_no_lease(listening: ListeningClient, tmp_path: Path) -> None:
     store = EtcdStore(listening, str(tmp_path), ttl_s=LONG)
     store.set("key", "1")
     (keeping,) = (one for one in threading.enumerate() if one.name == "holdfast-etcd-lease")
@@ -406,7 +404,7 @@ def test_a_store_that_is_forgotten_is_kept_no_more(
 
 
 class CollectingClient(ListeningClient):
-    """A client during whose first call the collector finds something."""
+    """A client during whose first call the garbage collector runs."""
 
     found: Callable[[], None] | None = None
 
@@ -417,7 +415,7 @@ class CollectingClient(ListeningClient):
         return super().call(request, limit_s)
 
 
-def test_a_store_may_be_forgotten_in_the_middle_of_another_ones_write(etcd: Etcd) -> None:
+def test_store_can_be_collected_during_another_stores_write(etcd: Etcd) -> None:
     with CollectingClient(etcd) as client:
         kept = KeptLease(client, LONG)
         forgotten = kept.share()
@@ -434,20 +432,20 @@ def test_a_store_may_be_forgotten_in_the_middle_of_another_ones_write(etcd: Etcd
         client.revoke(lease)
 
 
-def test_a_lease_that_was_lost_is_replaced_by_the_next_write(
+def test_lost_lease_is_replaced_by_the_next_write(
     etcd: Etcd, listening: ListeningClient, tmp_path: Path
 ) -> None:
     with EtcdStore(listening, str(tmp_path), ttl_s=LONG) as store:
         store.set("key", "1")
         (lease,) = etcd.leases()
         listening.revoke(lease)
-        assert store.add("key", 5) == 5  # It went with the lease.
+        assert store.add("key", 5) == 5  # The old value was removed with the lease.
         (other,) = etcd.leases()
         assert other != lease
         assert lease_of(listening, store, "key") == other
 
 
-def test_a_lease_that_was_lost_is_noticed_between_writes(listening: ListeningClient) -> None:
+def test_lost_lease_is_detected_between_writes(listening: ListeningClient) -> None:
     kept = KeptLease(listening, 1)
     lease = kept.current()
     listening.revoke(lease)

@@ -23,7 +23,7 @@ def client_of(*ports: int) -> EtcdClient:
     return EtcdClient(EtcdSettings(endpoints=tuple((LOCAL, one) for one in ports)))
 
 
-def test_nothing_is_started_before_the_first_call(etcd: Etcd) -> None:
+def test_client_starts_no_thread_before_its_first_call(etcd: Etcd) -> None:
     client = client_of(etcd.port)
     before = threading.active_count()
     assert client.endpoint == etcd.endpoint
@@ -33,7 +33,7 @@ def test_nothing_is_started_before_the_first_call(etcd: Etcd) -> None:
     assert threading.active_count() == before
 
 
-def test_a_watch(etcd: Etcd) -> None:
+def test_watch_delivers_changes_and_ends_with_the_client(etcd: Etcd) -> None:
     with client_of(etcd.port) as client:
         now = client.put(b"watched", b"0")
         with client.watch(b"watched", b"", now) as watch:
@@ -44,7 +44,7 @@ def test_a_watch(etcd: Etcd) -> None:
             assert watch.next() == (Change(b"watched", b"1", later, now),)
         with pytest.raises(EtcdError, match="the watch is closed"):
             watch.next()
-        # Another one, which ends with the client and wakes who waits.
+        # Another watch, which ends with the client and wakes its waiting thread.
         watch = client.watch(b"watched", b"", later + 1)
         threading.Timer(0.05, client.close).start()
         with pytest.raises(EtcdError, match="the client is closed"):
@@ -74,7 +74,7 @@ def test_unread_changes_are_kept_up_to_a_limit(etcd: Etcd, monkeypatch: pytest.M
             assert [one.value for one in kept] == [b"%d" % n for n in range(len(kept))]
 
 
-def test_a_call_that_is_under_way_when_the_client_closes_ends(tmp_path: Path) -> None:
+def test_closing_the_client_ends_a_call_in_progress(tmp_path: Path) -> None:
     with running_etcd(tmp_path) as etcd, client_of(etcd.port) as client:
         client.put(b"a", b"1")
         etcd.pause()
@@ -86,9 +86,9 @@ def test_a_call_that_is_under_way_when_the_client_closes_ends(tmp_path: Path) ->
         client.put(b"a", b"3")
 
 
-def test_the_problem_of_each_endpoint_is_reported(etcd: Etcd) -> None:
+def test_problem_of_each_endpoint_is_reported(etcd: Etcd) -> None:
     with socket.socket() as bound, socket.create_server((LOCAL, 0)) as silent:
-        bound.bind((LOCAL, 0))  # And does not listen.
+        bound.bind((LOCAL, 0))  # Bound, but not listening.
         dead, hanging = (one.getsockname()[1] for one in (bound, silent))
         with client_of(dead, hanging) as client:
             with pytest.raises(EtcdError) as caught:

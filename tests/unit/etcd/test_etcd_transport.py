@@ -1,4 +1,4 @@
-"""One connection to one endpoint: what it sends, and every way in which it fails."""
+"""One connection to one endpoint: its requests, and every way in which it fails."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def ask_of(words: bytes | None, limit_s: float = S) -> Reply:
             await connection.ended
 
 
-def test_a_request_is_one_write_and_the_connection_is_kept() -> None:
+def test_request_is_one_write_and_the_connection_is_reused() -> None:
     heard: list[bytes] = []
 
     async def answer(data: bytes) -> bytes:
@@ -65,7 +65,7 @@ def test_a_request_is_one_write_and_the_connection_is_kept() -> None:
     assert b"content-length: 7" in lines
 
 
-def test_lines_are_delivered_as_they_come_however_they_are_cut() -> None:
+def test_lines_are_delivered_however_the_network_splits_them() -> None:
     pieces = [b'{"a"', b":1}\n{", b'"b":2}\n', b'\n{"c":3}\n']
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(one), one) for one in pieces) + b"0\r\n\r\n"
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -92,7 +92,7 @@ def test_lines_are_delivered_as_they_come_however_they_are_cut() -> None:
         (http(b"{}").replace(b"2\r\n\r\n", b"3\r\n\r\n"), ProblemKind.UNREACHABLE),
     ],
 )
-def test_every_failure_is_a_problem(words: bytes | None, kind: ProblemKind) -> None:
+def test_every_failure_becomes_a_problem(words: bytes | None, kind: ProblemKind) -> None:
     with pytest.raises(ConnectionProblem) as caught:
         asyncio.run(ask_of(words, limit_s=1.0))
     assert caught.value.kind is kind
@@ -108,7 +108,7 @@ def test_every_failure_is_a_problem(words: bytes | None, kind: ProblemKind) -> N
     ],
 )  # fmt: skip
 @in_loop
-async def test_an_answer_may_end_with_the_connection(words: bytes, reply: Reply) -> None:
+async def test_response_may_end_with_the_connection(words: bytes, reply: Reply) -> None:
     async with saying(words, once=True) as port:
         connection = await connect(port)
         assert await connection.request("/v3/x", b"{}", limit_s=S) == reply
@@ -116,7 +116,7 @@ async def test_an_answer_may_end_with_the_connection(words: bytes, reply: Reply)
         await connection.ended
 
 
-def test_an_answer_is_taken_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_response_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "ANSWER_BYTES_MAX", 1000)
     assert asyncio.run(ask_of(http(b"x" * 1000))).body == b"x" * 1000
     with pytest.raises(ConnectionProblem, match="MiB") as caught:
@@ -124,7 +124,7 @@ def test_an_answer_is_taken_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
     assert caught.value.kind is ProblemKind.REFUSED
 
 
-def test_without_h11_there_is_one_line_about_what_to_install() -> None:
+def test_missing_h11_is_reported_with_the_package_to_install() -> None:
     program = (
         "import sys; sys.modules['h11'] = None\n"
         "from holdfast.errors import EnvironmentProblem\n"
@@ -135,7 +135,7 @@ def test_without_h11_there_is_one_line_about_what_to_install() -> None:
     assert "h11" in ran.stdout, ran.stderr
 
 
-def test_a_host_that_vanishes_is_noticed_by_the_kernel() -> None:
+def test_keepalive_detects_a_vanished_host() -> None:
     async def options() -> list[int]:
         async with saying(b"") as port:
             connection = await connect(port)
@@ -157,7 +157,7 @@ def test_a_host_that_vanishes_is_noticed_by_the_kernel() -> None:
     assert unacknowledged == transport.UNACKNOWLEDGED_MS_MAX
 
 
-def test_an_address_that_does_not_answer_leaves_time_for_the_next(
+def test_unresponsive_address_leaves_time_for_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def connect(blocked: int) -> None:
@@ -176,7 +176,7 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(
         asyncio.run(connect(full.getsockname()[1]))
 
 
-def test_nobody_answers_the_tls_handshake() -> None:
+def test_unanswered_tls_handshake_times_out() -> None:
     with socket.create_server((LOCAL, 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(ConnectionProblem, match=r"no TLS handshake within 0\.5 s"):

@@ -1,4 +1,4 @@
-"""Requests as etcd's gateway expects them, and its answers and errors as values."""
+"""The encoding of requests to etcd's gateway, and the decoding of its responses and errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from holdfast.core.etcd.calls import (
 from holdfast.etcd import json_gateway
 from holdfast.etcd.json_gateway import NO_GATEWAY, TLS_ONLY, Handling, Refusal, WatchEvents
 
-HUGE = 2**62 + 1  # Not a JSON number that every reader keeps whole.
+HUGE = 2**62 + 1  # Some JSON parsers lose precision at this size.
 HEADER = {"cluster_id": "1", "revision": "7", "raft_term": "2"}
 K, H = ProblemKind, Handling
 
@@ -54,7 +54,7 @@ def answer(request: Request, body: object, status: int = 200) -> object:
 # Requests.
 
 
-def test_a_transaction() -> None:
+def test_transaction_is_encoded_as_json() -> None:
     request = Txn(
         compare=(
             Compare(b"a", Field.CREATE, 0),
@@ -93,19 +93,21 @@ def test_a_transaction() -> None:
         (Grant(5), "lease/grant", {"TTL": "5"}),
         (KeepAlive(HUGE), "lease/keepalive", {"ID": str(HUGE)}),
         (Revoke(HUGE), "lease/revoke", {"ID": str(HUGE)}),
-        # One unconditional range is a plain request, which an etcd without space accepts.
+        # A single unconditional range is a plain request, which a full etcd accepts.
         (Txn(success=(Get(b"a"),)), "kv/range", {"key": A}),
         (Txn(success=(Delete(b"a", b"b"),)), "kv/deleterange", {"key": A, "range_end": B}),
-        # The range of all keys begins after the empty one.
+        # The range of all keys starts after the empty key.
         (Txn(success=(Get(b"", b"\0"),)), "kv/range", {"key": b64(b"\0"), "range_end": b64(b"\0")}),
     ],
 )
-def test_other_requests(request_: Request, path: str, body: object) -> None:
+def test_other_requests_have_their_paths_and_bodies(
+    request_: Request, path: str, body: object
+) -> None:
     assert json_gateway.encode(request_)[0] == f"/v3/{path}"
     assert body_of(request_) == body
 
 
-def test_a_watch_and_a_user() -> None:
+def test_watch_and_authentication_are_encoded() -> None:
     assert json.loads(json_gateway.encode_watch(b"a", b"b", 8)) == {
         "create_request": {"key": A, "range_end": B, "start_revision": "8"}
     }
@@ -123,14 +125,14 @@ def test_a_watch_and_a_user() -> None:
         (Txn(success=(Get(b"a"),), failure=(Delete(b"a"),)), False),
     ],
 )
-def test_what_may_be_sent_twice(request_: Request, *, may: bool) -> None:
+def test_only_idempotent_requests_may_be_repeated(request_: Request, *, may: bool) -> None:
     assert json_gateway.may_repeat(request_) is may
 
 
-# Answers. etcd leaves out what is false or zero.
+# Responses. etcd omits false and zero values.
 
 
-def test_the_results_of_a_transaction() -> None:
+def test_results_of_a_transaction_are_decoded() -> None:
     kv = {"key": KEY, "value": b64(b"v"), "create_revision": "3", "mod_revision": "4"}
     body = {
         "header": HEADER,
@@ -156,14 +158,14 @@ def test_the_results_of_a_transaction() -> None:
     )
 
 
-def test_leases() -> None:
+def test_lease_replies_are_decoded() -> None:
     assert answer(Grant(5), {"header": HEADER, "ID": str(HUGE), "TTL": "6"}) == Granted(HUGE, 6)
     assert answer(KeepAlive(1), {"result": {"header": HEADER, "TTL": "5", "ID": "1"}}) == KeptAlive(
         5
     )
     assert answer(KeepAlive(1), {"result": {"header": HEADER, "ID": "1"}}) == KeptAlive(0)
     assert answer(Revoke(1), {"header": HEADER}) == Revoked()
-    # The end of a lease is a problem only for those who want to write under it.
+    # An expired lease is a problem only for a write with this lease.
     gone = {"error": "etcdserver: requested lease not found", "code": 5}
     assert answer(Revoke(1), gone, 404) == Revoked()
     assert answer(KeepAlive(1), gone, 404) == KeptAlive(0)
@@ -172,7 +174,7 @@ def test_leases() -> None:
     assert refusal.problem.kind is K.LEASE_GONE
 
 
-def test_tokens() -> None:
+def test_token_reply_is_decoded() -> None:
     assert json_gateway.decode_token(200, b'{"header":{},"token":"abc.7"}') == "abc.7"
     off = {"error": "etcdserver: authentication is not enabled", "code": 9}
     assert json_gateway.decode_token(400, json.dumps(off).encode()) == ""
@@ -188,7 +190,7 @@ def line(**result: object) -> WatchEvents | Refusal:
     return json_gateway.decode_line(json.dumps({"result": {"header": HEADER, **result}}).encode())
 
 
-def test_lines_of_a_watch() -> None:
+def test_lines_of_a_watch_are_decoded() -> None:
     assert line(created=True) == WatchEvents(7, ())
     kv = {"key": KEY, "mod_revision": "6"}
     events = [
@@ -196,8 +198,8 @@ def test_lines_of_a_watch() -> None:
         {"kv": {**kv, "create_revision": "6"}},
         {"type": "DELETE", "kv": kv},
     ]
-    # The revision is that of the last change: whoever went on from etcd's own, after a loss, would
-    # miss what a watch that catches up has not sent yet.
+    # The revision is that of the last change. A client that continued from etcd's own revision after a loss would
+    # miss the changes that a lagging watch has not sent yet.
     assert line(events=events) == WatchEvents(
         6, (Change(b"k", b"v", 6, 5), Change(b"k", b"", 6, 6), Change(b"k", None, 6))
     )
@@ -209,11 +211,13 @@ def test_lines_of_a_watch() -> None:
         ({"compact_revision": "5"}, K.COMPACTED, H.FINAL),
         ({}, K.UNREACHABLE, H.UNSURE),
         ({"cancel_reason": "etcdserver: no leader"}, K.UNREACHABLE, H.ELSEWHERE),
-        # Also said of a token that has expired.
+        # etcd reports an expired token in the same way.
         ({"cancel_reason": "etcdserver: permission denied"}, K.DENIED, H.RENEW_TOKEN),
     ],
 )
-def test_ends_of_a_watch(result: dict[str, object], kind: ProblemKind, handling: Handling) -> None:
+def test_ends_of_a_watch_become_problems(
+    result: dict[str, object], kind: ProblemKind, handling: Handling
+) -> None:
     refusal = line(canceled=True, **result)
     assert isinstance(refusal, Refusal)
     assert (refusal.problem.kind, refusal.handling) == (kind, handling)
@@ -245,7 +249,7 @@ def test_ends_of_a_watch(result: dict[str, object], kind: ProblemKind, handling:
         (401, "something new", 16, K.DENIED, H.FINAL),
     ],
 )
-def test_etcds_errors(
+def test_errors_of_etcd_are_classified(
     status: int, text: str, code: int, kind: ProblemKind, handling: Handling
 ) -> None:
     body = json.dumps({"error": text, "code": code, "message": text}).encode()
@@ -260,7 +264,7 @@ def test_etcds_errors(
         assert (refused.problem.kind, refused.handling) == (kind, handling)
 
 
-def test_messages_have_no_prefixes_and_one_line() -> None:
+def test_error_messages_are_one_line_without_prefixes() -> None:
     long = "rpc error: code = Unknown desc = etcdserver: a\nb"
     refusal = json_gateway.decode_refusal(400, json.dumps({"error": long}).encode())
     assert refusal.problem == Problem(K.REFUSED, "a b")
@@ -277,7 +281,7 @@ def test_messages_have_no_prefixes_and_one_line() -> None:
         (500, b"x" * 1000, K.REFUSED, H.ELSEWHERE, "..."),
     ],
 )
-def test_answers_of_other_servers(
+def test_responses_of_other_servers_are_classified(
     status: int, body: bytes, kind: ProblemKind, handling: Handling, why: str
 ) -> None:
     refusal = json_gateway.decode_refusal(status, body)
@@ -299,7 +303,7 @@ def test_answers_of_other_servers(
         (Txn(), b'{"header":\xff}'),
     ],
 )
-def test_an_invalid_response_does_not_come_from_etcd(request_: Request, body: bytes) -> None:
+def test_invalid_response_is_reported_as_not_from_etcd(request_: Request, body: bytes) -> None:
     refusal = json_gateway.decode(request_, 200, body)
     assert isinstance(refusal, Refusal)
     assert (refusal.problem.kind, refusal.handling) == (K.REFUSED, H.UNSURE)

@@ -98,32 +98,6 @@ def test_launch_works_in_a_removed_working_directory(folder: Path) -> None:
     assert elastic_launch(config(), "/bin/sh")("-c", "exit 0") == {0: None}
 
 
-def test_a_failure_is_reported_and_written_as_json(folder: Path) -> None:
-    os.mkfifo("ready")
-    script = (
-        "if [ $RANK = 1 ]; then read go < ready; echo because >&2; exit 7; fi;"
-        "echo go > ready; sleep 1000"
-    )
-    logs = DefaultLogsSpecs("logs", redirects=Std.ERR)
-    error = fails(script, 2, logs_specs=logs, run_id="my job", max_restarts=0)
-    rank, first = error.get_first_failure()
-    assert (error.name, rank, first.exitcode) == ("/bin/sh", 1, 7)
-    assert error.failures[0].consequence
-    assert error.restarts == ""
-    assert Path(error.log_dir).parent == folder / "logs"
-    assert error.report_file == f"{error.log_dir}/failure.json"
-    report = json.loads(Path(error.report_file).read_text())
-    assert {name: report[name] for name in ("name", "run_id", "log_dir", "exit_status")} == {
-        "name": "/bin/sh",
-        "run_id": "my job",
-        "log_dir": error.log_dir,
-        "exit_status": 7,
-    }
-    assert (report["generation"], report["max_restarts"]) == (0, 0)
-    assert (report["first"]["rank"], report["first"]["stderr_tail"]) == (1, "because\n")
-    assert [other["rank"] for other in report["others"]] == [0]
-
-
 class GrowsOnce(SingleNodeHandler):
     """A rendezvous that another node wants to join while the first generation runs."""
 

@@ -1,4 +1,4 @@
-"""What tests/integration/test_coordinator.py does not show of an agent's connection."""
+"""An agent's connection to its coordinator, beyond tests/integration/test_coordinator.py."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Node:
-    """A driver, and all that it delivered."""
+    """A driver, and everything that it delivered."""
 
     def __init__(self, connector: CoordinatorConnector, name: str = "a", **timeouts: Any) -> None:
         self.delivered: list[News] = []
@@ -73,7 +73,7 @@ def is_over(news: object) -> bool:
 
 @in_loop
 async def test_refusal_is_final_only_before_first_contact() -> None:
-    """A node that was in touch goes on trying: the wrong one may be there for a moment."""
+    """A node that was connected before keeps retrying, because another program may hold the port for a moment."""
     first = Served()
     node = Node(first.connector())
     await node.until(is_member)
@@ -164,7 +164,7 @@ def test_mailbox_keeps_the_newest_view_and_the_first_losses() -> None:
             View(run_id="job", node="a", incarnation=1, term=1, revision=revision, role=role)
         )
 
-    box.put(view(1))  # What comes while it is not open is kept.
+    box.put(view(1))  # News that arrive before `open` are kept.
     assert (box.fileno(), box.take()) == (-1, [view(1)])
     box.open()
     assert not is_readable()
@@ -209,7 +209,7 @@ def test_close_ends_the_thread_and_later_calls_are_harmless() -> None:
     assert one.take() == []
     one.report(NodePhase.READY, 0)
     assert not one.leave(1)
-    one_node().close()  # One that never started.
+    one_node().close()  # A membership that was never started.
 
 
 def test_failed_start_leaks_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_open_coordinator_causes_one_warning(
 def test_silent_program_at_the_port_is_reported_until_a_coordinator_starts(
     port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A stopped coordinator looks like that, and a server that waits for the end of a line."""
+    """A stopped coordinator behaves like this, and also a server that waits for the end of a line."""
     caplog.set_level(console.NOTICE, "holdfast")
     monkeypatch.setattr(connect, "MUTE_S", 0.0)
     monkeypatch.setattr(connect, "HANDSHAKE_S", 3600.0)
@@ -318,7 +318,7 @@ def test_nodes_of_other_jobs_are_reported_at_the_end(
         until(host, member)
     assert notices == []
     with started(host := one_node()):
-        until(host, member)  # Before another of its job can take the only rank.
+        until(host, member)  # Before another node of its job can take the only rank.
         others = [node(host.endpoint[1], name, run_id="other") for name in "bc"]
         with started(same := node(host.endpoint[1], "d", nodes=1), *others):
             for one in others:

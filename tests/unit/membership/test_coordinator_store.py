@@ -1,4 +1,4 @@
-"""The store behind a coordinator, the client's side: connections that break, calls that time out."""
+"""The client's side of the coordinator's store: connections that break, calls that time out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.wire.messages import StoreCall, StoreOp, StoreResult
 
 
 class Connection:
-    """A connection that may be down, and what was sent over it."""
+    """A connection that may be down, and the calls that were sent over it."""
 
     def __init__(self) -> None:
         self.up = True
@@ -90,7 +90,7 @@ def test_invalid_calls_fail(connection: Connection, monkeypatch: pytest.MonkeyPa
 
 
 class Direct:
-    """Calls a store in this process; one whose answer would have to wait gets none."""
+    """Calls a store in this process; a call whose result must wait gets no result."""
 
     run_id = "job"
     where = "head:29400"

@@ -1,4 +1,4 @@
-"""A node's connection to a job on etcd: its sessions, its stores, and how others see the job."""
+"""A node's connection to a job on etcd: its sessions, its stores, and the summary of the job."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LEASE_S = 5.0
 
 
 class EtcdHere:
-    """The simulation's etcd in place of a client of a real one."""
+    """The simulator's etcd in place of a client of a real one."""
 
     def __init__(self) -> None:
         self.etcd = SimEtcd()

@@ -23,26 +23,26 @@ from holdfast.net import addresses
         ("fe80::1%eth0", False), ("127.example", False), ("", False), ("a\0", False),
     ],
 )  # fmt: skip
-def test_what_says_loopback(host: str, is_loopback: bool) -> None:
+def test_loopback_names_are_recognized(host: str, is_loopback: bool) -> None:
     assert addresses.names_loopback(host) is is_loopback
     assert addresses.is_loopback(host) is (is_loopback and addresses.is_ip(host))
     assert addresses.is_unspecified(host) is (host in ("::", "0.0.0.0"))
 
 
-def test_ipv4_that_came_in_as_ipv6_is_ipv4_again() -> None:
+def test_ipv4_mapped_address_is_returned_as_ipv4() -> None:
     given = ["::ffff:10.1.2.3", "10.1.2.3", "fd00::2"]
     assert [*map(addresses.unmapped, given)] == ["10.1.2.3", "10.1.2.3", "fd00::2"]
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
-def test_resolving_without_blocking_finds_the_same_and_ipv4_first(host: str) -> None:
+def test_resolve_async_returns_the_same_addresses_ipv4_first(host: str) -> None:
     found = addresses.resolve(host, 80)
     assert (found[0].family, found[0].ip) == (socket.AF_INET, "127.0.0.1")
     assert asyncio.run(addresses.resolve_async(host, 80)) == found
     assert addresses.resolve_within(host, 80, 20.0) == found
 
 
-def test_a_name_that_is_unknown_or_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_or_slow_name_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
 
     def look_up(host: str, *_: object, **__: object) -> Any:
@@ -66,7 +66,7 @@ def test_a_name_that_is_unknown_or_takes_too_long(monkeypatch: pytest.MonkeyPatc
     ("own", "expected"),
     [("10.0.0.7", "name"), ("127.0.1.1", "name"), ("127.0.0.1", "127.0.0.1"), (None, "address")],
 )
-def test_what_others_know_this_machine_by(
+def test_own_address_is_the_name_or_the_outgoing_address(
     own: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def look_up(host: str, port: int, **_: Any) -> list[Any]:
@@ -77,20 +77,20 @@ def test_what_others_know_this_machine_by(
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     found = addresses.own_address()
-    if expected == "address":  # Of the way out, or loopback where there is none.
+    if expected == "address":  # The outgoing address, or loopback without a route.
         assert addresses.is_ip(found)
     else:
         assert found == (os.uname().nodename if expected == "name" else expected)
 
 
 @pytest.mark.parametrize("call", ["getfqdn(", "gethostbyaddr(", "getnameinfo("])
-def test_no_address_is_looked_up_backwards_anywhere(call: str) -> None:
+def test_no_reverse_lookup_is_made(call: str) -> None:
     source = Path(holdfast.__file__).parent
     found = [path for path in source.rglob("*.py") if call in path.read_text()]
     assert found == [], "a name server that does not answer would stop the node"
 
 
-def test_connecting_reports_that_nobody_listens_only_if_it_is_so_everywhere() -> None:
+def test_connection_refused_is_reported_only_if_all_addresses_refuse() -> None:
     refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
     silent = OSError("no answer within 5 s")
     no_route = OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
@@ -101,7 +101,7 @@ def test_connecting_reports_that_nobody_listens_only_if_it_is_so_everywhere() ->
     assert isinstance(worst([]), OSError)
 
 
-def test_a_connection_to_itself_is_none() -> None:
+def test_connection_of_a_socket_to_itself_is_refused() -> None:
     with socket.socket() as itself:
         itself.bind(("127.0.0.1", 0))
         itself.connect(itself.getsockname())

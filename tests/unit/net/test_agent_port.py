@@ -1,4 +1,4 @@
-"""An agent's port over real sockets: watchers see its presence, control clients are passed on."""
+"""An agent's port over real sockets: watchers see its presence, and control clients are passed on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pytest
 
 HERE = "127.0.0.1"
-RACES, RACE_S = 300, 0.0006  # More than a connection takes.
+RACES, RACE_S = 300, 0.0006  # Longer than a connect takes.
 
 
 class Watcher:
@@ -55,7 +55,7 @@ async def test_presence_is_seen_until_the_port_closes_and_then_refused() -> None
 
 
 @in_loop
-async def test_another_process_at_the_port_proves_nothing() -> None:
+async def test_another_process_at_the_port_is_unknown() -> None:
     port = opened()
     try:
         other = port.presence_id[::-1]
@@ -71,7 +71,7 @@ async def test_another_process_at_the_port_proves_nothing() -> None:
 
 
 @in_loop
-async def test_a_host_that_does_not_respond_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unresponsive_host_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its queue is full, so the kernel does not respond."""
     monkeypatch.setattr(presence, "CONNECT_S", 0.2)
     with listening(backlog=0) as full:
@@ -83,10 +83,10 @@ async def test_a_host_that_does_not_respond_proves_nothing(monkeypatch: pytest.M
 
 
 @in_loop
-async def test_a_port_that_closes_during_a_connect_counts_as_closed_or_refused(
+async def test_port_that_closes_during_a_connect_is_closed_or_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The keeper of a killed agent may exit just then; that must not count as no response."""
+    """The keeper of a killed agent may exit just then; this must not be reported as unknown."""
     monkeypatch.setattr(presence, "CONNECT_S", PATIENCE_S)
     for turn in range(RACES):
         listener = listening()
@@ -104,7 +104,7 @@ def close_after(listener: socket.socket, delay_s: float) -> None:
 
 
 @in_loop
-async def test_watchers_are_limited_and_may_send_nothing(
+async def test_watchers_are_limited_and_may_not_send(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(agent_port, "WATCHERS_MAX", 2)
@@ -145,7 +145,7 @@ async def adopted(port: AgentPort, first: bytes) -> bytes:
 
 
 @in_loop
-async def test_a_control_client_is_passed_on_with_its_first_bytes_even_before_serve() -> None:
+async def test_control_client_is_passed_on_with_its_first_bytes_even_before_serve() -> None:
     port = opened(control=ON)
     try:
         assert await adopted(port, b"a hello of a client") == b"a hello of a client"
@@ -154,7 +154,7 @@ async def test_a_control_client_is_passed_on_with_its_first_bytes_even_before_se
 
 
 @in_loop
-async def test_a_port_serves_nothing_that_is_off() -> None:
+async def test_disabled_services_are_not_served() -> None:
     port = opened(control=OFF)
     try:
         reader, writer = await asyncio.open_connection(HERE, port.number)

@@ -31,7 +31,7 @@ PORT = 29400
         ("fe80::1:29400", "fe80::1", 29400),
     ],
 )
-def test_what_is_understood(text: str | None, host: str, port: int) -> None:
+def test_valid_endpoints_are_parsed(text: str | None, host: str, port: int) -> None:
     assert parse_rendezvous_endpoint(text, PORT) == (host, port)
 
 
@@ -44,13 +44,13 @@ def test_what_is_understood(text: str | None, host: str, port: int) -> None:
         "host:٣", "fe80::1%", "::%]", "host\0:1", "::1\0",
     ],
 )  # fmt: skip
-def test_what_is_refused_in_one_line(text: str) -> None:
+def test_invalid_endpoint_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--rdzv-endpoint: ") as caught:
         parse_rendezvous_endpoint(text, PORT)
     assert "\n" not in str(caught.value)
 
 
-def test_a_list_has_its_order_and_one_endpoint_is_a_list() -> None:
+def test_list_keeps_its_order_and_one_endpoint_is_a_list() -> None:
     places = parse_rendezvous_endpoints(" node0:1, node1 ,[fd00::2]:3", PORT, 3)
     assert places == (("node0", 1), ("node1", PORT), ("fd00::2", 3))
     assert parse_rendezvous_endpoints("host:0", PORT, 3) == (("host", 0),)
@@ -70,7 +70,7 @@ def test_a_list_has_its_order_and_one_endpoint_is_a_list() -> None:
         ("[::1]:1,a", "::1"),
     ],
 )
-def test_what_is_refused_of_a_list_is_named_in_one_line(text: str, named: str) -> None:
+def test_invalid_list_of_endpoints_is_refused_in_one_line(text: str, named: str) -> None:
     with pytest.raises(UsageError, match=r"^--rdzv-endpoint: ") as caught:
         parse_rendezvous_endpoints(text, PORT, 3)
     assert named in str(caught.value)
@@ -94,7 +94,7 @@ def test_any_text_is_an_endpoint_or_refused(text: str) -> None:
     [None, "", "host", "host:1", "h:0", "[::1]", "[::1]:29500", "host:", ":1", "host:65536", "h:x",
      "h-1.org:9", "fe80::1:29400"],
 )  # fmt: skip
-def test_as_with_torch_but_for_bare_ipv6(text: str | None) -> None:
+def test_endpoints_are_parsed_as_by_torch_except_bare_ipv6(text: str | None) -> None:
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint as torchs
 
     def outcome(parse: object) -> object:

@@ -1,4 +1,4 @@
-"""Who has to go when all places of half-open connections are taken."""
+"""Which half-open connection is closed when all places are taken."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def names(address: str, count: int) -> list[str]:
 
 
 def filled(places: int, *groups: tuple[str, int], silent: bool = True) -> HalfOpen:
-    """Return connections that came one a second, group by group."""
+    """Return connections that arrived one per second, group by group."""
     half_open = HalfOpen(places, min_s=100.0, oversized_min_s=10.0)
     for address, count in groups:
         for name in names(address, count):
@@ -22,7 +22,7 @@ def filled(places: int, *groups: tuple[str, int], silent: bool = True) -> HalfOp
     return half_open
 
 
-def test_where_nobody_has_more_than_a_share_the_oldest_goes_once_it_had_its_time() -> None:
+def test_without_an_oversized_group_the_oldest_is_closed_after_its_minimum_time() -> None:
     half_open = filled(8, *((f"10.0.0.{host}", 2) for host in range(4)))
     assert half_open.is_full
     assert half_open.next_to_close() == ("10.0.0.0 0", 100.0)
@@ -31,33 +31,33 @@ def test_where_nobody_has_more_than_a_share_the_oldest_goes_once_it_had_its_time
     assert half_open.next_to_close() == ("10.0.0.0 1", 101.0)
 
 
-def test_the_oldest_of_a_crowd_goes_at_once_and_after_a_while_if_it_has_spoken() -> None:
+def test_oldest_silent_connection_of_the_largest_group_is_closed_first() -> None:
     half_open = filled(8, ("10.0.0.1", 2), ("10.0.0.2", 3), ("10.0.0.3", 3))
     half_open.add("10.0.0.3 3", "10.0.0.3", 8.0)
-    assert half_open.next_to_close() == ("10.0.0.3 0", 0.0)  # Of several crowds the largest.
+    assert half_open.next_to_close() == ("10.0.0.3 0", 0.0)  # The largest of several groups.
     half_open = filled(8, ("10.0.0.1", 2), ("10.0.0.2", 5), silent=False)
     assert half_open.next_to_close() == ("10.0.0.2 0", 12.0)
     half_open.add("late and silent", "10.0.0.2", 7.0)
     assert half_open.next_to_close() == ("late and silent", 0.0)
 
 
-def test_one_that_comes_without_a_word_is_turned_away_where_its_address_has_a_crowd() -> None:
+def test_new_silent_connection_of_an_oversized_group_is_rejected() -> None:
     half_open = filled(8, ("10.0.0.1", 2), ("10.0.0.2", 5))
-    assert not half_open.rejects("10.0.0.2")  # There is room.
+    assert not half_open.rejects("10.0.0.2")  # A place is free.
     half_open.add("10.0.0.3 0", "10.0.0.3", 7.0)
     assert half_open.rejects("10.0.0.2")
     assert not half_open.rejects("10.0.0.1")
     assert not half_open.rejects("10.0.0.4")
 
 
-def test_a_crowd_that_got_smaller_is_none() -> None:
+def test_group_that_shrinks_is_no_longer_oversized() -> None:
     half_open = filled(8, ("10.0.0.1", 2), ("10.0.0.2", 3))
     assert half_open.remove("10.0.0.2 1")
     assert not half_open.remove("10.0.0.2 1")
     assert half_open.next_to_close() == ("10.0.0.1 0", 100.0)
 
 
-def test_a_flood_never_displaces_those_of_other_addresses() -> None:
+def test_flood_never_displaces_connections_of_other_addresses() -> None:
     draw = random.Random(1)
     half_open = filled(64, ("10.0.0.1", 16))
     for number in range(10_000):
@@ -76,8 +76,8 @@ def test_a_flood_never_displaces_those_of_other_addresses() -> None:
         ("2001:db8:0:1::1", "2001:db8:0:1:ffff::2", True),
         ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
         ("fe80::1%lo", "fe80::1%2", True),
-        ("", "", True),  # A socket file's.
+        ("", "", True),  # Clients of a socket file.
     ],
 )
-def test_an_ipv6_address_counts_with_its_neighbours(one: str, other: str, is_same: bool) -> None:
+def test_ipv6_addresses_of_one_64_prefix_count_as_one(one: str, other: str, is_same: bool) -> None:
     assert (network_of(one) == network_of(other)) is is_same

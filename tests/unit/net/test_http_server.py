@@ -1,4 +1,4 @@
-"""A real server and real sockets: what clients get, and what they cannot do."""
+"""A real server with real sockets: its responses, and its limits for clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.net.http_server import HttpRequest, HttpResponse, HttpServer, list
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LONG = b"x" * 8_000_000  # More than any socket's buffer takes at once.
+LONG = b"x" * 8_000_000  # More than any socket buffer holds.
 PATIENCE_S = 20.0
 PIECES = (b"GET", b"HEAD", b" ", b"/", b"a", b"?", b"HTTP/1.1", b"\r", b"\n", b"\xff", b"\t")
 
@@ -51,7 +51,7 @@ def connect(server: HttpServer) -> socket.socket:
 
 
 def reply_to(peer: socket.socket, request: bytes) -> bytes:
-    """Return all that comes back for a request, until the other side hangs up."""
+    """Send a request; return everything until the server closes the connection."""
     with peer:
         peer.sendall(request)
         return rest(peer)
@@ -74,7 +74,7 @@ def ask(server: HttpServer, path: str, method: str = "GET") -> tuple[int, bytes]
         client.close()
 
 
-def test_a_request_is_answered_and_the_connection_ends(server: HttpServer) -> None:
+def test_request_gets_a_response_and_the_connection_closes(server: HttpServer) -> None:
     got = reply_to(connect(server), b"GET /figures?name=all HTTP/1.1\r\nHost: localhost\r\n\r\n")
     head, _, body = got.partition(b"\r\n\r\n")
     assert head.splitlines()[0] == b"HTTP/1.1 200 OK"
@@ -99,7 +99,7 @@ def test_a_request_is_answered_and_the_connection_ends(server: HttpServer) -> No
         (b"GET /" + b"a" * http_server.HEAD_BYTES_MAX, b"431"),
     ],
 )
-def test_what_is_no_proper_request_is_refused(
+def test_invalid_request_is_refused(
     server: HttpServer, request_bytes: bytes, status: bytes
 ) -> None:
     assert reply_to(connect(server), request_bytes).split()[1] == status
@@ -107,7 +107,7 @@ def test_what_is_no_proper_request_is_refused(
 
 
 @given(st.one_of(st.binary(max_size=60), st.lists(st.sampled_from(PIECES)).map(b"".join)))
-def test_whatever_comes_is_a_request_or_refused(head: bytes) -> None:
+def test_any_head_is_a_request_or_refused(head: bytes) -> None:
     request, length, status = http_server.parse_head(head, ("GET", "HEAD"))
     assert length >= 0
     if status:
@@ -119,7 +119,7 @@ def test_whatever_comes_is_a_request_or_refused(head: bytes) -> None:
         assert request.path.isprintable()
 
 
-def test_a_response_that_raises_is_reported_once(
+def test_exception_in_respond_is_reported_once(
     server: HttpServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
@@ -128,21 +128,21 @@ def test_a_response_that_raises_is_reported_once(
     assert caplog.text.count("no figures today") == 1
 
 
-def test_a_request_may_come_in_pieces(server: HttpServer) -> None:
+def test_request_may_arrive_in_pieces(server: HttpServer) -> None:
     with connect(server) as slow:
         for piece in (b"GET /fig", b"ures HTTP/1.1\r", b"\n\r"):
             slow.sendall(piece)
-            assert ask(server, "/figures")[0] == 200  # Others are served meanwhile.
+            assert ask(server, "/figures")[0] == 200  # Other clients are served meanwhile.
         slow.sendall(b"\n")
         assert rest(slow).endswith(b"one 1\n")
 
 
-def test_a_client_that_does_not_read_or_sends_too_much_or_resets(server: HttpServer) -> None:
+def test_misbehaving_clients_do_not_affect_others(server: HttpServer) -> None:
     with connect(server) as lazy:
         lazy.sendall(b"GET /long HTTP/1.1\r\n\r\n")
         assert ask(server, "/figures")[0] == 200
         assert rest(lazy).endswith(LONG)
-    with connect(server) as chatty:  # It gets its response all the same.
+    with connect(server) as chatty:  # It still receives its response.
         chatty.sendall(b"GET /long HTTP/1.1\r\nContent-Length: 999999\r\n\r\n" + b"z" * 50_000)
         assert rest(chatty).endswith(LONG)
     with connect(server) as rude:
@@ -152,18 +152,20 @@ def test_a_client_that_does_not_read_or_sends_too_much_or_resets(server: HttpSer
     assert ask(server, "/figures")[0] == 200
 
 
-def test_silent_clients_make_room_for_others(
+def test_oldest_silent_client_is_closed_for_a_new_one(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "EXCHANGE_S", 1000.0)
     silent = [connect(server) for _ in range(http_server.CONNECTIONS_MAX + 5)]
     assert ask(server, "/figures")[0] == 200
-    assert silent[0].recv(1) == b""  # The oldest had to go.
+    assert silent[0].recv(1) == b""  # The oldest was closed.
     for one in silent:
         one.close()
 
 
-def test_who_comes_in_crowds_displaces_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_clients_of_one_address_do_not_displace_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(http_server, "EXCHANGE_S", 1000.0)
     server = serve("127.0.0.1", 0, connections_max=4)
     where = ("127.0.0.1", server.port)
@@ -176,22 +178,22 @@ def test_who_comes_in_crowds_displaces_nobody_else(monkeypatch: pytest.MonkeyPat
             )
             for _ in range(12)
         ]
-        assert crowd[8].recv(1) == b""  # Of the last ones three are left.
+        assert crowd[8].recv(1) == b""  # Three of the last connections are left.
         slow.sendall(b"\r\n")
         assert rest(slow).startswith(b"HTTP/1.1 200")
     server.close()
 
 
-def test_an_exchange_has_its_time(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exchange_times_out(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "EXCHANGE_S", 0.05)
     with connect(server) as silent:
         assert silent.recv(1) == b""
 
 
-def test_close_ends_what_is_open_and_frees_the_port(server: HttpServer) -> None:
+def test_close_ends_open_connections_and_frees_the_port(server: HttpServer) -> None:
     port = server.port
     with connect(server) as waiting:
-        assert ask(server, "/figures")[0] == 200  # It came later: the other one is in as well.
+        assert ask(server, "/figures")[0] == 200  # So the earlier connection has been accepted too.
         server.close()
         assert waiting.recv(1) == b""
     server.close()
@@ -200,7 +202,7 @@ def test_close_ends_what_is_open_and_frees_the_port(server: HttpServer) -> None:
     again.close()
 
 
-def test_a_port_in_use_is_one_line_with_a_hint(server: HttpServer) -> None:
+def test_port_in_use_is_reported_in_one_line_with_a_hint(server: HttpServer) -> None:
     with pytest.raises(EnvironmentProblem, match="--metrics-port") as caught:
         listen_tcp("127.0.0.1", server.port, name="--metrics-port")
     assert caught.value.hint
@@ -208,7 +210,7 @@ def test_a_port_in_use_is_one_line_with_a_hint(server: HttpServer) -> None:
         listen_tcp("203.0.113.7", 0, name="--metrics-port", host_name="--metrics-addr")
 
 
-def test_a_response_that_hangs_does_not_keep_close_for_ever(
+def test_hanging_response_does_not_block_close_forever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http_server, "STOP_S", 0.05)
@@ -227,7 +229,7 @@ def test_a_response_that_hangs_does_not_keep_close_for_ever(
         go_on.set()
 
 
-def test_no_more_responses_are_under_way_at_once_than_there_may_be() -> None:
+def test_concurrent_responses_are_limited() -> None:
     under_way, ended = threading.Semaphore(0), threading.Event()
 
     def wait(_request: HttpRequest) -> HttpResponse:
@@ -251,7 +253,7 @@ def test_no_more_responses_are_under_way_at_once_than_there_may_be() -> None:
     server.close()
 
 
-def test_no_descriptor_left_is_waited_out(
+def test_server_recovers_when_no_descriptor_is_left(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = socket.socket.accept
@@ -272,8 +274,8 @@ OWN = ("localhost", "LocalHost.:80", "127.0.0.1:80", "10.0.0.1", "[::1]:80", "fi
 
 @pytest.mark.parametrize("host", [*REBOUND, *OWN])
 @pytest.mark.parametrize("address", ["127.0.0.1", ""])
-def test_a_name_that_means_loopback_elsewhere_is_not_answered_for(address: str, host: str) -> None:
-    """A page of evil.example, which now is 127.0.0.1, runs in a browser of this host."""
+def test_request_for_a_foreign_name_on_loopback_is_refused(address: str, host: str) -> None:
+    """A page of evil.example, which now resolves to 127.0.0.1, runs in a browser on this host."""
     server = serve(address, host_name="Figures.lan")
     try:
         got = reply_to(connect(server), f"GET /figures HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
@@ -282,6 +284,6 @@ def test_a_name_that_means_loopback_elsewhere_is_not_answered_for(address: str, 
     assert got.split()[1] == (b"421" if address and host in REBOUND else b"200")
 
 
-def test_a_request_for_two_hosts_is_none(server: HttpServer) -> None:
+def test_request_with_two_hosts_is_refused(server: HttpServer) -> None:
     request = b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
     assert reply_to(connect(server), request).split()[1] == b"400"

@@ -17,7 +17,7 @@ from other_users import STRANGER, listening_as
 if TYPE_CHECKING:
     from pathlib import Path
 
-FOREIGN = "192.0.2.251"  # Set aside for documentation: nobody's.
+FOREIGN = "192.0.2.251"  # Reserved for documentation, so no host has it.
 
 
 def bound_to(host: str, is_host: bool | None = None) -> tuple[str, int]:
@@ -33,20 +33,22 @@ def bound_to(host: str, is_host: bool | None = None) -> tuple[str, int]:
 @pytest.mark.parametrize(
     ("host", "there"), [("localhost", "127.0.0.1"), ("127.0.0.3", "127.0.0.3"), ("::1", "::1")]
 )
-def test_loopback_is_bound_on_loopback_alone(host: str, there: str) -> None:
+def test_loopback_endpoint_listens_on_loopback_only(host: str, there: str) -> None:
     assert bound_to(host)[0] == there
     assert bound_to(host, is_host=True)[0] == there
 
 
-def test_a_name_of_this_host_is_bound_on_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although it resolves to an address of loopback, as Debian's `/etc/hosts` has it."""
+def test_host_name_listens_on_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if it resolves to a loopback address, as in Debian's `/etc/hosts`."""
     monkeypatch.setattr(
         addresses, "resolve", lambda _host, port: [Address(socket.AF_INET, ("127.0.1.1", port))]
     )
     assert bound_to("my-own-name")[0] in ("::", "0.0.0.0")
 
 
-def test_whose_endpoint_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoint_is_bound_if_it_belongs_to_this_host_or_the_user_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert try_bind(FOREIGN, 0, None) is None
     assert not is_local(Address(socket.AF_INET, (FOREIGN, 0)))
     assert not is_local(Address(socket.AF_INET6, ("2001:db8::77", 0, 0, 0)))
@@ -56,11 +58,11 @@ def test_whose_endpoint_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bind_one_of("service", 0, both, None) is None
     assert try_bind("localhost", 0, is_host=False) is None
     assert bind_one_of("localhost", 0, both[:1], is_host=False) is None
-    bound_to(FOREIGN, is_host=True)  # The user may say so, of an address elsewhere ...
+    bound_to(FOREIGN, is_host=True)  # The user may set this for a foreign address ...
 
     def unknown(host: str, _port: int) -> list[Address]:
         if host == "never":
-            pytest.fail("a name server is asked")
+            pytest.fail("a name server was queried")
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(addresses, "resolve", unknown)
@@ -68,7 +70,7 @@ def test_whose_endpoint_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     bound_to("never", is_host=True)  # ... and before a name is known, without waiting for it.
 
 
-def test_only_the_first_binds_and_the_owner_of_a_busy_port_is_named() -> None:
+def test_first_process_binds_and_the_owner_of_a_busy_port_is_named() -> None:
     first = try_bind("localhost", 0, None)
     assert first is not None
     with first:
@@ -80,25 +82,25 @@ def test_only_the_first_binds_and_the_owner_of_a_busy_port_is_named() -> None:
     assert f"pid {os.getpid()}" in str(caught.value)
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as six:
         assert owner_of(six.getsockname()[1]).startswith(f"pid {os.getpid()}, ")
-    with socket.socket() as bound:  # It does not listen.
+    with socket.socket() as bound:  # Bound, but not listening.
         bound.bind(("127.0.0.1", 0))
         assert owner_of(bound.getsockname()[1]) == ""
 
 
 @pytest.mark.parametrize("host", ["localhost", os.uname().nodename])
-def test_a_port_that_another_user_holds_is_not_joined(host: str) -> None:
+def test_port_held_by_another_user_is_not_joined(host: str) -> None:
     with listening_as(STRANGER, "127.0.0.1" if host == "localhost" else "::") as port:
         with pytest.raises(EnvironmentProblem) as caught:
             try_bind(host, port, None)
         assert str(port) in str(caught.value)
         assert str(STRANGER) in str(caught.value)
-        assert try_bind(host, port, is_host=False) is None  # That one is meant.
+        assert try_bind(host, port, is_host=False) is None  # The user wants that coordinator.
     with listening_as(0, "127.0.0.1") as port:
         assert try_bind("localhost", port, None) is None
 
 
-def test_a_port_can_be_bound_right_after_its_coordinator_was_killed() -> None:
-    """Its connections linger in the kernel."""
+def test_port_can_be_bound_right_after_its_coordinator_was_killed() -> None:
+    """Its connections are still in TIME_WAIT."""
     program = (
         "import socket, sys; from holdfast.net.listening import try_bind;"
         "s = try_bind('127.0.0.1', 0, True); print(s.getsockname()[1], flush=True);"
@@ -118,7 +120,7 @@ def test_a_port_can_be_bound_right_after_its_coordinator_was_killed() -> None:
             listener.close()
 
 
-# In a process of its own: a limit that was lowered cannot always be raised again.
+# In a separate process, because a lowered limit cannot always be raised again.
 LIMITS = """
 import resource
 from holdfast.net.listening import descriptor_limit, raise_descriptor_limit
@@ -145,7 +147,7 @@ store.close()
 """
 
 
-# An agent that asks for rounds, as torchrun's does, has workers that would have its limit.
+# The workers of a polling agent, such as torchrun's, would inherit its limit.
 OTHERS = """
 import resource
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
@@ -165,13 +167,13 @@ handler.shutdown()
     [LIMITS, MANY, OTHERS],
     ids=["limits", "a store raises them", "not for others' workers"],
 )
-def test_the_limit_of_descriptors_is_raised_as_far_as_it_may_be(program: str) -> None:
+def test_descriptor_limit_is_raised_to_the_hard_limit(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(("cookies", "is_deferred"), [("1\n", True), ("0\n", False), (None, False)])
-def test_silent_connections_are_left_to_a_kernel_with_syn_cookies_alone(
+def test_accept_is_deferred_only_with_syn_cookies(
     cookies: str | None, is_deferred: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if cookies is not None:

@@ -29,7 +29,7 @@ async def where() -> str:
     return threading.current_thread().name
 
 
-def test_work_is_done_in_the_thread_and_a_fault_does_not_end_it(
+def test_work_runs_in_the_thread_and_a_fault_does_not_end_it(
     thread: LoopThread, faults: list[str]
 ) -> None:
     done = threading.Event()
@@ -40,7 +40,7 @@ def test_work_is_done_in_the_thread_and_a_fault_does_not_end_it(
     assert "ZeroDivisionError" in faults[0]
 
 
-def test_work_that_takes_too_long_or_is_not_done_at_the_end_is_cancelled(
+def test_slow_or_unfinished_work_is_cancelled(
     thread: LoopThread,
 ) -> None:
     cancelled = threading.Semaphore(0)
@@ -63,7 +63,7 @@ def test_work_that_takes_too_long_or_is_not_done_at_the_end_is_cancelled(
     with pytest.raises(RuntimeError):
         thread.run(where(), 1)
     thread.stop()
-    LoopThread("holdfast-test", print).stop()  # One that never started.
+    LoopThread("holdfast-test", print).stop()  # A thread that was never started.
 
 
 def test_unexpected_end_of_the_loop_is_reported(thread: LoopThread, faults: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Whose connection it is, asked of the real kernel, with real users."""
+"""The user of a connection, from the real kernel, with real users."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def connected(listener: tuple[socket.socket, str]) -> socket.socket:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("user", [0, STRANGER])
-def test_the_kernel_knows_the_user(
+def test_kernel_reports_the_user_of_a_connection(
     listener: tuple[socket.socket, str], user: int, way: str
 ) -> None:
     def connect_and_wait() -> str:
@@ -66,7 +66,7 @@ def test_the_kernel_knows_the_user(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_socket_that_was_closed_is_nobodys_and_not_roots(
+def test_closed_socket_has_no_owner_instead_of_root(
     listener: tuple[socket.socket, str], way: str
 ) -> None:
     def connect_and_close() -> str:
@@ -80,7 +80,7 @@ def test_a_socket_that_was_closed_is_nobodys_and_not_roots(
     assert not is_own_user(NOBODY)
 
 
-def test_a_connection_of_another_family_has_no_user() -> None:
+def test_connection_of_another_family_has_no_user() -> None:
     ours, its = socket.socketpair()
     with ours, its:
         assert user_of(ours) is None
@@ -89,7 +89,7 @@ def test_a_connection_of_another_family_has_no_user() -> None:
 @pytest.mark.parametrize("way", ["netlink", "tables"])
 @pytest.mark.parametrize("user", [0, STRANGER])
 @pytest.mark.parametrize(("here", "there"), [pair[1:] for pair in FAMILIES.values()])
-def test_the_kernel_knows_who_listens(
+def test_kernel_reports_the_user_of_a_listener(
     here: str, there: str, user: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_netlink(*_: object) -> int:
@@ -99,7 +99,7 @@ def test_the_kernel_knows_who_listens(
         monkeypatch.setattr(peer_user, "_query_kernel", no_netlink)
     family = socket.AF_INET6 if ":" in there else socket.AF_INET
     with listening_as(user, here) as port, socket.socket(family) as client:
-        client.connect((there, port))  # It is never accepted, so its other end is nobody's.
+        client.connect((there, port))  # It is never accepted, so its other end has no owner.
         assert listener_of(client) == user
-        other = client.getsockname()[1]  # Nobody listens there.
+        other = client.getsockname()[1]  # A port without a listener.
         assert listener_at(family, (there, other)) == NOBODY

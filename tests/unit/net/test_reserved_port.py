@@ -15,12 +15,12 @@ from holdfast.net.listening import ReservedPort
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Linux 6.3 and newer let a socket say from which range it wants its free port.
+# Since Linux 6.3, a socket can choose the range of its free port.
 IP_LOCAL_PORT_RANGE = 51
 
 
 def addresses() -> list[Any]:
-    """Return the addresses a server can have on this host: its loopback, and all of them."""
+    """Return the addresses that a server can listen on here: loopback, and all."""
     found = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0")]
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
@@ -41,13 +41,13 @@ def reserved() -> Iterator[ReservedPort]:
 
 @pytest.mark.parametrize(("family", "address"), ADDRESSES)
 @pytest.mark.parametrize("reuse", [0, 1])
-def test_the_kernel_gives_the_port_to_nobody_else(
+def test_kernel_does_not_assign_a_reserved_port(
     reserved: ReservedPort, family: int, address: str, reuse: int
 ) -> None:
     with socket.socket(family, socket.SOCK_STREAM) as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
         port = reserved.number
-        try:  # Only this one may be chosen, so that not thousands have to be asked for.
+        try:  # Only this port may be chosen, so that the test need not request thousands.
             other.setsockopt(
                 socket.SOL_IP, IP_LOCAL_PORT_RANGE, struct.pack("=I", port << 16 | port)
             )
@@ -57,20 +57,22 @@ def test_the_kernel_gives_the_port_to_nobody_else(
             other.bind((address, 0))
 
 
-def test_the_next_worker_can_serve_there_right_after_the_last(reserved: ReservedPort) -> None:
-    """As after a restart: the connections of the last worker may not be forgotten yet."""
+def test_next_worker_can_bind_the_port_right_after_the_previous_one(reserved: ReservedPort) -> None:
+    """As after a restart: connections of the previous worker may still be in TIME_WAIT."""
     for _ in range(2):
         with socket.socket() as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             server.bind(("127.0.0.1", reserved.number))
             server.listen()
             client = socket.create_connection(("127.0.0.1", reserved.number))
-            server.accept()[0].close()  # Who closes first keeps the port in TIME_WAIT.
+            server.accept()[0].close()  # The side that closes first keeps the port in TIME_WAIT.
             assert client.recv(1) == b""
             client.close()
 
 
-def test_a_host_without_ipv6_or_without_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_is_reserved_without_ipv6_and_lack_of_ports_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Ipv4Only(socket.socket):
         def __init__(self, family: int = -1, kind: int = -1, *more: Any, **given: Any) -> None:
             if family == socket.AF_INET6:
@@ -96,7 +98,7 @@ def test_a_host_without_ipv6_or_without_ports(monkeypatch: pytest.MonkeyPatch) -
         ReservedPort()
 
 
-def test_a_port_by_its_number_if_it_is_free(reserved: ReservedPort) -> None:
+def test_free_port_can_be_reserved_by_number(reserved: ReservedPort) -> None:
     number = reserved.number
     reserved.release()
     with ReservedPort(number) as again:
@@ -121,7 +123,7 @@ def test_a_port_by_its_number_if_it_is_free(reserved: ReservedPort) -> None:
         ("", ""),
     ],
 )
-def test_which_texts_mean_one_address(host: str, expected: str) -> None:
+def test_address_of_text(host: str, expected: str) -> None:
     assert listening.address_of(host) == expected
 
 
@@ -129,7 +131,7 @@ def test_which_texts_mean_one_address(host: str, expected: str) -> None:
     ("address", "expected"),
     [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("192.0.2.1", "::"), ("2001:db8::1", "::")],
 )
-def test_a_port_is_held_at_its_address_and_at_all_if_that_is_not_here(
+def test_port_is_reserved_on_its_address_or_on_all_if_this_host_lacks_it(
     address: str, expected: str
 ) -> None:
     with ReservedPort(listening=True, address=address) as reserved:

@@ -1,4 +1,4 @@
-"""Contexts are tried on real handshakes, over memory instead of sockets."""
+"""Contexts in real handshakes, over memory instead of sockets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Link:
         self.client = client.wrap_bio(to_client, to_server, server_hostname=name)
 
     def shake(self) -> None:
-        """Go on until both ends are done; raise what the first end that fails raises."""
+        """Continue until both ends are done; raise the error of the first end that fails."""
         waiting: list[Callable[[], object]] = [self.client.do_handshake, self.server.do_handshake]
         for _ in range(20):
             for step in list(waiting):
@@ -81,7 +81,7 @@ def failure(both: Link) -> str:
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "::1"])
-def test_a_server_is_known_by_its_authority(ca: Pair, server: Pair, name: str) -> None:
+def test_client_accepts_a_server_of_its_authority(ca: Pair, server: Pair, name: str) -> None:
     both = link(ca, server, name=name)
     both.shake()
     assert both.client.version() in ("TLSv1.2", "TLSv1.3")
@@ -89,9 +89,7 @@ def test_a_server_is_known_by_its_authority(ca: Pair, server: Pair, name: str) -
         assert context.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
-def test_a_server_that_is_not_trusted_or_has_another_name(
-    ca: Pair, other_ca: Pair, server: Pair
-) -> None:
+def test_untrusted_server_or_other_name_is_refused(ca: Pair, other_ca: Pair, server: Pair) -> None:
     assert "tls_ca" in failure(link(other_ca, server))
     assert "tls_ca" in failure(link(None, server))
     for name in ("elsewhere.example.org", "127.0.0.2"):
@@ -100,13 +98,13 @@ def test_a_server_that_is_not_trusted_or_has_another_name(
         assert "tls_server_name" in why
 
 
-def test_a_server_with_an_authority_requires_certificates(
+def test_server_with_an_authority_requires_client_certificates(
     ca: Pair, other_ca: Pair, server: Pair
 ) -> None:
     link(ca, server, client=make_certificate(ca, "agent", san=()), server_ca=ca).shake()
     nameless = link(ca, server, server_ca=ca)
     assert "tls_cert and tls_key" in failure(nameless)
-    # With TLS 1.3 the client believes it is done, and learns of it when it reads.
+    # With TLS 1.3 the client completes its handshake, and learns of the refusal only when it reads.
     with pytest.raises(ssl.SSLError) as raised:
         nameless.client.read()
     assert "tls_cert and tls_key" in explain_failure(raised.value)
@@ -117,7 +115,7 @@ def test_a_server_with_an_authority_requires_certificates(
     assert "tls_ca there" in explain_failure(raised.value)
 
 
-def test_a_plain_side_is_recognised(ca: Pair, server: Pair) -> None:
+def test_side_without_tls_is_recognized(ca: Pair, server: Pair) -> None:
     for first in (b"\x00\x00\x00\x31\x84\xa4type\xa5hello", b"GET / HTTP/1.1\r\n\r\n"):
         incoming = ssl.MemoryBIO()
         end = server_context(*server).wrap_bio(incoming, ssl.MemoryBIO(), server_side=True)
@@ -136,7 +134,7 @@ def test_a_plain_side_is_recognised(ca: Pair, server: Pair) -> None:
     assert explain_failure(OSError("odd\nend")).endswith("odd end")
 
 
-def test_files_of_no_use_are_named_with_their_settings(
+def test_invalid_files_are_named_with_their_settings(
     ca: Pair, server: Pair, tmp_path: Path
 ) -> None:
     garbage, locked = tmp_path / "garbage", f"{tmp_path}/locked.key"
@@ -155,7 +153,7 @@ def test_files_of_no_use_are_named_with_their_settings(
             server_context(server.cert, server.key, bad)
         with pytest.raises(error, match=f"^tls_ca: {bad} "):
             client_context(bad)
-    for key in (ca.key, locked):  # Another's, and one that would have to be asked for.
+    for key in (ca.key, locked):  # The key of another certificate, and one with a passphrase.
         with pytest.raises(UsageError, match=f"^tls_key: {key} "):
             server_context(server.cert, key)
     with pytest.raises(UsageError, match=r"^tls_cert: "):
@@ -178,9 +176,7 @@ def test_one_set_of_files_serves_both_sides(ca: Pair, server: Pair) -> None:
         only_ca.for_server()
 
 
-def test_a_token_takes_the_place_of_certificates_where_python_has_that(
-    ca: Pair, server: Pair
-) -> None:
+def test_token_replaces_certificates_if_python_supports_psk(ca: Pair, server: Pair) -> None:
     ours = TlsToken(b"master", "job")
     assert "master" not in repr(ours)
     if not getattr(ssl, "HAS_PSK", False):
@@ -195,7 +191,7 @@ def test_a_token_takes_the_place_of_certificates_where_python_has_that(
         assert both.client.getpeercert(binary_form=True) is None
     for other in (TlsToken(b"another"), TlsToken(job_token(b"master", "other"))):
         assert "tls=psk" in failure(Link(other.for_server(), ours.for_client(), "x"))
-    # Nor does a certificate help, whoever signed it.
+    # A certificate does not help either, whichever authority signed it.
     assert "certificate" in failure(Link(server_context(*server), ours.for_client(), "localhost"))
     assert "tls=psk" in failure(Link(ours.for_server(), client_context(ca.cert), "localhost"))
     with pytest.raises(UsageError, match="--rdzv-id"):

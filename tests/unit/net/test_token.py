@@ -25,7 +25,7 @@ SECRET = "a-token-that-nobody-may-see"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home without a token, which is the user's own."""
+    """The user's home, without a token."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -47,7 +47,7 @@ def refused(environ: dict[str, str], token_file: str | None = None) -> HoldfastE
     return raised.value
 
 
-def test_the_more_particular_setting_counts(tmp_path: Path) -> None:
+def test_more_specific_setting_takes_precedence(tmp_path: Path) -> None:
     one = written(tmp_path / "one", f"\n{SECRET}\r\n".encode())
     two = written(tmp_path / "two", b"the second of them", mode=0o400)
     everything = {"HOLDFAST_TOKEN_FILE": two, "HOLDFAST_TOKEN": " the third of them\n"}
@@ -60,7 +60,7 @@ def test_the_more_particular_setting_counts(tmp_path: Path) -> None:
     assert load_token({"PATH": "/bin"}) is None
 
 
-def test_one_that_is_set_and_cannot_be_used_never_falls_through(tmp_path: Path) -> None:
+def test_unusable_setting_never_falls_back_to_the_next(tmp_path: Path) -> None:
     good = {"HOLDFAST_TOKEN": SECRET}
     os.mkfifo(tmp_path / "pipe", 0o600)
     for path in ("", "a\0b", f"{tmp_path}/none", str(tmp_path), f"{tmp_path}/pipe"):
@@ -74,7 +74,7 @@ def test_one_that_is_set_and_cannot_be_used_never_falls_through(tmp_path: Path) 
     assert load_token({}, longest) == b"x" * TOKEN_BYTES_MAX
 
 
-def test_a_token_that_may_be_guessed_is_warned_of_where_strangers_can_try(
+def test_short_token_causes_a_warning_unless_certificates_protect_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     load_token({"HOLDFAST_TOKEN": "x" * 16})
@@ -88,7 +88,7 @@ def test_a_token_that_may_be_guessed_is_warned_of_where_strangers_can_try(
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A folder that other users can get to."""
+    """A folder that other users can access."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     yield folder
@@ -99,13 +99,13 @@ def public() -> Iterator[Path]:
     ("owner", "modes", "to_root", "to_stranger"),
     [
         (0, (0o400, 0o600), "taken", "is not readable"),
-        (0, (0o440, 0o640), "taken", "taken"),  # As Kubernetes makes volumes of secrets.
+        (0, (0o440, 0o640), "taken", "taken"),  # Like secret volumes of Kubernetes.
         (0, (0o460, 0o444, 0o644, 0o660), "open to other users", "open to other users"),
         (STRANGER, (0o400, 0o600), "another user", "taken"),
         (STRANGER, (0o440, 0o604, 0o601, 0o620), "another user", "open to other users"),
     ],
 )
-def test_a_file_is_taken_if_only_the_user_and_those_whom_root_lets_read_know_it(
+def test_file_is_accepted_only_if_it_is_private(
     public: Path, owner: int, modes: tuple[int, ...], to_root: str, to_stranger: str
 ) -> None:
     path = written(public / "token", SECRET.encode())
@@ -124,9 +124,7 @@ def test_a_file_is_taken_if_only_the_user_and_those_whom_root_lets_read_know_it(
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.9.9.9", "::1", "a.localhost"])
-def test_an_endpoint_that_names_loopback_needs_no_token_and_makes_none(
-    home: Path, host: str
-) -> None:
+def test_loopback_endpoint_needs_and_creates_no_token(home: Path, host: str) -> None:
     assert choose_token(host, {}) is None
     assert not os.listdir(home)
     assert choose_token(host, {"HOLDFAST_TOKEN": SECRET}) == SECRET.encode()
@@ -134,10 +132,10 @@ def test_an_endpoint_that_names_loopback_needs_no_token_and_makes_none(
 
 
 @pytest.mark.parametrize("host", [os.uname().nodename, "0.0.0.0", "::", "10.77.0.1", "node0"])
-def test_any_other_endpoint_has_the_users_own_token_which_is_made(
+def test_other_endpoint_uses_the_users_token_and_creates_it(
     home: Path, host: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By the text alone: a host whose own name is loopback to itself must not differ from others."""
+    """Only the text matters: a host whose own name resolves to loopback must decide like the others."""
     caplog.set_level("INFO", "holdfast")
     old = os.umask(0)
     try:
@@ -158,13 +156,13 @@ def test_any_other_endpoint_has_the_users_own_token_which_is_made(
     assert len(caplog.messages) == 1
 
 
-def test_certificates_of_both_sides_are_enough(home: Path) -> None:
+def test_mutual_certificates_replace_the_token(home: Path) -> None:
     assert choose_token("node0", {}, certified=True) is None
     assert not os.listdir(home)
     assert choose_token("node0", {}, certified=True, auth="token") == own_token()
 
 
-def test_no_token_is_used_if_that_is_said_and_none_is_set(home: Path, tmp_path: Path) -> None:
+def test_auth_none_uses_no_token_and_conflicts_with_a_set_one(home: Path, tmp_path: Path) -> None:
     own_token()
     assert choose_token("node0", {}, auth="none") is None
     file = written(tmp_path / "token", SECRET.encode())
@@ -186,7 +184,7 @@ print(own_token().decode())
 """
 
 
-def test_all_who_start_at_once_with_one_home_have_one_token(home: Path) -> None:
+def test_concurrent_starts_with_one_home_share_one_token(home: Path) -> None:
     command = [sys.executable, "-c", RACE]
     pipe = subprocess.PIPE
     nodes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) for _ in range(8)]
@@ -197,19 +195,19 @@ def test_all_who_start_at_once_with_one_home_have_one_token(home: Path) -> None:
     tokens, errors = zip(*(one.communicate() for one in nodes), strict=True)
     assert len(set(tokens)) == 1
     assert len(tokens[0]) == 65
-    assert sum(b"created " in one for one in errors) == 1  # And it is said once.
+    assert sum(b"created " in one for one in errors) == 1  # One process reports it.
     assert os.listdir(home / ".holdfast") == ["token"]
 
 
-def test_one_who_is_later_than_it_seemed_takes_what_is_there(
+def test_process_that_loses_the_race_uses_the_existing_token(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = own_token()
-    monkeypatch.setattr("os.path.lexists", lambda _: False)  # As it was a moment ago.
+    monkeypatch.setattr("os.path.lexists", lambda _: False)  # The state of a moment ago.
     assert own_token() == first
 
 
-def test_a_new_one_takes_the_place_of_the_old(home: Path) -> None:
+def test_new_token_replaces_the_old_one(home: Path) -> None:
     first = own_token()
     assert make_token(token_module.own_path(), replace=True)
     assert own_token() != first
@@ -217,14 +215,14 @@ def test_a_new_one_takes_the_place_of_the_old(home: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [("--rdzv-endpoint", "node0"), ("--ha", "node0,node1")])
-def test_who_asks_a_job_makes_none(home: Path, place: tuple[str, str]) -> None:
+def test_query_of_a_job_creates_no_token(home: Path, place: tuple[str, str]) -> None:
     with pytest.raises(EnvironmentProblem, match=r"\.holdfast/token"):
         place_of(choice_of(build_parser("status").parse_args([*place, "--rdzv-id", "job"])))
     assert not os.listdir(home)
 
 
 @pytest.mark.parametrize("lacking", ["home", "right", "links"])
-def test_where_none_can_be_made_the_setting_to_use_is_named(
+def test_failed_creation_names_the_setting_to_use(
     home: Path, lacking: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if lacking == "home":
@@ -246,7 +244,7 @@ def test_where_none_can_be_made_the_setting_to_use_is_named(
     assert not left.is_dir() or not os.listdir(left)
 
 
-def test_a_user_without_a_home_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_a_home_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
     said = as_user(STRANGER, lambda: str(own_token()))
     assert said.startswith("EnvironmentProblem")

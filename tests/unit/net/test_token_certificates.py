@@ -1,4 +1,4 @@
-"""Certificates made with a token: trusted by all who have it, and by nobody else."""
+"""Certificates derived from a token: only holders of the token trust them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def context(folder: Path, made: Certificate, *, server: bool) -> ssl.SSLContext:
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None:
-    """Let both sides talk without a network; raise what either of them raises."""
+    """Perform a handshake without a network; raise the error of either side."""
     pipes = [(ssl.MemoryBIO(), ssl.MemoryBIO()) for _ in range(2)]
     (in_s, out_s), (in_c, out_c) = pipes
     sides = [
@@ -59,7 +59,7 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> No
 
 
 @pytest.mark.parametrize("host", ["node0", "10.0.0.1", "fd00::1"])
-def test_those_with_one_token_trust_each_other(tmp_path: Path, host: str) -> None:
+def test_certificates_of_one_token_trust_each_other(tmp_path: Path, host: str) -> None:
     server = make_certificate(TOKEN, ["node0", "10.0.0.1", "fd00::1"])
     shake_hands(
         context(tmp_path, server, server=True),
@@ -72,7 +72,7 @@ def test_those_with_one_token_trust_each_other(tmp_path: Path, host: str) -> Non
     ("server_token", "client_token", "host"),
     [(TOKEN, OTHER, "node0"), (OTHER, TOKEN, "node0"), (TOKEN, TOKEN, "elsewhere")],
 )
-def test_others_are_refused(
+def test_certificates_of_other_tokens_or_hosts_are_refused(
     tmp_path: Path, server_token: bytes, client_token: bytes, host: str
 ) -> None:
     server = context(tmp_path, make_certificate(server_token, ["node0"]), server=True)
@@ -81,7 +81,7 @@ def test_others_are_refused(
         shake_hands(server, client, host)
 
 
-def test_a_server_refuses_a_client_of_another_token_that_trusts_anybody(tmp_path: Path) -> None:
+def test_server_refuses_a_client_of_another_token_that_verifies_nothing(tmp_path: Path) -> None:
     client = context(tmp_path, make_certificate(OTHER), server=False)
     client.check_hostname = False
     client.verify_mode = ssl.CERT_NONE
@@ -90,9 +90,9 @@ def test_a_server_refuses_a_client_of_another_token_that_trusts_anybody(tmp_path
         shake_hands(server, client, "node0")
 
 
-def test_openssl_finds_nothing_wrong_with_them(tmp_path: Path) -> None:
+def test_openssl_accepts_the_certificates(tmp_path: Path) -> None:
     files = stored(tmp_path, make_certificate(TOKEN, ["node0", "127.0.0.1"]))
-    ca = stored(tmp_path, make_certificate(TOKEN))["ca"]  # Made apart, and the same authority.
+    ca = stored(tmp_path, make_certificate(TOKEN))["ca"]  # Created separately: the same authority.
     for command in (
         ["verify", "-x509_strict", "-CAfile", ca, files["cert"]],
         ["ec", "-check", "-noout", "-in", files["key"]],

@@ -1,4 +1,4 @@
-"""Nothing that a test configures stays."""
+"""Resets the configuration after each test."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def nothing_configured() -> Iterator[None]:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """Return what was printed on the console, as `said.messages`."""
+    """Return the console's messages as `said.messages`."""
     caplog.set_level(console.NOTICE, "holdfast")
     return caplog

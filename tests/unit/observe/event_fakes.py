@@ -1,4 +1,4 @@
-"""Handlers for the tests of events, and what makes events."""
+"""Events and handlers for the tests of events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENCE_S = 10.0
 
 
 def event(name: str = "it", **metadata: EventMetadataValue) -> Event:
-    """Make an event that has a time already."""
+    """Create an event with a timestamp."""
     return Event(name, EventSource.AGENT, 7, dict(metadata))
 
 
@@ -23,7 +23,7 @@ def names(events: Iterable[Event]) -> list[str]:
 
 
 class Keeping(EventHandler):
-    """Keeps what it gets."""
+    """Keeps all events."""
 
     def __init__(self) -> None:
         self.got: list[Event] = []
@@ -51,7 +51,7 @@ class Failing(Keeping):
 
 
 class Blocking(Keeping):
-    """Blocks in its first call until it is told to go on."""
+    """Blocks in its first call until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()

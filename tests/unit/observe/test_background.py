@@ -1,4 +1,4 @@
-"""A handler in a thread of its own: nobody waits for it, and it is held to its limits."""
+"""A handler in its own thread: no caller waits for it, and its limits are enforced."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def run(program: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def test_events_are_delivered_in_order_in_its_thread() -> None:
+def test_events_are_delivered_in_order_in_the_handlers_thread() -> None:
     handler = Keeping()
     background = BackgroundHandler(handler, "mine")
     before = threading.active_count()
     background.flush(PATIENCE_S)
-    assert threading.active_count() == before  # None before the first event.
+    assert threading.active_count() == before  # No thread before the first event.
     for number in range(100):
         background.record(event(str(number)))
     background.flush(PATIENCE_S)
@@ -41,7 +41,7 @@ def test_events_are_delivered_in_order_in_its_thread() -> None:
     assert handler.calls == ["flush", "close"]
 
 
-def test_nobody_waits_for_a_handler_that_blocks(said: pytest.LogCaptureFixture) -> None:
+def test_blocking_handler_delays_no_caller(said: pytest.LogCaptureFixture) -> None:
     handler = Blocking()
     background = BackgroundHandler(handler, "mine", queued_max=2)
     background.record(event("first"))
@@ -56,7 +56,7 @@ def test_nobody_waits_for_a_handler_that_blocks(said: pytest.LogCaptureFixture) 
     assert "3 events" in said.messages[1]
 
 
-def test_one_that_blocks_for_too_long_is_dropped(said: pytest.LogCaptureFixture) -> None:
+def test_handler_that_blocks_for_too_long_is_dropped(said: pytest.LogCaptureFixture) -> None:
     handler = Blocking()
     background = BackgroundHandler(handler, "mine", call_s_max=0.05)
     background.record(event("stuck"))
@@ -72,7 +72,7 @@ def test_one_that_blocks_for_too_long_is_dropped(said: pytest.LogCaptureFixture)
     assert handler.calls == []
 
 
-def test_the_end_waits_no_longer_than_it_may(said: pytest.LogCaptureFixture) -> None:
+def test_close_waits_no_longer_than_its_limit(said: pytest.LogCaptureFixture) -> None:
     handler = Blocking()
     background = BackgroundHandler(handler, "mine", call_s_max=PATIENCE_S * 10)
     background.record(event("stuck"))
@@ -80,17 +80,17 @@ def test_the_end_waits_no_longer_than_it_may(said: pytest.LogCaptureFixture) -> 
     background.record(event("queued"))
     background.flush(0.01)
     assert not background.is_dropped
-    background.close(100.0)  # At once: a flush has waited for this call already.
+    background.close(100.0)  # It returns immediately, since a flush has waited for this call.
     assert background.is_dropped
     assert "2 events" in said.messages[-1]
     handler.go_on.set()
 
 
-def test_two_that_flush_at_once_each_wait_for_their_own() -> None:
+def test_concurrent_flushes_each_wait_for_their_own_events() -> None:
     class Sending(Blocking):
         def record(self, event: Event) -> None:
             if event.name == "second":
-                early.append(second_is_back.wait(0.1))  # In vain, unless it has not waited.
+                early.append(second_is_back.wait(0.1))  # Times out, unless the flush did not wait.
             self.got.append(event)
 
         def flush(self) -> None:
@@ -120,7 +120,7 @@ def test_two_that_flush_at_once_each_wait_for_their_own() -> None:
     background.close(PATIENCE_S)
 
 
-def test_a_handler_that_ends_its_thread_has_failed(said: pytest.LogCaptureFixture) -> None:
+def test_handler_that_ends_its_thread_has_failed(said: pytest.LogCaptureFixture) -> None:
     class Leaving(Keeping):
         def record(self, event: Event) -> None:
             raise SystemExit(event.name)
@@ -133,7 +133,7 @@ def test_a_handler_that_ends_its_thread_has_failed(said: pytest.LogCaptureFixtur
     assert f"{FAULTS_MAX} events" in said.messages[-1]
 
 
-def test_a_machine_without_a_free_thread_hurts_nobody(
+def test_failed_thread_start_does_not_affect_the_caller(
     said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_thread: threading.Thread) -> None:
@@ -170,7 +170,7 @@ background.close()
 """
 
 
-def test_a_fork_records_with_a_thread_of_its_own() -> None:
+def test_forked_child_records_with_its_own_thread() -> None:
     out, err = run(FORKING)
     assert sorted(out.splitlines()) == ["child's False", "parent's True"], err
 
@@ -191,7 +191,7 @@ events.record(events.Event("it", events.EventSource.AGENT))
 """
 
 
-def test_a_fork_that_a_handler_forgot_to_end_is_ended() -> None:
+def test_child_forked_by_a_handler_is_ended() -> None:
     assert run(STRAYING) == ("the child ended with 1\n", "")
 
 
@@ -221,17 +221,17 @@ print(os.waitstatus_to_exitcode(status))
 """
 
 
-def test_what_a_handler_locks_is_never_locked_in_a_fork() -> None:
+def test_locks_of_a_handler_are_free_in_a_forked_child() -> None:
     assert run(FORKING_MEANWHILE) == ("0\n", "")
 
 
-def test_a_fork_waits_for_a_call_that_is_stuck_only_once() -> None:
+def test_fork_waits_for_a_stuck_call_only_once() -> None:
     handler = Blocking()
     background = BackgroundHandler(handler, "mine")
     background.record(event())
     assert handler.entered.wait(PATIENCE_S)
     background.block_calls(0.01)
-    background.block_calls(PATIENCE_S * 100)  # At once.
+    background.block_calls(PATIENCE_S * 100)  # It returns immediately.
     background.allow_calls()
     handler.go_on.set()
     background.flush(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Which handler gets the events of a destination, and of a job."""
+"""Which handler receives the events of a destination, and of a job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lines_in(folder: Path) -> list[Event]:
     return [Event.deserialize(line) for line in lines]
 
 
-def test_each_destination_has_its_handler() -> None:
+def test_each_destination_has_its_own_handler() -> None:
     first, second, logged = Keeping(), Keeping(), ListHandler()
     events.record(event("for nobody"))
     events.configure(first)
@@ -49,7 +49,7 @@ def test_each_destination_has_its_handler() -> None:
     assert first.calls == ["flush"]
 
 
-def test_the_handler_that_is_replaced_has_everything_and_is_closed() -> None:
+def test_replaced_handler_receives_pending_events_and_is_closed() -> None:
     first, second = Keeping(), Keeping()
     events.configure(first)
     events.record(event("a"))
@@ -60,7 +60,7 @@ def test_the_handler_that_is_replaced_has_everything_and_is_closed() -> None:
     assert (names(first.got), names(second.got)) == (["a"], ["b"])
 
 
-def test_an_event_is_recorded_as_it_was_then_with_its_time() -> None:
+def test_event_is_recorded_unchanged_with_its_time() -> None:
     handler = Blocking()
     events.configure(handler)
     events.record(event("first"))
@@ -79,14 +79,14 @@ def test_an_event_is_recorded_as_it_was_then_with_its_time() -> None:
     assert (second.name, second.source, second.metadata) == ("later", later.source, {"step": 1})
 
 
-def test_a_handler_may_flush_and_replace_itself(said: pytest.LogCaptureFixture) -> None:
+def test_handler_may_flush_and_replace_itself(said: pytest.LogCaptureFixture) -> None:
     other = Keeping()
 
     class GivingUp(Keeping):
         def record(self, event: Event) -> None:
             assert all_there.wait(PATIENCE_S)
             super().record(event)
-            events.flush(PATIENCE_S)  # It has itself to wait for.
+            events.flush(PATIENCE_S)  # It would wait for itself.
             if event.name == "b":
                 events.configure(other)
             if len(self.got) == 3:
@@ -124,7 +124,7 @@ class Mine(EventHandler):
         ("raise SystemExit(9)", "SystemExit: 9"),
     ],
 )
-def test_a_plugin_is_found_by_its_name_and_a_faulty_one_named(
+def test_plugin_is_found_by_name_and_a_faulty_one_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, problem: str
 ) -> None:
     info = tmp_path / "some_events-1.0.dist-info"
@@ -147,14 +147,14 @@ def test_a_plugin_is_found_by_its_name_and_a_faulty_one_named(
         sys.modules.pop("some_events", None)
 
 
-def test_a_job_has_lines_in_its_folder_and_a_configured_handler_besides(tmp_path: Path) -> None:
+def test_job_writes_lines_to_its_folder_and_to_a_configured_handler(tmp_path: Path) -> None:
     handler = Keeping()
     for number, name in enumerate(("null", "jsonl", "null")):
         job = JobEvents(name, str(tmp_path))
         job.record(event(str(number)))
         job.close()
         if not number:
-            events.configure(handler)  # It serves one job after the other.
+            events.configure(handler)  # It serves several jobs in turn.
     assert names(lines_in(tmp_path)) == ["0", "1", "2"]
     assert names(handler.got) == ["1", "2"]
     assert handler.calls == ["flush"] * 2

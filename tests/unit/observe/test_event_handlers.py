@@ -1,4 +1,4 @@
-"""The handlers of ours: JSON lines, console, logging."""
+"""Holdfast's own handlers: JSON lines, console, logging."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read(path: Path | str) -> list[Event]:
     return [Event.deserialize(line) for line in text.splitlines()]
 
 
-def test_each_event_is_a_line_at_once_and_a_file_is_continued(tmp_path: Path) -> None:
+def test_each_event_is_written_immediately_and_a_file_is_continued(tmp_path: Path) -> None:
     for name in ("a", "b"):
         handler = JsonLinesEventHandler(str(tmp_path))
         handler.record(event(name, text="two\nlines"))
@@ -41,7 +41,7 @@ def test_each_event_is_a_line_at_once_and_a_file_is_continued(tmp_path: Path) ->
     assert os.listdir(tmp_path) == [f"events-{os.uname().nodename}-{os.getpid()}.jsonl"]
 
 
-def test_events_are_buffered_until_there_is_a_folder(
+def test_events_are_buffered_until_the_folder_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_handlers, "BUFFERED_MAX", 2)
@@ -57,7 +57,7 @@ def test_events_are_buffered_until_there_is_a_folder(
         handler.close()
 
 
-def test_a_full_file_is_rotated_and_a_long_line_still_written(tmp_path: Path) -> None:
+def test_full_file_is_rotated_and_a_long_line_is_still_written(tmp_path: Path) -> None:
     size = len(event("0").serialize()) + 1
     handler = JsonLinesEventHandler(str(tmp_path), file_bytes_max=2 * size)
     for number in range(7):
@@ -70,7 +70,7 @@ def test_a_full_file_is_rotated_and_a_long_line_still_written(tmp_path: Path) ->
     assert len(os.listdir(tmp_path)) == 2
 
 
-def test_a_fork_does_not_rotate_its_parents_file(tmp_path: Path) -> None:
+def test_forked_child_does_not_rotate_its_parents_file(tmp_path: Path) -> None:
     handler = JsonLinesEventHandler(str(tmp_path), file_bytes_max=10)
     handler.record(event("first"))
     child = os.fork()
@@ -96,7 +96,7 @@ for line in range({LINES}):
 
 
 def test_writers_of_one_file_never_mix_their_lines(tmp_path: Path) -> None:
-    """Lines longer than a page, so that a buffer in between would show."""
+    """The lines are longer than a page, so that an intermediate buffer would show."""
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", WRITER, str(tmp_path), str(number)], stdin=subprocess.PIPE
@@ -105,7 +105,7 @@ def test_writers_of_one_file_never_mix_their_lines(tmp_path: Path) -> None:
     ]
     for one in writers:
         assert one.stdin is not None
-        one.stdin.close()  # They begin together.
+        one.stdin.close()  # They start at the same time.
     assert [one.wait(60) for one in writers] == [0] * WRITERS
     found = names(read(tmp_path / "shared.jsonl"))
     assert len(found) == WRITERS * LINES
@@ -114,8 +114,8 @@ def test_writers_of_one_file_never_mix_their_lines(tmp_path: Path) -> None:
         assert own == [f"{number} {line}" for line in range(LINES)]
 
 
-def test_a_line_that_does_not_fit_spoils_no_other(tmp_path: Path) -> None:
-    """A disk that is full takes a part of a line; the next line begins anew."""
+def test_truncated_line_does_not_affect_the_next(tmp_path: Path) -> None:
+    """A full disk accepts only a part of a line; the next event begins on a new line."""
     handler = JsonLinesEventHandler(str(tmp_path))
     handler.record(event("first"))
     size = os.path.getsize(handler.path)
@@ -135,7 +135,7 @@ def test_a_line_that_does_not_fit_spoils_no_other(tmp_path: Path) -> None:
     assert (json.loads(first)["name"], torn, json.loads(last)["name"]) == ("first", '{"nam', "last")
 
 
-def test_a_console_that_is_full_or_too_small_is_not_waited_for(
+def test_console_handler_does_not_wait_for_a_full_console(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(console, "_unfinished", False)

@@ -1,4 +1,4 @@
-"""Lifecycle events become events; tests/peers compares names and keys with torchrun's."""
+"""The conversion of lifecycle events to events; tests/peers compares names and keys with torchrun's."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def inner(event: Event) -> dict[str, Any]:
     return found
 
 
-def test_every_value_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_of_a_run_have_all_values(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask_a_name_server(*_args: object) -> Any:
         raise AssertionError
 
@@ -92,7 +92,7 @@ def test_every_value_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.metadata["total_run_time"] for one in events] == [0, 0, 0, 0, 8, 8, 8]
 
 
-def test_restarts_are_counted_from_the_rendezvous_on_and_for_each_run() -> None:
+def test_restarts_are_counted_from_the_rendezvous_and_per_run() -> None:
     again = RunStarted(11.0, 1010.0, "job2", "trainer", "c10d", "train.py", 2, 3)
     run = [BEGAN, MET, STARTED, MET_AGAIN, RESTARTED, ended("succeeded", restarts=1), again, MET]
     events = events_of(*run)
@@ -112,7 +112,7 @@ class Keeping(EventHandler):
         self.got.append(event)
 
 
-def test_rendezvous_events_for_a_program_that_configured_a_handler() -> None:
+def test_configured_handler_receives_rendezvous_events() -> None:
     handler = Keeping()
     assert not events_wanted("dynamic_rendezvous")
     configure(handler, "dynamic_rendezvous")

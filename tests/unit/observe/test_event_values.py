@@ -27,7 +27,7 @@ class Number(enum.IntEnum):
 
 
 @given(VALUES)
-def test_the_text_is_that_of_the_module_json(value: Any) -> None:
+def test_text_equals_that_of_the_json_module(value: Any) -> None:
     assert json_text(value) == json.dumps(value)
 
 
@@ -36,7 +36,7 @@ def test_the_text_is_that_of_the_module_json(value: Any) -> None:
               EventSource.AGENT, Number.ONE, -0.0, 1e300, float("-inf"),
               {1: 2, 0.5: 3, None: 4}, {True: 5}, {EventSource.AGENT: 1}],
 )  # fmt: skip
-def test_rare_values_are_the_same_too(value: Any) -> None:
+def test_rare_values_equal_those_of_the_json_module(value: Any) -> None:
     assert json_text(value) == json.dumps(value)
 
 
@@ -45,7 +45,7 @@ class Mute:
         raise RuntimeError("no words")
 
 
-def test_what_json_has_no_type_for_becomes_text() -> None:
+def test_value_without_a_json_type_becomes_text() -> None:
     endless: list[Any] = []
     endless.append(endless)
     for value, text in (
@@ -58,7 +58,7 @@ def test_what_json_has_no_type_for_becomes_text() -> None:
 
 
 @pytest.mark.parametrize("event", [EVENT, STEP])
-def test_an_event_is_one_line_that_reads_back_and_a_data_class(event: Any) -> None:
+def test_event_is_one_line_that_reads_back_and_a_data_class(event: Any) -> None:
     text = event.serialize()
     assert text == str(event) == json.dumps(dataclasses.asdict(event))
     assert type(event).deserialize(text) == event

@@ -1,4 +1,4 @@
-"""The dashboard in examples/ shows metrics that exist, by labels that they have."""
+"""The dashboard in examples/ uses only existing metrics and labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ADDED_BY_PROMETHEUS = {"instance", "job"}
 
 
 def labels_by_name() -> dict[str, set[str]]:
-    """Return all names that are rendered, and the labels of each."""
+    """Return all rendered names, and the labels of each."""
     metrics = JobMetrics(lambda: [(4, 1, 0.5, "checkpoint")])
     for event in first_start():
         metrics(event)
@@ -37,7 +37,7 @@ def labels_by_name() -> dict[str, set[str]]:
 LABELS = labels_by_name()
 
 
-def test_every_expression_names_metrics_and_labels_that_exist() -> None:
+def test_every_expression_names_existing_metrics_and_labels() -> None:
     targets = [target for panel in PANELS for target in panel["targets"]]
     queries = [
         one["query"] for one in DASHBOARD["templating"]["list"] if isinstance(one["query"], str)

@@ -1,4 +1,4 @@
-"""The health checks: of a live, a wedged and a stopped agent."""
+"""The health checks of a live, a stuck and a stopped agent."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def get(port: int, path: str = "/healthz", host: str = "127.0.0.1") -> tuple[int
 @pytest.mark.parametrize(
     "alive", [lambda: time.time() - 100, lambda: float("nan"), lambda: "soon", lambda: 1 / 0]
 )
-def test_an_agent_that_does_not_respond_is_dead_and_not_ready(alive: object) -> None:
+def test_unresponsive_agent_is_dead_and_not_ready(alive: object) -> None:
     with serving(HealthCheckServer(alive, 0, 60)) as server:  # type: ignore[arg-type]
         assert get(server.port)[0] == get(server.port, "/readyz")[0] == 503
 
@@ -68,7 +68,7 @@ def test_readiness_has_its_own_reason() -> None:
         assert get(server.port, "/readyz")[0] == 503  # The callback raises.
 
 
-def test_ready_exactly_while_all_workers_run() -> None:
+def test_agent_is_ready_only_while_all_workers_run() -> None:
     readiness = Readiness()
     assert readiness.why_not()
     for event, is_ready in (
@@ -77,7 +77,7 @@ def test_ready_exactly_while_all_workers_run() -> None:
         (GenerationStopping(0.0, 0, StopReason.WORKER_FAILED), False),
         (GenerationStopped(0.0, 0), False),
         (started(0.0, 0.1, 2), True),
-        (exited(0.0, 0, failed=True, generation=1), True),  # Of an earlier generation.
+        (exited(0.0, 0, failed=True, generation=1), True),  # A worker of an earlier generation.
         (GenerationStopping(0.0, 1, StopReason.REGROUP), True),
         (GenerationStopped(0.0, 1), True),
         (exited(0.0, 0, failed=False, generation=2), True),
@@ -88,7 +88,7 @@ def test_ready_exactly_while_all_workers_run() -> None:
         assert (readiness.why_not() == "") is is_ready, event
 
 
-def test_the_environment_asks_for_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_environment_configures_the_health_server(caplog: pytest.LogCaptureFixture) -> None:
     assert server_from_environment({}, time.time) is None
     server = server_from_environment({PORT: "80", TIMEOUT: "2.5"}, time.time)
     assert server is not None
@@ -112,7 +112,7 @@ def probe() -> Iterator[LoopProbe]:
     one.close()
 
 
-def test_a_loop_is_silent_since_the_first_probe_without_an_answer(probe: LoopProbe) -> None:
+def test_loop_is_silent_since_the_first_unanswered_probe(probe: LoopProbe) -> None:
     probe.respond()
     before = time.monotonic()
     assert not probe.probe(0.01)
@@ -123,9 +123,7 @@ def test_a_loop_is_silent_since_the_first_probe_without_an_answer(probe: LoopPro
     assert probe.silent_s() == 0.0
 
 
-def test_time_that_an_earlier_probe_waited_counts(
-    probe: LoopProbe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wait_of_an_earlier_probe_counts(probe: LoopProbe, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic()
     monkeypatch.setattr(probe, "_responded_at", now - 2 * FRESH_S)
     monkeypatch.setattr(probe, "_probed_at", now - 100)
@@ -135,7 +133,7 @@ def test_time_that_an_earlier_probe_waited_counts(
     assert limits == [0.0]
 
 
-def test_a_loop_that_is_busy_need_not_answer(probe: LoopProbe) -> None:
+def test_busy_loop_need_not_respond(probe: LoopProbe) -> None:
     assert not probe.probe(0.01)
     with probe.busy("rendezvous"):
         assert probe.probe(60)
@@ -145,7 +143,7 @@ def test_a_loop_that_is_busy_need_not_answer(probe: LoopProbe) -> None:
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_a_probe_ends_when_the_loop_becomes_busy_or_is_closed(closes: bool) -> None:
+def test_probe_ends_when_the_loop_becomes_busy_or_is_closed(closes: bool) -> None:
     probe = LoopProbe()
     answered: list[bool] = []
     thread = threading.Thread(target=lambda: answered.append(probe.probe(60)))

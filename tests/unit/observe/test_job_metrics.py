@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Page:
-    """What Prometheus reads at a time."""
+    """The metrics that Prometheus reads at one time."""
 
     def __init__(
         self, run: Iterable[lifecycle.LifecycleEvent], now: float = 0.0, **more: Any
@@ -75,7 +75,7 @@ def test_metrics_of_a_successful_run() -> None:
         ("job_info", {"role": "trainer", "backend": "c10d", "entry_point": "train.py"}, 1),
     ):
         assert page.value(name, **labels) == value, name
-    page = Page([*first_start(), *success(20.0, 3)[:-1]])  # It waits for the other nodes.
+    page = Page([*first_start(), *success(20.0, 3)[:-1]])  # The node waits for the others.
     assert page.states() == ("running", "leaving")
     page = Page([*first_start(), *success(20.0, 3)], now=99.0)
     assert page.states() == ("succeeded", "done")
@@ -91,7 +91,7 @@ def test_metrics_of_a_restart() -> None:
     assert page.value("worker_up", rank="5") == 0
     assert page.value("worker_exits_total", outcome="failed") == 1
     assert page.value("useful_seconds_total") == 7.0
-    run.insert(-1, exited(21.0, 0, failed=True))  # It was stopped: no failure of its own.
+    run.insert(-1, exited(21.0, 0, failed=True))  # It was stopped, so this is not its own failure.
     page = Page(run, now=30.0)
     assert page.states()[1] == "joining"
     assert page.value("workers", state="failed") == 1
@@ -108,7 +108,7 @@ def test_metrics_of_a_restart() -> None:
 
 
 def test_counter_never_falls_between_two_reads() -> None:
-    """What has just ended may have been counted already, by a read that came in between."""
+    """A read in between may already have counted the time that has just ended."""
     page = Page(first_start(), now=30.0)
     for event in (exited(29.0, 0, failed=True), ended(29.5, "failed", 0)):
         page.metrics(event)
@@ -119,7 +119,7 @@ def test_counter_never_falls_between_two_reads() -> None:
 
 def test_progress_is_read_outside_the_lock() -> None:
     def progress() -> list[Any]:
-        metrics[0](spoke(2.0))  # It is somebody else's code, and may do anything.
+        metrics[0](spoke(2.0))  # The callback may do anything, even send an event.
         return [(4, 120, 0.25, "checkpoint"), (5, None, None, None)]
 
     metrics: list[Any] = [lambda _event: None]
@@ -152,7 +152,7 @@ def test_every_family_is_declared_and_in_the_guide() -> None:
 
 
 def restarts_of(*run: lifecycle.LifecycleEvent) -> tuple[dict[str, float], set[str]]:
-    """Return the seconds of each stage that was counted, and the reasons of restarts."""
+    """Return the seconds of each counted stage, and the reasons of restarts."""
     page = Page([began(), *run])
     counted = {
         one.labels["stage"]
@@ -200,5 +200,5 @@ def test_restart_is_counted_by_reason(
         lifecycle.GenerationStarted(30.0, 30.0, 1.0, 5, restarts, 0, nodes, ()),
     )
     assert reasons == {reason}
-    # When another node failed, that node counts how long it took until it was detected.
+    # If another node failed, that node counts the time until detection.
     assert stages.keys() == (set() if stop is StopReason.COORDINATOR else {"detect"})

@@ -1,4 +1,4 @@
-"""What observers of a real agent receive, and what an agent records that no launcher observes."""
+"""The events that observers of a real agent receive, and the records of an agent without a launcher."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def kinds(received: list[Any]) -> list[type]:
     return [type(one) for one in received]
 
 
-def test_a_run_with_a_restart(rendezvous: SingleNodeHandler, tmp_path: Path) -> None:
+def test_run_with_a_restart_is_reported(rendezvous: SingleNodeHandler, tmp_path: Path) -> None:
     agent = agent_of(rendezvous, tmp_path, FAILS_ONCE, max_restarts=1, local_world_size=1)
     received = observed(agent)
     agent.run()
     start = [RendezvousEnded, RanksAssigned, GenerationStarted, WorkersObserved]
     stop = [WorkerEnded, GenerationStopping, GenerationStopped]
-    # Why it failed is looked into once the next generation is started.
+    # The reason of a failure is collected after the next generation has started.
     again = [*start, WorkersFailed]
     assert kinds(received) == [RunStarted, *start, *stop, *again, *stop, RunEnded]
     run, met, _, first = received[:4]
@@ -90,7 +90,7 @@ def test_a_run_with_a_restart(rendezvous: SingleNodeHandler, tmp_path: Path) -> 
     assert times == sorted(times)
 
 
-def test_a_run_that_a_signal_or_the_rendezvous_ends_has_an_error(
+def test_run_ended_by_a_signal_or_the_rendezvous_has_an_error(
     rendezvous: SingleNodeHandler, tmp_path: Path
 ) -> None:
     agent = agent_of(rendezvous, tmp_path, "import signal; signal.pause()")
@@ -154,7 +154,7 @@ def test_each_run_is_recorded_for_the_configured_handlers_once(
     assert kept.names[-1] == "watchdog stopped"
 
 
-def test_the_spec_names_a_destination(rendezvous: SingleNodeHandler, tmp_path: Path) -> None:
+def test_spec_selects_the_destination(rendezvous: SingleNodeHandler, tmp_path: Path) -> None:
     agent = agent_of(rendezvous, tmp_path, event_log_handler="nowhere")
     for _ in range(2):
         with pytest.raises(UsageError, match="'nowhere'"):

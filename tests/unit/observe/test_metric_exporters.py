@@ -1,4 +1,4 @@
-"""What is asked for is opened, and nothing else."""
+"""Only the requested exporters are opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics reach the handler of their group; the agent's own in the background."""
+"""Metrics reach the handler of their group; the agent's own metrics do so in the background."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Blocking(Kept):
         assert self.go_on.wait(PATIENCE_S)
 
 
-def test_a_metric_comes_at_once_to_the_handler_of_its_group() -> None:
+def test_metric_reaches_the_handler_of_its_group_immediately() -> None:
     mine, others = Kept(), Kept()
     assert not has_handler()
     configure(others)
@@ -54,7 +54,7 @@ def test_a_metric_comes_at_once_to_the_handler_of_its_group() -> None:
     configure(NullMetricHandler())
     before = time.time()
     put_metric("a", 1, "mine")
-    stream.add_value("b", 2)  # Bound to the handler of its time.
+    stream.add_value("b", 2)  # The stream keeps the handler of its creation.
     put_metric("c", 3)
     assert [one[1:] for one in mine.metrics] == [("mine", "a", 1)]
     assert [one[1:] for one in others.metrics] == [("yours", "b", 2)]
@@ -62,7 +62,7 @@ def test_a_metric_comes_at_once_to_the_handler_of_its_group() -> None:
     assert mine.threads == {threading.current_thread().name}
 
 
-def test_a_handler_that_blocks_is_dropped_until_it_is_configured_again() -> None:
+def test_blocking_handler_is_dropped_until_it_is_configured_again() -> None:
     handler = Blocking()
     configure(handler)
     queues = MetricQueues(call_s_max=0.0)
@@ -81,7 +81,7 @@ def test_a_handler_that_blocks_is_dropped_until_it_is_configured_again() -> None
     assert handler.names()[2:] == ["by another run"]
 
 
-def test_the_end_of_a_run_waits_no_longer_than_it_may() -> None:
+def test_end_of_a_run_waits_no_longer_than_its_limit() -> None:
     blocked = [Blocking() for _ in range(3)]
     first, second = MetricQueues(), MetricQueues()
     for handler in blocked:
@@ -90,15 +90,15 @@ def test_the_end_of_a_run_waits_no_longer_than_it_may() -> None:
         assert handler.entered.wait(PATIENCE_S)
     begin = time.monotonic()
     first.close(0.5)
-    assert time.monotonic() - begin < 1.0  # In all, not for each.
-    second.put("b", 2)  # Goes to the end of the same queue.
+    assert time.monotonic() - begin < 1.0  # For all handlers together, not for each.
+    second.put("b", 2)  # It is appended to the same queue.
     for handler in blocked:
         handler.go_on.set()
     second.close(PATIENCE_S)
     assert blocked[-1].names() == ["a", "b"]
 
 
-def test_each_metric_goes_to_the_handler_of_its_time() -> None:
+def test_each_metric_reaches_the_handler_configured_at_that_time() -> None:
     kept = [Kept() for _ in range(HANDLERS_MAX + 1)]
     queues = MetricQueues()
     for number, handler in enumerate(kept):

@@ -55,7 +55,7 @@ START = [
 ]
 
 
-def test_a_run_with_a_restart() -> None:
+def test_run_with_a_restart_is_reported() -> None:
     run = [*first_start(), *failure(20.0), *restart(22.5), *success(50.0, 2)]
     assert recorded(run) == [
         *START, *observed("failed", 3), *call(f"{LOCAL}._stop_workers", 2000),
@@ -65,10 +65,10 @@ def test_a_run_with_a_restart() -> None:
         *outcome(25, "run_success_with_retries"), *call(f"{AGENT}.run", 41_000),
     ]  # fmt: skip
     unobserved = [one for one in run if not isinstance(one, lifecycle.WorkersObserved)]
-    assert recorded(unobserved) == recorded(run)  # The stop says the same.
+    assert recorded(unobserved) == recorded(run)  # The stop implies the same state.
 
 
-def test_each_outcome_of_a_run() -> None:
+def test_each_outcome_has_its_metrics() -> None:
     assert recorded([*first_start(), *success(20.0, 3)]) == [
         *START,
         *observed("succeeded", 3),
@@ -81,19 +81,19 @@ def test_each_outcome_of_a_run() -> None:
         *call(f"{LOCAL}._stop_workers", 2000),
         *outcome(100, "run_failed_no_retries"),
         *call(f"{AGENT}.run", 13_000),
-        *START,  # Another run knows nothing of the one before.
+        *START,  # A run is independent of the previous one.
     ]
     assert outcome(100, "run_failed_with_retries") == recorded([began(), ended(9, "failed", 1)])[:6]
 
 
-def test_what_fails_ends_all_that_waited_for_it() -> None:
+def test_failure_ends_all_enclosing_calls() -> None:
     run = [began(), met(14.0, 4.0, "timed out"), ended(14.5, "", 3, error="timed out")]
     assert recorded(run) == [
         *failed(f"{AGENT}._rendezvous", 4000),
         *failed(f"{AGENT}._initialize_workers", 4500),
         *failed(f"{AGENT}.run", 4500),
     ]
-    # A rank for the node, but none for its workers.
+    # The node had a rank, but its workers did not.
     run = [began(), met(12.0, 2.0), met(13.0, 3.0, "gone"), ended(13.0, "", 3, error="gone")]
     assert recorded(run) == [
         *failed(f"{AGENT}._assign_worker_ranks", 1000),
@@ -109,7 +109,7 @@ def test_what_fails_ends_all_that_waited_for_it() -> None:
     ]
 
 
-def test_a_round_that_broke_before_it_began_is_joined_anew() -> None:
+def test_round_that_broke_before_its_start_is_joined_again() -> None:
     run = [began(), met(11.0, 1.0), *first_start()[1:]]
     assert [name for name, _ in recorded(run) if not name.endswith("ms")] == [
         f"{AGENT}._assign_worker_ranks.failure",

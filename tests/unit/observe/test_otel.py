@@ -1,4 +1,4 @@
-"""Events and metrics sent by OTLP over HTTP, to a stand-in for a collector."""
+"""Events and metrics sent by OTLP over HTTP to a fake collector."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Collector(ThreadingHTTPServer):
-    """Keeps every request that comes, and answers with the status it is told to."""
+    """Keeps every request, and responds with the status that the test sets."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Accepting)
@@ -72,7 +72,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 def recorded(*events: Any) -> list[Any]:
-    """Return the log records that events become."""
+    """Return the log records of events."""
     exporter = InMemoryLogRecordExporter()  # type: ignore[no-untyped-call]
     provider = LoggerProvider(shutdown_on_exit=False)
     provider.add_log_record_processor(SimpleLogRecordProcessor(exporter))
@@ -86,7 +86,7 @@ def recorded(*events: Any) -> list[Any]:
     return found[:-1]
 
 
-def test_an_event_becomes_a_named_log_record() -> None:
+def test_event_becomes_a_named_log_record() -> None:
     odd: dict[Any, Any] = {"list": [1, "a"], "big": 2**80, "half": "\udce9", 3: b"x", "x": None}
     one, step = recorded(
         Event("caf\udce9", EventSource.WORKER, 1234, odd),
@@ -133,9 +133,9 @@ def test_events_reach_a_collector_before_the_program_ends(collector: Collector) 
     assert found == [(f"event {number}", 7_000_000) for number in range(3)]
 
 
-def test_a_collector_that_is_away_is_one_line_with_its_address() -> None:
+def test_unreachable_collector_is_reported_in_one_line_with_its_address() -> None:
     with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # Nobody listens there, and nobody else can.
+        nobody.bind(("127.0.0.1", 0))  # No process listens on this port, and none can.
         at = f"127.0.0.1:{nobody.getsockname()[1]}"
         done = run(PROGRAM, OTEL_EXPORTER_OTLP_ENDPOINT=f"http://me:secret@{at}")
     assert (done.returncode, done.stdout) == (0, "")
@@ -154,7 +154,7 @@ def collect() -> list[Family]:
     ]
 
 
-def test_the_metrics_arrive_as_they_are(collector: Collector) -> None:
+def test_metrics_arrive_unchanged(collector: Collector) -> None:
     export = metric_otel.start_export(collect)
     assert export is not None
     export.close()
@@ -175,7 +175,7 @@ def test_the_metrics_arrive_as_they_are(collector: Collector) -> None:
     assert 0 < took.start_time_unix_nano <= took.time_unix_nano
 
 
-def test_they_are_sent_again_and_again_and_a_refusal_is_reported_once(
+def test_metrics_are_sent_periodically_and_a_refusal_is_reported_once(
     collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "100")
@@ -185,16 +185,16 @@ def test_they_are_sent_again_and_again_and_a_refusal_is_reported_once(
     for _ in range(3):
         assert collector.came.acquire(timeout=PATIENCE_S)
     export.close()
-    assert len(collector.requests) >= 4  # The last is sent at the end.
+    assert len(collector.requests) >= 4  # The last one is sent at the end.
     [line] = caplog.messages
     assert f"{collector.url}/v1/metrics" in line
 
 
-def test_a_collector_that_is_away_keeps_nobody_for_long(
+def test_unreachable_collector_does_not_delay_the_end(
     monkeypatch: pytest.MonkeyPatch, collector: Collector
 ) -> None:
     monkeypatch.setattr(metric_otel, "CLOSE_S", 0.05)
-    collector.status = 503  # It is to be asked again, which would go on for `EXPORT_S`.
+    collector.status = 503  # The exporter would retry for `EXPORT_S`.
     export = OtelMetricExporter(collect, interval_s=0.01)
     export.start()
     assert collector.came.acquire(timeout=PATIENCE_S)
@@ -212,7 +212,7 @@ class Result(Enum):
 
 
 class Exporter:
-    """Logs, and returns what it is told to, as OpenTelemetry's do."""
+    """Logs, and returns what the test sets, like an exporter of OpenTelemetry."""
 
     def __init__(self, endpoint: str = "http://me:secret@collector:4318/v1/logs") -> None:
         self._endpoint = endpoint
@@ -238,7 +238,7 @@ Exporter.__module__ = LIBRARY
 sys.modules.setdefault(LIBRARY, ModuleType(LIBRARY))
 
 
-def test_a_failure_is_one_line_until_something_was_accepted(
+def test_failure_is_reported_once_until_a_success(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     exporter = Exporter()
@@ -253,5 +253,5 @@ def test_a_failure_is_one_line_until_something_was_accepted(
     assert "ConnectionRefusedError" in first.message
     assert second.message == first.message
     assert "ValueError: two lines" in third.message
-    exporter.export([])  # What the program itself sends is logged as ever.
+    exporter.export([])  # The program's own exports are still logged.
     assert [one.name for one in caplog.records[3:]] == [LIBRARY, LIBRARY]

@@ -1,4 +1,4 @@
-"""The text against the parser of Prometheus's own client, and the endpoint over real sockets."""
+"""The text format, checked with the parser of Prometheus's client, and the endpoint over real sockets."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PATIENCE_S = 20
 
 
 def read(family: Family) -> tuple[dict[str, str], float]:
-    """Return labels and value of a family's only sample, as the parser finds them."""
+    """Return labels and value of a family's only sample, as parsed."""
     [found] = text_string_to_metric_families(render([family]).decode())
     [sample] = found.samples
     return sample.labels, sample.value
 
 
-def test_the_text_to_the_letter() -> None:
+def test_text_format_is_exact() -> None:
     times = Histogram((0.5, 2.0))
     times.observe(1.25)
     families = [
@@ -60,14 +60,14 @@ LABELS = st.text(max_size=LABEL_CHARS_MAX) | st.text(alphabet='\\"\n{}=, n', max
 
 
 @given(st.dictionaries(st.sampled_from(["a", "b_2", "run_id"]), LABELS, min_size=1), st.floats())
-def test_labels_and_numbers_come_back_as_they_were(labels: dict[str, str], value: float) -> None:
+def test_labels_and_numbers_survive_a_round_trip(labels: dict[str, str], value: float) -> None:
     found, number = read(Family("up", "gauge", "Up").add(value, **labels))
     assert found == labels
     assert number == value or (math.isnan(number) and math.isnan(value))
 
 
 @given(st.lists(st.floats(0, 1e6) | st.sampled_from(SECONDS)))
-def test_a_histogram_counts_up_to_each_bound(values: list[float]) -> None:
+def test_histogram_counts_up_to_each_bound(values: list[float]) -> None:
     times = Histogram(SECONDS)
     before = times.copy()
     for value in values:
@@ -79,7 +79,7 @@ def test_a_histogram_counts_up_to_each_bound(values: list[float]) -> None:
     assert before.count == sum(before.counts) == 0
 
 
-def test_the_endpoint_serves_this_host_what_prometheus_reads(
+def test_endpoint_serves_prometheus_on_this_host(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "holdfast")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Fragile(MetricHandler):
-    """An event handler, a metric handler and an observer: what comes to it as `bad` fails."""
+    """An event handler, a metric handler and an observer, which fails for `bad`."""
 
     name = "the fragile one"
 
@@ -68,7 +68,7 @@ GUARDED = pytest.mark.parametrize("guarded", [as_event_handler, as_metric_handle
 
 
 @GUARDED
-def test_one_that_fails_in_a_row_is_reported_once_and_dropped(
+def test_repeated_failures_are_reported_once_and_drop_the_handler(
     guarded: Callable[[Fragile], Callable[[str], object]], said: pytest.LogCaptureFixture
 ) -> None:
     fragile = Fragile()
@@ -81,7 +81,7 @@ def test_one_that_fails_in_a_row_is_reported_once_and_dropped(
 
 
 @GUARDED
-def test_one_that_recovers_is_kept(
+def test_handler_that_recovers_is_kept(
     guarded: Callable[[Fragile], Callable[[str], object]], said: pytest.LogCaptureFixture
 ) -> None:
     fragile = Fragile()
@@ -92,7 +92,7 @@ def test_one_that_recovers_is_kept(
     assert len(said.messages) == 1
 
 
-def test_what_was_missed_is_reported_once(said: pytest.LogCaptureFixture) -> None:
+def test_missed_events_are_reported_once(said: pytest.LogCaptureFixture) -> None:
     handler = Failing()
     safe = SafeHandler(handler, "mine")
     for number in range(FAULTS_MAX + 2):
@@ -104,7 +104,7 @@ def test_what_was_missed_is_reported_once(said: pytest.LogCaptureFixture) -> Non
     assert f"{FAULTS_MAX + 2} events" in said.messages[2]
 
 
-def test_an_observer_that_fails_keeps_nothing_from_the_others() -> None:
+def test_failing_observer_does_not_affect_the_others() -> None:
     received: list[LifecycleEvent] = []
     observers = Observers()
     assert not observers
@@ -116,7 +116,7 @@ def test_an_observer_that_fails_keeps_nothing_from_the_others() -> None:
     assert len(received) == FAULTS_MAX + 1
 
 
-def test_only_so_many_faulty_metric_handlers_are_remembered() -> None:
+def test_remembered_faulty_metric_handlers_are_limited() -> None:
     for _ in range(metric_handlers.FAULTY_MAX + 10):
         configure(Fragile())
         put_metric("bad", 1)

@@ -109,9 +109,8 @@ class Kept:
     def until(self, kind: type[Event], count: int = 1) -> list[Any]:
         """Wait until this many events of a kind have arrived, and return all of them."""
         while True:
-            self.events += (
-                self.keeper.receive()
-            )  # Before waiting: `is_gone` may have read the events already.
+            # Before waiting: `is_gone` may have read the events already.
+            self.events += self.keeper.receive()
             found = [event for event in self.events if isinstance(event, kind)]
             if len(found) >= count:
                 return found

@@ -1,4 +1,4 @@
-"""The handler and its connection over a backend: real threads, one process.
+"""The handler and its membership on a backend, with real threads in one process.
 
 The decisions are tested in `tests/unit/core/test_shared_state.py` and by the simulator.
 """
@@ -47,7 +47,7 @@ LONG_S = 30.0
 
 
 class Fickle(C10dRendezvousBackend):
-    """A backend that fails or hangs while it is told to."""
+    """A backend that fails or hangs while the test says so."""
 
     error: Exception | None = None
     answer: Any = None
@@ -72,7 +72,7 @@ class Fickle(C10dRendezvousBackend):
 
 
 class Cluster:
-    """Nodes of one job, each with a backend of its own on a common store."""
+    """Nodes of one job, each with its own backend on a common store."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
@@ -97,7 +97,7 @@ class Cluster:
         return handler
 
     def job(self) -> Job:
-        """Return the job as it is stored."""
+        """Return the stored job."""
         found = C10dRendezvousBackend(self.store, "job").get_state()
         return decode(found[0]) if found else Job(run_id="job")
 
@@ -106,7 +106,7 @@ class Cluster:
 
         def join(one: DynamicRendezvousHandler) -> RendezvousInfo:
             info = one.next_rendezvous()
-            while info.world_size < len(handlers):  # Others came after the last call.
+            while info.world_size < len(handlers):  # Other nodes joined after the last call.
                 until(one.num_nodes_waiting)
                 info = one.next_rendezvous()
             return info
@@ -127,7 +127,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait for what the threads of handlers bring about."""
+    """Wait for a condition that the threads of handlers fulfill."""
     deadline = time.monotonic() + LONG_S
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -141,7 +141,7 @@ def in_role(handler: DynamicRendezvousHandler, role: NodeRole) -> View:
     return connection.view
 
 
-# Agents that ask for rounds; what all backends do is in tests/contract/test_polled_contract.py.
+# Polling agents; tests/contract/test_polled_contract.py has the tests of all backends.
 
 
 def test_failing_store_is_retried_when_all_members_have_arrived(cluster: Cluster) -> None:
@@ -195,7 +195,7 @@ def test_shutdown_is_final_and_repeatable(cluster: Cluster) -> None:
     handler.next_rendezvous()
     assert handler.shutdown()
     assert handler.shutdown()
-    handler.set_closed()  # Nothing is left to be closed.
+    handler.set_closed()  # It does nothing after `shutdown`.
     for call in (handler.next_rendezvous, handler.is_closed):
         with pytest.raises(RendezvousClosedError):
             call()
@@ -337,7 +337,7 @@ def test_fenced_node_rejoins_and_ignores_old_views(
     ("run_id", "least", "most", "interval"),
     [("", 1, 1, 1), ("job", 0, 1, 1), ("job", 2, 1, 1), ("job", 1, 1, 0)],
 )
-def test_what_no_job_can_have_is_refused(run_id: str, least: int, most: int, interval: int) -> None:
+def test_impossible_settings_are_refused(run_id: str, least: int, most: int, interval: int) -> None:
     with pytest.raises(UsageError):
         DynamicRendezvousHandler.from_backend(
             run_id, None, Fickle(MemoryStore()), least, most, keep_alive_interval=interval
@@ -345,7 +345,7 @@ def test_what_no_job_can_have_is_refused(run_id: str, least: int, most: int, int
 
 
 class Kept(RendezvousBackend):
-    """A state in this process: all that a backend of one's own has to do."""
+    """A state in this process, the minimum of a custom backend."""
 
     name = "mine"
 
@@ -380,7 +380,7 @@ def test_handler_on_a_custom_backend_uses_the_local_address() -> None:
 
 
 class Silent(Kept):
-    """Compares tokens as it should, and says nothing of what became of a state it was given."""
+    """Compares tokens correctly, but does not return the result of a write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -413,7 +413,7 @@ def test_backend_may_return_none_after_a_write() -> None:
 
 
 def test_backend_that_stores_nothing_is_a_state_error() -> None:
-    """Two nodes on it would each be alone, so one is not let in either."""
+    """Two nodes on it would each run alone, so even one node is refused."""
     (handler,) = handlers_on(Forgetful(), 1)
     with pytest.raises(RendezvousStateError, match="'mine'"):
         handler.next_rendezvous()

@@ -1,4 +1,4 @@
-"""What only this backend does; what all do is in tests/contract."""
+"""Properties of this backend only; tests/contract has those of all backends."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_file_system_without_hard_links_is_refused(
 
 
 def test_created_folder_causes_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A share that is not mounted looks like that, and then nobody else ever comes."""
+    """A share that is not mounted looks like this, and then no other node can join."""
     for endpoint in (tmp_path, tmp_path / "share"):
         for _ in range(2):
             job_folder(RendezvousParameters("file", str(endpoint), "job", 1, 1))

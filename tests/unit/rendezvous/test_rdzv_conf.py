@@ -21,7 +21,7 @@ from holdfast.rendezvous.rdzv_conf import (
     RendezvousTimeout,
 )
 
-# Every key of TorchElastic's; a launcher that takes its command lines must know them.
+# Every key of TorchElastic; a launcher that accepts its command lines must support them.
 TORCH_KEYS = {
     "join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout",
     "keep_alive_interval", "keep_alive_max_attempt", "store_type", "read_timeout", "is_host",
@@ -137,7 +137,7 @@ def test_settle_is_the_last_call() -> None:
         parse(settle="2", last_call_timeout=3)
 
 
-def test_the_timeout_of_a_launch_is_the_join_timeout_of_static_alone() -> None:
+def test_timeout_of_a_launch_is_the_join_timeout_only_for_static_and_etcd() -> None:
     assert parse("static", timeout=900, rank=0).join_timeout == 900
     assert parse("static", timeout=900, join_timeout=5, rank=0).join_timeout == 5
     assert parse("c10d", timeout=900).join_timeout == 600
@@ -166,7 +166,9 @@ def test_unknown_and_unused_keys_are_warned_about_once(caplog: pytest.LogCapture
     assert "join_timeout" in first
     assert "protocol" in second
     caplog.clear()
-    parse("mine", my_own_key=1, protocol="x", join_timeout="3")  # A user's backend may know them.
+    parse(
+        "mine", my_own_key=1, protocol="x", join_timeout="3"
+    )  # A custom backend may support them.
     assert not caplog.messages
 
 

@@ -40,7 +40,7 @@ def create_another(asked: Any) -> Any:
 
 
 class FakeEntryPoint:
-    """Stands in for one of `importlib.metadata`; `thing` is what it loads."""
+    """Stands in for an entry point of `importlib.metadata`; it loads `thing`."""
 
     value = "package:thing"
 
@@ -124,7 +124,7 @@ def test_only_the_requested_plugin_is_loaded(
     caplog.clear()
     with pytest.raises(UsageError):
         ours.create_handler(params("unknown"))
-    assert "'mine'" not in caplog.text  # That one is the plug-in itself.
+    assert "'mine'" not in caplog.text  # This name is the plug-in itself.
 
 
 @pytest.mark.parametrize("thing", [lambda: None, lambda: 1 / 0, lambda needed: needed])

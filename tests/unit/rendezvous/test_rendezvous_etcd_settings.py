@@ -128,7 +128,7 @@ def test_user_and_password(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found() == found(user="v") == ("v", "of the environment")
     assert found(password="p") == ("v", "p")
     with pytest.raises(UsageError, match="password"):
-        found(user="u")  # That password is another user's.
+        found(user="u")  # The password belongs to another user.
     assert not {USER_VARIABLE, PASSWORD_VARIABLE} & inherited_environment().keys()
 
 

@@ -1,4 +1,4 @@
-"""What agents prove to the workers' store is not what can be read on the way to them."""
+"""The key of the workers' store cannot be derived from the views that a third party may read."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def test_store_key_depends_on_the_job_token() -> None:
     assert key_with(b"") == VIEW.store_key
     assert len({key_with(token), key_with(b"another token"), VIEW.store_key}) == 3
     assert key_with(token) != key_with(token, "another job")
-    # Some agents may have been given the token of the job alone.
+    # Some agents may have only the job's token.
     assert key_with(token) == key_with(job_token(token, "job"))

@@ -45,7 +45,7 @@ def test_each_generation_has_an_empty_store_on_its_own_port(stores: WorkerStore)
         with TCPStore("127.0.0.1", second) as after:
             assert not after.check(["key"])
             after.set("key", "new")
-            # Who is late still has the old store, and only that.
+            # A late worker still has the old store, and only that.
             assert before.get("key") == b"old"
 
 
@@ -82,11 +82,11 @@ def test_early_worker_waits_for_the_agent(stores: WorkerStore) -> None:
         assert early.recv(4) == b"\x07\x00\x00\x00"
 
 
-# A store that is served when somebody comes, while its agent looks after it.
+# A store on demand, which its agent serves when the first client connects.
 
 
 def serving_threads() -> int:
-    """Return how many threads of this process Python did not start by `threading`."""
+    """Return how many threads of this process were not started by `threading`."""
     return len(os.listdir("/proc/self/task")) - threading.active_count()
 
 
@@ -143,7 +143,7 @@ def test_port_is_never_used_twice(stores: WorkerStore) -> None:
 def test_port_of_a_skipped_generation_is_released(
     stores: WorkerStore,
 ) -> None:
-    """Workers of other nodes may have come to it, and their connections would wait there."""
+    """Workers of other nodes may have connected to it, and their connections would wait there."""
     missed, port, kept = stores.numbers
     with socket.create_connection(("127.0.0.1", missed)) as late:
         begin(stores, 1, number=port)

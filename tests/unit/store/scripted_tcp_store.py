@@ -1,4 +1,4 @@
-"""A server that says exactly what a test tells it to, and checks every byte that it hears."""
+"""A server that sends exactly what a test says, and checks every byte that it receives."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Peer:
         assert not heard, f"the client went on with {heard!r}"
 
     def expect_all(self) -> None:
-        """Hear whatever the client says, until it closes the connection."""
+        """Receive anything from the client, until it closes the connection."""
         try:
             while self.socket.recv(1000):
                 pass
@@ -70,7 +70,7 @@ class Peer:
 
 
 class ScriptedStore:
-    """Gives each connection, in the order they come, to one script; greets it before that."""
+    """Greets each connection, in order of arrival, and then runs one script with it."""
 
     def __init__(self, *scripts: Callable[[Peer], None], greets: bool = True) -> None:
         self._scripts = scripts
@@ -113,5 +113,5 @@ class ScriptedStore:
                 if self._greets:
                     peer.greet()
                 script(peer)
-        except BaseException as failure:  # It is raised again at the end.
+        except BaseException as failure:  # `__exit__` raises it.
             self._failures.append(failure)

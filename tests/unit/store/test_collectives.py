@@ -1,4 +1,4 @@
-"""Meeting through our stores and torch's; ranks with torch's functions are met as well."""
+"""Collectives over our stores and torch's, also together with ranks that use torch's functions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def all_ranks(world_size: int, of_rank: Callable[[int], Any]) -> list[Any]:
-    """Return what each rank returned or raised, each in a thread of its own."""
+    """Run each rank in its own thread; return the result or exception of each."""
 
     def result(rank: int) -> Any:
         try:
@@ -52,7 +52,7 @@ def all_ranks(world_size: int, of_rank: Callable[[int], Any]) -> list[Any]:
 
 
 class Together:
-    """A store at which nobody's time begins to run before so many ranks have come to wait."""
+    """A store in which no timeout starts before this many ranks are waiting."""
 
     def __init__(self, store: Any, ranks: int) -> None:
         self._store = store
@@ -72,12 +72,12 @@ class Together:
 # Data
 
 
-def test_everybody_gets_the_data_of_all(store: Any) -> None:
+def test_every_rank_receives_the_data_of_all(store: Any) -> None:
     got = all_ranks(4, lambda rank: synchronize(store, b"of %d" % rank, rank, 4, "data", 60))
     assert got == [[b"of 0", b"of 1", b"of 2", b"of 3"]] * 4
 
 
-def test_who_waits_for_data_in_vain_is_told_whose(store: Any) -> None:
+def test_timeout_names_the_ranks_without_data(store: Any) -> None:
     both = Together(store, 2)
 
     def give(rank: int) -> Any:
@@ -89,7 +89,7 @@ def test_who_waits_for_data_in_vain_is_told_whose(store: Any) -> None:
         assert "ranks 0, 2, 4 of 5" in str(problem)
 
 
-def test_the_first_is_told_who_did_not_take_the_data(store: Any) -> None:
+def test_rank_0_learns_which_ranks_did_not_read_the_data(store: Any) -> None:
     for rank in range(3):
         store.set(f"data{rank}", "")
     get_all(store, 2, "data", 3)
@@ -101,7 +101,7 @@ def test_the_first_is_told_who_did_not_take_the_data(store: Any) -> None:
 # Barriers
 
 
-def test_a_barrier_can_be_used_again() -> None:
+def test_barrier_can_be_reused() -> None:
     store = MemoryStore()
     came: list[int] = []
 
@@ -119,7 +119,7 @@ def test_a_barrier_can_be_used_again() -> None:
         barrier(store, 3, "here", SHORT_S, 1)
 
 
-def test_every_rank_is_told_who_is_missing(store: Any) -> None:
+def test_every_rank_learns_which_ranks_are_missing(store: Any) -> None:
     others = Together(store, 3)
 
     def come(rank: int) -> None:
@@ -134,22 +134,22 @@ def test_every_rank_is_told_who_is_missing(store: Any) -> None:
         assert "ranks 1 (host1), 3 (host3) of 5" in str(problem)
 
 
-def test_one_that_came_without_a_rank_is_taken_into_account() -> None:
+def test_caller_without_a_rank_is_counted() -> None:
     store = MemoryStore()
     store.add("here/num_members", 1)
     with pytest.raises(StoreTimeoutError, match=r"ranks 0, 2 of 3, but 1 "):
         barrier(store, 3, "here", SHORT_S, 1)
 
 
-def test_who_gives_up_is_not_counted_any_more(store: Any) -> None:
+def test_caller_that_timed_out_is_no_longer_counted(store: Any) -> None:
     for _ in range(3):
         with pytest.raises(StoreTimeoutError, match="1 of 2"):
             barrier(store, 2, "here", SHORT_S)
     assert all_ranks(2, lambda rank: barrier(store, 2, "here", 60, rank)) == [None, None]
 
 
-def test_all_that_came_in_the_last_moment_pass() -> None:
-    """The last one comes when the first has waited for long enough, and not yet given up."""
+def test_barrier_that_completes_at_the_deadline_passes() -> None:
+    """The last rank arrives after the first has timed out, but before it has unregistered."""
 
     class LastMoment(MemoryStore):
         def wait(self, *arguments: Any) -> None:
@@ -164,7 +164,7 @@ def test_all_that_came_in_the_last_moment_pass() -> None:
     assert store.get("here/num_members") == b"2"
 
 
-def test_a_store_that_is_gone_is_not_asked_who_is_missing() -> None:
+def test_lost_store_is_not_queried_for_missing_ranks() -> None:
     class Gone(MemoryStore):
         def wait(self, *arguments: object) -> None:
             raise DistNetworkError("gone")
@@ -201,7 +201,7 @@ def test_ranks_with_torchs_functions_meet_ours() -> None:
 
 
 @pytest.mark.torch
-def test_torchs_function_sees_our_ranks_as_come() -> None:
+def test_torchs_barrier_counts_our_ranks_as_arrived() -> None:
     from torch.distributed import HashStore
     from torch.distributed.elastic.utils import store as torchs
 
@@ -219,7 +219,7 @@ def test_torchs_function_sees_our_ranks_as_come() -> None:
 
 
 class SmallStore:
-    """What torch's own functions use of a store, and no more."""
+    """A store with only the methods that torch's own functions use."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Any] = {}
@@ -244,10 +244,10 @@ class SmallStore:
 
 
 class LateError(RuntimeError):
-    """How a store of somebody's says that a wait timed out."""
+    """The timeout error of a custom store."""
 
 
-def test_a_store_without_check_and_with_a_plain_wait() -> None:
+def test_store_without_check_and_timeouts_is_enough() -> None:
     store = SmallStore()
     assert synchronize(store, b"a", 0, 1, "data", timeout=0.1) == [b"a"]
     with pytest.raises(StoreTimeoutError) as caught:

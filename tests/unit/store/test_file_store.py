@@ -1,4 +1,4 @@
-"""What only the store of files does; what all stores do is in tests/contract."""
+"""Properties of the file store only; tests/contract has those of all stores."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_threads_take_turns(tmp_path: Path) -> None:
     assert most == [1] * 40
 
 
-def test_another_thread_that_holds_it_is_waited_for_no_longer_than_said(tmp_path: Path) -> None:
+def test_wait_for_a_lock_of_another_thread_times_out(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     with locked(path), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(lambda: locked(path, 0.01).__enter__())
@@ -57,7 +57,7 @@ def test_another_thread_that_holds_it_is_waited_for_no_longer_than_said(tmp_path
             waiting.result()
 
 
-def test_another_process_that_holds_it_is_waited_for_until_it_ends(tmp_path: Path) -> None:
+def test_exit_of_a_process_releases_its_lock(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -82,7 +82,7 @@ def test_another_process_that_holds_it_is_waited_for_until_it_ends(tmp_path: Pat
         assert entered.is_set()
 
 
-def test_a_fork_does_not_wait_for_a_thread_of_its_parent(tmp_path: Path) -> None:
+def test_forked_child_does_not_wait_for_a_thread_of_its_parent(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     with locked(path), ThreadPoolExecutor(1) as pool:
         pid = pool.submit(forked, path).result()
@@ -90,7 +90,7 @@ def test_a_fork_does_not_wait_for_a_thread_of_its_parent(tmp_path: Path) -> None
 
 
 def forked(path: str) -> int:
-    """Return the number of a child that ends with 7 when it has had the lock."""
+    """Return the pid of a child that exits with 7 after it has held the lock."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -101,7 +101,7 @@ def forked(path: str) -> int:
     return pid
 
 
-def test_a_stale_file_is_read_again_but_not_for_ever(
+def test_stale_file_is_reread_a_limited_number_of_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = SharedFolder(str(tmp_path))
@@ -124,7 +124,7 @@ def test_a_stale_file_is_read_again_but_not_for_ever(
 
 
 @given(st.text(max_size=300), st.text(max_size=300))
-def test_every_key_has_a_file_name_of_its_own(one: str, other: str) -> None:
+def test_every_key_has_its_own_file_name(one: str, other: str) -> None:
     for key in (one, other):
         name = file_name(key)
         assert "/" not in name
@@ -133,10 +133,10 @@ def test_every_key_has_a_file_name_of_its_own(one: str, other: str) -> None:
     assert (file_name(one) == file_name(other)) == (one == other)
 
 
-def test_a_wait_looks_a_bounded_number_of_times(
+def test_wait_polls_a_bounded_number_of_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a clock that only sleeping moves: no loop runs hot, whatever the machine does."""
+    """Only sleeping moves the clock of this test, so a busy loop would show on any machine."""
     clock = [0.0]
 
     def sleep(seconds: float) -> None:
@@ -154,7 +154,7 @@ def test_a_wait_looks_a_bounded_number_of_times(
     assert clock[0] == pytest.approx(10)
 
 
-def test_values_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_value_size_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_store, "VALUE_BYTES_MAX", 10)
     store = FileStore(tmp_path)
     store.set("key", "x" * 10)
@@ -166,8 +166,8 @@ def test_values_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not store.check(["a"])
 
 
-def test_what_a_killed_process_left_of_a_push_is_overwritten(tmp_path: Path) -> None:
-    """It is killed between writing the value and counting it."""
+def test_incomplete_push_of_a_killed_process_is_overwritten(tmp_path: Path) -> None:
+    """The process is killed between writing the value and updating the count."""
     store = FileStore(tmp_path)
     store.queue_push("queue", "a")
     (tmp_path / ".queue.kqueue.1").write_text("never counted")
@@ -175,7 +175,7 @@ def test_what_a_killed_process_left_of_a_push_is_overwritten(tmp_path: Path) -> 
     assert [store.queue_pop("queue"), store.queue_pop("queue")] == [b"a", b"b"]
 
 
-def test_a_long_key_leaves_no_files_behind(tmp_path: Path) -> None:
+def test_deleted_long_key_leaves_no_files(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     store.set("x" * 500, "1")
     assert store.list_keys() == ["x" * 500]
@@ -208,10 +208,10 @@ def test_processes_share_queues_and_barriers(tmp_path: Path) -> None:
     assert (store.queue_len("given"), store.queue_len("taken")) == (0, 0)
 
 
-def test_a_barrier_that_all_came_to_in_the_last_moment_is_passed(
+def test_file_barrier_that_completes_at_the_deadline_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one comes after the last look, and before this one has given up."""
+    """The other caller arrives after the last poll, and before this one has unregistered."""
     store = FileStore(tmp_path)
 
     def polls(timeout_s: float) -> list[None]:
@@ -223,8 +223,10 @@ def test_a_barrier_that_all_came_to_in_the_last_moment_is_passed(
     assert FileStore(tmp_path).get("here") == b"2"
 
 
-def test_keys_must_be_there_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One is deleted after it was looked at, and before the other is."""
+def test_file_store_wait_requires_all_keys_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One key is deleted after it was checked, and before the other is checked."""
     store = FileStore(tmp_path)
     store.multi_set(["a", "b"], ["", ""])
     exists = store._files.exists
@@ -242,7 +244,7 @@ def test_keys_must_be_there_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # Other users.
 
 
-def test_folder_and_files_are_the_users_alone(tmp_path: Path) -> None:
+def test_folder_and_files_are_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         store = FileStore(tmp_path / "new")
@@ -257,7 +259,7 @@ def test_folder_and_files_are_the_users_alone(tmp_path: Path) -> None:
     assert set(modes.values()) == {0o600}, modes
 
 
-def test_no_link_is_followed(tmp_path: Path) -> None:
+def test_links_are_not_followed(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("mine")
     store = FileStore(tmp_path / "folder")
@@ -274,11 +276,11 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "folder")
     with pytest.raises(EnvironmentProblem, match="link"):
         SharedFolder(str(tmp_path / "link"))
-    assert FileStore(tmp_path / "link").get("key") == b"value"  # The user's own choice.
+    assert FileStore(tmp_path / "link").get("key") == b"value"  # The user chose this link.
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
-def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+def test_folder_writable_by_other_users_is_refused(tmp_path: Path, mode: int) -> None:
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(mode)
@@ -287,8 +289,8 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int)
     assert os.listdir(folder) == []
 
 
-def test_a_folder_is_looked_at_whenever_it_is_used(tmp_path: Path) -> None:
-    """Whoever can write to the folder above may put another one in its place."""
+def test_folder_is_checked_at_every_use(tmp_path: Path) -> None:
+    """A user who can write to the parent folder may replace it."""
     folder = SharedFolder(str(tmp_path / "job"))
     store = FileStore(folder.below("store"))
     store.set("key", "value")

@@ -28,8 +28,8 @@ def give(monkeypatch: pytest.MonkeyPatch, **variables: str | int) -> None:
         monkeypatch.setenv(name, str(value))
 
 
-def test_rank_0_serves_it_where_no_agent_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that is not of rank 0 is counted by the server, which waits for all."""
+def test_rank_0_serves_the_store_without_an_agent_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker with another rank registers at the server, which waits for all."""
 
     def script(peer: Peer) -> None:
         peer.exchange(b"\x04" + blob(b"init/") + i64(1), i64(2))
@@ -40,7 +40,7 @@ def test_rank_0_serves_it_where_no_agent_does(monkeypatch: pytest.MonkeyPatch) -
         from_environment(LONG).close()
 
 
-def test_rank_0_waits_for_all(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_waits_for_all_workers(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     give(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=0, WORLD_SIZE=2)
     with ThreadPoolExecutor(1) as pool:
         hosting = pool.submit(from_environment, LONG)
@@ -52,7 +52,7 @@ def test_rank_0_waits_for_all(port: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"])
-def test_a_missing_variable_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_variable_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     give(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=7, RANK=0, WORLD_SIZE=1)
     monkeypatch.setenv(missing, "")
     with pytest.raises(UsageError, match=f"^{missing}: "):
@@ -69,9 +69,7 @@ def test_a_missing_variable_is_named(missing: str, monkeypatch: pytest.MonkeyPat
         ("WORLD_SIZE", "0"),
     ],
 )
-def test_a_variable_that_cannot_be_used_is_named(
-    name: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_variable_is_named(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     give(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=7, RANK=0, WORLD_SIZE=2)
     monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=rf"^{name}: '{value}' "):

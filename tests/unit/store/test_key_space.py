@@ -1,6 +1,6 @@
 """Waits, promises, barriers and limits of a key space, without a network.
 
-What every store does is in tests/contract, arbitrary requests of several clients in tests/fuzz.
+tests/contract has the tests of all stores, tests/fuzz those with arbitrary requests of several clients.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ A, B, C, D = 1, 2, 3, 4  # Clients.
 
 
 def woken(space: KeySpace) -> list[int]:
-    """Return who was woken since the last time."""
+    """Return the clients woken since the last call."""
     clients, space.woken = space.woken, []
     return clients
 
@@ -33,7 +33,7 @@ def space() -> KeySpace:
 # Waiting
 
 
-def test_all_who_wait_are_woken_in_their_order(space: KeySpace) -> None:
+def test_waiting_clients_are_woken_in_order(space: KeySpace) -> None:
     for client in (C, A, B):
         assert not space.wait(client, [b"k"])
     assert not space.wait(D, [b"k", b"other"])
@@ -43,16 +43,16 @@ def test_all_who_wait_are_woken_in_their_order(space: KeySpace) -> None:
     assert woken(space) == [D]
 
 
-def test_all_keys_have_to_be_there_at_the_same_time(space: KeySpace) -> None:
+def test_wait_ends_only_when_all_keys_exist_at_once(space: KeySpace) -> None:
     assert not space.wait(A, [b"x", b"y"])
     space.set(b"x", b"")
     space.delete(b"x")
     space.set(b"y", b"")
     assert woken(space) == []
-    space.push(b"x", b"item")  # A queue is as good as a value,
+    space.push(b"x", b"item")  # A queue counts like a value,
     assert woken(space) == [A]
     assert not space.wait(A, [b"x", b"z"])
-    assert space.pop(B, b"x") == (1, b"item")  # as long as it has something.
+    assert space.pop(B, b"x") == (1, b"item")  # while it is not empty.
     space.set(b"z", b"")
     assert woken(space) == []
     space.set(b"x", b"")
@@ -61,7 +61,7 @@ def test_all_keys_have_to_be_there_at_the_same_time(space: KeySpace) -> None:
 
 @pytest.mark.parametrize("keys", [[b"k"], [b"k", b"l"]])
 @pytest.mark.parametrize("way", ["cancel", "leave"])
-def test_who_gives_up_is_not_woken(keys: list[bytes], way: str, space: KeySpace) -> None:
+def test_cancelled_client_is_not_woken(keys: list[bytes], way: str, space: KeySpace) -> None:
     held = space.bytes_held
     space.wait(A, keys)
     space.wait(B, keys)
@@ -75,7 +75,7 @@ def test_who_gives_up_is_not_woken(keys: list[bytes], way: str, space: KeySpace)
     assert forgotten(space)
 
 
-def test_nobody_waits_for_two_things(space: KeySpace) -> None:
+def test_client_cannot_wait_twice(space: KeySpace) -> None:
     space.wait(A, [b"k"])
     for again in ([b"l"], [b"l", b"m"]):
         with pytest.raises(RequestRejected):
@@ -88,7 +88,7 @@ def test_nobody_waits_for_two_things(space: KeySpace) -> None:
 
 
 def forgotten(space: KeySpace) -> bool:
-    """Whether nothing is left of waits, barriers and promises."""
+    """Whether no waits, barriers and promises are left."""
     return not any(
         getattr(space, name)
         for name in ("_waits", "_single", "_several", "_barriers", "_promises", "_promised")
@@ -98,7 +98,7 @@ def forgotten(space: KeySpace) -> bool:
 # Queues
 
 
-def test_a_push_wakes_one_in_order_of_arrival(space: KeySpace) -> None:
+def test_push_wakes_one_client_in_order_of_arrival(space: KeySpace) -> None:
     for client in (B, A, C):
         space.wait(client, [b"q"])
     space.push(b"q", b"1")
@@ -110,13 +110,13 @@ def test_a_push_wakes_one_in_order_of_arrival(space: KeySpace) -> None:
     assert woken(space) == []
 
 
-def test_what_was_promised_is_taken_by_nobody_else(space: KeySpace) -> None:
+def test_promised_value_is_not_popped_by_another_client(space: KeySpace) -> None:
     space.wait(A, [b"q"])
     space.push(b"q", b"1")
     assert woken(space) == [A]
     assert space.pop(B, b"q") == (0, b"")
     assert not space.wait(B, [b"q"])
-    space.release(A, b"q")  # It asks for that queue.
+    space.release(A, b"q")  # Its next request is for that queue.
     assert space.pop(A, b"q") == (1, b"1")
     assert woken(space) == []
     space.push(b"q", b"2")
@@ -126,7 +126,7 @@ def test_what_was_promised_is_taken_by_nobody_else(space: KeySpace) -> None:
 
 
 @pytest.mark.parametrize("how", ["other request", "leave"])
-def test_a_promise_ends_with_the_next_request(how: str, space: KeySpace) -> None:
+def test_promise_ends_with_the_next_request(how: str, space: KeySpace) -> None:
     space.push(b"q", b"1")
     assert space.wait(A, [b"q"])
     assert space.promises
@@ -149,9 +149,9 @@ def test_waiting_again_keeps_the_promise(space: KeySpace) -> None:
     assert forgotten(space)
 
 
-def test_a_promise_ends_when_it_is_old(space: KeySpace) -> None:
+def test_old_promise_ends(space: KeySpace) -> None:
     space.push(b"q", b"1")
-    assert space.wait(A, [b"q"])  # It only wanted to know.
+    assert space.wait(A, [b"q"])  # It never pops.
     space.end_old_promises()
     assert space.pop(B, b"q") == (0, b"")
     assert not space.wait(C, [b"q"])
@@ -169,7 +169,7 @@ def test_a_promise_ends_when_it_is_old(space: KeySpace) -> None:
 # Barriers
 
 
-def test_a_barrier_whose_key_is_deleted_still_counts(space: KeySpace) -> None:
+def test_barrier_survives_the_deletion_of_its_key(space: KeySpace) -> None:
     space.barrier(A, b"b", 2)
     space.delete(b"b")
     space.barrier(B, b"c", 3)
@@ -183,9 +183,9 @@ def test_a_barrier_whose_key_is_deleted_still_counts(space: KeySpace) -> None:
 # Limits
 
 
-def test_what_is_held_has_a_limit_and_nothing_changes_beyond_it() -> None:
+def test_rejected_operation_beyond_the_limit_changes_nothing() -> None:
     space = KeySpace(10 * ENTRY_BYTES)
-    large = bytes(9 * ENTRY_BYTES)  # No more than an entry too much.
+    large = bytes(9 * ENTRY_BYTES)  # Too large by at most one entry.
     space.set(b"k", b"v")
     held = space.bytes_held
     for refused in (
@@ -208,12 +208,12 @@ def test_what_is_held_has_a_limit_and_nothing_changes_beyond_it() -> None:
     assert space.bytes_held == 0
 
 
-def test_who_goes_from_a_barrier_is_not_refused_that() -> None:
+def test_client_can_leave_a_barrier_of_a_full_store() -> None:
     space = KeySpace(2 * ENTRY_BYTES + 2)
     space.barrier(A, b"b", 2)
     space.set(b"b", b"")
     space.set(b"f", b"")
-    assert space.bytes_held == 2 * ENTRY_BYTES + 2  # There is no room for a digit.
+    assert space.bytes_held == 2 * ENTRY_BYTES + 2  # No room for another digit.
     space.leave(A)
     assert space.get(b"b") == b"0"
     space.delete(b"b")
@@ -221,7 +221,7 @@ def test_who_goes_from_a_barrier_is_not_refused_that() -> None:
     assert space.bytes_held == 0
 
 
-def test_appending_has_a_limit(space: KeySpace) -> None:
+def test_append_is_limited(space: KeySpace) -> None:
     piece = bytes(APPENDED_BYTES_MAX // 4 + 1)
     for _ in range(3):
         space.append(b"k", piece)
@@ -234,7 +234,7 @@ def test_appending_has_a_limit(space: KeySpace) -> None:
 
 
 def fill(space: KeySpace, way: str, name: bytes, size: int) -> None:
-    """Have a client hold something of some size."""
+    """Use space of this size for a client."""
     match way:
         case "set":
             space.set(name, bytes(size))
@@ -256,7 +256,7 @@ def fill(space: KeySpace, way: str, name: bytes, size: int) -> None:
     "way",
     ["set", "multi_set", "append", "append to another's", "push", "push to another's", "wait"],
 )
-def test_clients_with_a_share_can_hold_no_more(way: str) -> None:
+def test_share_limits_its_clients(way: str) -> None:
     space, share = KeySpace(100_000), Share("they", 100_000, 4)
     space.set(b"another's", b"")
     space.push(b"another's queue", b"")
@@ -270,11 +270,11 @@ def test_clients_with_a_share_can_hold_no_more(way: str) -> None:
         fill_up()
     assert 10_000 < space.bytes_held < 26_000
     assert share.bytes_held <= share.bytes_max
-    space.share = None  # Others have room.
+    space.share = None  # Other clients have room.
     space.set(b"large", bytes(70_000))
 
 
-def test_what_is_gone_does_not_count_for_a_share_any_more() -> None:
+def test_deleted_values_no_longer_count_against_a_share() -> None:
     space, share = KeySpace(), Share("they", 1 << 20, 1)
     for _ in range(2):
         space.share = share
@@ -302,7 +302,7 @@ def test_what_is_gone_does_not_count_for_a_share_any_more() -> None:
         assert space.bytes_held == 0
 
 
-def test_a_share_that_is_used_up_may_be_given_back_by_a_smaller_value() -> None:
+def test_smaller_value_frees_space_in_a_full_share() -> None:
     space, share = KeySpace(), Share("they", 2000, 1)
     space.share = share
     space.set(b"key", bytes(1800))

@@ -1,4 +1,4 @@
-"""What only the stores in memory and their parts do, and the interface; the rest is in tests/contract."""
+"""Properties of memory stores and prefix stores, and the interface; tests/contract has the rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.store import MemoryStore, PrefixStore
 AT_ONCE = timedelta(milliseconds=1)
 
 
-def test_a_store_is_loaded_when_it_is_asked_for() -> None:
+def test_stores_are_imported_on_first_use() -> None:
     program = (
         "import sys, holdfast.store\n"
         "assert [one for one in sys.modules if one.startswith('holdfast.store.')] == []\n"
@@ -29,8 +29,8 @@ def test_a_store_is_loaded_when_it_is_asked_for() -> None:
         assert getattr(holdfast.store, name).__name__ == name
 
 
-def test_a_signal_handler_can_end_a_wait() -> None:
-    """The agent relies on it: a signal must get it out of the exit barrier."""
+def test_signal_handler_can_end_a_wait() -> None:
+    """The agent relies on it: a signal must end its wait at the exit barrier."""
 
     class Enough(Exception):
         pass
@@ -41,7 +41,7 @@ def test_a_signal_handler_can_end_a_wait() -> None:
             raise Enough
 
     def send() -> None:
-        # Again and again: a signal in the moment before Python goes to sleep does not wake it.
+        # Repeatedly, because a signal just before Python sleeps does not wake it.
         while not ended.wait(0.01):
             signal.pthread_kill(main, signal.SIGUSR1)
 
@@ -60,12 +60,12 @@ def test_a_signal_handler_can_end_a_wait() -> None:
     finally:
         sender.join()
         signal.signal(signal.SIGUSR1, previous)
-    assert store.get("here") == b"0"  # It is not counted any more.
+    assert store.get("here") == b"0"  # The caller is no longer counted.
     with pytest.raises(TimeoutError, match="1 of 2"):
         store.barrier("here", 2, AT_ONCE)
 
 
-def test_parts_do_not_see_each_others_keys() -> None:
+def test_prefix_stores_do_not_share_keys() -> None:
     store = MemoryStore()
     part, other = PrefixStore("part", store), PrefixStore("part2", store)
     part.set("a/part/b", "1")
@@ -73,6 +73,6 @@ def test_parts_do_not_see_each_others_keys() -> None:
     store.set("part", "3")
     assert not other.check(["a/part/b"])
     assert (part.list_keys(), other.list_keys()) == (["a/part/b"], ["c"])
-    assert part.num_keys() == 3  # As torch's does.
+    assert part.num_keys() == 3  # The keys of the whole store, as in torch.
     PrefixStore("outer", PrefixStore("inner", store)).set("key", "1")
     assert store.get("inner/outer/key") == b"1"

@@ -1,6 +1,6 @@
-"""A client and a scripted server: races, losses, deadlines and broken responses, byte by byte.
+"""A client and a scripted server: races, losses, deadlines and invalid responses, byte by byte.
 
-Every operation against real servers, torch's and ours, is in tests/peers and tests/contract.
+tests/peers and tests/contract test every operation against real servers, torch's and ours.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def client_of(server: ScriptedStore, timeout: timedelta = LONG, **more: Any) -> 
 
 
 def await_input(store: TCPStore) -> None:
-    """Wait until something that the client has not read has reached it, be it the end."""
+    """Wait until the client's socket has unread data, or is at its end."""
     connection = store._channel._connection
     assert connection is not None
     assert select.select([connection._socket], [], [], LONG_S)[0]
@@ -49,7 +49,7 @@ def await_input(store: TCPStore) -> None:
 
 @pytest.fixture
 def _long_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the end of a wait take as long as the server's thread may take to get its turn."""
+    """Allow a long grace, because the server's thread may be scheduled late."""
     monkeypatch.setattr(store_client, "GRACE_S_MAX", LONG_S)
 
 
@@ -73,9 +73,9 @@ def exchanges(*pairs: tuple[bytes, bytes]) -> Callable[[Peer], None]:
             lambda s: s.get("k"),
             [(WAIT_K, b"\0"), (GET_K, blob(b"")), (b"\x05" + ONE_K, b"\0"), (GET_K, blob(b"v"))],
             b"v",
-            id="a value that comes after a wait that ended for nothing",
+            id="a value that arrives after a wait ended without one",
         ),
-        pytest.param(  # torch's server ends a wait when somebody merely compares the key
+        pytest.param(  # torch's server ends a wait when a client only compares the key
             lambda s: s.multi_get(["k", "l"]),
             [
                 (WAIT_K_AND_L, b"\0"),
@@ -98,7 +98,7 @@ def exchanges(*pairs: tuple[bytes, bytes]) -> Callable[[Peer], None]:
                 (GET_K_AND_L, blob(b"3") + blob(b"2")),
             ],
             [b"3", b"2"],
-            id="a key that is deleted while another comes",
+            id="a key that is deleted while another one is set",
         ),
         pytest.param(
             lambda s: s.queue_pop("k"),
@@ -113,14 +113,14 @@ def exchanges(*pairs: tuple[bytes, bytes]) -> Callable[[Peer], None]:
         ),
     ],
 )
-def test_the_bytes_of_calls_that_are_not_one_exchange(
+def test_calls_with_several_exchanges_send_the_expected_bytes(
     call: Callable[[TCPStore], Any], script: list[tuple[bytes, bytes]], result: Any
 ) -> None:
     with ScriptedStore(exchanges(*script)) as server, client_of(server) as store:
         assert call(store) == result
 
 
-def test_responses_may_come_in_small_pieces() -> None:
+def test_responses_may_arrive_in_small_pieces() -> None:
     def script(peer: Peer) -> None:
         peer.expect(b"\x11")
         for byte in i64(2) + blob(b"/a") + blob(b"/b"):
@@ -143,7 +143,7 @@ def test_responses_may_come_in_small_pieces() -> None:
         (lambda s: s.queue_pop("k"), WAIT_K + CANCEL),
     ],
 )
-def test_a_frozen_server_is_given_up_in_time(
+def test_call_to_a_frozen_server_times_out(
     call: Callable[[TCPStore], Any], request_: bytes
 ) -> None:
     def silence(peer: Peer) -> None:
@@ -156,7 +156,7 @@ def test_a_frozen_server_is_given_up_in_time(
             call(store)
 
 
-def test_a_server_that_does_not_read_is_given_up_in_time() -> None:
+def test_call_to_a_server_that_does_not_read_times_out() -> None:
     over = threading.Event()
 
     def fill_buffers(store: TCPStore) -> None:
@@ -173,7 +173,7 @@ def test_a_server_that_does_not_read_is_given_up_in_time() -> None:
         over.set()
 
 
-def test_a_late_response_is_not_taken_for_that_of_the_next_request() -> None:
+def test_late_response_is_not_taken_for_the_next_one() -> None:
     given_up = threading.Event()
 
     def late(peer: Peer) -> None:
@@ -193,8 +193,8 @@ def test_a_late_response_is_not_taken_for_that_of_the_next_request() -> None:
 
 @pytest.mark.usefixtures("_long_grace")
 @pytest.mark.parametrize("late", [b"", b"\0"])
-def test_a_wait_that_times_out_leaves_the_connection_in_order(late: bytes) -> None:
-    """The response to the wait may come just when it is cancelled."""
+def test_timed_out_wait_leaves_the_connection_usable(late: bytes) -> None:
+    """The response to the wait may arrive just when the wait is cancelled."""
 
     def script(peer: Peer) -> None:
         peer.expect(WAIT_K_AND_L + CANCEL)
@@ -213,7 +213,7 @@ def test_a_wait_that_times_out_leaves_the_connection_in_order(late: bytes) -> No
 
 
 @pytest.mark.parametrize("begun", [b"", i64(3)[:4], i64(9) + b"only"])
-def test_a_connection_lost_in_a_response(begun: bytes) -> None:
+def test_connection_lost_during_a_response_is_reopened(begun: bytes) -> None:
     def script(peer: Peer) -> None:
         peer.exchange(b"\x02" + K + blob(b"") * 2, begun)
 
@@ -224,8 +224,8 @@ def test_a_connection_lost_in_a_response(begun: bytes) -> None:
         assert store.num_keys() == 0
 
 
-def test_a_loss_is_noticed_by_requests_without_response() -> None:
-    """With torch's, the first `set` after the server died succeeds."""
+def test_requests_without_a_response_detect_a_loss() -> None:
+    """With torch's client, the first `set` after the server died succeeds."""
     with ScriptedStore(lambda _: None) as server, client_of(server) as store:
         await_input(store)
         with pytest.raises(DistNetworkError, match="set of k"):
@@ -246,7 +246,7 @@ def test_a_loss_is_noticed_by_requests_without_response() -> None:
         (lambda s: s.compare_set("k", "", ""), b"\x02" + K + blob(b"") * 2, b"HTTP/1.1 400"),
     ],
 )
-def test_an_invalid_response(
+def test_invalid_response_closes_the_connection(
     call: Callable[[TCPStore], Any], request_: bytes, response: bytes
 ) -> None:
     again = exchanges((COUNT, i64(3)))
@@ -298,12 +298,12 @@ def test_requests_above_a_limit_are_not_sent(call: Callable[[TCPStore], Any]) ->
 # Interrupts, threads and forks
 
 
-def test_an_interrupted_call_leaves_no_response_behind() -> None:
+def test_interrupted_call_leaves_no_response_behind() -> None:
     main, raised = threading.get_ident(), threading.Event()
 
     def interrupt(peer: Peer) -> None:
         peer.expect(WAIT_K)
-        # Again and again: a signal in the moment before Python goes to sleep does not wake it.
+        # Repeatedly, because a signal just before Python sleeps does not wake it.
         while not raised.wait(0.01):
             signal.pthread_kill(main, signal.SIGUSR1)
         peer.expect_end()
@@ -345,7 +345,7 @@ class Waiting:
         return self.raised
 
 
-def test_closing_ends_the_call_of_another_thread() -> None:
+def test_close_ends_the_call_of_another_thread() -> None:
     heard = threading.Event()
 
     def script(peer: Peer) -> None:
@@ -363,7 +363,7 @@ def test_closing_ends_the_call_of_another_thread() -> None:
     store.close()
 
 
-def test_a_store_in_use_is_not_waited_for_for_ever() -> None:
+def test_wait_for_a_busy_store_times_out() -> None:
     heard, over = threading.Event(), threading.Event()
 
     def script(peer: Peer) -> None:
@@ -382,8 +382,8 @@ def test_a_store_in_use_is_not_waited_for_for_ever() -> None:
         assert not waiting.join()
 
 
-def test_a_forked_child_has_a_connection_of_its_own() -> None:
-    """Also when another thread was in a call while it was forked."""
+def test_forked_child_has_its_own_connection() -> None:
+    """Even if another thread was in a call during the fork."""
     heard, over = threading.Event(), threading.Event()
 
     def parents(peer: Peer) -> None:
@@ -401,12 +401,12 @@ def test_a_forked_child_has_a_connection_of_its_own() -> None:
     with ScriptedStore(parents) as server, client_of(server) as store:
         waiting = Waiting(store, heard)
         with ScriptedStore(childs, greets=False) as other:
-            store._channel._port = other.port  # The scripts of one server are not for two at once.
+            store._channel._port = other.port  # A scripted server handles one connection at a time.
             pid = os.fork()
             if pid == 0:
                 try:
                     store.num_keys()
-                except DistNetworkError:  # The nonce is not this process's, so it did connect.
+                except DistNetworkError:  # The nonce belongs to another process, so it did connect.
                     os._exit(7)
                 finally:
                     os._exit(1)
@@ -416,7 +416,7 @@ def test_a_forked_child_has_a_connection_of_its_own() -> None:
         assert store.num_keys() == 1
 
 
-def test_a_dropped_store_is_closed() -> None:
+def test_dropped_store_is_closed() -> None:
     with ScriptedStore(nothing) as server:
         client_of(server)
 
@@ -425,7 +425,7 @@ def test_a_dropped_store_is_closed() -> None:
 
 
 class Clock:
-    """Time that passes only by sleeping, and by what is told to take some."""
+    """A clock that only sleeping and explicit delays move."""
 
     def __init__(self) -> None:
         self.now = time.monotonic()
@@ -449,7 +449,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def unused() -> Iterator[int]:
-    """A port at which nobody listens, and that nobody else gets meanwhile."""
+    """A reserved port without a listener."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield int(bound.getsockname()[1])
@@ -464,13 +464,13 @@ def reach(port: int, seconds: float = LONG_S, host: str = "127.0.0.1") -> None:
     connect(host, port, time.monotonic() + seconds, seconds, "about it").close()
 
 
-def test_any_address_that_works_will_do(unused: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_working_address_is_used(unused: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with ScriptedStore(Peer.expect_end) as server:
         resolve_to(monkeypatch, ("127.0.0.1", unused), ("127.0.0.1", server.port))
         reach(unused, host="there")
 
 
-def test_a_server_that_starts_late_or_closes_at_once_is_retried() -> None:
+def test_server_that_starts_late_or_closes_immediately_is_retried() -> None:
     def hang_up(peer: Peer) -> None:
         peer.socket.recv(1)
 
@@ -482,7 +482,7 @@ def test_a_server_that_starts_late_or_closes_at_once_is_retried() -> None:
         reach(server.port)
 
 
-def test_a_frozen_server_and_another_program_are_told_apart() -> None:
+def test_errors_distinguish_a_frozen_server_from_another_program() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,  # The kernel accepts for it.
         pytest.raises(StoreTimeoutError, match=r"^about it: "),
@@ -501,7 +501,7 @@ def test_a_frozen_server_and_another_program_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.03, 7.0, 100.0])
-def test_pauses_grow_and_never_go_beyond_the_deadline(
+def test_pauses_grow_and_never_exceed_the_deadline(
     seconds: float, unused: int, clock: Clock
 ) -> None:
     deadline = clock.now + seconds
@@ -512,7 +512,7 @@ def test_pauses_grow_and_never_go_beyond_the_deadline(
     assert seconds / 1.5 <= len(clock.slept) <= 20 + 2 * seconds
 
 
-def test_an_address_that_swallows_everything_leaves_time_for_the_others(
+def test_silent_address_leaves_time_for_the_others(
     unused: int, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     clock.now = 1000.0
@@ -535,10 +535,10 @@ def test_an_address_that_swallows_everything_leaves_time_for_the_others(
     assert max(allowed) == channel.ATTEMPT_S_MAX
 
 
-def test_no_connection_to_itself(
+def test_client_does_not_connect_to_itself(
     unused: int, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel may connect a socket to itself where nobody listens at a port it hands out."""
+    """The kernel may connect a socket to itself if nothing listens on a port that it assigns."""
 
     class Itself(socket.socket):
         def connect(self, _: Any) -> None:
@@ -548,4 +548,4 @@ def test_no_connection_to_itself(
     monkeypatch.setattr(socket, "socket", Itself)
     with pytest.raises(DistNetworkError):
         connect("127.0.0.1", unused, clock.now + 0.05, 0.05, "")
-    assert clock.slept  # It counts as refused, and is tried again: a server may come.
+    assert clock.slept  # It counts as refused and is retried, because a server may still start.

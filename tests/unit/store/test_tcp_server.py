@@ -1,4 +1,4 @@
-"""The TCP store's server over plain sockets: its limits, its clients, which hosts it serves, forwarding.
+"""The TCP store's server over plain sockets: limits, clients, admission of hosts, forwarding.
 
 Arbitrary bytes in arbitrary pieces are in tests/fuzz, real clients in tests/peers and tests/contract, real
 hosts and users in tests/integration/test_store_access.py.
@@ -69,7 +69,7 @@ class Client:
         self.socket.sendall(b"".join(requests))
 
     def ask(self, request: bytes, answer: bytes) -> None:
-        """Send a request; it has to be answered just so, and nothing may come before."""
+        """Send a request; the next bytes must be exactly this response."""
         self.send(request, PING)
         self.hear(answer + PONG)
 
@@ -82,7 +82,7 @@ class Client:
         assert heard == expected
 
     def is_closed(self) -> bool:
-        """Whether nothing more comes. Waits for that."""
+        """Wait for the end of the connection; return whether it ended without further data."""
         try:
             return self.socket.recv(1) == b""
         except ConnectionResetError:
@@ -127,7 +127,7 @@ def loop_of(server: TcpStoreServer) -> loop_module.ServingLoop:
 
 
 def watched(server: TcpStoreServer) -> dict[int, int]:
-    """Return for what the server asks the kernel to be woken: events by descriptor."""
+    """Return the epoll events of the server, by descriptor."""
     with open(f"/proc/self/fdinfo/{loop_of(server)._epoll.fileno()}") as info:
         lines = [line.split() for line in info if line.startswith("tfd:")]
     return {int(line[1]): int(line[3], 16) & ~(select.EPOLLERR | select.EPOLLHUP) for line in lines}
@@ -136,7 +136,7 @@ def watched(server: TcpStoreServer) -> dict[int, int]:
 STOP_WAITING, WAIT_CANCELED = b"\0", b"\1"
 
 
-def test_whoever_goes_away_is_not_counted_at_a_barrier(
+def test_disconnected_client_is_not_counted_at_a_barrier(
     server: TcpStoreServer, client: Client, other: Client
 ) -> None:
     with Client(server.port) as gone:
@@ -161,7 +161,7 @@ def test_whoever_goes_away_is_not_counted_at_a_barrier(
         random.Random(7).randbytes(1000).replace(b"\0", b"\1"),
     ],
 )
-def test_nothing_is_done_for_whoever_does_not_introduce_itself(
+def test_requests_before_validate_are_not_executed(
     sent: bytes, server: TcpStoreServer, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Client(server.port, greets=False) as stranger:
@@ -176,7 +176,7 @@ def test_nothing_is_done_for_whoever_does_not_introduce_itself(
     [HELLO, op(19), op(3, u64(8193)), op(3, u64(2**63)), op(1, blob(b"/k"), u64(2**23 + 1)),
      op(5, u64(131_073)), op(4, blob(b"/word"), u64(1)), op(6, keys(b"/never")) * 2],
 )  # fmt: skip
-def test_a_client_that_breaks_the_rules_is_closed_alone(
+def test_protocol_violation_closes_only_its_client(
     sent: bytes, client: Client, other: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     other.ask(op(1, blob(b"/word"), blob(b"word")), b"")
@@ -188,7 +188,7 @@ def test_a_client_that_breaks_the_rules_is_closed_alone(
     assert f"{host}:{port}" in caplog.text
 
 
-def test_a_closed_connection_is_closed_even_if_another_process_has_a_copy(
+def test_connection_is_closed_even_if_another_process_has_a_copy(
     server: TcpStoreServer, client: Client, other: Client
 ) -> None:
     client.ask(b"", b"")
@@ -212,7 +212,7 @@ def test_a_closed_connection_is_closed_even_if_another_process_has_a_copy(
 # Limits
 
 
-def test_a_slow_reader_is_not_read_from_and_stalls_nobody(
+def test_slow_reader_is_not_read_and_does_not_stall_others(
     server: TcpStoreServer, client: Client, other: Client
 ) -> None:
     value = os.urandom(1024 * 1024)
@@ -222,7 +222,7 @@ def test_a_slow_reader_is_not_read_from_and_stalls_nobody(
         other.ask(op(5, keys(b"/last")), b"\1")
     assert loop_of(server)._buffered_bytes <= 2 * len(value)
     (full,) = (one for one in loop_of(server).connections.values() if one.unsent)
-    assert watched(server)[full.descriptor] == select.EPOLLOUT  # Or it would run in circles.
+    assert watched(server)[full.descriptor] == select.EPOLLOUT  # Otherwise the loop would be busy.
     for _ in range(100):
         client.hear(blob(value))
     client.ask(op(5, keys(b"/last")), b"\0")
@@ -230,7 +230,7 @@ def test_a_slow_reader_is_not_read_from_and_stalls_nobody(
     assert watched(server)[full.descriptor] == select.EPOLLIN
 
 
-def test_what_comes_after_a_turn_waits_for_what_came_before(
+def test_requests_after_a_turn_are_executed_in_order(
     monkeypatch: pytest.MonkeyPatch, client: Client
 ) -> None:
     monkeypatch.setattr(loop_module, "RECEIVE_BYTES", 64)
@@ -241,7 +241,7 @@ def test_what_comes_after_a_turn_waits_for_what_came_before(
     client.hear(b"".join(map(blob, keys)))
 
 
-def test_what_is_kept_for_all_has_a_limit(
+def test_buffers_of_all_clients_are_limited(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(loop_module, "BYTES_MAX", 100_000)
@@ -260,14 +260,14 @@ def test_what_is_kept_for_all_has_a_limit(
     assert caplog.text.count("100000 bytes") == 2
 
 
-def test_an_answer_has_a_limit(client: Client, other: Client) -> None:
+def test_response_is_limited(client: Client, other: Client) -> None:
     client.ask(op(1, blob(b"/k"), blob(bytes(1024 * 1024))), b"")
     client.send(op(10, keys(*[b"/k"] * 1000)))
     assert client.is_closed()
     other.ask(op(7), u64(1))
 
 
-def test_whoever_stays_silent_is_closed(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
+def test_silent_client_is_closed(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
     client.ask(b"", b"")
     port = client.socket.getpeername()[1]
     monkeypatch.setattr(loop_module, "VALIDATE_S", 0.05)
@@ -278,7 +278,7 @@ def test_whoever_stays_silent_is_closed(monkeypatch: pytest.MonkeyPatch, client:
 
 
 @pytest.mark.parametrize("enough_s", [0.0, 0.1])
-def test_the_oldest_silent_one_makes_room(
+def test_oldest_silent_client_is_closed_for_another(
     enough_s: float, monkeypatch: pytest.MonkeyPatch, server: TcpStoreServer
 ) -> None:
     monkeypatch.setattr(loop_module, "HALF_OPEN_MAX", 4)
@@ -295,7 +295,7 @@ def test_the_oldest_silent_one_makes_room(
         silent[3].ask(b"", b"")
 
 
-def test_silent_ones_of_one_host_make_room_for_others_at_once(
+def test_silent_clients_of_one_host_are_closed_immediately_for_others(
     monkeypatch: pytest.MonkeyPatch, server: TcpStoreServer
 ) -> None:
     monkeypatch.setattr(loop_module, "HALF_OPEN_MAX", 4)
@@ -313,7 +313,7 @@ def test_silent_ones_of_one_host_make_room_for_others_at_once(
         slow.ask(b"", b"")
 
 
-def test_the_number_of_connections_has_a_limit(
+def test_connections_of_a_store_are_limited(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(loop_module, "CONNECTIONS_MAX", 2)
@@ -329,10 +329,10 @@ def test_the_number_of_connections_has_a_limit(
     assert "2 connections" in caplog.text
 
 
-def test_the_stores_of_one_process_share_its_room(
+def test_stores_of_one_process_share_the_limit_of_connections(
     monkeypatch: pytest.MonkeyPatch, server: TcpStoreServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The generation before may have all its connections still, and the agent needs some too."""
+    """The previous generation may still have all its connections, and the agent needs descriptors too."""
     monkeypatch.setattr(loop_module, "CONNECTIONS_MAX", 2)
     monkeypatch.setattr(loop_module, "raise_descriptor_limit", bool)  # Not of the process of tests.
     with (
@@ -348,7 +348,7 @@ def test_the_stores_of_one_process_share_its_room(
                 two.ask(b"", b"")
             assert newer.clients == 0
             two.socket.close()
-            late.ask(b"", b"")  # It had to wait, no more.
+            late.ask(b"", b"")  # It only had to wait.
             one.ask(b"", b"")
     assert len(caplog.messages) >= 1
 
@@ -382,7 +382,7 @@ server.close()
 
 
 def run(program: str, **environment: str) -> str:
-    """Run a program that may use what is in this file; return what it said on standard error."""
+    """Run a program that may use the functions of this file; return its standard error."""
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -395,7 +395,7 @@ def run(program: str, **environment: str) -> str:
     return done.stderr
 
 
-def test_without_descriptors_others_are_served_and_newcomers_later() -> None:
+def test_without_descriptors_new_clients_wait_and_others_are_served() -> None:
     told = run(NO_DESCRIPTORS, LOGLEVEL="DEBUG")
     tries = told.count("Too many open files")
     assert 1 <= tries < 500  # In a busy loop it would be more than one for each question above.
@@ -404,7 +404,7 @@ def test_without_descriptors_others_are_served_and_newcomers_later() -> None:
 # Beginning and end
 
 
-def test_closing_ends_those_who_wait(server: TcpStoreServer, client: Client) -> None:
+def test_close_disconnects_waiting_clients(server: TcpStoreServer, client: Client) -> None:
     client.ask(op(6, keys(b"/never")), b"")
     closers = [threading.Thread(target=server.close) for _ in range(3)]
     for one in closers:
@@ -418,7 +418,7 @@ def test_closing_ends_those_who_wait(server: TcpStoreServer, client: Client) -> 
         Client(server.port)
 
 
-def test_closing_one_that_was_never_used_or_never_started() -> None:
+def test_unused_or_unstarted_server_can_be_closed() -> None:
     for starts in (False, True):
         server = TcpStoreServer(listener())
         if starts:
@@ -431,13 +431,13 @@ def test_closing_one_that_was_never_used_or_never_started() -> None:
             server.start()
 
 
-def test_a_server_may_be_closed_by_its_own_thread(
+def test_server_can_be_closed_by_its_own_thread(
     monkeypatch: pytest.MonkeyPatch,
     server: TcpStoreServer,
     client: Client,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The garbage collector runs there too, and may find that nobody needs the server."""
+    """The garbage collector runs there too, and may finalize the server."""
     client.ask(b"", b"")
 
     def close_then(*_: object) -> None:
@@ -453,7 +453,7 @@ def test_a_server_may_be_closed_by_its_own_thread(
         Client(server.port)
 
 
-def test_a_fault_of_ours_is_told_once_and_hangs_nobody(
+def test_internal_error_is_reported_once_and_closes_all_connections(
     monkeypatch: pytest.MonkeyPatch,
     server: TcpStoreServer,
     client: Client,
@@ -519,7 +519,7 @@ os.waitpid(pid, 0)
 """
 
 
-def test_a_fork_keeps_nothing_open() -> None:
+def test_forked_child_keeps_nothing_open() -> None:
     assert run(FORKING) == ""
 
 
@@ -533,8 +533,10 @@ def validated() -> Requests:
     return requests
 
 
-def test_fields_are_read_once_however_the_request_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch's server reads a request of many keys again with each piece of it."""
+def test_fields_are_parsed_once_however_the_request_is_split(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch's server parses a request with many keys again with each piece of it."""
     reads = 0
     real = tcp_protocol._UNPACK[1]
 
@@ -555,7 +557,7 @@ def test_fields_are_read_once_however_the_request_is_cut(monkeypatch: pytest.Mon
     assert reads <= len(names) + 2 * len(stream) // 100
 
 
-def test_a_whole_request_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_protocol, "REQUEST_BYTES_MAX", 1000)
     requests = validated()
     requests.feed(op(11, u64(100)))
@@ -578,7 +580,7 @@ def space() -> KeySpace:
 
 
 @pytest.mark.parametrize("data", [GET_KEY, WAIT_KEY])
-def test_the_fast_path_responds_as_the_slow_one(space: KeySpace, data: bytes) -> None:
+def test_fast_path_equals_the_slow_path(space: KeySpace, data: bytes) -> None:
     requests = validated()
     requests.feed(data)
     request = requests.next()
@@ -592,11 +594,11 @@ def test_the_fast_path_responds_as_the_slow_one(space: KeySpace, data: bytes) ->
      GET_KEY + GET_KEY, GET_KEY[:-1], WAIT_KEY[:-1], op(3), op(6, u64(1)),
      op(3, u64(1 << 63), b"/key"), op(5, WAIT_KEY[1:])],
 )  # fmt: skip
-def test_the_fast_path_leaves_all_else_to_the_slow_one(space: KeySpace, data: bytes) -> None:
+def test_fast_path_leaves_other_requests_to_the_slow_path(space: KeySpace, data: bytes) -> None:
     assert fast_responder(space)(1, data) is None
 
 
-def test_the_fast_path_is_closed_to_whoever_waits_and_while_anything_is_promised(
+def test_fast_path_is_off_for_waiting_clients_and_during_promises(
     space: KeySpace,
 ) -> None:
     assert not space.wait(1, [b"/missing"])
@@ -623,7 +625,7 @@ def accepts(host: str, port: int) -> bool:
     return True
 
 
-def test_a_server_ends_with_its_last_store() -> None:
+def test_server_closes_with_its_last_store() -> None:
     store = served()
     other = store.clone()
     store.close()
@@ -631,7 +633,7 @@ def test_a_server_ends_with_its_last_store() -> None:
     assert other.get("key") == b"value"
     other.close()
     assert not accepts("127.0.0.1", store.port)
-    port = served().port  # One that is dropped without being closed.
+    port = served().port  # A store that is dropped without `close`.
     gc.collect()
     assert not accepts("127.0.0.1", port)
 
@@ -641,14 +643,14 @@ def test_stores_of_one_process_may_share_a_server() -> None:
         one.set("key", "value")
         one.close()
         assert other.get("key") == b"value"
-    with served(other.port, shared=True) as again:  # A new one: the last ended with its stores.
+    with served(other.port, shared=True) as again:  # A new server: the last closed with its stores.
         assert not again.check(["key"])
     with served() as alone, pytest.raises(DistNetworkError, match=f"port {alone.port}"):
         served(alone.port, shared=True)
 
 
-def test_the_agents_port_makes_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with torch: its `tcp://` groups ask for a server also where the agent has one."""
+def test_master_at_the_agents_port_becomes_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with torch, whose `tcp://` groups request a server even if the agent has one."""
     with served() as agents:
         agents.set("key", "value")
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
@@ -656,22 +658,22 @@ def test_the_agents_port_makes_a_client(monkeypatch: pytest.MonkeyPatch) -> None
         with served(agents.port) as store:
             assert store.get("key") == b"value"
             assert "client of" in repr(store)
-        # Who does not serve does not wait for the others.
+        # A process that does not serve does not wait for the others.
         TCPStore("localhost", agents.port, 99, is_master=True, timeout=LONG).close()
         monkeypatch.setenv("MASTER_PORT", "1")
         with pytest.raises(DistNetworkError, match=f"port {agents.port}"):
             served(agents.port)
 
 
-def test_loopback_is_not_for_others_and_an_unknown_name_is_for_all() -> None:
+def test_loopback_store_is_local_and_an_unresolvable_name_listens_everywhere() -> None:
     with served() as store:
         assert not accepts("127.0.0.2", store.port)
-    with served(host="store.invalid") as store:  # A name may point to its host only later.
+    with served(host="store.invalid") as store:  # A name may resolve only later.
         assert accepts("127.0.0.2", store.port)
         assert store.add("count", 1) == 1
 
 
-def test_a_bound_socket_is_adopted_if_it_has_the_port() -> None:
+def test_bound_socket_is_adopted_if_it_has_the_port() -> None:
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
     port = bound.getsockname()[1]
@@ -686,7 +688,7 @@ def test_a_bound_socket_is_adopted_if_it_has_the_port() -> None:
         TCPStore("localhost", 0, is_master=True, master_listen_fd=2**20)
 
 
-def test_a_forked_child_is_a_client_of_its_parents_server() -> None:
+def test_forked_child_is_a_client_of_its_parents_server() -> None:
     with served(shared=True) as store:
         store.set("key", "value")
         pid = os.fork()
@@ -694,7 +696,7 @@ def test_a_forked_child_is_a_client_of_its_parents_server() -> None:
             try:
                 assert store.get("key") == b"value"
                 assert "client of" in repr(store)
-                with served(shared=True) as own:  # Nothing of the parent's is in its way.
+                with served(shared=True) as own:  # The parent's servers do not interfere.
                     assert not own.check(["key"])
                 store.close()
                 os._exit(7)
@@ -704,7 +706,7 @@ def test_a_forked_child_is_a_client_of_its_parents_server() -> None:
         assert store.get("key") == b"value"
 
 
-# Which hosts it serves. Addresses of this host's loopback stand for other hosts.
+# Admission. Other loopback addresses of this host simulate other hosts.
 
 KEY = bytes(range(32))
 GENERATION = 5
@@ -714,7 +716,7 @@ Said = list[str]
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> Said:
-    """What the store and agents warn of."""
+    """The warnings of the store and of agents."""
     lines: Said = []
     monkeypatch.setattr(console, "warning", lines.append)
     return lines
@@ -722,7 +724,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Said:
 
 @pytest.fixture
 def _hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections from other addresses than 127.0.0.1 are those of other hosts."""
+    """Treat connections from other addresses than 127.0.0.1 as those of other hosts."""
 
     def user_of(peer: socket.socket) -> int | None:
         return 0 if peer.getpeername()[0].removeprefix("::ffff:") == US else None
@@ -732,7 +734,7 @@ def _hosts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def serve(_hosts: None) -> Iterator[Callable[..., TcpStoreServer]]:
-    """A maker of stores, which listen on all addresses: IPv4 comes in as IPv6."""
+    """A factory of stores that listen on all addresses, so IPv4 arrives as IPv6."""
     with ExitStack() as ends:
 
         def make(mode: str, key: bytes = KEY) -> TcpStoreServer:
@@ -750,7 +752,7 @@ def connect(server: TcpStoreServer, host: str) -> socket.socket:
 
 
 def is_served(client: socket.socket) -> bool:
-    """Whether the store answers, rather than closing the connection. Waits for either."""
+    """Wait until the store responds or closes the connection; return whether it responded."""
     try:
         client.sendall(HELLO + PING)
         return client.recv(4) == PONG
@@ -761,7 +763,7 @@ def is_served(client: socket.socket) -> bool:
 def prove(
     server: TcpStoreServer, host: str, key: bytes = KEY, generation: int = GENERATION
 ) -> bool:
-    """Attest a host as its agent does; return whether the store accepted that."""
+    """Attest a host as its agent does; return whether the store accepted the proof."""
     proof = AgentProof(key, generation)
     with connect(server, host) as agent:
         agent.sendall(proof.start())
@@ -774,7 +776,7 @@ def prove(
 
 
 def is_cut_off(client: socket.socket, *pieces: bytes) -> bool:
-    """Whether the store closes the connection while all this is sent to it."""
+    """Send all this data; return whether the store closes the connection meanwhile."""
     try:
         for piece in pieces:
             client.sendall(piece)
@@ -790,7 +792,7 @@ def values(prefix: str) -> list[bytes]:
     return [b"\x01" + blob(name) + blob(bytes(64 << 10)) for name in names]
 
 
-def test_a_worker_that_is_faster_than_its_agent_is_held_and_then_served(
+def test_early_worker_is_held_until_its_agent_attests(
     serve: Callable[..., TcpStoreServer], said: Said
 ) -> None:
     server = serve("hosts")
@@ -812,7 +814,7 @@ def test_a_worker_that_is_faster_than_its_agent_is_held_and_then_served(
 @pytest.mark.parametrize(
     ("key", "generation"), [(bytes(32), GENERATION), (KEY, GENERATION - 1), (b"", GENERATION)]
 )
-def test_a_word_that_is_not_of_this_generation_is_refused(
+def test_proof_for_another_generation_is_refused(
     serve: Callable[..., TcpStoreServer], key: bytes, generation: int
 ) -> None:
     server = serve("hosts")
@@ -840,7 +842,7 @@ def test_host_without_attestation_in_time_is_refused_and_named_once(
 
 
 @pytest.mark.parametrize("mode", ["hosts", "private"])
-def test_a_store_without_a_key_serves_its_own_host_alone_and_at_once(
+def test_store_without_a_key_serves_only_its_own_host(
     serve: Callable[..., TcpStoreServer], said: Said, mode: str
 ) -> None:
     server = serve(mode, b"")
@@ -849,7 +851,7 @@ def test_a_store_without_a_key_serves_its_own_host_alone_and_at_once(
         assert is_served(own)
 
 
-def test_an_open_store_serves_everybody_and_takes_the_word_of_agents(
+def test_open_store_serves_every_host_and_accepts_attestations(
     serve: Callable[..., TcpStoreServer], said: Said
 ) -> None:
     server = serve("open")
@@ -863,7 +865,7 @@ def test_an_open_store_serves_everybody_and_takes_the_word_of_agents(
     assert whose == {B: B, C: "hosts outside of this job"}
 
 
-def test_a_stranger_cannot_fill_an_open_store(
+def test_unattested_host_cannot_fill_an_open_store(
     serve: Callable[..., TcpStoreServer], said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (host_admission, loop_module):
@@ -871,7 +873,7 @@ def test_a_stranger_cannot_fill_an_open_store(
     server = serve("open")
     with connect(server, US) as own:
         assert is_served(own)
-        for host in (B, C):  # They have one share together.
+        for host in (B, C):  # Both hosts have one common share.
             with connect(server, host) as stranger:
                 assert is_served(stranger)
                 assert is_cut_off(stranger, *values(host))
@@ -882,7 +884,7 @@ def test_a_stranger_cannot_fill_an_open_store(
     assert "hosts outside of this job" in said[0]
 
 
-def test_what_a_stranger_leaves_unfinished_counts_for_its_share(
+def test_incomplete_requests_count_against_a_share(
     serve: Callable[..., TcpStoreServer], said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (host_admission, loop_module):
@@ -911,7 +913,7 @@ def test_attested_host_cannot_fill_the_store_alone(
 
 
 @pytest.mark.parametrize("speaks", [True, False])
-def test_a_stranger_with_very_many_connections_keeps_nobody_out(
+def test_host_with_many_connections_does_not_block_others(
     serve: Callable[..., TcpStoreServer], said: Said, monkeypatch: pytest.MonkeyPatch, speaks: bool
 ) -> None:
     monkeypatch.setattr(loop_module, "HALF_OPEN_MAX", 20)
@@ -932,7 +934,7 @@ def test_a_stranger_with_very_many_connections_keeps_nobody_out(
 
 
 def ended(one: HostAttestation) -> None:
-    """Wait until all threads of this are gone."""
+    """Wait until all threads of an attestation have ended."""
     for thread in threading.enumerate():
         if thread.name == "holdfast-attestation":
             thread.join(PATIENCE_S)
@@ -940,7 +942,7 @@ def ended(one: HostAttestation) -> None:
     assert not one._connections
 
 
-def test_an_agent_tries_again_where_nobody_listens_yet(
+def test_attestation_is_retried_until_the_store_listens(
     serve: Callable[..., TcpStoreServer], said: Said
 ) -> None:
     with socket.socket(socket.AF_INET6) as held:
@@ -949,7 +951,7 @@ def test_an_agent_tries_again_where_nobody_listens_yet(
         word.start()
         held.listen()
         peer, _ = held.accept()
-        peer.close()  # As a store would that is closed for another.
+        peer.close()  # Like a store that is being replaced.
         server = TcpStoreServer(held, None, Access("hosts", KEY, GENERATION))
         server.start()
         ended(word)
@@ -975,7 +977,7 @@ def test_failed_attestation_is_reported_in_one_line(
     assert all(f"{host}:{port}" in line for line in said)
 
 
-def test_an_agent_that_is_told_to_stop_says_nothing(said: Said) -> None:
+def test_cancelled_attestation_prints_nothing(said: Said) -> None:
     with socket.create_server((US, 0)) as silent:
         word = HostAttestation(US, silent.getsockname()[1], KEY, GENERATION)
         word.start()
@@ -992,7 +994,7 @@ def test_an_agent_that_is_told_to_stop_says_nothing(said: Said) -> None:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[TcpStoreServer]:
-    """A private store that takes all connections for those of other hosts."""
+    """A private store that treats all connections as those of other hosts."""
     monkeypatch.setattr(loop_module, "user_of", lambda _: None)
     bound = socket.socket()
     bound.bind((US, 0))
@@ -1003,7 +1005,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[TcpStoreServer]:
 
 @pytest.fixture
 def forward() -> Iterator[Callable[..., int]]:
-    """A maker of forwarders to a port; returns that of the workers."""
+    """A factory of forwarders to a port; it returns the port for the workers."""
     with ExitStack() as ends:
 
         def make(port: int, key: bytes = KEY) -> int:
@@ -1020,7 +1022,7 @@ def worker_store(port: int, timeout_s: float = PATIENCE_S) -> TCPStore:
     return TCPStore(US, port, timeout=timedelta(seconds=timeout_s))
 
 
-def test_workers_use_the_store_as_if_it_were_here(
+def test_workers_use_the_store_through_the_forwarder(
     store: TcpStoreServer, forward: Callable[..., int], said: list[str]
 ) -> None:
     port = forward(store.port)
@@ -1035,7 +1037,7 @@ def test_workers_use_the_store_as_if_it_were_here(
     assert said == []
 
 
-def test_whoever_does_not_prove_the_key_is_refused(
+def test_forwarder_without_the_key_is_refused(
     store: TcpStoreServer, forward: Callable[..., int], said: list[str]
 ) -> None:
     with pytest.raises(DistNetworkError):
@@ -1045,7 +1047,7 @@ def test_whoever_does_not_prove_the_key_is_refused(
     assert any("store=private" in line for line in said)
 
 
-def test_another_user_is_refused(
+def test_forwarder_refuses_another_user(
     store: TcpStoreServer, forward: Callable[..., int], said: list[str]
 ) -> None:
     port = forward(store.port)
@@ -1058,7 +1060,7 @@ def test_another_user_is_refused(
     assert str(STRANGER) in said[0]
 
 
-def test_a_store_that_is_not_there_ends_the_connection_and_is_named(
+def test_unreachable_store_closes_the_connection_and_is_named(
     forward: Callable[..., int], said: list[str]
 ) -> None:
     with socket.socket() as bound:
@@ -1069,7 +1071,7 @@ def test_a_store_that_is_not_there_ends_the_connection_and_is_named(
     assert f"{US}:{port}" in said[0]
 
 
-def test_a_store_that_does_not_answer_is_not_waited_for_for_ever(
+def test_unresponsive_store_times_out(
     forward: Callable[..., int], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarding, "PROVE_S", 0.1)
@@ -1080,7 +1082,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for_for_ever(
     assert len(said) == 1
 
 
-def test_a_forwarder_that_fails_says_so_and_a_forked_child_has_nothing_of_it(
+def test_failed_forwarder_is_reported_and_a_forked_child_has_no_copy(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_self: Forwarder) -> None:
@@ -1105,10 +1107,10 @@ def test_a_forwarder_that_fails_says_so_and_a_forked_child_has_nothing_of_it(
     assert "on purpose" in caplog.text
 
 
-def test_what_was_changed_on_the_way_ends_the_connection(
+def test_tampering_closes_a_forwarded_connection(
     store: TcpStoreServer, forward: Callable[..., int], said: list[str]
 ) -> None:
-    """Somebody in between passes on all but one bit of what a worker says."""
+    """An attacker in the middle changes one bit of a worker's data."""
 
     def pass_on(reads: socket.socket, writes: socket.socket, *, tampers: bool) -> None:
         passed = 0

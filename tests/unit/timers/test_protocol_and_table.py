@@ -71,7 +71,7 @@ def test_invalid_line_is_rejected(line: bytes) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_arbitrary_input_does_no_harm(noise: bytes) -> None:
+def test_arbitrary_input_is_parsed_or_rejected(noise: bytes) -> None:
     lines = LineSplitter()
     *noisy, last = [*lines.feed(noise), *lines.feed(b"\n" + LINE + b"\n")]
     assert parse_request(last) == REQUEST
@@ -114,7 +114,7 @@ def test_timers_of_ended_processes_make_room() -> None:
     assert not timers.set(TimerRequest(4, "a", WALL), NOW, WALL)
     assert timers.set(TimerRequest(2, "a", WALL + 7), NOW, WALL)
     timers.release(2, "a")
-    assert timers.set(TimerRequest(1, "a", WALL), NOW, WALL)  # That process is gone.
+    assert timers.set(TimerRequest(1, "a", WALL), NOW, WALL)  # This process has exited.
     assert not timers.set(TimerRequest(4, "a", WALL), NOW + PURGE_S / 2, WALL)
     assert timers.set(TimerRequest(4, "a", WALL), NOW + PURGE_S, WALL)
     assert [*timers.expired_by_wall(WALL)] == [3, 4]

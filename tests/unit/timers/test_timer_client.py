@@ -1,4 +1,4 @@
-"""A script's side: blocks with timers, and the way to the server over the pipe."""
+"""A script's side: blocks with timers, and requests over the pipe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Kept(TimerClient):
-    """Keeps what it is asked, as a server would."""
+    """Keeps all requests, as a server does."""
 
     def __init__(self) -> None:
         self.timers: dict[str, float] = {}
@@ -46,7 +46,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     assert not clients._scopes_in_use
 
 
-def test_a_block_has_a_timer_while_it_is_entered(client: Kept) -> None:
+def test_block_has_a_timer_while_it_is_entered(client: Kept) -> None:
     before = time.time()
     with expires(60, "load", client):
         assert before + 60 <= client.timers["load"] <= time.time() + 60
@@ -74,7 +74,7 @@ def test_nested_blocks_keep_their_own_time(client: Kept) -> None:
         assert left == [[5, 30, 60], [5, 60], [60]]
 
 
-def test_one_block_may_be_entered_again_and_by_several_threads(client: Kept) -> None:
+def test_block_may_be_entered_repeatedly_and_by_several_threads(client: Kept) -> None:
     block = expires(60, "a", client)
     with block, block:
         assert sorted(client.timers) == ["a", "a (2)"]
@@ -89,7 +89,7 @@ def test_one_block_may_be_entered_again_and_by_several_threads(client: Kept) -> 
     with block:
         other.start()
         entered.wait()
-    # Were the other's released, this thread's timer would go on, with nobody to release it.
+    # If the other thread's timer were released, this thread's timer would never be released.
     assert [*client.timers] == ["a (2)"]
     with block:
         assert [*client.timers] == ["a (2)", "a"]
@@ -114,7 +114,7 @@ def received(pipe: RequestPipe) -> list[FileTimerRequest]:
     return [parse_request(line) for line in b"".join(pipe.chunks()).splitlines()]
 
 
-def test_each_request_is_a_line_in_one_piece(pipe: RequestPipe) -> None:
+def test_each_request_is_one_write_of_one_line(pipe: RequestPipe) -> None:
     client = FileTimerClient(pipe.path, signal.SIGTERM)
     client.acquire("step", 12.5)
     client.release("step")
@@ -156,7 +156,9 @@ def test_client_without_a_server_times_out(tmp_path: Path, monkeypatch: pytest.M
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(BrokenPipeError):
         client.acquire("a", 1.0)
-    with pytest.raises(BrokenPipeError):  # The agent could not make its pipe: no use to wait.
+    with pytest.raises(
+        BrokenPipeError
+    ):  # The agent could not create its pipe, so waiting is useless.
         FileTimerClient("").acquire("a", 1.0)
     assert len(pauses) == 2 * (clients.OPEN_TRIES_MAX - 1)
 
@@ -203,12 +205,12 @@ def test_concurrent_clients_do_not_mix_requests(pipe: RequestPipe) -> None:
     assert sorted(scopes) == sorted([str(a), str(b)] for a in range(8) for b in range(50))
 
 
-def test_only_its_owner_can_open_the_pipe_and_a_stale_one_is_replaced(tmp_path: Path) -> None:
+def test_pipe_is_private_and_a_stale_one_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path, 0o666)
     pipe = RequestPipe(str(path))
     assert stat.S_IMODE(path.lstat().st_mode) == 0o600
-    for _ in range(2):  # It neither blocks nor ends, however writers come and go.
+    for _ in range(2):  # It neither blocks nor ends when writers open and close it.
         assert [*pipe.chunks()] == []
         path.write_bytes(b"line\n")
         assert b"".join(pipe.chunks()) == b"line\n"

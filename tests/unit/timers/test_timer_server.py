@@ -1,4 +1,4 @@
-"""Late workers are reported, dumped and killed, in that order; nobody else is."""
+"""Late workers, and only these, are reported, dumped and killed, in this order."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_late_worker_is_killed_and_the_server_continues(
     watching = make()
     with sleeping() as first, sleeping() as second, open(tmp_path / "pipe", "a") as held:
         ask(tmp_path, first.pid, "step", 0.01)
-        held.write('{"version": 1, "pi')  # A writer without a whole line holds up nobody.
+        held.write('{"version": 1, "pi')  # A writer of an incomplete line does not block others.
         held.flush()
         drive(watching, 1)
         assert first.wait() == -9
@@ -76,7 +76,7 @@ def test_late_worker_is_killed_and_the_server_continues(
     assert watching.next_deadline() is None
 
 
-def test_nothing_is_due_before_its_time_nor_after_its_release(
+def test_timer_is_not_due_before_its_time_or_after_its_release(
     make: Make, tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watching = make()
@@ -87,10 +87,10 @@ def test_nothing_is_due_before_its_time_nor_after_its_release(
         assert watching.check(now) == 0
         assert watching.next_deadline() == pytest.approx(now + 5, abs=2)
         ask(tmp_path, child.pid, "inner", -1)
-        assert watching.check(now + 30) == 0  # Requests are read before asking what is due.
+        assert watching.check(now + 30) == 0  # Requests are read before deadlines are checked.
         real = time.time
         monkeypatch.setattr(time, "time", lambda: real() + 86_400)
-        assert watching.check(now + 30) == 0  # A step of the clock kills nobody.
+        assert watching.check(now + 30) == 0  # A step of the clock kills no worker.
         monkeypatch.undo()
         assert watching.check(now + 200) == 1
         assert child.wait() == -9
@@ -113,7 +113,7 @@ def test_invalid_lines_are_reported_a_few_times(
     assert len(caplog.messages) == NAMED_MAX + 1
 
 
-def test_only_workers_of_this_agent_may_be_named(
+def test_requests_may_name_only_workers_of_this_agent(
     make: Make, tmp_path: Path, record: Record, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[int] = []
@@ -132,9 +132,9 @@ def test_only_workers_of_this_agent_may_be_named(
         assert watching.check(time.monotonic() + 100) == 0
         assert watching.next_deadline() is None
         assert f"pid {other.pid}, scope 'evil'" in caplog.text
-        assert str(gone.pid) not in caplog.text  # Most likely it was ours: only for LOGLEVEL=INFO.
+        assert str(gone.pid) not in caplog.text  # Probably a worker's, so only for LOGLEVEL=INFO.
         assert sorted(asked) == sorted({*asked} - {os.getpid()})  # Once for each.
-        # By hand anything can be registered; still nobody else is killed.
+        # `register_timers` accepts any process, but only workers are killed.
         watching.register_timers([FileTimerRequest(other.pid, "by hand", time.time(), 9)])
         watching.check(time.monotonic() + 100)
         assert (other.poll(), ours.poll()) == (None, None)
@@ -148,7 +148,7 @@ def test_newly_late_workers_are_dumped_before_the_first_kill(
 
         def dump(pid: int) -> None:
             record.dump(pid)
-            if pid == first.pid:  # The second is late by now; the third has been in time.
+            if pid == first.pid:  # The second is late by now; the third has released its timer.
                 ask(tmp_path, second.pid, "step", 0)
                 ask(tmp_path, third.pid, "step", -1)
 
@@ -222,14 +222,14 @@ def test_server_runs_in_its_own_thread(make: Make, tmp_path: Path, record: Recor
     watching.start()
     with sleeping() as child:
         ask(tmp_path, child.pid, "step", 0)
-        watching.run_once()  # Reads what has come, and stops.
+        watching.run_once()  # Reads the pending requests, and stops.
         assert child.wait() == -9
     watching.run_once()
     assert not FileTimerServer.is_process_running(child.pid)
     assert FileTimerServer.is_process_running(1)
 
 
-def test_a_thread_survives_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+def test_server_thread_survives_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     readable, writable = os.pipe()
     took = threading.Semaphore(0)
 
@@ -273,8 +273,8 @@ def late(pid: int, *timers: tuple[str, int]) -> dict[int, list[FileTimerRequest]
     return {pid: [FileTimerRequest(pid, scope, 1.0, signum) for scope, signum in timers]}
 
 
-def test_the_first_timer_with_a_signal_decides() -> None:
-    record = Record(dump_fails=True)  # A dump that fails keeps nobody alive.
+def test_first_timer_with_a_signal_decides() -> None:
+    record = Record(dump_fails=True)  # The worker is killed even if the dump fails.
     with sleeping() as child:
         found = late(child.pid, ("a", 0), ("b", -1), ("c", 15), ("d", 9))
         assert reaper(record).expire(found) == []
@@ -287,18 +287,18 @@ def test_only_own_workers_are_signalled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     record = Record()
-    # Were it wrong, it would end far more than a test.
+    # An error here would kill far more than a test.
     monkeypatch.setattr(record, "kill", lambda pid, _: record.log.append(f"kill {pid}"))
     with sleeping() as child, sleeping() as zombie:
         zombie.kill()
-        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # It is there, and not reaped.
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # It exists and is not reaped.
         for pid, ours in (
             (child.pid, False), (os.getpid(), True), (0, True), (-1, True), (zombie.pid, True),
         ):  # fmt: skip
             assert reaper(record, ours).expire(late(pid, ("a", 9))) == []
         assert child.poll() is None
     assert record.log == []
-    send_signal(zombie.pid, signal.SIGKILL)  # It is gone by now.
+    send_signal(zombie.pid, signal.SIGKILL)  # It no longer exists.
 
 
 def test_dumps_run_in_parallel_or_sequentially_without_threads(
@@ -308,7 +308,7 @@ def test_dumps_run_in_parallel_or_sequentially_without_threads(
         raise RuntimeError("can't start new thread")
 
     record = Record()
-    at_once = threading.Barrier(2)  # Were one dumped after the other, it would never open.
+    at_once = threading.Barrier(2)  # It would never open if the dumps were sequential.
     with sleeping() as first, sleeping() as second:
         both = late(first.pid, ("a", 0)) | late(second.pid, ("a", 0))
         together = Reaper(lambda _: True, dump=lambda _: at_once.wait(WAIT_S))

@@ -1,4 +1,4 @@
-"""Real processes to watch, and a record of what a server did to them."""
+"""Real processes to watch, and a record of the server's actions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_S = 20.0
 
 
 class Record:
-    """What happened, in order: what was reported, dumped and killed."""
+    """The reports, dumps and kills, in order."""
 
     def __init__(self, dump_fails: bool = False, kill_fails: int = 0) -> None:
         self.log: list[str] = []
@@ -49,7 +49,7 @@ class Record:
 
 @contextmanager
 def sleeping() -> Iterator[subprocess.Popen[bytes]]:
-    """A child that does nothing until it is ended."""
+    """A child that does nothing until it is killed."""
     with subprocess.Popen(["sleep", "600"]) as child:
         try:
             yield child
@@ -59,7 +59,7 @@ def sleeping() -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def run_python(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """A child that runs a Python program which is given as text, and is ended after it."""
+    """A child that runs this Python program, and is killed afterwards."""
     with subprocess.Popen(
         [sys.executable, "-c", program, *words],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -71,7 +71,7 @@ def run_python(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def drive(server: FileTimerServer, ended: int) -> None:
-    """Drive a server as an agent does, by its descriptor and its deadline, until it ended some."""
+    """Drive a server as an agent does, with its descriptor and deadline, until it has killed this many."""
     give_up = time.monotonic() + WAIT_S
     poll = select.poll()
     poll.register(server.fileno(), select.POLLIN)

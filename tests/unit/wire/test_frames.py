@@ -1,4 +1,4 @@
-"""Faults and limits of frames; any bytes in any cut are for tests/fuzz."""
+"""Faults and limits of frames; tests/fuzz has arbitrary bytes in arbitrary pieces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def header(length: int) -> bytes:
     return length.to_bytes(4, "big")
 
 
-def test_a_message_that_the_other_side_would_not_take_is_not_made() -> None:
+def test_message_above_the_other_sides_limit_is_not_encoded() -> None:
     call = StoreCall(id=1, run_id="job", op="set", keys=("k",), value=b"x" * 100)
     with pytest.raises(FrameTooLarge) as raised:
         encode_frame(call, 100)
@@ -26,8 +26,8 @@ def test_a_message_that_the_other_side_would_not_take_is_not_made() -> None:
     assert encode_frame(call, raised.value.frame_bytes)
 
 
-def test_bodies_do_not_change_when_the_readers_buffer_is_used_again() -> None:
-    """A transport may read into the same memory again and again."""
+def test_bodies_do_not_change_when_the_buffer_is_reused() -> None:
+    """A transport may reuse the same memory for every read."""
     memory = bytearray(framed(b"first"))
     (body,) = FrameReader().feed(memory)
     memory[:] = framed(b"other")
@@ -36,7 +36,7 @@ def test_bodies_do_not_change_when_the_readers_buffer_is_used_again() -> None:
 
 @pytest.mark.parametrize("cut", [0, 1, 3])
 @pytest.mark.parametrize(("bad", "error"), [(header(6), FrameTooLarge), (header(0), EmptyFrame)])
-def test_a_faulty_length_raises_before_the_body_and_for_ever(
+def test_invalid_length_raises_before_the_body_and_permanently(
     cut: int, bad: bytes, error: type[Exception]
 ) -> None:
     reader = FrameReader(5)
@@ -47,8 +47,8 @@ def test_a_faulty_length_raises_before_the_body_and_for_ever(
         assert reader.buffered_bytes == 0
 
 
-def test_a_larger_frame_may_follow_in_the_same_read_once_the_limit_is_raised() -> None:
-    """A coordinator may send its welcome and a long view together."""
+def test_larger_frame_in_the_same_read_is_returned_once_the_limit_is_raised() -> None:
+    """A coordinator may send its welcome and a long view in one write."""
     long = b"v" * (HANDSHAKE_FRAME_BYTES_MAX + 1)
     stream = framed(b"welcome") + framed(long) + framed(b"next")
     for cut in (len(stream), len(stream) - 10):

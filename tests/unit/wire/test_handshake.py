@@ -45,7 +45,7 @@ def body_in(frame: bytes) -> bytes:
 
 
 def taken_by(machine: ClientHandshake | ServerHandshake, frame: bytes) -> bytes:
-    """Return what the reader of one side makes of the other's next frame."""
+    """Return the body that one side's reader finds in the other side's next frame."""
     reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX, tag_bytes=machine.tag_bytes)
     (taken,) = reader.feed(frame)
     return taken
@@ -93,7 +93,7 @@ def test_server_refuses_client_of_another_version_in_one_line(token: bytes | Non
     assert told.why == raised.value.why
 
 
-def test_each_side_learns_why_the_other_ended_it() -> None:
+def test_each_side_learns_why_the_other_ended_the_handshake() -> None:
     client, server = ClientHandshake(None), ServerHandshake(TOKEN)
     refused = refusal_of(client, server)
     with pytest.raises(HandshakeRefused, match=re.escape(refused.why)):
@@ -105,7 +105,7 @@ def test_each_side_learns_why_the_other_ended_it() -> None:
     assert not raised.value.permanent
 
 
-def test_a_proof_that_was_not_asked_for_and_another_magic_are_refused() -> None:
+def test_unrequested_proof_and_wrong_magic_are_refused() -> None:
     server = ServerHandshake(None)
     server.receive(encode(Hello(nonce=random_nonce())))
     with pytest.raises(HandshakeRefused):
@@ -114,7 +114,7 @@ def test_a_proof_that_was_not_asked_for_and_another_magic_are_refused() -> None:
         ServerHandshake(None).receive(encode(Hello(magic="holdslow", nonce=bytes(32))))
 
 
-def test_a_server_that_does_not_know_the_token_is_left() -> None:
+def test_client_leaves_a_server_without_the_token() -> None:
     for challenge in (
         Challenge(nonce=bytes(32), token_wanted=True, proof=bytes(32)),
         Challenge(nonce=bytes(32), token_wanted=True),
@@ -124,13 +124,13 @@ def test_a_server_that_does_not_know_the_token_is_left() -> None:
         client.start()
         with pytest.raises(HandshakeRefused):
             client.receive(encode(challenge))
-        with pytest.raises(BadMessage):  # Nor does it help to go on as if nothing were.
+        with pytest.raises(BadMessage):  # Continuing with a welcome does not help either.
             client.receive(encode(Welcome()))
         assert not client.done
 
 
-def test_a_proof_sent_back_proves_nothing() -> None:
-    """Somebody without the token lets the server prove it, and sends that very proof."""
+def test_reflected_proof_is_refused() -> None:
+    """A client without the token sends the server's own proof back."""
     nonce = bytes(range(32))
     server = ServerHandshake(TOKEN, nonce=lambda: nonce)
     challenge = message_in(server.receive(encode(Hello(nonce=nonce))))
@@ -139,7 +139,7 @@ def test_a_proof_sent_back_proves_nothing() -> None:
         server.receive(encode(Proof(proof=challenge.proof)))
 
 
-def test_a_proof_of_an_earlier_connection_proves_nothing() -> None:
+def test_replayed_proof_is_refused() -> None:
     client, server = ClientHandshake(TOKEN), ServerHandshake(TOKEN)
     hello = body_in(client.start())
     old = body_in(client.receive(body_in(server.receive(hello))))
@@ -158,7 +158,7 @@ def test_a_proof_of_an_earlier_connection_proves_nothing() -> None:
         {"port": 1},
     ],
 )
-def test_nobody_in_between_can_change_the_hello(changes: dict[str, Any]) -> None:
+def test_changed_hello_is_detected(changes: dict[str, Any]) -> None:
     client = ClientHandshake(TOKEN, run_id="job", host="head", port=29400)
     server = ServerHandshake(TOKEN)
     changed = msgspec.structs.replace(message_in(client.start()), **changes)
@@ -167,8 +167,8 @@ def test_nobody_in_between_can_change_the_hello(changes: dict[str, Any]) -> None
     assert "token" in raised.value.why
 
 
-def test_a_field_of_a_newer_hello_is_covered_too() -> None:
-    """A server that does not know it can still tell that it was there."""
+def test_proof_covers_unknown_fields_of_the_hello() -> None:
+    """Even a server that does not know the field detects its removal."""
     client, server = ClientHandshake(TOKEN), ServerHandshake(TOKEN)
     fields = msgspec.msgpack.decode(body_in(client.start()))
     newer = msgspec.msgpack.encode(fields | {"colour": "blue"})
@@ -176,7 +176,7 @@ def test_a_field_of_a_newer_hello_is_covered_too() -> None:
         client.receive(body_in(server.receive(newer)))
 
 
-def test_a_proof_for_one_job_is_none_for_another() -> None:
+def test_proof_for_one_job_is_invalid_for_another() -> None:
     tokens = {"master": TOKEN, "a": job_token(TOKEN, "a"), "b": job_token(TOKEN, "b")}
     for ours, theirs in (("master", "a"), ("a", "master"), ("a", "a")):
         shake(ClientHandshake(tokens[ours], run_id="a"), ServerHandshake(tokens[theirs]))
@@ -184,7 +184,7 @@ def test_a_proof_for_one_job_is_none_for_another() -> None:
         refusal_of(ClientHandshake(tokens[ours], run_id="a"), ServerHandshake(tokens[theirs]))
 
 
-def test_a_proven_server_is_believed_when_it_refuses() -> None:
+def test_refusal_of_an_authenticated_server_is_permanent() -> None:
     def check_hello(hello: Hello) -> None:
         raise HandshakeRefused(f"{hello.run_id} is not served")
 
@@ -200,7 +200,7 @@ def test_a_proven_server_is_believed_when_it_refuses() -> None:
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_what_may_be_anybodys_is_no_final_refusal(is_late: bool) -> None:
+def test_refusal_of_an_unauthenticated_server_is_not_permanent(is_late: bool) -> None:
     client, server = ClientHandshake(TOKEN), ServerHandshake(TOKEN)
     challenge = body_in(server.receive(body_in(client.start())))
     if is_late:
@@ -210,7 +210,7 @@ def test_what_may_be_anybodys_is_no_final_refusal(is_late: bool) -> None:
     assert not getattr(raised.value, "permanent", False)
 
 
-def test_what_comes_out_of_it_is_sealed_each_way_with_another_key() -> None:
+def test_each_direction_is_sealed_with_its_own_key() -> None:
     client, server = ClientHandshake(TOKEN), ServerHandshake(TOKEN)
     shake(client, server)
     assert client.seals is not None
@@ -229,7 +229,7 @@ def test_what_comes_out_of_it_is_sealed_each_way_with_another_key() -> None:
     assert (plain[0].seals, plain[1].seals) == (None, None)
 
 
-def test_the_token_is_not_in_anything_that_may_be_printed() -> None:
+def test_token_appears_in_no_message_or_repr() -> None:
     secret = b"not-to-be-seen"
     machines = (ClientHandshake(secret), ServerHandshake(secret))
     for machine in machines:
@@ -240,8 +240,8 @@ def test_the_token_is_not_in_anything_that_may_be_printed() -> None:
     assert secret not in hello + challenge + proof
 
 
-def test_the_bytes_are_those_that_another_program_computes() -> None:
-    """Written out once, so that a change is noticed: both sides must agree on them."""
+def test_handshake_bytes_match_an_independent_computation() -> None:
+    """The computation is repeated here, so that a change is detected: both sides must agree on these bytes."""
 
     def mac(text: bytes) -> bytes:
         key = hashlib.sha256(job_token(TOKEN, "job")).digest()
@@ -267,8 +267,8 @@ def test_the_bytes_are_those_that_another_program_computes() -> None:
     assert server.seals[0].seal(b"\0\0\0\4view") == b"\0\0\0\4view" + tag
 
 
-def test_the_token_of_a_job_is_always_the_same_and_no_other_jobs() -> None:
-    # Written down: a coordinator and a node of different versions must derive the same.
+def test_job_tokens_are_deterministic_and_distinct() -> None:
+    # Literal values: a coordinator and a node of different versions must derive the same token.
     expected = JOB_TOKEN_PREFIX + (
         b"12e9b33858cd29b95df58c319e94796e02df21f24bcc2a03bfdafbc1f0cf641b"
     )
@@ -279,6 +279,6 @@ def test_the_token_of_a_job_is_always_the_same_and_no_other_jobs() -> None:
     assert not is_job_token(b"master")
 
 
-def test_the_token_of_a_job_stays_as_it_is() -> None:
+def test_token_derived_from_a_job_token_is_unchanged() -> None:
     bert = job_token(b"master", "bert")
     assert job_token(bert, "gpt") == bert

@@ -1,4 +1,4 @@
-"""Large messages in parts, as one side cuts them and the other joins them."""
+"""Large messages in parts: one side splits them and the other joins them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def parts(data: bytes) -> list[Part]:
 
 
 @given(st.integers(0, 5 * PART_BYTES))
-def test_what_was_cut_is_joined_again(size: int) -> None:
+def test_split_message_is_joined(size: int) -> None:
     body = bytes(at % 251 for at in range(size)) or b"x"
     outgoing, incoming = OutgoingParts(), IncomingParts()
     now = outgoing.send(frame(body))
@@ -39,7 +39,7 @@ def test_what_was_cut_is_joined_again(size: int) -> None:
     assert (joined, now) == (body, b"")
 
 
-def test_no_more_than_one_part_is_on_its_way() -> None:
+def test_at_most_one_part_is_in_transit() -> None:
     outgoing = OutgoingParts()
     first, second = (frame(name * PART_BYTES * 2) for name in (b"a", b"b"))
     assert len(parts(outgoing.send(first))) == 1
@@ -50,20 +50,20 @@ def test_no_more_than_one_part_is_on_its_way() -> None:
     assert parts(outgoing.next_part())[0].data.startswith(b"b")
 
 
-def test_a_message_that_waits_is_replaced_by_a_newer_one_of_its_kind() -> None:
+def test_waiting_message_is_replaced_by_a_newer_one_of_its_kind() -> None:
     outgoing = OutgoingParts()
     begun, old, other, new = (frame(name * PART_BYTES * 2) for name in (b"0", b"1", b"2", b"3"))
     outgoing.send(begun, "status")
     outgoing.send(old, "status")
     outgoing.send(other)
     outgoing.send(new, "status")
-    outgoing.send(begun, "status")  # It is on its way.
+    outgoing.send(begun, "status")  # It is being sent.
     incoming = IncomingParts()
     bodies = [body for part in parts(b"".join(outgoing.rest())) if (body := incoming.take(part))]
     assert [body[-1:] for body in bodies] == [b"0", b"2", b"3"]
 
 
-def test_parts_of_something_too_large_are_refused() -> None:
+def test_parts_beyond_the_limit_are_refused() -> None:
     incoming = IncomingParts()
     part = Part(data=bytes(PART_BYTES))
     for _ in range(FRAME_BYTES_MAX // PART_BYTES):

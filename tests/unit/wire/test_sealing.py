@@ -1,4 +1,4 @@
-"""Sealed frames, and each thing that somebody in between could do to them."""
+"""Sealed frames, and everything that an attacker in the middle could do to them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def frame(body: bytes) -> bytes:
 
 
 def sealed(key: bytes = KEY) -> Stream:
-    """Return the frames that one side sends, as the other reads them."""
+    """Return the sealed frames that one side sends."""
     seal = Seal(key)
     return reader().feed(b"".join(seal.seal(frame(body)) for body in BODIES))
 
@@ -35,14 +35,14 @@ def reader(frame_bytes_max: int = FRAME_BYTES_MAX) -> FrameReader:
 
 
 def opened(stream: Stream) -> list[bytes]:
-    """Return what the other side takes, until it is over."""
+    """Return the bodies that the other side accepts, until the seal breaks."""
     seal, taken = Seal(KEY), []
     try:
         for one in reader().feed(b"".join(stream)):
             taken.append(seal.open(one))  # noqa: PERF401 (what is before a fault counts)
     except BrokenSeal:
         with pytest.raises(BrokenSeal):
-            seal.open(sealed()[len(taken)])  # Nothing mends it.
+            seal.open(sealed()[len(taken)])  # The seal stays broken.
     return taken
 
 
@@ -51,17 +51,17 @@ def flipped(stream: Stream, at: int) -> Stream:
 
 
 def joined(stream: Stream) -> bytes:
-    """Return a frame of the first two bodies, with the tag of the second."""
+    """Join the first two frames to one, with the tag of the second."""
     return frame(BODIES[0] + BODIES[1]) + stream[1][-TAG_BYTES:]
 
 
 def split(sealed: bytes) -> Stream:
-    """Return two frames for the body of one, each with its tag."""
+    """Split one frame into two, each with a tag."""
     body, tag = sealed[HEADER_BYTES:-TAG_BYTES], sealed[-TAG_BYTES:]
     return [frame(body[:1]) + tag, frame(body[1:]) + tag]
 
 
-# What is done to the four frames, and how many of them are still taken.
+# The manipulation of the four frames, and how many of them are still accepted.
 TAMPERING: dict[str, tuple[Callable[[Stream], Stream], int]] = {
     "nothing": (lambda s: s, 4),
     "a bit of a length": (lambda s: flipped(s, HEADER_BYTES - 1), 1),
@@ -84,16 +84,16 @@ TAMPERING: dict[str, tuple[Callable[[Stream], Stream], int]] = {
 
 
 @pytest.mark.parametrize("done", TAMPERING)
-def test_whatever_is_done_on_the_way_is_noticed(done: str) -> None:
+def test_every_manipulation_is_detected(done: str) -> None:
     tamper, taken = TAMPERING[done]
     assert opened(tamper(sealed())) == BODIES[:taken]
 
 
-def test_a_sealed_frame_is_the_frame_and_its_tag() -> None:
+def test_sealed_frame_is_the_frame_and_its_tag() -> None:
     assert [one[:-TAG_BYTES] for one in sealed()] == [frame(body) for body in BODIES]
 
 
-def test_the_limit_is_for_the_body_and_known_from_its_length() -> None:
+def test_limit_applies_to_the_body_without_the_tag() -> None:
     seal = Seal(KEY)
     first, second = seal.seal(frame(b"12345")), seal.seal(frame(b"123456"))
     five = reader(5)
@@ -104,8 +104,8 @@ def test_the_limit_is_for_the_body_and_known_from_its_length() -> None:
 
 @pytest.mark.parametrize("first", [0, 3, 6])
 @pytest.mark.parametrize("cut", [9, 10, 13, 16, 17, 32, 33, 40])
-def test_sealed_frames_may_come_with_the_last_that_is_not(first: int, cut: int) -> None:
-    """An agent may send its proof and its status together."""
+def test_sealed_frames_may_follow_the_last_unsealed_one_in_one_read(first: int, cut: int) -> None:
+    """An agent may send its proof and its status in one write."""
     stream = frame(b"proof") + b"".join(sealed())
     late = FrameReader(tag_bytes=None)
     assert late.feed(stream[:first]) == []
@@ -115,7 +115,7 @@ def test_sealed_frames_may_come_with_the_last_that_is_not(first: int, cut: int) 
     assert late.buffered_bytes == 0
 
 
-def test_less_than_a_tag_breaks_a_seal_for_ever() -> None:
+def test_frame_shorter_than_a_tag_breaks_the_seal_permanently() -> None:
     seal = Seal(KEY)
     for one in (b"x", sealed()[0]):
         with pytest.raises(BrokenSeal):

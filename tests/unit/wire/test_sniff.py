@@ -24,7 +24,7 @@ CLIENTS = [
 
 
 @pytest.mark.parametrize(("first", "why"), CLIENTS)
-def test_what_a_client_speaks_is_named(first: bytes, why: str) -> None:
+def test_protocol_of_a_client_is_named(first: bytes, why: str) -> None:
     with pytest.raises(NotOurProtocol, match=why) as raised:
         check_client_bytes(first)
     assert raised.value.why.isprintable()
@@ -39,13 +39,13 @@ def test_what_a_client_speaks_is_named(first: bytes, why: str) -> None:
         (b"220 mail ESMTP", "no coordinator is at this endpoint; its first bytes are b'220 "),
     ],
 )
-def test_what_a_server_speaks_is_named(first: bytes, why: str) -> None:
+def test_protocol_of_a_server_is_named(first: bytes, why: str) -> None:
     with pytest.raises(NotOurProtocol, match=why) as raised:
         check_server_bytes(first)
     assert raised.value.why.isprintable()
 
 
-def test_our_own_first_bytes_pass_however_few_are_there() -> None:
+def test_any_prefix_of_our_own_first_bytes_is_accepted() -> None:
     hello = ClientHandshake(None).start()
     answer = ServerHandshake(b"token").receive(hello[4:])
     for length in range(len(hello) + 1):

@@ -1,4 +1,4 @@
-"""An agent and a workers' store prove to each other that they are of one generation."""
+"""An agent and a workers' store prove to each other that they belong to one generation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY, OTHER_KEY = bytes(32), bytes(31) + b"\1"
 
 
 def exchange(agent: AgentProof, store: StoreProof, piece: int = 1000) -> None:
-    """Pass on what each side says, in pieces, until both are done."""
+    """Deliver the bytes of each side to the other, in pieces, until both are done."""
     to_store, to_agent = agent.start(), b""
     while to_store or to_agent:
         taken, to_store = to_store[:piece], to_store[piece:]
@@ -33,11 +33,11 @@ def exchange(agent: AgentProof, store: StoreProof, piece: int = 1000) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1000])
-def test_who_has_the_key_is_accepted_however_the_network_cuts(piece: int) -> None:
+def test_correct_key_is_accepted_however_the_network_splits(piece: int) -> None:
     exchange(AgentProof(KEY, 3), StoreProof(KEY, 3), piece)
 
 
-def test_its_first_byte_is_no_operation() -> None:
+def test_first_byte_is_not_a_store_operation() -> None:
     assert AgentProof(KEY, 0).start()[0] == PROOF == store_proof.FIRST_BYTE
     assert PROOF >= OPERATIONS
 
@@ -51,22 +51,22 @@ def test_its_first_byte_is_no_operation() -> None:
     ],
     ids=["key", "generation", "purpose"],
 )
-def test_who_is_of_another_generation_or_kind_is_not(agent: AgentProof, store: StoreProof) -> None:
+def test_other_generation_or_purpose_is_refused(agent: AgentProof, store: StoreProof) -> None:
     with pytest.raises(ProofRefused):
         exchange(agent, store)
     assert not agent.done
     assert not store.done
 
 
-def test_a_store_without_the_key_gets_no_proof() -> None:
-    """Or else whoever sits at the port could pass it on to the store itself."""
+def test_store_without_the_key_receives_no_proof() -> None:
+    """Otherwise a program at the port could relay the proof to the real store."""
     agent = AgentProof(KEY, 3)
     challenge = StoreProof(OTHER_KEY, 3).receive(agent.start())
     with pytest.raises(ProofRefused):
         agent.receive(challenge)
 
 
-def test_a_proof_is_good_once() -> None:
+def test_proof_is_valid_only_once() -> None:
     agent, first, second = AgentProof(KEY, 3), StoreProof(KEY, 3), StoreProof(KEY, 3)
     hello = agent.start()
     proof = agent.receive(first.receive(hello))
@@ -77,14 +77,14 @@ def test_a_proof_is_good_once() -> None:
         second.receive(proof)
 
 
-def test_the_stores_own_proof_sent_back_is_none() -> None:
+def test_reflected_store_proof_is_refused() -> None:
     store = StoreProof(KEY, 3)
     challenge = store.receive(AgentProof(KEY, 3).start())
     with pytest.raises(ProofRefused):
         store.receive(challenge[-store_proof.PROOF_BYTES :])
 
 
-def test_who_says_too_much_is_refused() -> None:
+def test_more_than_one_message_at_once_is_refused() -> None:
     with pytest.raises(ProofRefused):
         StoreProof(KEY, 3).receive(AgentProof(KEY, 3).start() + b"x")
 
@@ -96,7 +96,7 @@ def streams() -> tuple[SealedStream, SealedStream]:
 
 
 @pytest.mark.parametrize("size", [1, CHUNK_BYTES, 3 * CHUNK_BYTES + 5])
-def test_what_is_forwarded_comes_as_it_was_said_in_both_directions(size: int) -> None:
+def test_sealed_stream_delivers_both_directions_unchanged(size: int) -> None:
     said = bytes(range(256)) * (size // 256) + bytes(size % 256)
     for sends, receives in (streams(), streams()[::-1]):
         sealed = sends.seal(said) + sends.seal(b"more")
@@ -107,7 +107,7 @@ def test_what_is_forwarded_comes_as_it_was_said_in_both_directions(size: int) ->
 @pytest.mark.parametrize(
     "change", ["a bit", "left out", "twice", "sent back", "another connection"]
 )
-def test_what_is_forwarded_cannot_be_changed(change: str) -> None:
+def test_changed_sealed_stream_is_detected(change: str) -> None:
     agent, store = streams()
     first, second = agent.seal(b"first"), agent.seal(b"second")
     receives = {"sent back": agent, "another connection": streams()[1]}.get(change, store)

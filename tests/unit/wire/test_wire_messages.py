@@ -1,4 +1,4 @@
-"""Limits and hostile bodies; that messages come back as they were is for tests/fuzz."""
+"""Limits and hostile bodies; tests/fuzz checks that messages survive a round trip."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ VIEW = View(
     run_id="job", node="n1", incarnation=7, term=1, revision=1, role=NodeRole.WAITING,
     failure=FAILURE, why="words,\nmore words",
 )  # fmt: skip
-WIDE = "\N{ROCKET}"  # Limits of text are in characters, those of frames in bytes.
+WIDE = "\N{ROCKET}"  # Text is limited in characters, a frame in bytes.
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ WIDE = "\N{ROCKET}"  # Limits of text are in characters, those of frames in byte
         ACK,
     ],
 )
-def test_sensible_values_pass(message: Message) -> None:
+def test_valid_values_are_accepted(message: Message) -> None:
     check(message)
 
 
@@ -68,7 +68,7 @@ def test_sensible_values_pass(message: Message) -> None:
         (BEAT, "run_id", ["", "x" * 1001, "a\nb", "\x1b[2J", "\0"]),
         (BEAT, "seq", [2**62 + 1, -2]),
         (ACK, "incarnation", [-1]),
-        # A coordinator counts on from what a node reports.
+        # A coordinator increments the numbers that a node reports.
         (STATUS, "generation", [2**53 + 1, -2]),
         (STATUS, "term", [2**53 + 1]),
         (STATUS, "restarts", [-1, 2**53 + 1]),
@@ -87,7 +87,7 @@ def test_sensible_values_pass(message: Message) -> None:
         (VIEW, "master_addr", ["`id`", "a'b", "-o ProxyCommand=x"]),
     ],
 )
-def test_absurd_values_are_refused(message: Any, path: str, values: list[object]) -> None:
+def test_values_out_of_range_are_refused(message: Any, path: str, values: list[object]) -> None:
     first, _, rest = path.partition(".")
     for value in values:
         field = getattr(message, first)
@@ -103,7 +103,7 @@ def test_absurd_values_are_refused(message: Any, path: str, values: list[object]
 
 
 def test_every_number_and_text_has_a_limit() -> None:
-    """A field that is added to a message without one would be taken unseen."""
+    """Without this test, a new field without a limit would go unnoticed."""
     seen: set[type] = set()
 
     def look(kind: inspect.Type, where: str) -> None:
@@ -178,7 +178,7 @@ def test_fields_of_a_newer_version_are_ignored() -> None:
         {"type": "answer", "jobs": [{}] * 10_001},
     ],
 )
-def test_absurd_messages_of_other_kinds_are_refused(fields: dict[str, object]) -> None:
+def test_invalid_messages_of_other_kinds_are_refused(fields: dict[str, object]) -> None:
     good: dict[str, object] = {"type": "store_call", "id": 1, "run_id": "job", "op": "set"}
     assert decode(body(**good)) == StoreCall(id=1, run_id="job", op="set")
     with pytest.raises(BadMessage):
@@ -210,7 +210,7 @@ def test_hostile_bodies_are_bad_messages_of_one_short_line(bomb: bytes) -> None:
         assert len(line) < 300
 
 
-def test_a_stranger_can_send_only_messages_of_the_handshake() -> None:
+def test_unauthenticated_peer_can_send_only_handshake_messages() -> None:
     for message in (STATUS, BEAT, ACK, VIEW, StoreCall(id=1, run_id="job", op="get")):
         with pytest.raises(BadMessage):
             decode_handshake(encode(message))
@@ -224,7 +224,7 @@ def test_a_stranger_can_send_only_messages_of_the_handshake() -> None:
         StoreCall(id=1, run_id="job", op="set", value=object()),  # type: ignore[arg-type]
     ],
 )
-def test_a_message_that_cannot_be_written_is_a_bad_message(message: Message) -> None:
+def test_message_that_cannot_be_encoded_is_a_bad_message(message: Message) -> None:
     with pytest.raises(BadMessage, match=type(message).__name__):
         encode_frame(message)
 
@@ -233,8 +233,8 @@ EVIL = "gone\x1b[2J\x9b31m\u202e\n[holdfast] all is well"
 SHOWN = "gone\\x1b[2J\\x9b31m\\u202e [holdfast] all is well"
 
 
-def test_text_for_a_person_arrives_printable() -> None:
-    """It is not refused: a node of an earlier version may send whatever its workers said."""
+def test_received_text_is_printable() -> None:
+    """It is not refused, because a node may send the text of its workers unchanged."""
     failure = Failure(node="a", host="h", summary=EVIL)
     status = decode(encode(replace(STATUS, failure=failure, stuck=EVIL)))
     assert isinstance(status, Status)
@@ -250,6 +250,6 @@ def test_text_for_a_person_arrives_printable() -> None:
     )
 
 
-def test_text_that_grows_by_being_shown_stays_within_its_limit() -> None:
+def test_escaped_text_stays_within_its_limit() -> None:
     longest = replace(VIEW, why="\x1b" * core_limits.WHY_CHARS_MAX)
     check(decode(encode(longest)))

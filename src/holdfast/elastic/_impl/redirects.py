@@ -6,6 +6,7 @@ file. On exit it restores everything. All threads of a process share its streams
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from contextlib import contextmanager, nullcontext
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
@@ -24,8 +24,6 @@ _FDS = {"stdout": 1, "stderr": 2}
 
 def get_libc() -> ctypes.CDLL:
     """Return the C library that this process runs on."""
-    import ctypes
-
     return ctypes.CDLL(None)
 
 

@@ -23,6 +23,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from holdfast.errors import UsageError
+from holdfast.processes.stacks import PySpyFailed, run_py_spy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -192,8 +193,6 @@ def _dump_traceback(_request: Request, response: Response) -> None:
 
 
 def _pyspy_dump(request: Request, response: Response) -> None:
-    from holdfast.processes.stacks import PySpyFailed, run_py_spy
-
     try:
         stacks = run_py_spy(os.getpid(), native=request.has_param("native"), pausing=False)
     except PySpyFailed as problem:

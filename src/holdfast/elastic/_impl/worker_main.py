@@ -12,6 +12,7 @@ path, the worker serves requests at a socket there while `main` runs. You can al
 from __future__ import annotations
 
 import os
+from functools import wraps
 from typing import TYPE_CHECKING
 
 from holdfast.processes.failures.error_file import record
@@ -36,7 +37,6 @@ class WorkerMain:
 
     def __call__(self, fn: Callable[P, R]) -> Callable[P, R | None]:
         """Wrap the main function; it can be called more than once, one call after the other."""
-        from functools import wraps
 
         @wraps(fn)
         def main(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -8,6 +8,7 @@ no type for a value (a date, a path, a tensor), `json` would raise; here the tex
 
 from __future__ import annotations
 
+import json
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -175,8 +176,6 @@ def _fields_of(event: Any) -> dict[str, Any]:
 
 
 def _fields_in(data: str) -> dict[str, Any]:
-    import json
-
     fields = json.loads(data)
     if not isinstance(fields, dict):
         raise ValueError(f"not an event: {data[:100]!r}")

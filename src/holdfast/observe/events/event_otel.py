@@ -1,7 +1,7 @@
 """Events as log records of OpenTelemetry, sent by OTLP over HTTP. Needs the extra `otel`.
 
-If the program has set up OpenTelemetry's logs, events go there. Otherwise a provider is created, and
-OpenTelemetry's own variables configure it:
+If the program has set up OpenTelemetry's logs, the handler uses that provider. Otherwise it creates one, which
+OpenTelemetry's own variables configure:
 `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_SERVICE_NAME`, ...
 
 An event becomes an OpenTelemetry *event*: a log record with a name. Its metadata are the attributes, without nulls.
@@ -49,7 +49,7 @@ class OpenTelemetryEventHandler(EventHandler):
             raise TimeoutError(f"the collector has not accepted all events after {FLUSH_MS} ms")
 
     def close(self) -> None:
-        """Send queued events, and shut down the provider if it was created here."""
+        """Send queued events, and shut down the provider if this handler created it."""
         self.flush()
         if self._is_own:
             self._provider.shutdown()

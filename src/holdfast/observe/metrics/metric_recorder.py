@@ -185,7 +185,7 @@ class MetricQueues:
             queue = self._queue_for(handler)
         if queue is not None:
             metric: Any = MetricData(time.time(), stream.group_name, name, value)
-            queue.record(metric)  # A queue takes any value.
+            queue.record(metric)  # A queue accepts any value.
 
     def _queue_for(self, handler: MetricHandler) -> _MetricQueue | None:
         """Return a new queue or that of an earlier run; None if there are too many queues."""

@@ -170,7 +170,7 @@ def _text(value: str) -> str:
     return value.encode("utf-8", "backslashreplace").decode()
 
 
-# Failures that travel: from the node where a worker failed to every other node's console.
+# Reports between nodes: from the node where a worker failed to the console of every other node.
 #
 # `pack` keeps all parts of the first failure, up to a length, and one line of each other failure.
 # `unpack` returns failures that the report shows like local ones, with their host. The packed data

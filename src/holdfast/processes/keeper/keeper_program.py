@@ -513,9 +513,8 @@ class Keeper:
         except BlockingIOError:
             pass
         before = len(self.workers)
-        for exit_fd, _ in self.exits.poll(
-            0
-        ):  # `P_ALL` would return them in the order of their starts.
+        # `P_ALL` would return them in the order of their starts.
+        for exit_fd, _ in self.exits.poll(0):
             self.reap_one(os.P_PIDFD, exit_fd)
         while self.reap_one(os.P_ALL, 0):
             pass

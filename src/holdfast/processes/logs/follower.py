@@ -12,6 +12,7 @@ call them, repeatedly and in any order, except that nothing can be followed afte
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -51,14 +52,10 @@ READ_BYTES_MAX = 1 << 16
 class Inotify:
     """An inotify instance. Raises `OSError` if the kernel has none left."""
 
-    __slots__ = ("_add_watch", "_ctypes", "_rm_watch", "fd")
+    __slots__ = ("_add_watch", "_rm_watch", "fd")
 
     def __init__(self) -> None:
-        # Imported here, since most jobs follow no file and ctypes costs some milliseconds.
-        import ctypes
-
         libc = ctypes.CDLL(None, use_errno=True)
-        self._ctypes = ctypes
         self._add_watch = libc.inotify_add_watch
         self._add_watch.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
         self._rm_watch = libc.inotify_rm_watch
@@ -91,7 +88,7 @@ class Inotify:
             self.fd = -1
 
     def _problem(self, about: str) -> OSError:
-        code = self._ctypes.get_errno()
+        code = ctypes.get_errno()
         return OSError(code, os.strerror(code), about)
 
 

@@ -84,9 +84,8 @@ def pack_preparation(name: str) -> bytes:
 
     data = spawn.get_preparation_data(name)
     if not os.path.isfile(str(data.get("init_main_from_path"))):
-        data.pop(
-            "init_main_from_path", None
-        )  # The program was read from a pipe, so there is no file to import.
+        # The program was read from a pipe, so there is no file to import.
+        data.pop("init_main_from_path", None)
     return _pickle_for_child(data, Packed())
 
 
@@ -179,8 +178,8 @@ def call_in_fork(call: Callable[[], None]) -> int:
     """Call in a forked child, and return the exit status that the interpreter would have."""
     status = died_of = 0
     _part_from_the_parent()
-    RaisedSignals().begin()
     try:
+        RaisedSignals().begin()
         call()
     except SystemExit as leaving:
         status = _exit_status(leaving.code)
@@ -271,8 +270,8 @@ def main() -> None:
         preparation, data, has_tracker = pickle.load(stream)  # noqa: S301 (our agent's)
     if has_tracker:
         use_tracker(TRACKER_FD)
-    RaisedSignals().begin()
     try:
+        RaisedSignals().begin()
         record(prepare)(preparation)
         fn, args = pickle.loads(data)  # noqa: S301 (our agent's)
         call_and_return(fn, args, RESULT_FD)
@@ -294,9 +293,8 @@ def serve_forks() -> None:
     # death signal, which is tied to the parent's thread; that thread waits for the first worker.
     prctl = keeper_program.load_prctl()
     prctl(keeper_program.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    os.closerange(
-        PREPARATION_FD + 1, 1 << 16
-    )  # Descriptors that the agent's program left inheritable.
+    # Descriptors that the agent's program left inheritable.
+    os.closerange(PREPARATION_FD + 1, 1 << 16)
     with open(PREPARATION_FD, "rb") as stream:
         agent, preparation, modules, end_fd = pickle.load(stream)  # noqa: S301 (our agent's)
     if os.getppid() != agent:

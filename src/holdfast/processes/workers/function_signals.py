@@ -8,6 +8,7 @@ function's own process; in its forks, the signals have their default actions at 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -66,8 +67,6 @@ class RaisedSignals:
                 return  # The function has closed our descriptor.
             for number in came:
                 if number in self._signals and not self._began.wait(NATIVE_CALL_S_MAX):
-                    import ctypes
-
                     ctypes.CDLL(None).signal(number, 0)  # `signal.signal` needs the main thread.
                     os.kill(os.getpid(), number)
 
@@ -82,7 +81,7 @@ def die_of(signum: int) -> NoReturn:
     """Exit by the default action of a signal."""
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
-    os._exit(128 + signum)  # It was blocked.
+    os._exit(128 + signum)  # The signal was blocked.
 
 
 def _signals_to_handle() -> tuple[int, ...]:

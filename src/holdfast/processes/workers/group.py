@@ -30,6 +30,7 @@ import errno
 import os
 import select
 import signal
+import subprocess
 import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
@@ -52,7 +53,6 @@ from holdfast.processes.signals import as_enum
 from holdfast.side_thread import Hung, SideThread
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import IO, Any, TextIO
 
@@ -605,9 +605,8 @@ class PContext(ABC):
                         self._shortage = OSError(number, text)
                     self._worker_exited(rank, 0, 127, f"could not be started: {text}")
                 case keeper_client.Exited(rank, pid, exitcode, error, at_ns):
-                    if (
-                        self._started.get(rank) == pid
-                    ):  # Not a worker that an earlier start gave up.
+                    # Not a worker that an earlier start gave up.
+                    if self._started.get(rank) == pid:
                         detail, retryable = start_error(error), is_retryable(error)
                         if error is not None and error[0] in SHORTAGES:
                             exitcode = EnvironmentProblem.exit_code
@@ -869,8 +868,6 @@ class SubprocessHandler:
         self._files.clear()
 
     def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
-        import subprocess
-
         return subprocess.Popen(
             args, env=env, stdout=self._stdout, stderr=self._stderr, start_new_session=True
         )

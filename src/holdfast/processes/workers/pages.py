@@ -185,10 +185,11 @@ class WorkerPage:
                 pass  # The worker then requests unnecessary looks, or exits soon.
 
     def close(self) -> None:
+        # Clear `_fd` before closing: another thread may be about to read.
         fd, self._fd = (
             self._fd,
             -1,
-        )  # Clear `_fd` before closing: another thread may be about to read.
+        )
         if fd >= 0:
             os.close(fd)
             try:

@@ -124,7 +124,7 @@ def _figures(report: Report) -> str:
     failed = sum(not one.consequence for one in report.failures)
     figures = [
         (_share(report.goodput), good),
-        (duration(report.duration_s), "from beginning to end"),
+        (duration(report.duration_s), "duration"),
         (f"{report.restarts} of {report.max_restarts}", "restarts charged"),
         (
             str(len(report.generations)),
@@ -230,7 +230,7 @@ def _timeline(report: Report) -> str:
     return (
         '<div class="zoom"><button type="button" data-zoom="in">Zoom in</button>'
         '<button type="button" data-zoom="out">Zoom out</button>'
-        '<button type="button" data-zoom="all">All</button><span>or + &minus; 0 while it has the focus</span></div>'
+        '<button type="button" data-zoom="all">All</button><span>Keys: + &minus; 0</span></div>'
         f'<div class="lanes"><div class="names"><div>job</div>{names}</div>'
         f'<div class="scroll" id="scroll" tabindex="0" data-seconds="{whole}" role="region" '
         f'aria-label="Timeline of {len(report.generations)} generations on {len(lanes)} nodes">'
@@ -289,7 +289,7 @@ def _cross(node: Node, at: int, report: Report) -> str:
 
 
 def _from_to(begun: float, end: float) -> str:
-    return f"{duration(end - begun)} from {duration(begun)} on"
+    return f"{duration(end - begun)} from {duration(begun)}"
 
 
 # Generations.
@@ -344,7 +344,7 @@ def _failures(report: Report) -> str:
     if others:
         inner = "".join(_failure(one, is_open=False) for one in others)
         text += (
-            f"<details><summary>{len(others)} more exited only because the others were "
+            f"<details><summary>{len(others)} more workers exited because the others were "
             f"stopped</summary><div>{inner}</div></details>"
         )
     return text
@@ -355,7 +355,7 @@ def _failure(one: Failure, *, is_open: bool) -> str:
     facts = {
         "worker": f"rank {one.rank} (local rank {one.local_rank}), pid {one.pid}",
         "node": f"{one.node} on {one.host}" if one.node else one.host,
-        "when": f"{duration(one.at_s)} after the beginning, in generation {one.generation}",
+        "when": f"{duration(one.at_s)} after the start, in generation {one.generation}",
         "ending": one.ending,
         "reason": one.detail,
     }
@@ -524,7 +524,7 @@ def _nodes(report: Report) -> str:
     return (
         '<div class="wide"><table><thead><tr>'
         + "".join(f"<th>{head}</th>" for head in heads)
-        + '<th class="n">from</th><th class="n">to</th><th>generations</th><th>last ranks</th>'
+        + '<th class="n">from</th><th class="n">to</th><th>generations</th><th>ranks at the end</th>'
         f'<th class="n">clock ahead</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
     )
 

@@ -138,7 +138,7 @@ class JobScreen(Screen[None]):
         )
         yield Table("nodes", columns.NODES, lambda row: row.node, empty="no nodes")
         yield Table("timeline", columns.TIMELINE, lambda row: row.number, empty="no generation")
-        yield Table("events", columns.EVENTS, lambda row: row, empty="nothing yet", follows=True)
+        yield Table("events", columns.EVENTS, lambda row: row, empty="no events yet", follows=True)
         below = Table("below", columns.TIMELINE, lambda row: row.number, empty="no generation")
         below.can_focus = False
         yield below

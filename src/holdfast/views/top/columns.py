@@ -182,7 +182,7 @@ TIMELINE = (
     Column("START", 6, _stage(Stage.START), right=True, kind="stage-start"),
     Column("WARMUP", 6, _stage(Stage.WARMUP), right=True, kind="stage-warmup"),
     Column("DOWN", 6, _plain(lambda row: duration(row.down_s or None)), right=True, from_width=110),
-    Column("WHERE IT WENT", 16, _bar, flex=1, from_width=110),
+    Column("STAGES", 16, _bar, flex=1, from_width=110),
     Column("ENDED BY", 12, _ended, flex=3),
 )  # fmt: skip
 

@@ -50,7 +50,7 @@ HELP = """\
   m  only marked ranks: slow, behind or stalled
   /  find: a rank, a range as 8-15, or part of a name; Esc shows all
 
-[b]Change something[/b] (asks first)
+[b]Change something[/b] (after a confirmation)
   r  restart all workers; no restart is charged
   d  drain the node, or undrain it
   x  stop the job, on all nodes
@@ -59,7 +59,7 @@ HELP = """\
 [b]slow[/b]     below 80 % of the median rate
 [b]behind[/b]   at least three steps and two seconds behind the fastest rank
 [b]stalled[/b]  no step for five times the usual time of one
-[b]BEAT[/b]     age of the last call of holdfast.worker
+[b]BEAT[/b]     age of the last heartbeat: the last call of holdfast.worker
 """
 
 
@@ -240,7 +240,7 @@ class Logs(TextScreen):
                 if client is None:
                     raise JobUnreachable("the job is not reachable")
                 if not node:
-                    raise JobNotFound("no node has it now")
+                    raise JobNotFound("no node has this rank now")
                 wanted = LogsQuery(ranks=self._ranks, tail=tail, follow=True)
                 async for lines in client.logs(node, wanted):
                     self.note("")
@@ -293,7 +293,7 @@ class Stacks(TextScreen):
 
     async def _read(self) -> None:
         client = self._client()
-        self.note(f"asking {len(self._asked)} nodes ...")
+        self.note(f"requesting stacks from {len(self._asked)} nodes ...")
         self.view.clear()
         if client is None:
             self.note("cannot connect to the job")

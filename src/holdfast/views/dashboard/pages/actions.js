@@ -4,9 +4,9 @@ import { h, toast } from "./dom.js";
 export const session = { word: "", readOnly: true, stages: {}, restart: [] };
 
 const TEXTS = {
-  restart: ["Restart the workers", "All workers stop within their grace and start again as the next generation. No restart is charged.", "Restart"],
+  restart: ["Restart the workers", "All workers stop within their grace period and start again as the next generation. No restart is charged.", "Restart"],
   stop: ["Stop the job", "The job ends on all nodes. This is final. Its agents exit with code 143.", "Stop the job"],
-  drain: ["Drain a node", "Its workers stop within their grace, and it has none until it is undrained. A standby replaces it, or the job shrinks. No restart is charged.", "Drain"],
+  drain: ["Drain a node", "Its workers stop within their grace period. It gets no workers until it is undrained. A standby replaces it, or the job shrinks. No restart is charged.", "Drain"],
   undrain: ["Undrain a node", "The node is eligible again.", "Undrain"],
 };
 
@@ -26,7 +26,7 @@ export function ask(action, node = "") {
   const [title, meaning, verb] = TEXTS[action];
   const dialog = document.getElementById("dialog");
   const reason = h("input", { id: "reason", maxlength: 200, placeholder: "for the consoles of all nodes", autocomplete: "off" });
-  const grace = h("input", { id: "grace", type: "number", min: 0, step: "any", placeholder: "as the job was started" });
+  const grace = h("input", { id: "grace", type: "number", min: 0, step: "any", placeholder: "the job's own" });
   const problem = h("p", { class: "problem", role: "alert" });
   const confirm = h("button", { type: "submit", class: action === "stop" ? "primary danger" : "primary" }, verb);
   // The id makes a repeated request harmless.
@@ -48,7 +48,7 @@ export function ask(action, node = "") {
     node ? h("p", {}, h("code", {}, node)) : null,
     h("p", { class: "about" }, meaning),
     h("label", { for: "reason" }, "Reason"), reason,
-    action === "stop" ? h("label", { for: "grace" }, "Grace in seconds") : null, action === "stop" ? grace : null,
+    action === "stop" ? h("label", { for: "grace" }, "Grace period in seconds") : null, action === "stop" ? grace : null,
     problem,
     h("div", { class: "buttons" }, h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), confirm));
   dialog.replaceChildren(form);

@@ -7,6 +7,6 @@ form.addEventListener("submit", async (event) => {
   problem.textContent = "";
   const answer = await fetch("/login", { method: "POST", body: new URLSearchParams(new FormData(form)) }).catch(() => null);
   if (answer?.ok) return location.replace("/");
-  problem.textContent = answer ? (await answer.json()).problem : "The dashboard does not answer.";
+  problem.textContent = answer ? (await answer.json()).problem : "The dashboard does not respond.";
   document.getElementById("token").select();
 });

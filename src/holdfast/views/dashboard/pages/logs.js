@@ -50,7 +50,7 @@ export function logs(element) {
         rest = parts.pop();
         for (const part of parts) take(JSON.parse(part));
       }
-      if (reading === own) { flush(); said.textContent ||= ""; say("that is all"); }
+      if (reading === own) { flush(); said.textContent ||= ""; say("end of the output"); }
     } catch (error) {
       if (error.name !== "AbortError" && reading === own) say(error.message);
     }

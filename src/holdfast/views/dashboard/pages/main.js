@@ -15,7 +15,7 @@ const $ = (id) => document.getElementById(id);
 const shown = {};
 let current = "";
 
-// The address has the view, and what is looked for in it: #logs?ranks=3. No secret is ever in it.
+// The address has the view and its query: #logs?ranks=3. It never contains a secret.
 function place() {
   const [name, query] = location.hash.slice(1).split("?");
   return [name in VIEWS ? name : "overview", new URLSearchParams(query || "")];
@@ -54,7 +54,7 @@ function render() {
   const kind = job.outcome || (!job.problem ? last : job.ended ? "ended" : "unreachable");
   $("verdict").className = `verdict ${kind.replace(/[^a-z]/g, "-")}`;
   if ($("state").textContent !== kind) $("state").replaceWith(Object.assign(pill(kind || "…"), { id: "state" }));
-  say($("why"), [job.problem, job.why ? `last change: ${job.why}` : ""].filter(Boolean).join(" · ") || (job.running ? `${job.running} of ${job.ranks} workers run` : "the job is starting"));
+  say($("why"), [job.problem, job.why ? `last change: ${job.why}` : ""].filter(Boolean).join(" · ") || (job.running ? `${job.running} of ${job.ranks} workers are running` : "the job is starting"));
   for (const button of document.querySelectorAll(".acting")) button.hidden = session.readOnly;
   shown[current]?.render(state);
 }

@@ -23,12 +23,12 @@ export function overview(element) {
       [job.goodput === null ? "–" : percent(job.goodput), job.goodput_is_upper_bound ? "goodput (upper bound)" : "goodput"],
       [number(job.generation), `generation, round ${Math.max(0, job.round)}`],
       [`${job.restarts} of ${job.max_restarts}`, "restarts charged"],
-      [`${job.members} of ${job.min_nodes}:${job.max_nodes}`, `nodes, ${job.present} here`],
-      [`${job.running} of ${job.ranks}`, "workers run"],
-      [steps, job.rate === null ? "step" : `step, ${number(job.rate)} per second`],
+      [`${job.members} of ${job.min_nodes}:${job.max_nodes}`, `nodes, ${job.present} connected`],
+      [`${job.running} of ${job.ranks}`, "workers running"],
+      [steps, job.rate === null ? "step" : `step, ${number(job.rate)} steps/s`],
     ];
     fill(figures, JSON.stringify(shown), () => shown.map(([value, text]) => h("div", { class: "figure" }, h("b", {}, value), h("span", {}, text))));
-    // A job of one node needs it.
+    // A job of one node needs its node.
     const canDrain = !session.readOnly && job.max_nodes > 1;
     fill(nodes, JSON.stringify([state.nodes, canDrain]), () => nodeTable(state.nodes, canDrain));
     fill(slow, slowKey(state), () => stragglers(state));
@@ -62,7 +62,7 @@ function nodeTable(nodes, canDrain) {
   ]);
   const more = nodes.length - rows.length;
   return [table(["node", "host", "state", "ranks", "#workers", "#step", "#steps/s", "#heartbeat", "#CPU", "#memory", "#"], rows),
-    more > 0 ? h("p", { class: "about" }, `${more} more nodes are not listed here; `, h("a", { href: "#ranks" }, "the ranks"), " are.") : ""];
+    more > 0 ? h("p", { class: "about" }, `${more} more nodes are not listed; see `, h("a", { href: "#ranks" }, "all ranks"), ".") : ""];
 }
 
 function marked({ ranks }) {
@@ -81,9 +81,9 @@ export function stragglers(state) {
   const found = marked(state);
   if (!found.length) {
     const reporting = (ranks.step || []).some((step) => step >= 0);
-    return h("p", { class: "about" }, reporting ? "None: every rank keeps up." : "Not known: no rank reports its steps (holdfast.worker.progress).");
+    return h("p", { class: "about" }, reporting ? "No stragglers." : "Unknown: no rank reports steps (holdfast.worker.progress).");
   }
-  return table(["rank", "node", "state", "#steps/s", "#behind", "#last sign", ""], found.map((at) => [
+  return table(["rank", "node", "state", "#steps/s", "#behind", "#last heartbeat", ""], found.map((at) => [
     String(ranks.rank[at]), nodes[ranks.node[at]]?.node ?? "", h("span", { class: `mark ${ranks.mark[at]}` }, ranks.mark[at]),
     number(ranks.rate[at]), number(ranks.lag[at]), ranks.age[at] < 0 ? "–" : duration(ranks.age[at]),
     h("a", { href: `#logs?ranks=${ranks.rank[at]}` }, "logs")]));

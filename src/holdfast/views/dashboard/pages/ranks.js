@@ -3,10 +3,10 @@ import { bytes, duration, fill, h, number } from "./dom.js";
 import { slowKey, stragglers } from "./overview.js";
 
 const METRICS = {
-  step: ["Step", "how far each is, from the last to the first", [["h1", "the furthest"], ["h3", "halfway"], ["h5", "the last"]]],
-  rate: ["Rate", "steps per second, relative to the median", [["h1", "as fast as the others"], ["h2", "from 75 %"], ["h3", "from 50 %"], ["h4", "from 25 %"], ["h5", "slower, or standing"]]],
-  lag: ["Lag", "how long it would take to reach the furthest, at the median rate", [["h1", "below 1 s"], ["h2", "below 5 s"], ["h3", "below 20 s"], ["h4", "below 60 s"], ["h5", "more"]]],
-  memory: ["Memory", "resident memory, relative to the largest", [["m1", "little"], ["m3", "half"], ["m5", "the largest"]]],
+  step: ["Step", "steps, between the slowest and the fastest rank", [["h1", "the fastest"], ["h3", "halfway"], ["h5", "the slowest"]]],
+  rate: ["Rate", "steps per second, relative to the median", [["h1", "as fast as the others"], ["h2", "from 75 %"], ["h3", "from 50 %"], ["h4", "from 25 %"], ["h5", "slower or stalled"]]],
+  lag: ["Lag", "time to reach the step of the fastest rank, at the median rate", [["h1", "below 1 s"], ["h2", "below 5 s"], ["h3", "below 20 s"], ["h4", "below 60 s"], ["h5", "more"]]],
+  memory: ["Memory", "resident memory, relative to the largest", [["m1", "little"], ["m3", "half of the largest"], ["m5", "the largest"]]],
 };
 const SIZES = [[48, 46], [256, 30], [1100, 20], [4200, 13], [Infinity, 8]];
 const COLUMNS_MAX = 16; // Ranks of one node beside each other.
@@ -149,7 +149,7 @@ export function ranks(element) {
     state = next;
     const [, text, keys] = METRICS[metric];
     about.textContent = `${text[0].toUpperCase()}${text.slice(1)}. ${number(state.ranks.rank.length)} ranks on ${number(state.nodes.length)} nodes.`;
-    fill(legend, metric, () => [...keys, ["none", "not reported"], ["off", "does not run"]].map(([name, meaning]) => h("span", {}, h("span", { class: `key ${name}` }), meaning)));
+    fill(legend, metric, () => [...keys, ["none", "not reported"], ["off", "not running"]].map(([name, meaning]) => h("span", {}, h("span", { class: `key ${name}` }), meaning)));
     draw();
     fill(detail, JSON.stringify(facts()), () => describe());
     fill(slow, slowKey(state), () => stragglers(state));
@@ -169,7 +169,7 @@ export function ranks(element) {
     const one = facts();
     if (!one) return h("p", { class: "about" }, "Choose a rank with the mouse or the arrow keys.");
     const rows = [["node", one.node], ["local rank", String(one.local)], ["process", one.pid ? String(one.pid) : "–"], ["state", one.mark ? `${one.state}, ${one.mark}` : one.state],
-      ["step", number(one.step)], ["steps per second", one.rate === null ? "–" : number(one.rate)], ["behind", `${number(one.lag)} ${one.lag === 1 ? "step" : "steps"}`], ["last sign of life", one.age < 0 ? "–" : `${duration(one.age)} ago`],
+      ["step", number(one.step)], ["steps per second", one.rate === null ? "–" : number(one.rate)], ["behind", `${number(one.lag)} ${one.lag === 1 ? "step" : "steps"}`], ["last heartbeat", one.age < 0 ? "–" : `${duration(one.age)} ago`],
       ["CPU", one.cpu === null ? "–" : `${Math.round(100 * one.cpu)} %`], ["memory", bytes(one.rss)], ["section", one.section || "–"]];
     return [h("h3", {}, `Rank ${one.rank} `, h("a", { href: `#logs?ranks=${one.rank}` }, "logs")),
       h("dl", { class: "facts columns" }, ...rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))))];

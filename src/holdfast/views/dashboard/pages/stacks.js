@@ -10,11 +10,11 @@ export function stacks(element) {
 
   async function dump() {
     take.disabled = true;
-    said.textContent = "asking all nodes …";
+    said.textContent = "requesting stacks from all nodes …";
     try {
       const found = await post("/stacks", {});
       const count = found.groups.reduce((sum, one) => sum + one.ranks.length, 0);
-      said.textContent = `${count} ranks at ${found.groups.length} ${found.groups.length === 1 ? "place" : "places"}, at ${new Date().toTimeString().slice(0, 8)}`;
+      said.textContent = `${count} ranks in ${found.groups.length} ${found.groups.length === 1 ? "group" : "groups"}, at ${new Date().toTimeString().slice(0, 8)}`;
       groups.replaceChildren(
         ...found.problems.map((problem) => h("p", { class: "problem" }, problem)),
         ...found.groups.map((one, at) => h("details", at === 0 ? { open: true } : {},

@@ -1,4 +1,4 @@
-// What the time of the job was spent on; events below. Zoom by keys, wheel and buttons.
+// The stages of the job over time, and the events below. Zoom by keys, wheel and buttons.
 import { session } from "./actions.js";
 import { clock, duration, fill, h, say, svg, table } from "./dom.js";
 import { eventLine, isOfJob } from "./overview.js";
@@ -16,7 +16,7 @@ export function timeline(element) {
   const chosen = h("p", { class: "chosen", "aria-live": "polite" });
   const buttons = h("div", { class: "zoom" },
     ...[["Zoom in", () => zoom(0.5)], ["Zoom out", () => zoom(2)], ["All", () => show(null)], ["Last failure", () => lastFailure()]].map(([text, act]) => h("button", { type: "button", onclick: act }, text)),
-    h("span", {}, "or + − 0 and the arrow keys while it has the focus; Ctrl and the wheel"));
+    h("span", {}, "Keys: + − 0 and arrows. Mouse: drag, or Ctrl and the wheel."));
   const measured = h("p", { class: "about" });
   const list = h("div", {});
   const events = h("div", {});
@@ -65,15 +65,15 @@ export function timeline(element) {
     const room = Math.max(SPAN_MIN_S, (to - from) * 0.35);
     show([from - room, to + room]);
     const one = all[at];
-    chosen.textContent = one.is_over ? `Generation ${one.number} ended: ${one.ended_by || "the reason is unknown"}. ${told(all, at)}` : `Generation ${one.number} runs.`;
+    chosen.textContent = one.is_over ? `Generation ${one.number} ended: ${one.ended_by || "the reason is unknown"}. ${stagesText(all, at)}` : `Generation ${one.number} runs.`;
     box.focus({ preventScroll: true });
     box.scrollIntoView({ block: "nearest" });
   }
 
-  function told(all, at) {
+  function stagesText(all, at) {
     const next = all[at + 1];
     if (!next) return "";
-    return Object.entries(next.stages).map(([name, seconds]) => `${name} ${duration(seconds)}`).join(", ");
+    return `Restart: ${Object.entries(next.stages).map(([name, seconds]) => `${name} ${duration(seconds)}`).join(", ")}.`;
   }
 
   function lastFailure() {
@@ -101,7 +101,7 @@ export function timeline(element) {
       if (end < from || span.from > to) continue;
       const left = Math.max(-2, x(span.from)), right = Math.min(width + 2, x(end));
       const rect = svg("rect", { class: `piece ${span.stage}`, x: left, y: 4, width: Math.max(1, right - left), height: LANE - 8, "data-generation": span.generation },
-        svg("title", {}, `generation ${span.generation}: ${span.stage}, ${duration(end - span.from)} from ${clock(span.from)} on`));
+        svg("title", {}, `generation ${span.generation}: ${span.stage}, ${duration(end - span.from)} from ${clock(span.from)}`));
       if (places.has(span.generation)) rect.addEventListener("click", () => zoomTo(places.get(span.generation)));
       drawn.append(rect);
       if (span.stage === "useful" && right - left > 26) drawn.append(svg("text", { class: "on", x: (left + right) / 2, y: LANE / 2 + 4, "text-anchor": "middle" }, span.generation));
