@@ -60,12 +60,11 @@ def test_long_reports_over_slow_links_make_no_node_lost() -> None:
         held(seed, nodes=5, profile="slow", minutes=1.7)
 
 
-# Faults that were found and repaired: writes that were carried out late undid newer ones, and nodes
-# that came when the job had just failed did not learn when all was known of it; nodes that had
-# much to say did not renew their leases. Two are of checkers that saw faults in what was
-# right: the late end of a lease that etcd had renewed, and a failure of which a new leader heard. In
-# the three before the last, members of the job's own etcd gave up data that the others lacked. In the
-# last, a node joined with a request to drain another, and members changed their ranks.
+# Fixed faults: writes that were performed late overwrote newer ones; nodes that joined just after the job had
+# failed did not learn of its end; nodes that reported often did not renew their leases. Two seeds are about
+# faults of checkers: the late end of a lease that etcd had renewed, and a failure that was reported to a new
+# leader. In the three before the last, members of the job's own etcd dropped data that the others lacked. In
+# the last, a node joined with a request to drain another one, and members changed their ranks.
 @pytest.mark.parametrize(
     ("seed", "profile", "nodes"),
     [
@@ -87,10 +86,10 @@ def test_fixed_faults_on_etcd_do_not_recur(seed: int, profile: str, nodes: int) 
     held(seed, nodes=nodes, profile=profile, driver="etcd")
 
 
-# Nodes that came when the job had just failed did not learn when all was known of it. Two are of
-# checkers: one took a node for stopped whose store did not answer while it went on, the last did not
-# excuse a replaced node that was lost later. In seed 433 a node joined with a request to drain another,
-# and members changed their ranks.
+# Nodes that joined just after the job had failed did not learn of its end. Two seeds are about faults of
+# checkers: one took a node for stopped whose store did not respond while it ran; the last one did not excuse
+# a replaced node that was lost later. In seed 433 a node joined with a request to drain another one, and
+# members changed their ranks.
 @pytest.mark.parametrize(
     ("seed", "profile", "nodes", "minutes"),
     [
@@ -108,10 +107,10 @@ def test_fixed_faults_on_a_backend_do_not_recur(
     held(seed, nodes=nodes, profile=profile, minutes=minutes, driver="backend")
 
 
-# An agent that took the place of a member did not get its rank once a new coordinator had carried
-# the round on; failures were judged though a member was gone. The last two are of checkers: one took a
-# node that left for one that was put out, the other excused a node that was lost while cut off only
-# until it was reached again, though it was stopped then.
+# An agent that replaced a member did not get its rank after a new coordinator had resumed the round; failures
+# were charged although a member was lost. The last two are about faults of checkers: one took a node that
+# left for a removed node; the other excused a disconnected and lost node only until it was connected again,
+# although it was stopped then.
 @pytest.mark.parametrize(
     ("seed", "profile", "nodes"),
     [
