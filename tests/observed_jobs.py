@@ -100,7 +100,7 @@ def until(look: Callable[[], Found | None]) -> Found:
     """Poll until something is found, and return it."""
     deadline = time.monotonic() + PATIENCE_S
     while (found := look()) is None:
-        assert time.monotonic() < deadline, "it did not come"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(LOOK_AGAIN_S)
     return found
 

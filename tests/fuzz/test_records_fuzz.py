@@ -22,7 +22,7 @@ from holdfast.core.etcd.keys import (
     read_leader,
     unpack,
 )
-from holdfast.core.etcd.leader import LedJob, inherit
+from holdfast.core.etcd.leader import LedJob, job_to_lead
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import NodeInfo, NodePhase, NodeRole, View
 from holdfast.core.rounds import Job, NodeLost, Rounds, WaitEnded
@@ -256,7 +256,7 @@ def test_any_job_is_taken_over_or_refused(data: DataObject) -> None:
     if record is None:
         return
     alive = {("a", 1), ("b", 2)}
-    led = LedJob(0.0, inherit(record, alive, 5, RUN, 5.0), step_s=1.0, strict=True)
+    led = LedJob(0.0, job_to_lead(record, alive, 5, RUN, 5.0), step_s=1.0, strict=True)
     led.begin(0.0, [], {}, lambda _peer: "gone")
     for now in (3.0, 70.0, 140.0):
         led.handle(now, TICK)

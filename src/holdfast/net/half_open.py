@@ -21,7 +21,7 @@ from holdfast.net.peer_user import MAPPED
 if TYPE_CHECKING:
     from typing import Any
 
-SHARE = 4  # An address may have one of this many places.
+SHARE = 4  # The share of an address is the number of places divided by this.
 
 
 class HalfOpen:

@@ -121,7 +121,7 @@ class Store(Protocol):
         """Set how long calls wait by default."""
 
     def clone(self) -> Any:
-        """Return another store of the same keys, with a timeout of its own.
+        """Return another store of the same keys, with its own timeout.
 
         Threads that each have their own store never wait for each other.
         """

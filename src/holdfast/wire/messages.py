@@ -183,7 +183,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
 
     id: Count
     refusal: Name = ""
-    """A `core.protocol.RequestRefusal`, or nothing."""
+    """The value of a `core.protocol.RequestRefusal`, or an empty text."""
     why: Why = ""
     body: Annotated[bytes, Meta(max_length=limits.STATUS_FRAME_BYTES_MAX)] = b""
     last: bool = True
