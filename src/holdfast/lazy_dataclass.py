@@ -161,7 +161,7 @@ def _eq(self: Any, other: object) -> Any:
 
 
 def _replace(self: Any, /, **changes: Any) -> Any:
-    """Return another with some fields changed; `copy.replace` asks for this from Python 3.13 on."""
+    """Return a copy with some fields changed; `copy.replace` calls this from Python 3.13 on."""
     import dataclasses
 
     return dataclasses.replace(self, **changes)

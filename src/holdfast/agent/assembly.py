@@ -80,7 +80,7 @@ def machine_and_membership(
     spec = group.spec
     handler: object = spec.rdzv_handler
     if follows_views(handler):
-        from holdfast.agent.coordinated_job import CoordinatedJob  # With all of `msgspec`.
+        from holdfast.agent.coordinated_job import CoordinatedJob  # Imports msgspec.
         from holdfast.core.coordinated_supervision import CoordinatedSupervision
 
         coordinated = reporter.machine = CoordinatedSupervision(

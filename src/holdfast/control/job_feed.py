@@ -29,9 +29,9 @@ SOON_S = 0.2
 """The delay of a poll after an event, so that it covers the events that follow at once."""
 RETRY_S, RETRY_S_MAX = 0.5, 5.0
 HISTORY_S = 5.0
-"""Timeout of such a request."""
+"""The timeout of a request for a node's history."""
 HISTORY_EVERY_S = 10.0
-"""The interval of such requests while nothing changes."""
+"""The interval of requests for histories while nothing changes."""
 
 
 class Feed:
@@ -60,10 +60,10 @@ class Feed:
                     self._history_mark = None
                     await self._follow(client)
             except* HoldfastError as problems:
-                told = _first(problems)
+                problem = _first(problems)
                 if self.job.problem == "":
                     pause_s = RETRY_S
-                self.job.lost(told)
+                self.job.lost(problem)
             finally:
                 self.client = None
             self._changed()

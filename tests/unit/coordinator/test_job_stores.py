@@ -166,6 +166,3 @@ def test_least_recently_used_scope_is_dropped(
     assert [ok(calls("num_keys", scope=scope)).amount for scope in "abc"] == [1, 0, 1]
     assert is_refused(calls.answers["you", 2])
     assert calls.stores.next_deadline() is None
-
-
-# The client's side.

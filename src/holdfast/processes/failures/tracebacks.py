@@ -30,7 +30,9 @@ _CONNECTORS = (
     "The above exception was the direct cause of the following exception:",
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_RANK_PREFIX = re.compile(r"\[rank\d+\]: ?|\[[A-Za-z_]+\d+\]:")  # PyTorch's, and of a tee.
+_RANK_PREFIX = re.compile(
+    r"\[rank\d+\]: ?|\[[A-Za-z_]+\d+\]:"
+)  # PyTorch's prefix, or that of `--tee`.
 _FRAME = re.compile(r'  File ".*", line \d+')
 _SYNTAX_ERROR_FRAME = re.compile(r'  File ".*", line \d+$')
 _GROUP_LINE = re.compile(r"\s+[|+]")
@@ -78,7 +80,7 @@ def last_traceback(text: str) -> str:
 
 
 def first_of_chain(traceback: str) -> str:
-    """Return the traceback that others in `traceback` followed from."""
+    """Return the first traceback of a chain."""
     lines = traceback.split("\n")
     ends = (at for at, line in enumerate(lines) if line in _CONNECTORS)
     return "\n".join(lines[: next(ends, len(lines))]).rstrip("\n")

@@ -1,4 +1,4 @@
-"""Where each worker's output and error file go: the paths, and the descriptors that lead there.
+"""The destinations of each worker's output and error file: their paths and descriptors.
 
 `LogsSpecs` chooses the paths of a start, `LogsDest` has them, and `WorkerStdio` opens them.
 
@@ -263,7 +263,7 @@ class DefaultLogsSpecs(LogsSpecs):
 
     @property
     def keeps_nothing(self) -> bool:
-        """Whether no stream of any worker was to be written to a file."""
+        """Whether no stream of any worker goes to a file."""
         return not any(
             chosen if isinstance(chosen, int) else any(chosen.values())
             for chosen in (self._redirects, self._tee)
@@ -330,7 +330,7 @@ class DefaultLogsSpecs(LogsSpecs):
         return path
 
     def _replace_run_dir(self) -> None:
-        """Replace a removed directory, as after a cleaner of temporary folders."""
+        """Replace a directory that was removed, for example by a cleaner of temporary folders."""
         assert self._run_dir is not None
         console.warning(
             f"the log directory {self._run_dir} was removed or replaced while the job ran"
@@ -474,9 +474,9 @@ def _cannot_make(path: str, problem: OSError) -> NoReturn:
 
 # The descriptors of a worker, and what the agent keeps of its output.
 
-# The part of a worker's standard error that is kept for the report: some hundred lines.
+# The part of a worker's standard error that the agent keeps for the report: a few hundred lines.
 TAIL_BYTES_MAX = 64 * 1024
-# How long a report waits, once, for the rest of a worker's output: the console may be blocked.
+# How long a report waits for the rest of a worker's output, once, because the console may be blocked.
 CATCH_UP_S = 1.0
 STDIN, STDOUT, STDERR = 0, 1, 2
 
@@ -586,7 +586,7 @@ class WorkerStdio:
         poll = select.poll()
         for fd in self._pipes.values():
             poll.register(fd, select.POLLIN)
-        # The end of an empty stream is another kind of event.
+        # If an empty stream ends, the kernel reports another event than POLLIN.
         return any(events & select.POLLIN for _, events in poll.poll(0))
 
     def finish(self) -> None:
@@ -659,7 +659,7 @@ class WorkerStdio:
             return -1, 0
         captured = self._captured.get((rank, STDERR))
         if captured is None:
-            try:  # A file that only the worker writes: no later than its last write.
+            try:  # Only the worker writes this file, so the traceback is no later than the last write.
                 return -1, os.stat(self._dest.stderrs[rank]).st_mtime_ns
             except (OSError, KeyError):
                 return -1, 0
