@@ -157,7 +157,7 @@ def _move_etcd_leader(job: Nodes, to: Agent, where: list[str]) -> None:
             if its["leader"] != target:
                 _asked(of, "/v3/maintenance/transfer-leadership", {"targetID": target})
             return
-    raise BenchmarkError(f"the leader has no member of the cluster{job.words()}")
+    raise BenchmarkError(f"the leader has no member of the cluster{job.output_ends()}")
 
 
 def _asked(endpoint: str, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Real jobs with one node whose output, ports and files are observed while they run.
 
-Expected changes without a notification are polled for: `ObservedJob.prints`, `until`.
+Nothing notifies a test of a change, so `ObservedJob.prints` and `until` poll for it.
 """
 
 from __future__ import annotations

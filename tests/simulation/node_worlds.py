@@ -224,7 +224,7 @@ def _follow(world: World, rounds: Rounds, node: FakeNode, i: int) -> list[View]:
     if node.role is NodeRole.FENCED:
         world.born[i] += 1
         world.views[i] = None
-        node.begin_anew(i * 100 + world.born[i])
+        node.change_incarnation(i * 100 + world.born[i])
     else:
         node.apply()
     return rounds.handle(0.0, node.status())

@@ -248,8 +248,8 @@ def is_local(address: Address) -> bool:
             probe.bind((where, 0, *rest[1:]))
         except OSError:
             return False
-    # With `ip_nonlocal_bind` any address can be bound. But if a machine connects to an address, it does so from
-    # that same address only if it is its own. Nothing is sent.
+    # With `ip_nonlocal_bind` any address can be bound, so connect instead: the kernel chooses the target itself as
+    # the source only if the machine has that address. Connecting a datagram socket sends nothing.
     with socket.socket(address.family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((where, 9, *rest[1:]))

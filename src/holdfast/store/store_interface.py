@@ -111,7 +111,7 @@ class Store(Protocol):
         """Return how many values a queue has."""
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
-        """Wait until `world_size` callers have arrived at this key; its value is how many have."""
+        """Wait until `world_size` callers have arrived at this key; the key's value is their number so far."""
 
     @property
     def timeout(self) -> timedelta:

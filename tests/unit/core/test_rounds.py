@@ -133,7 +133,7 @@ def test_one_node_does_not_push_the_numbers_of_a_job_to_their_end(lie: dict[str,
     fresh.handle(0.0, msgspec.structs.replace(said, **half))
     fresh.handle(0.0, NodeLost("z", 9, "silent"))
     for number, node in enumerate(nodes, start=20):
-        node.begin_anew(number)
+        node.change_incarnation(number)
         apply(nodes, fresh.handle(0.0, node.status()))
     for wait in fresh.waits:
         apply(nodes, fresh.handle(0.0, wait.ended))
