@@ -269,7 +269,7 @@ def test_handshake_succeeds_only_with_equal_tokens(
     if alike:
         theirs = mine
     client, server = ClientHandshake(mine, run_id=run_id), ServerHandshake(theirs)
-    refused = outcome(shake, client, server)
+    refused = outcome(run_handshake, client, server)
     assert client.done is server.done is (mine == theirs)
     if mine != theirs:
         assert isinstance(refused, HandshakeRefused)
