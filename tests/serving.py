@@ -84,9 +84,15 @@ class Client:
             pass
         return message
 
-    def stop_reading(self) -> None:
-        assert self.connection._transport is not None
-        self.connection._transport.pause_reading()
+    def stop_reading(self, peer: asyncio.Transport | None = None) -> None:
+        """Receive nothing more; given the server's side, have the kernel hold little between the two."""
+        transport = self.connection._transport
+        assert transport is not None
+        transport.pause_reading()
+        if peer is not None:
+            receiver, sender = (one.get_extra_info("socket") for one in (transport, peer))
+            receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
 
 
 def status(node: str, *, nodes: int = 1, seq: int = 1, **changes: Any) -> Status:

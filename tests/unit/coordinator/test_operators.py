@@ -206,25 +206,24 @@ async def test_a_subscriber_that_does_not_read_its_events_is_dropped(
 ) -> None:
     monkeypatch.setattr(operators, "UNREAD_EVENTS_BYTES_MAX", 100_000)
     monkeypatch.setattr(operators, "GATHER_S", 0.0)
-    monkeypatch.setattr(
-        server_connection, "UNREAD_BYTES_MAX", 1 << 30
-    )  # So that another limit applies first.
-    async with serving() as served:
+    # This limit must not apply first.
+    monkeypatch.setattr(server_connection, "UNREAD_BYTES_MAX", 1 << 30)
+    async with serving(silence_s=3_600.0) as served:
         node, slow, quick = await a_job(served), await served.client(""), await served.client("")
         follow = control.pack(control.EventsQuery(follow=True))
         for one in (slow, quick):
             one.send(Query(id=1, what=control.EVENTS, run_id="job", body=follow))
             await one.next()
-        slow.stop_reading()
-        record = EventRecord(wall=1.0, source="a", text="y" * 1_000)
-        report = NodeReport(run_id="job", node="a", incarnation=INCARNATION, events=[record] * 100)
-        subscribers = served.server._operators._subscribers
-        for _ in range(1_000):  # 100 MB: the kernel may hold a third of it for a reader.
-            node.send(report)
+        peer, _id = next(iter(served.server._operators._subscribers))
+        slow.stop_reading(peer._transport)
+        for number in range(30):  # 3 MB: more than the kernel holds in its smallest buffers.
+            record = EventRecord(wall=float(number), source="a", text="y" * 1_000)
+            node.send(
+                NodeReport(run_id="job", node="a", incarnation=INCARNATION, events=[record] * 100)
+            )
             assert control.unpack(control.Events, (await quick.next()).body).events
-            if len(subscribers) == 1:
-                break
-        assert len(subscribers) == 1
+        assert peer.closed
+        assert any("does not read the events" in one for one in served.warnings)
         assert node.connection.is_open
         slow.connection.abort()
 
