@@ -184,7 +184,7 @@ class FakeNode(msgspec.Struct):
         self.phase, self.has_workers = NodePhase.LEAVING, self.slow
         return self.status()
 
-    def begin_anew(self, incarnation: int) -> None:
+    def rejoin(self, incarnation: int) -> None:
         """Become another incarnation, as a fenced node does."""
         self.info = msgspec.structs.replace(self.info, incarnation=incarnation)
         self.role, self.has_workers = None, False

@@ -90,7 +90,7 @@ def jobs() -> list[Job]:
     copy(rounds)  # With a node that left, whose workers still run.
     for _ in range(3):
         play(rounds, nodes, NodeLost(nodes[1].name, nodes[1].info.incarnation, "silent"))
-        nodes[1].begin_anew(nodes[1].info.incarnation + 10)
+        nodes[1].rejoin(nodes[1].info.incarnation + 10)
         play(rounds, nodes, nodes[1].status())
     copy(rounds)  # With an excluded node.
     again = Rounds(Job(run_id=RUN, term=9))
