@@ -1,11 +1,11 @@
 """Simulated jobs of many nodes: real decisions, virtual time, one seed.
 
-`simulate(seed)` runs the machines of `holdfast.core` (the coordinator's and every agent's) in a
-world that loses messages, cuts links, stops and kills processes and lets clocks drift, and checks
-after each step that every invariant holds. The same arguments give the same run, so a seed that
-fails is all one needs to see it again: `python -m simulator --seed N --story`.
+`simulate(seed)` runs the machines of `holdfast.core`, those of the coordinator and of every agent, in a
+world that loses messages, cuts links, stops and kills processes and lets clocks drift. After each step it
+checks every invariant. The same arguments give the same run, so a seed suffices to repeat a failure:
+`python -m simulator --seed N --story`.
 
-No process, socket or thread is involved; workers are simulated too.
+It uses no processes, sockets or threads; workers are simulated, too.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ __all__ = [
 NODES = 8
 MINUTES = 2.0
 MANY_NODES = (32, 64)
-FEW_IN_A_ROW = 20  # Rows of all profiles with few nodes, before one with many.
+FEW_IN_A_ROW = 20  # Of so many runs of each profile, one has many nodes.
 SLICE_S = 10.0  # Virtual seconds between two calls of `progress`.
 
 
 class Result(Value):
-    """How a run went."""
+    """The result of a run."""
 
     seed: int
     profile: str
@@ -52,13 +52,13 @@ class Result(Value):
     minutes: float
     driver: str
     violation: str
-    """What went wrong, or nothing."""
+    """The violation; empty if there is none."""
     invariant: str
-    """The checker that saw it, or the type of the error that a machine raised."""
+    """The checker that detected it, or the location of the error that a machine raised."""
     seconds: float
-    """Virtual time until the end."""
+    """The virtual time at the end."""
     steps: int
-    """Events that a process took in: a message, a timer, something of its workers or its link."""
+    """The number of events that processes handled: messages, timers, events of workers and links."""
     digest: int
     agents: int
     coordinators: int
@@ -67,7 +67,7 @@ class Result(Value):
 
     @property
     def command(self) -> str:
-        """What shows this very run again."""
+        """The command that repeats this run."""
         driver = "" if self.driver == "coordinator" else f" --driver {self.driver}"
         return (
             f"python -m simulator --seed {self.seed} --profile {self.profile} --nodes {self.nodes} "
@@ -87,10 +87,10 @@ def simulate(
     whole_story: bool = False,
     progress: Callable[[World], None] | None = None,
 ) -> Result:
-    """Run one job, or a few in a row, and return how it went; the story of a failure is in it.
+    """Run one job, or several one after another, and return the result, with the story of a failure.
 
-    `minutes` is virtual time, the quiet at the end included; `driver` is who decides, of `DRIVERS`.
-    `machines` are those under test, `checkers` what is demanded of them.
+    `minutes` is virtual time, including the quiet time at the end. `driver` is one of `DRIVERS`. `machines`
+    are the machines under test, and `checkers` the invariants to check.
     """
     log = RunLog(lines_max=None if whole_story else LOG_LINES_MAX)
     world = World(
@@ -105,7 +105,7 @@ def simulate(
     )
     violation = invariant = ""
     collects = gc.isenabled()
-    gc.disable()  # A world is hundreds of thousands of small things that live as long as it does.
+    gc.disable()  # A world has hundreds of thousands of small objects that live until its end.
     Story.sink = world.record
     try:
         world.begin()
@@ -115,7 +115,7 @@ def simulate(
     except Violation as error:
         violation, invariant = error.what, error.invariant
         log.note(world.now, "VIOLATION", f"{invariant}: {violation}".replace("{", "{{"))
-    except Exception as error:  # noqa: BLE001 (whatever a machine raises is a finding)
+    except Exception as error:  # noqa: BLE001 (any error of a machine is a finding)
         violation, invariant = f"{type(error).__name__}: {error}", _where(error)
         log.note(world.now, "ERROR", f"{invariant}: {violation}".replace("{", "{{"))
     Story.sink = None
@@ -140,7 +140,7 @@ def simulate(
 
 
 def mixed(seed: int) -> tuple[str, int]:
-    """Return a profile and a number of nodes for a seed, so that a row of seeds has all kinds."""
+    """Return a profile and a number of nodes for a seed, so that consecutive seeds cover all profiles."""
     profiles = list(PROFILES)
     turn = seed // len(profiles)
     nodes = MANY_NODES[turn // FEW_IN_A_ROW % len(MANY_NODES)]
@@ -150,7 +150,7 @@ def mixed(seed: int) -> tuple[str, int]:
 
 
 def _where(error: Exception) -> str:
-    """Return the place in our code that an error comes from."""
+    """Return the location in the code at which an error was raised."""
     trace = error.__traceback__
     where = type(error).__name__
     while trace is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simulator import Result, World
 
 PROGRESS_S = 2.0
-STORY_LINES = 60  # Of a failure, unless `--story` asks for all of it.
+STORY_LINES = 60  # The lines of a failure's story, unless `--story` prints all.
 NODES_MAX = 10_000
 MINUTES_MAX = 10_000.0
 VIOLATED, INTERRUPTED = 1, 130
@@ -120,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Simulate the seeds asked for, up to the first violation."""
+    """Simulate the requested seeds, up to the first violation."""
     is_one = args.seeds is None and args.seconds is None
     progress = Progress(total=0 if args.seconds else len(_seeds_of(args)))
     for seed in _until(args.seconds, _seeds_of(args)):

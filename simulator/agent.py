@@ -1,9 +1,8 @@
-"""A simulated agent: its session and its supervision, joined as the real agent joins them.
+"""A simulated agent: its session and its supervision, connected as in a real agent.
 
-It performs the effects of both machines in order and brings the outcomes back as events. Its
-workers take their time to start, run, fail and stop. They run until their job's work is done
-(`JobTruth.finish_at`), all at about the same time, as the workers of a real job do. Why one fails
-is for `sim.faults`.
+It performs the effects of both machines in order and reports the outcomes as events. Its workers take time
+to start and stop. They run until the work of their job is done (`JobTruth.finish_at`), all at about the
+same time, like the workers of a real job. `simulator.faults` makes workers fail.
 """
 
 from __future__ import annotations
@@ -68,19 +67,19 @@ STOP_S = (0.01, 0.3)
 SLOW_STOP_S = (1.0, 5.0)
 SLOW_SHARE = 0.1
 LAST_STEP_S = (0.0, 0.8)
-STUCK_S = 5.0  # A loop that does not turn for so long is found to be stuck.
+STUCK_S = 5.0  # The time after which a loop that does not respond counts as stuck.
 
 
 class Workers:
     """The workers of at most one generation."""
 
     def __init__(self, agent: Agent, count: int, rng: Random) -> None:
-        self.there = False
-        """Whether any process of a generation is there, starting and stopping ones included."""
+        self.exist = False
+        """Whether any worker process exists, including those that start or stop."""
         self.running: list[int] = []
         self.generation = -1
         self.done_generation = -1
-        """The last generation that was done with success on this node."""
+        """The last generation whose workers all succeeded on this node."""
         self._agent = agent
         self._count = count
         self._rng = rng
@@ -89,7 +88,7 @@ class Workers:
         self._expired = False
 
     def start(self, generation: int, cause: str) -> None:
-        self.there = True
+        self.exist = True
         self._stopping = self._expired = False
         self.generation = generation
         self.running = []
@@ -150,10 +149,10 @@ class Workers:
         agent.supervise(WorkerExited(generation, local_rank, failed=True, retryable=retryable))
 
     def expire(self) -> None:
-        """Be killed by the keeper, whatever the agent does; it learns of it when it can."""
-        self._agent.world.note(self._agent, "workers are killed, as nobody heard of it for long")
+        """Let the keeper kill the workers. The agent learns of it when it is able to."""
+        self._agent.world.note(self._agent, "the keeper kills the workers at the stop deadline")
         self._agent.world.disturb()
-        self.there = False
+        self.exist = False
         self.running = []
         self._expired = True
         self._agent.after(0.0, self._tell_expired, self.generation)
@@ -172,15 +171,15 @@ class Workers:
 
     def _stopped(self, which: tuple[int, str]) -> None:
         generation, cause = which
-        if generation != self.generation or not (self.there or self._expired):
-            return  # They were killed before their time was over.
-        self.there = self._expired = False
+        if generation != self.generation or not (self.exist or self._expired):
+            return  # They were killed before the stop was over.
+        self.exist = self._expired = False
         self.running = []
         self._agent.supervise(WorkersStopped(generation, 0), cause)
 
-    def vanish(self) -> None:
-        """Be gone, as after the agent's own end."""
-        self.there = False
+    def remove_all(self) -> None:
+        """Remove all workers, because the agent exits."""
+        self.exist = False
         self.running = []
         self.generation = -2
 
@@ -203,12 +202,12 @@ class Agent(Process):
         self.reached_since = -inf
         """When it was last cut off, if it is not any more."""
         self.apart: frozenset[Decider] = frozenset()
-        """The coordinators to which there is no way, while there is one to others."""
+        """The coordinators that this agent cannot reach, although it may reach others."""
         self.lag_s = 0.0
         self.bandwidth = 0.0
-        """Bytes a second of its link, in each direction; 0: they take no time."""
+        """The bandwidth of its link in bytes per second, in each direction; 0 for no limit."""
         self.report_bytes = 0
-        """How long its failure reports are; 0: a few words."""
+        """The size of its failure reports; 0 for a short text."""
         self.outcome: Outcome | None = None
         self.view: View | None = None
         self.round: RoundTruth | None = None
@@ -216,13 +215,13 @@ class Agent(Process):
         self.failure: Failure | None = None
         self.left = False
         self.joined_at = world.now
-        """When it began, as whatever incarnation it is now."""
+        """When its current incarnation joined."""
         self.wedged_at: float | None = None
-        """Since when its loop does not turn, though its connection is served."""
+        """Since when its loop hangs while its connection is served; None if it does not hang."""
         self._is_stuck = False
         self._unseen: list[tuple[Event, str]] = []
         self.superseded = False
-        """Another agent was given its node id."""
+        """Whether another agent was started with its node id."""
         self._rng = rng
         world_size = rng.choice((1, 1, 2, 3))
         self.info = NodeInfo(
@@ -252,26 +251,26 @@ class Agent(Process):
 
     @property
     def healthy(self) -> bool:
-        """Whether it can do its part: it is there, goes on, and is reached."""
+        """Whether it is alive, running, connected and not leaving."""
         is_held_up = self.paused or self.wedged_at is not None
         return self.alive and not (is_held_up or self.cut_off or self.left)
 
     @property
     def cut_off(self) -> bool:
-        """Whether it cannot be heard, or cannot hear, though it goes on."""
+        """Whether it is disconnected in at least one direction."""
         return self.cut_in or self.cut_out
 
     @property
     def stop_at(self) -> float | None:
-        """When its workers must be gone, by its own clock."""
+        """When its workers must have exited, by its own clock."""
         return self.session.stop_at
 
-    def see_deadline(self) -> None:
-        """Let the keeper do what is due; before the agent can do anything."""
-        if self.workers.there and (at := self.stop_at) is not None and self.clock >= at:
+    def enforce_deadline(self) -> None:
+        """Let the keeper kill the workers at the deadline, before the agent handles an event."""
+        if self.workers.exist and (at := self.stop_at) is not None and self.clock >= at:
             self.workers.expire()
 
-    # What happens to it.
+    # Events.
 
     def begin(self, _arg: object = None) -> None:
         self.world.note(self, "starts (host {0.host}, {0.job.run_id})", self)
@@ -279,7 +278,7 @@ class Agent(Process):
         self.arm(self.session.next_deadline(self.clock))
 
     def receive(self, parcel: tuple[Link, Ack | View]) -> None:
-        """Take in a message of the coordinator; one by a link it has given up is refused."""
+        """Handle a message of the coordinator. If the link was given up, close it instead."""
         link, message = parcel
         if self.paused:
             self._backlog.append((self.receive, parcel))
@@ -287,7 +286,7 @@ class Agent(Process):
         if self.link is not link:
             self.world.network.close_from_agent(link)
             return
-        self.see_deadline()
+        self.enforce_deadline()
         world = self.world
         world.steps += 1
         effects = self.session.handle(self.offset + world.now * self.rate, message)
@@ -295,7 +294,7 @@ class Agent(Process):
             self._perform(effects)
 
     def tick(self) -> None:
-        self.see_deadline()
+        self.enforce_deadline()
         now = self.offset + self.world.now * self.rate
         effects = self.session.handle(now, TICK)
         if effects:
@@ -304,7 +303,7 @@ class Agent(Process):
             self.arm(self.session.next_deadline(now))
 
     def link_opened(self, link: Link) -> None:
-        """Take note that the link asked for is there; or that the other side is gone already."""
+        """Handle that the link opened, unless the coordinator has died meanwhile."""
         if not link.coordinator.alive:
             self.link_failed("connection reset")
             return
@@ -315,7 +314,7 @@ class Agent(Process):
         self._session_event(Disconnected(why))
 
     def link_lost(self, link: Link) -> None:
-        """Take note that the other side closed a link."""
+        """Handle that the other side closed a link."""
         if self.link is link:
             self.link = None
             self._session_event(Disconnected("connection reset"))
@@ -327,32 +326,32 @@ class Agent(Process):
 
     @property
     def unanswered(self) -> Request | None:
-        """What was asked for through it, and is not answered."""
+        """The unanswered request that was sent through this node."""
         return self.session.status.request
 
     def ask(self, request: Request) -> None:
-        """Pass on what somebody asks of the job through this node."""
-        self.world.note(self, "is asked: {0}", request)
+        """Send an operator's request to the job through this node."""
+        self.world.note(self, "receives a request: {0}", request)
         self._session_event(RequestMade(request))
 
     def wedge(self) -> None:
-        """Let its loop stand still, as behind a file system that does not answer."""
+        """Let its loop hang, as in a file system that does not respond."""
         self.wedged_at = self.world.now
-        self.world.note(self, "is wedged: its loop does not turn")
+        self.world.note(self, "is wedged: its loop hangs")
         self.after(STUCK_S, self._find_stuck, self.wedged_at)
         self.world.agent_wedged(self)
 
     def _find_stuck(self, wedged_at: float) -> None:
         if self.wedged_at == wedged_at:
             self._is_stuck = True
-            self._session_event(LoopStuck("its loop does not turn"))
+            self._session_event(LoopStuck("its loop hangs"))
 
     def unwedge(self, _arg: object = None) -> None:
-        """Let its loop turn again, and see what has come meanwhile."""
+        """Resume its loop, which handles the events that arrived meanwhile."""
         if self.wedged_at is None or not self.alive:
             return
         self.wedged_at = None
-        self.world.note(self, "turns again")
+        self.world.note(self, "its loop continues")
         if self._is_stuck:
             self._is_stuck = False
             self._session_event(LoopResumed())
@@ -362,20 +361,20 @@ class Agent(Process):
                 self.supervise(event, cause)
 
     def die(self, *, host_too: bool) -> None:
-        """End without a word, and the workers with it."""
-        self.world.note(self, "is gone, and its host with it" if host_too else "is killed")
+        """Exit without a message, and the workers with it."""
+        self.world.note(self, "dies with its host" if host_too else "is killed")
         self.host_up = not host_too
         self._end()
 
     # The two machines.
 
     def _session_event(self, event: SessionEvent, cause: str = "") -> None:
-        self.see_deadline()
+        self.enforce_deadline()
         now = self.clock
         effects = self.session.handle(now, event, cause)
         if effects:
             self._perform(effects)
-        if self.alive and type(event) is Disconnected:  # All else only puts its deadlines off.
+        if self.alive and type(event) is Disconnected:  # Other events only postpone deadlines.
             self.arm(self.session.next_deadline(now))
 
     def _perform(self, effects: list[SessionEffect]) -> None:
@@ -401,7 +400,7 @@ class Agent(Process):
     # The link.
 
     def decider(self, _view: View) -> Decider:
-        """Return who made a view that was just received."""
+        """Return the decider of a view that was just received."""
         assert self.link is not None
         return self.link.coordinator
 
@@ -417,10 +416,10 @@ class Agent(Process):
             self.world.network.close_from_agent(self.link)
             self.link = None
 
-    # The workers' machine.
+    # The supervision.
 
     def supervise(self, event: Event, cause: str = "") -> None:
-        """Give the workers' machine an event, and do what it asks for."""
+        """Pass an event to the supervision, and perform its effects."""
         if self.wedged_at is not None:
             if isinstance(event, ViewReceived):  # Only the newest is kept.
                 kept = [one for one in self._unseen if not isinstance(one[0], ViewReceived)]
@@ -459,10 +458,10 @@ class Agent(Process):
             self._depart()
 
     def _status_change(self, effect: ReportStatus) -> StatusChanged:
-        """Return what is reported, with the failure and, once all workers are gone, its report."""
+        """Return the change to report, with the failure and, once all workers have exited, its report."""
         if effect.phase is not NodePhase.FAILED:
             return StatusChanged(effect.phase, effect.generation, clear=effect.clear)
-        report = b"" if self.workers.there else f"report of {self.node}".encode()
+        report = b"" if self.workers.exist else f"report of {self.node}".encode()
         if report:
             report = report.ljust(self.report_bytes, b".")
         return StatusChanged(effect.phase, effect.generation, self.failure, report, effect.clear)
@@ -473,5 +472,5 @@ class Agent(Process):
 
     def _end(self) -> None:
         self.alive = False
-        self.workers.vanish()
+        self.workers.remove_all()
         self._drop()

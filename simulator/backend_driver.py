@@ -97,7 +97,7 @@ class BackendDriver:
         self.world = world
         self.alive = self.host_up = True
         self.paused = False
-        self.remembers = False  # The store may return without its state.
+        self.keeps_state = False  # The store may return without its state.
         self._rng = rng
         self._jobs: dict[str, Stored] = {}
         self._lives = 0
@@ -248,7 +248,7 @@ class BackendAgent(Agent):
         self._place = place
         self._call: Call | None = None
         self._life: Life | None = None
-        self._departs = False
+        self._is_leaving = False
         self.shared = world.machines.shared_state(
             self.clock,
             run_id=job.run_id,
@@ -301,7 +301,7 @@ class BackendAgent(Agent):
 
     def supervise(self, event: Event, cause: str = "") -> None:
         """Pass an event to the supervision, unless this agent is leaving."""
-        if not self._departs:
+        if not self._is_leaving:
             super().supervise(event, cause)
 
     # The session.
@@ -316,15 +316,15 @@ class BackendAgent(Agent):
         self._feed(event, cause)
 
     def _feed(self, event: SessionEvent, cause: str = "") -> None:
-        self.see_deadline()
+        self.enforce_deadline()
         effects = self.shared.handle(self.clock, event, cause)
         cause = self.shared.story.last
         for effect in effects:
             self._carry(effect, cause)
             if not self.alive:
                 return
-        if self._departs and self._is_out():
-            self._go()
+        if self._is_leaving and self._is_out():
+            self._exit()
         else:
             self.arm(self.shared.next_deadline(self.clock))
 
@@ -350,16 +350,16 @@ class BackendAgent(Agent):
 
     def _depart(self) -> None:
         """Report that the agent leaves before its process exits, as a real agent does."""
-        self.left = self._departs = True
-        self.workers.vanish()
-        self.after(LEAVE_S, self._go)
+        self.left = self._is_leaving = True
+        self.workers.remove_all()
+        self.after(LEAVE_S, self._exit)
         self._feed(StatusChanged(NodePhase.LEAVING, self.shared.status.generation))
 
-    def _go(self, _arg: object = None) -> None:
+    def _exit(self, _arg: object = None) -> None:
         if self.alive:
             self._end()
             self.world.agent_ended(self)
 
     def _end(self) -> None:
         self.alive = False
-        self.workers.vanish()
+        self.workers.remove_all()

@@ -156,7 +156,7 @@ class SameRound(Checker):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self._told: dict[tuple[int, int], tuple[object, ...]] = {}
+        self._views: dict[tuple[int, int], tuple[object, ...]] = {}
 
     def view_received(self, agent: Agent, view: View) -> None:
         if view.role is not NodeRole.MEMBER:
@@ -164,16 +164,16 @@ class SameRound(Checker):
         truth = self.world.round_meant(agent, view)
         if truth is None:
             self.violated(f"{agent.node} got a view of round {view.round}, which never existed")
-        here = truth.members[view.rank] if 0 <= view.rank < len(truth.members) else None
-        if here != (view.node, view.incarnation):
-            self.violated(f"{view.node} got rank {view.rank}, which belongs to {here}")
+        holder = truth.members[view.rank] if 0 <= view.rank < len(truth.members) else None
+        if holder != (view.node, view.incarnation):
+            self.violated(f"{view.node} got rank {view.rank}, which belongs to {holder}")
         if (view.size, view.world_size) != (len(truth.members), truth.world_size):
             self.violated(f"{view.node} got a view of {view.size} nodes, {view.world_size} workers")
         names = [one.node for one in view.members]
         if names and names != [node for node, _incarnation in truth.members]:
             self.violated(f"{view.node} got a view of {names}, not of {truth.members}")
         shared = (view.size, view.world_size, view.master_addr, view.master_port, view.members)
-        if self._told.setdefault((truth.number, view.generation), shared) != shared:
+        if self._views.setdefault((truth.number, view.generation), shared) != shared:
             self.violated(f"{view.node} got {shared}, but other members did not")
 
 
@@ -211,10 +211,10 @@ class GenerationGrows(Checker):
 
 
 class CountersNeverDecrease(Checker):
-    """Per run id, whoever decides: the fence of every new generation is above all before it.
+    """For each run id, under any coordinator, every new generation has a higher fence than all before.
 
-    Generation, term and restarts do not go back where what was decided outlasts its decider, and
-    else not below what a node of the job heard of. All nodes that leave may take the restarts along.
+    If decisions survive their decider, generation, term and restarts never decrease. Otherwise they never
+    fall below the values that a node of the job received. If all nodes leave, the restarts are reset.
     """
 
     def __init__(self, world: World) -> None:
@@ -232,7 +232,7 @@ class CountersNeverDecrease(Checker):
         counts = started and not decision.adopted and self.world.driver != "backend"
         if counts and after.phase is JobPhase.ACTIVE and after.fence <= fence:
             self.violated(f"{run_id} has fence {after.fence} after {fence}")
-        if self.world.coordinator.remembers:
+        if self.world.coordinator.keeps_state:
             if after.term < term or after.generation < generation:
                 self.violated(
                     f"{run_id} is in generation {after.generation}, term {after.term} after "
@@ -287,7 +287,7 @@ class RanksStable(Checker):
 
 
 STOPPED_AFTER_CLOSE_S = 12.0  # The slowest stop, after the slowest start.
-CUT_OFF_LATELY_S = 6.0  # The silence after which a node is lost, and the difference of clocks.
+RECENTLY_CUT_OFF_S = 6.0  # The silence after which a node is lost, and the difference of clocks.
 
 
 class OneGenerationPerNode(Checker):
@@ -298,7 +298,7 @@ class OneGenerationPerNode(Checker):
         self._started: dict[Agent, int] = {}
 
     def workers_starting(self, agent: Agent, generation: int) -> None:
-        if agent.workers.there:
+        if agent.workers.exist:
             self.violated(
                 f"{agent.node} starts generation {generation} while workers of "
                 f"{agent.workers.generation} still run"
@@ -331,11 +331,11 @@ class NoOlderWorkers(Checker):
         known |= after.incarnations
         if before is not None and decision.status is None:
             excused = self._excused.setdefault(decision.coordinator.number, set())
-            there = after.incarnations | after.departed
-            for incarnation in (before.incarnations | before.departed) - there:
+            known_after = after.incarnations | after.departed
+            for incarnation in (before.incarnations | before.departed) - known_after:
                 agent = self.world.ledger.agent_of[incarnation]
-                lately = self.world.now - agent.reached_since < CUT_OFF_LATELY_S
-                if not agent.job.self_fencing and (not agent.paused or agent.cut_off or lately):
+                recently = self.world.now - agent.reached_since < RECENTLY_CUT_OFF_S
+                if not agent.job.self_fencing and (not agent.paused or agent.cut_off or recently):
                     excused.add(incarnation)
 
     def workers_starting(self, agent: Agent, generation: int) -> None:
@@ -346,9 +346,9 @@ class NoOlderWorkers(Checker):
         by = decider.number
         known, excused = self._known.get(by, set()), self._excused.get(by, set())
         for other in agent.job.agents:
-            other.see_deadline()
+            other.enforce_deadline()
             workers, incarnation = other.workers, other.info.incarnation
-            if other is agent or not workers.there or workers.generation >= generation:
+            if other is agent or not workers.exist or workers.generation >= generation:
                 continue
             if incarnation in known and incarnation not in excused:
                 self.violated(
@@ -393,7 +393,7 @@ class BudgetKept(Checker):
 class LossIsNotCharged(Checker):
     """If workers fail after a member of their round is lost, no restart is charged and no job ends.
 
-    Over a store that only keeps a state nobody can be asked, and this is not promised.
+    Over a backend no roll call is possible, so this does not hold there.
     """
 
     def __init__(self, world: World) -> None:
@@ -426,7 +426,7 @@ class LossIsNotCharged(Checker):
 
 
 class ClosedIsFinal(Checker):
-    """A job closes only for a true reason, and stays closed while any coordinator remembers it."""
+    """A job closes only for a valid reason, and stays closed while any coordinator remembers it."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -464,8 +464,8 @@ class ClosedIsFinal(Checker):
             self.violated(f"{job.run_id} was closed without a request")
 
     def _is_asked_for(self, job: Job) -> bool:
-        asked = self.world.requests.get(job.request)
-        if asked is not None and asked.action == Action.STOP.value:
+        request = self.world.requests.get(job.request)
+        if request is not None and request.action == Action.STOP.value:
             self._stopped.add(job.run_id)
         return job.run_id in self._stopped  # A later coordinator may not know the request itself.
 
@@ -484,7 +484,7 @@ class ClosedIsFinal(Checker):
 
     def _stopped_by_now(self, about: tuple[Agent, float]) -> None:
         agent, due = about
-        if not agent.workers.there:
+        if not agent.workers.exist:
             return
         late_s = self.world.now - due
         if late_s > 0.001:  # The agent itself was paused until now.
@@ -576,7 +576,7 @@ class NoNeedlessRestart(Checker):
         if effect.reason is not StopReason.COORDINATOR or world.now >= self._watch_until:
             return
         if agent.job.self_fencing:
-            return  # Nodes that are without a coordinator for long stop their workers, and tell it.
+            return  # Nodes without a coordinator for long stop their workers and report this.
         closed = agent.view is not None and agent.view.role is NodeRole.CLOSED
         if world.disturbed_at == self._calm_since and not closed:
             self.violated(f"{agent.node} restarts its workers because the coordinator did")
@@ -600,9 +600,9 @@ class StuckNodeIsLost(Checker):
     def agent_wedged(self, agent: Agent) -> None:
         world = self.world
         about = (agent, agent.wedged_at, world.disturbed_at)
-        world.schedule(world.now + WEDGED_S, self._look, about)
+        world.schedule(world.now + WEDGED_S, self._check_stuck, about)
 
-    def _look(self, about: tuple[Agent, float, float]) -> None:
+    def _check_stuck(self, about: tuple[Agent, float, float]) -> None:
         agent, wedged_at, disturbed_at = about
         world = self.world
         calm = world.disturbed_at == disturbed_at and not world.network.conditions.rough
@@ -646,8 +646,8 @@ class Departures:
             return []
         gone = []
         for info in before.members:
-            was_there = info.incarnation in before.incarnations
-            if was_there and info.incarnation not in after.incarnations:
+            was_in = info.incarnation in before.incarnations
+            if was_in and info.incarnation not in after.incarnations:
                 gone.append((run_id, info.host))
                 self._times.setdefault(gone[-1], []).append(self._world.now)
         return gone
@@ -695,17 +695,23 @@ class RoundFormsInTime(Checker):
     def decided(self, decision: Decision) -> None:
         now, after, job = self.world.now, decision.after, decision.job
         key = (decision.coordinator.number, job.run_id)
-        term, looked_at, waited_s = self._waits.get(key, (-1, now, 0.0))
+        term, checked_at, waited_s = self._waits.get(key, (-1, now, 0.0))
         settings = self.world.job_of(job.run_id).settings
         agents = (self.world.ledger.agent_of[one] for one in after.incarnations)
-        here = sum(agent.alive and is_eligible(job, agent.node) for agent in agents)
-        if after.phase is not JobPhase.FORMING or here < settings.min_nodes or term != after.term:
+        eligible = sum(agent.alive and is_eligible(job, agent.node) for agent in agents)
+        if (
+            after.phase is not JobPhase.FORMING
+            or eligible < settings.min_nodes
+            or term != after.term
+        ):
             waited_s = 0.0
-        elif now - looked_at <= ATTENDED_S:
-            waited_s += now - looked_at
+        elif now - checked_at <= ATTENDED_S:
+            waited_s += now - checked_at
         self._waits[key] = (after.term, now, waited_s)
         if waited_s > STARVED_SETTLES * settings.settle_s + STARVED_S:
-            self.violated(f"{here} nodes of {job.run_id} have waited {waited_s:.1f} s for a round")
+            self.violated(
+                f"{eligible} nodes of {job.run_id} have waited {waited_s:.1f} s for a round"
+            )
 
 
 class RequestAppliedOnce(Checker):
@@ -717,13 +723,13 @@ class RequestAppliedOnce(Checker):
 
     def decided(self, decision: Decision) -> None:
         before, after, job = decision.before, decision.after, decision.job
-        asked = self.world.requests.get(job.request)
-        if before is None or asked is None or job.why != str(asked):
+        request = self.world.requests.get(job.request)
+        if before is None or request is None or job.why != str(request):
             return
         if after.generation > before.generation:
-            key = (decision.coordinator.number, asked.id)
+            key = (decision.coordinator.number, request.id)
             if self._done.setdefault(key, after.generation) != after.generation:
-                self.violated(f"{asked} led to a second generation, {after.generation}")
+                self.violated(f"{request} led to a second generation, {after.generation}")
 
 
 class DrainedRests(Checker):
@@ -740,14 +746,14 @@ class DrainedRests(Checker):
         drained = self._drained.setdefault(key, set())
         seen = self._seen.setdefault(key, set())
         for one, answer in job.answers.items():
-            asked = self.world.requests[one]
+            request = self.world.requests[one]
             if one in seen or answer.refusal:
                 continue
             seen.add(one)
-            if asked.action == Action.DRAIN.value:
-                drained.add(asked.node)
-            elif asked.action == Action.UNDRAIN.value:
-                drained.discard(asked.node)
+            if request.action == Action.DRAIN.value:
+                drained.add(request.node)
+            elif request.action == Action.UNDRAIN.value:
+                drained.discard(request.node)
         begun = before is not None and after.generation > before.generation
         if begun and after.phase is JobPhase.ACTIVE:
             wrong = [info.node for info in after.members if info.node in drained]
@@ -760,9 +766,9 @@ class RequestsAnswered(Checker):
 
     def settled(self, job: JobTruth) -> None:
         for agent in job.living:
-            asked = agent.unanswered
-            if asked is not None and not job.closed_by:
-                self.violated(f"{agent.node} waits for an answer to {asked}")
+            request = agent.unanswered
+            if request is not None and not job.closed_by:
+                self.violated(f"{agent.node} waits for an answer to {request}")
 
 
 HELD_BACK_S = 35.0  # The longest delay before a flapping node may run again.
@@ -798,9 +804,9 @@ class RoundForms(Checker):
             phase = "unknown" if known is None else known.phase.value
             self.violated(f"{job.run_id} is {phase} though {len(living)} nodes are alive")
         names = {agent.node for agent in living}
-        there = {agent.node for agent in job.living}
+        alive = {agent.node for agent in job.living}
         members = [info.node for info in known.members]
-        missing = [node for node in members if node not in there]
+        missing = [node for node in members if node not in alive]
         if missing:
             self.violated(f"{missing} are in the round of {job.run_id} but have exited")
         wanted = min(settings.max_nodes, max(settings.min_nodes, len(names) - settings.spares))

@@ -53,7 +53,7 @@ class Coordinator(Process):
         saved_jobs: Sequence[SavedJob] | None = None,
     ) -> None:
         super().__init__(world, f"coordinator {number}", rng)
-        self.remembers = rng.random() < KEEPS_STATE_SHARE if keeps_state is None else keeps_state
+        self.keeps_state = rng.random() < KEEPS_STATE_SHARE if keeps_state is None else keeps_state
         """Whether a successor starts with this coordinator's state."""
         hurries = rng.random() < HURRIES_SHARE
         self.number = number
@@ -72,7 +72,7 @@ class Coordinator(Process):
             rounds=world.machines.rounds,
         )
         self.machine.decisions = []
-        world.note(self, "is there")
+        world.note(self, "starts")
 
     def receive(self, parcel: tuple[Link, Status | Heartbeat]) -> None:
         """Process a message. If this process has exited, close the link instead."""
@@ -148,7 +148,7 @@ class Coordinator(Process):
         """Process a request from a user."""
         if not self.alive or self.paused:
             return
-        self.world.note(self, "is asked: {0}", request)
+        self.world.note(self, "receives a request: {0}", request)
         now = self.clock
         answers = self.machine.handle(now, RequestReceived(run_id, request))
         self._decided()
@@ -171,19 +171,19 @@ class Coordinator(Process):
 
     def return_as(self, number: int, rng: Random) -> Coordinator:
         self.host_up = True  # From now on, the host refuses messages to the old process.
-        saved_jobs = self.machine.saved_jobs() if self.remembers else None
+        saved_jobs = self.machine.saved_jobs() if self.keeps_state else None
         return Coordinator(
             self.world,
             number,
             rng,
-            keeps_state=self.remembers,
+            keeps_state=self.keeps_state,
             place=self.place,
             saved_jobs=saved_jobs,
         )
 
     def die(self, *, host_too: bool) -> None:
         """Exit without a message. If the host dies too, nothing closes the connections."""
-        self.world.note(self, "is gone, and its host with it" if host_too else "is killed")
+        self.world.note(self, "dies with its host" if host_too else "is killed")
         self.host_up = not host_too
         self.alive = False
         links = {link.id: link for link in self.links.values()}

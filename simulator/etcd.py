@@ -1,9 +1,8 @@
-"""An etcd cluster as a client of one of its endpoints sees it, without processes or a network.
+"""A model of etcd as its clients see it, without processes or a network.
 
-It has no clock and does nothing by itself. Time is an argument, and a lease ends when `expire` is
-called, or when it is renewed after its time, as in etcd. `tests/unit/simulator/test_sim_etcd_real.py`
-sends the same requests to a real etcd and compares. What is done is counted in `load`, so that a
-test can state what a round costs.
+It has no clock and does nothing by itself. Time is an argument, and a lease ends when `expire` is called, or
+when it is renewed too late, as in etcd. `tests/unit/simulator/test_sim_etcd_real.py` sends the same
+requests to a real etcd and compares the answers.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Sink = Callable[[int, tuple[Change, ...]], None]
-    """Takes the changes of one revision."""
+    """Receives the changes of one revision."""
 
-FIRST_REVISION = 1  # Of an etcd that nobody has written to.
-FIRST_LEASE = 1001  # Unlike any revision or time of a short run, so that none passes for another.
-LEASE_S_MIN = 2  # etcd makes shorter ones this long: 1.5 times its election timeout, rounded up.
+FIRST_REVISION = 1  # The revision of a new etcd.
+FIRST_LEASE = 1001  # Unlike any revision or time of a short run, so that they are not confused.
+LEASE_S_MIN = 2  # etcd's minimum: 1.5 times its election timeout, rounded up.
 LEASE_S_MAX = 9_000_000_000
-ELECTION_S = 1.0  # A new leader of etcd adds its election timeout to the whole time of a lease.
-OPS_MAX = 128  # In one list of a transaction; etcd's default, as is the next.
+ELECTION_S = 1.0  # A new leader of etcd adds its election timeout to the full time of a lease.
+OPS_MAX = 128  # In one list of a transaction; etcd's default, like the next limit.
 REQUEST_BYTES_MAX = 1_572_864
-HISTORY_REVISIONS_MAX = 200_000  # After so many, the older half is compacted.
-ALL_AFTER = b"\0"  # As the end of a range.
+HISTORY_REVISIONS_MAX = 200_000  # Above this, the older half is compacted.
+ALL_AFTER = b"\0"  # The end of an open range.
 
 LEASE_NOT_FOUND = Problem(ProblemKind.LEASE_GONE, "requested lease not found")
 NO_SPACE = Problem(ProblemKind.NO_SPACE, "database space exceeded")
@@ -81,7 +80,7 @@ class _Subscription:
 
 
 def in_range(one: bytes, key: bytes, end: bytes) -> bool:
-    """Return whether a key is in the range that `key` and `end` stand for in a request."""
+    """Return whether a key is in the range of `key` and `end`."""
     if not end:
         return one == key
     return one >= key and (end == ALL_AFTER or one < end)
@@ -92,13 +91,13 @@ class SimEtcd:
 
     def __init__(self, *, revision: int = FIRST_REVISION) -> None:
         self.revision = revision
-        """The newest."""
+        """The newest revision."""
         self.compacted = 0
         """Watches that begin before this revision are refused; 0 before any compaction."""
         self.full = False
         """Whether etcd is out of space."""
         self._stored: dict[bytes, KeyValue] = {}
-        self._keys: list[bytes] = []  # Of `_stored`, in order.
+        self._keys: list[bytes] = []  # The keys of `_stored`, sorted.
         self._leases: dict[int, _Lease] = {}
         self._leases_granted = 0
         self._history: list[tuple[int, tuple[Change, ...]]] = []
@@ -109,7 +108,7 @@ class SimEtcd:
     # Requests.
 
     def perform(self, now: float, request: Request) -> Answer:
-        """Perform a request, as a whole or not at all."""
+        """Perform a request atomically."""
         if isinstance(request, Txn):
             return self._transact(request)
         if isinstance(request, Grant):
@@ -236,7 +235,7 @@ class SimEtcd:
 
     def _grant(self, now: float, ttl_s: int) -> Granted | Problem:
         if self.full:
-            return NO_SPACE  # A lease is a write, too.
+            return NO_SPACE  # Creating a lease is a write, too.
         if ttl_s > LEASE_S_MAX:
             return TTL_TOO_LARGE
         ttl_s = max(ttl_s, LEASE_S_MIN)
@@ -250,7 +249,7 @@ class SimEtcd:
         if lease is None:
             return KeptAlive(0)
         if lease.ends_at <= now:
-            self._end(number)  # etcd answers when it has ended it, which it is about to do.
+            self._end(number)  # etcd ends the lease before it answers.
             return KeptAlive(0)
         lease.ends_at = now + lease.ttl_s
         return KeptAlive(lease.ttl_s)
@@ -277,14 +276,14 @@ class SimEtcd:
             self._end(number)
 
     def failover(self, now: float) -> None:
-        """Change etcd's leader, or restart a single member: leases get their whole time again."""
+        """Change etcd's leader, or restart a single member: leases get their full time again."""
         for lease in self._leases.values():
             lease.ends_at = now + lease.ttl_s + ELECTION_S
 
     # History and watches.
 
     def _commit(self, changes: list[Change]) -> None:
-        """Make a revision of changes, if there are any, and notify watches."""
+        """Store changes as a new revision, if there are any, and notify watches."""
         if not changes:
             return
         self.revision += 1
@@ -303,7 +302,7 @@ class SimEtcd:
     def changes_since(
         self, key: bytes, end: bytes, revision: int
     ) -> list[tuple[int, tuple[Change, ...]]] | Problem:
-        """Return what happened to the keys of a range in this revision and all after it."""
+        """Return the changes of a range's keys in this revision and later."""
         if revision < self.compacted:
             return COMPACTED
         found = []
@@ -314,10 +313,10 @@ class SimEtcd:
         return found
 
     def subscribe(self, key: bytes, end: bytes, start_revision: int, sink: Sink) -> int | Problem:
-        """Have `sink` called for each revision that changes a key of the range, in order.
+        """Call `sink` for each revision that changes a key of the range, in order.
 
-        Revisions from `start_revision` on that are already there come before this returns; 0
-        begins with the next one. The number returned is for `unsubscribe`.
+        Existing revisions from `start_revision` on are delivered before this returns; 0 begins with the
+        next revision. Returns a number for `unsubscribe`.
         """
         start = start_revision or self.revision + 1
         if start < self.compacted:
@@ -330,14 +329,14 @@ class SimEtcd:
         return self._subscribed
 
     def unsubscribe(self, number: int) -> None:
-        """Stop calling a sink; one that is gone already is fine."""
+        """Stop calling a sink; if it is unknown, nothing happens."""
         self._subscriptions.pop(number, None)
 
     def compact(self, revision: int) -> Problem | None:
-        """Forget the history before this revision; what is stored stays.
+        """Remove the history before this revision; stored keys remain.
 
-        Watches that are told of everything as it happens miss nothing. One that begins with this
-        very revision is not refused, yet before etcd 3.5.16 does not hear what was deleted in it.
+        Watches that are up to date miss nothing. A watch that begins at this revision is accepted, but
+        before etcd 3.5.16 it does not get the deletions of this revision.
         """
         if revision <= self.compacted:
             return COMPACTED
@@ -352,15 +351,15 @@ class SimEtcd:
 
 
 def _left_of(changes: tuple[Change, ...]) -> tuple[Change, ...]:
-    """Return what a compaction leaves of the changes of its own revision."""
+    """Return the changes of a compacted revision that remain."""
     last = {change.key: change for change in changes}
     return tuple(one for one in changes if one.value is not None and last[one.key] is one)
 
 
 def _deletes(ops: tuple[Op, ...], key: bytes) -> bool:
-    """Return whether a list of operations has a deletion that etcd sees to meet this key.
+    """Return whether etcd finds a deletion of this key among the operations.
 
-    It does not see that of an open range, and does then what is asked for, in order.
+    It does not check open ranges; there it performs the operations in order.
     """
     return any(
         isinstance(op, Delete) and op.end != ALL_AFTER and in_range(key, op.key, op.end)

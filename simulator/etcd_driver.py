@@ -1,11 +1,11 @@
-"""Simulated jobs on etcd: agents whose connection is a session at etcd, and etcd with its jobs.
+"""Simulated jobs on etcd: agents with etcd sessions, and etcd with the jobs.
 
-Any agent may have to lead its job; `core.etcd.etcd_session` decides all of that. An agent that ends by
-itself hands over first, as a real one does before its process exits.
+Any agent may become the leader of its job; `core.etcd.etcd_session` decides this. An agent that exits by
+itself first hands over, like a real agent.
 
-What counts is what is stored: a leader's decisions are shown to the checkers when its transaction
-is performed, not when it is sent and not when its answer arrives, since a leader may die in between.
-A job that begins anew because no node was left of it has another life.
+Only stored decisions count: the checkers get a leader's decisions when its transaction is performed, not
+when it is sent or answered, because a leader may die in between. A job that restarts after all of its nodes
+were gone has another `Life`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 PREFIX = "/sim"
 LEASE_S = 5.0
 LEAVE_S = 2.0
-OPS_MAX = 4  # So that few nodes suffice for a leader to die between two portions.
+OPS_MAX = 4  # So few that a leader may die between two portions even in a small job.
 
 
 class EtcdAgent(Agent):
@@ -74,9 +74,9 @@ class EtcdAgent(Agent):
     ) -> None:
         super().__init__(world, job, node, host, rng)
         self._place = place
-        self._departs = False
+        self._is_leaving = False
         self.is_apart = False
-        """Whether other agents do not reach it, whoever else does."""
+        """Whether other agents cannot reach this one, although etcd can."""
         self.etcd_session = world.machines.etcd_session(
             run_id=job.run_id,
             info=self.info,
@@ -92,17 +92,17 @@ class EtcdAgent(Agent):
 
     @property
     def leads(self) -> bool:
-        """Whether it is the leader of its job, as far as it knows."""
+        """Whether this agent believes to be the leader of its job."""
         return self.etcd_session.leadership.led is not None
 
-    # What happens to it.
+    # Events.
 
     def tick(self) -> None:
-        """A deadline may have come."""
-        self.see_deadline()
+        """Handle a deadline."""
+        self.enforce_deadline()
         now = self.clock
         self._perform_etcd(self.etcd_session.handle(now, TICK))
-        if self.alive and not self._departs:
+        if self.alive and not self._is_leaving:
             self._perform(self.session.handle(now, TICK))
             if self.alive:
                 self.arm(self.session.next_deadline(now))
@@ -110,24 +110,24 @@ class EtcdAgent(Agent):
             self.arm(self.etcd_session.next_deadline(now))
 
     def answered(self, parcel: tuple[int, Answer]) -> None:
-        """Receive an answer of etcd."""
+        """Handle an answer of etcd."""
         self._etcd_event(RequestAnswered(*parcel))
 
     def changed(self, parcel: tuple[int, int, tuple[Change, ...]]) -> None:
-        """Receive the changes of a watch."""
+        """Handle the changes of a watch."""
         number, _revision, changes = parcel
         self._etcd_event(KeysChanged(number, changes))
 
     def watch_ended(self, parcel: tuple[int, Problem]) -> None:
-        """Receive the end of a watch."""
+        """Handle the end of a watch."""
         self._etcd_event(WatchEnded(*parcel))
 
-    def saw(self, event: ConnectionEvent) -> None:
-        """Receive what became of a connection to another agent."""
+    def handle_presence(self, event: ConnectionEvent) -> None:
+        """Handle an event of a presence connection."""
         self._etcd_event(event)
 
     def die(self, *, host_too: bool) -> None:
-        """End without a word; the keeper kills the workers, unless it is gone as well."""
+        """Exit without a message. The keeper kills the workers, unless the host dies too."""
         if host_too:
             super().die(host_too=True)
             return
@@ -142,14 +142,14 @@ class EtcdAgent(Agent):
         self._end()
 
     def supervise(self, event: Event, cause: str = "") -> None:
-        """Give the supervision an event, unless the agent leaves."""
-        if not self._departs:
+        """Pass an event to the supervision, unless this agent is leaving."""
+        if not self._is_leaving:
             super().supervise(event, cause)
 
     # The session.
 
     def decider(self, view: View) -> Decider:
-        """Return who decided a view."""
+        """Return the decider of a view."""
         return self._place.life_of(view)
 
     def _send(self, message: Status | Heartbeat) -> None:
@@ -162,7 +162,7 @@ class EtcdAgent(Agent):
         self._etcd_event(DropRequested())
 
     def _etcd_event(self, event: SessionEvent) -> None:
-        self.see_deadline()
+        self.enforce_deadline()
         self._perform_etcd(self.etcd_session.handle(self.clock, event))
 
     def _perform_etcd(self, effects: list[SessionEffect]) -> None:
@@ -183,7 +183,7 @@ class EtcdAgent(Agent):
                 case DropPresence(number):
                     self._place.presences.drop(self, number)
                 case DeliverMessage(message):
-                    if not self._departs:
+                    if not self._is_leaving:
                         self._perform(self.session.handle(self.clock, message))
                 case ReportOpened(confirmed_at):
                     self._session_event(Connected(confirmed_at))
@@ -191,27 +191,27 @@ class EtcdAgent(Agent):
                     self.world.note(self, "loses its session: {0}", why)
                     self._session_event(Disconnected(why, permanent))
                 case ReportLeft():
-                    self._go()
+                    self._exit()
                 case ReportUnreadable():
-                    raise AssertionError(f"nobody else writes here: {effect}")
+                    raise AssertionError(f"no other program writes to this etcd: {effect}")
         if self.alive:
             self.arm(self.etcd_session.next_deadline(self.clock))
 
     def _depart(self) -> None:
         self.left = True
-        self._departs = True
-        self.workers.vanish()
-        self.after(LEAVE_S, self._go)
+        self._is_leaving = True
+        self.workers.remove_all()
+        self.after(LEAVE_S, self._exit)
         self._etcd_event(LeaveRequested())
 
-    def _go(self, _arg: object = None) -> None:
+    def _exit(self, _arg: object = None) -> None:
         if self.alive:
             self._end()
             self.world.agent_ended(self)
 
     def _end(self) -> None:
         self.alive = False
-        self.workers.vanish()
+        self.workers.remove_all()
         self._place.presences.end(self)
 
 
@@ -224,12 +224,12 @@ class EtcdDriver:
     def __init__(self, world: World, rng: Random) -> None:
         self.world = world
         self.paused = False
-        self.remembers = True
+        self.keeps_state = True
         self.etcd = SimEtcd()
         self.network = EtcdNetwork(world, self.etcd, rng)
         self.network.on_done = self._done
         self.presences = Presences(world, Random(rng.getrandbits(64)))  # noqa: S311 (a seed's own)
-        self._expected: dict[int, LeaderWrite] = {}  # By the identity of a transaction it holds.
+        self._expected: dict[int, LeaderWrite] = {}  # By the `id` of the transaction.
         self._lives = 0
         self._life_of_job: dict[str, Life] = {}
         self._life_of_lead: dict[LedJob, Life] = {}
@@ -237,39 +237,39 @@ class EtcdDriver:
 
     @property
     def alive(self) -> bool:
-        """Whether it answers."""
+        """Whether etcd responds."""
         return self.network.alive
 
     @property
     def host_up(self) -> bool:
-        """Whether connections are refused while it does not."""
+        """Whether connections are refused, not ignored, while etcd is down."""
         return self.network.host_up
 
-    # What the world asks.
+    # Queries of the world.
 
     def job(self, run_id: str) -> Job | None:
-        """Return a job as it is stored."""
+        """Return the stored state of a job."""
         answer = self.etcd.perform(self.world.now, Txn((), (Get(JobKeys(PREFIX, run_id).job),)))
         assert isinstance(answer, TxnDone)
         record = unpack(JobRecord, answer.results[0][0].value) if answer.results[0] else None
         return record.job if record is not None else None
 
     def knows_end_of(self, job: JobTruth) -> bool:
-        """Return whether late nodes can learn that a job is over: that it is, is stored."""
+        """Return whether late nodes can learn that a job is over: etcd stores the outcome."""
         return bool(job.closed_by)
 
     def new_agent(self, job: JobTruth, node: str, host: str, rng: Random) -> EtcdAgent:
-        """Return an agent that uses it."""
+        """Return an agent that uses this etcd."""
         return EtcdAgent(self.world, self, job, node, host, rng)
 
     def life_of(self, view: View) -> Life:
         """Return the life of the job that a view belongs to."""
         return self._life_of_term[view.run_id, view.term]
 
-    # What happens to it.
+    # Faults of etcd.
 
     def cut(self, agent: Agent) -> None:
-        """An agent was cut off."""
+        """Handle that an agent was disconnected."""
         assert isinstance(agent, EtcdAgent)
         self.network.cut(agent)
         self.presences.cut(agent)
@@ -279,12 +279,12 @@ class EtcdDriver:
         self.network.go_down(host_too=host_too)
 
     def return_as(self, _number: int, _rng: Random) -> EtcdDriver:
-        """Start it again, with its data."""
+        """Restart etcd with its data."""
         self.network.come_back()
         return self
 
     def pause(self) -> None:
-        """Change the leader of etcd's members, which takes a while."""
+        """Change etcd's leader, which takes a while."""
         self.network.elect(FREEZE_S[1])
 
     def resume(self, _arg: object = None) -> None:
@@ -292,22 +292,22 @@ class EtcdDriver:
 
     def compact(self) -> None:
         """Compact the whole history."""
-        self.world.note("etcd", "forgets its history")
+        self.world.note("etcd", "compacts its history")
         self.etcd.compact(self.etcd.revision)
 
     def fill(self) -> None:
-        """Take no more writes."""
+        """Reject writes."""
         self.world.note("etcd", "has no space left")
         self.etcd.full = True
 
     def make_room(self, _arg: object = None) -> None:
-        """Take writes again."""
+        """Accept writes again."""
         self.etcd.full = False
 
-    # What is stored.
+    # Stored decisions.
 
     def expect(self, written: LeaderWrite | None, request: Request) -> None:
-        """Remember which decisions a leader's transaction stores, as it is sent."""
+        """Note the decisions in a leader's transaction when it is sent."""
         if written is not None and written.txn is request:
             self._expected[id(request)] = written
 
@@ -320,7 +320,7 @@ class EtcdDriver:
             self._life_of_term[job.run_id, job.term] = life
             self.world.decided(life, job, event if isinstance(event, Status) else None)
         for view in written.views:
-            # Whoever is turned away may have heard of higher terms elsewhere.
+            # A refused node may know a higher term from another leader, and gets a view above it.
             self._life_of_term.setdefault((view.run_id, view.term), life)
             self.world.view_sent(life, view)
 

@@ -1,12 +1,12 @@
-"""The network between simulated agents and their etcd, with its delays, cuts and outages.
+"""The network between simulated agents and their etcd, with delays, cuts and outages.
 
-A call is answered exactly once, `CALL_S` after it was made at the latest, and calls may overtake
-each other. `UNREACHABLE` leaves open whether the request was performed: it may have been lost, or
-its answer, and what TCP sends again may arrive when nobody waits for it any more.
+Every call is answered exactly once, within `CALL_S`, and calls may overtake each other. After
+`UNREACHABLE` the request may have been performed: the request or its answer was lost, and a request that
+TCP retransmits may arrive after its caller gave up.
 
-The events of a watch come in order and without a gap. It ends once, with a `Problem`, unless the
-agent ended it, after which the agent gets nothing more. Everything reaches an agent by its `after`,
-so that a paused one gets it when it goes on.
+The events of a watch arrive in order and without a gap. A watch ends once, with a `Problem`, or when the
+agent ends it; after that the agent gets no more events. All events are delivered with the agent's `after`,
+so a paused agent gets them when it continues.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
     from simulator.etcd import SimEtcd
     from simulator.world import World
 
-CALL_S = 2.0  # The limit of one call.
-NOTICED_S = (0.5, 4.0)  # How long a dead connection may go unnoticed.
-REPEATED_S = (0.2, 1.0)  # The delay of what TCP had to send again.
-LATE_SHARE = 0.25  # Of requests sent into a cut, how many arrive after all if it ends within
+CALL_S = 2.0  # The time limit of a call.
+NOTICED_S = (0.5, 4.0)  # How long a dead connection may stay undetected.
+REPEATED_S = (0.2, 1.0)  # The delay of a TCP retransmission.
+LATE_SHARE = 0.25  # The share of requests sent during a cut that arrive if it ends within `LATE_S`.
 LATE_S = 6.0
-CATCH_UP_S = 0.1  # How often etcd lets watches that began in the past catch up.
-LEASE_LOOK_S = 0.5  # How often etcd ends expired leases.
-HELD_CHANGES_MAX = 256  # Of one watch, while its agent cannot be reached; then it ends.
+CATCH_UP_S = 0.1  # The interval at which watches that began in the past catch up.
+LEASE_CHECK_S = 0.5  # The interval at which etcd ends expired leases.
+HELD_CHANGES_MAX = (
+    256  # Changes held per watch while its agent is unreachable; then the watch ends.
+)
 NEVER = float("inf")
 
 TIMED_OUT = Problem(ProblemKind.UNREACHABLE, "timed out")
@@ -38,7 +40,7 @@ RESET = Problem(ProblemKind.UNREACHABLE, "connection reset")
 
 
 class EtcdUser(Protocol):
-    """What an agent must have to use etcd, besides being a `sim.process.Process`."""
+    """The interface of an agent that uses etcd, in addition to `simulator.process.Process`."""
 
     alive: bool
     cut_in: bool
@@ -46,7 +48,7 @@ class EtcdUser(Protocol):
     lag_s: float
 
     def after(self, delay_s: float, what: Callable[[Any], None], arg: Any = None) -> None:
-        """Call `what` later, unless the agent has ended."""
+        """Call `what` later, unless the agent has exited."""
 
     def answered(self, parcel: tuple[int, Answer]) -> None:
         """Receive the answer to the request of this number."""
@@ -67,11 +69,11 @@ class _Call:
         self.request = request
         self.asked_at = asked_at
         self.over = False
-        """Whether the agent has its answer, or is going to have it."""
+        """Whether the agent has its answer, or will get it."""
 
 
 class _Stream:
-    """One watch, with both of its ends."""
+    """One watch, with its two sides."""
 
     __slots__ = ("agent", "at", "broken", "ended", "held", "holds", "number", "subscription")
 
@@ -79,26 +81,26 @@ class _Stream:
         self.agent = agent
         self.number = number
         self.subscription = 0
-        self.at = 0.0  # When the last of what was sent arrives.
+        self.at = 0.0  # When the last event arrives.
         self.held: list[tuple[int, tuple[Change, ...]]] = []
         self.holds = False
-        """Whether new changes have to wait for those that are held."""
+        """Whether new changes must wait until the held ones are sent."""
         self.broken = False
-        """Whether nothing is sent any more; the agent may not know that yet."""
+        """Whether etcd sends no more events. The agent may not know this yet."""
         self.ended = False
-        """Whether the agent has ended it, or knows that it ended."""
+        """Whether the agent ended the watch, or knows that it ended."""
 
 
 class EtcdNetwork:
-    """All calls and watches, and the one etcd they are for."""
+    """All calls and watches of one etcd."""
 
     def __init__(self, world: World, etcd: SimEtcd, rng: Random) -> None:
         self.etcd = etcd
         self.alive = True
         self.host_up = True
-        """A host that is up refuses calls while etcd is down; one that is down does not answer."""
+        """A host that is up refuses calls while etcd is down; a host that is down does not respond."""
         self.on_done: Callable[[Request, Answer], None] | None = None
-        """Called with every performed request, before its answer is sent."""
+        """Called with every performed request, before the answer is sent."""
         self._world = world
         self._random = rng.random
         self._streams: dict[tuple[EtcdUser, int], _Stream] = {}
@@ -112,11 +114,12 @@ class EtcdNetwork:
         return bounds[0] + (bounds[1] - bounds[0]) * self._random()
 
     def _delay_s(self, agent: EtcdUser) -> float:
-        """Draw the delay of one way."""
+        """Draw a one-way delay."""
         conditions = self._world.network.conditions
         delay = (conditions.delay_s + agent.lag_s) * (0.5 + self._random())
         if conditions.jitter_s:
-            delay += conditions.jitter_s * self._random() ** 6  # Most come soon, a few very late.
+            # Most delays are short, a few very long.
+            delay += conditions.jitter_s * self._random() ** 6
         return delay
 
     def _is_lost(self) -> bool:
@@ -126,7 +129,7 @@ class EtcdNetwork:
     # Calls.
 
     def ask(self, agent: EtcdUser, number: int, request: Request) -> None:
-        """Send a request; the agent's `answered` is called with this number, once."""
+        """Send a request; `answered` of the agent is called once with this number."""
         now = self._world.now
         call = _Call(agent, number, request, now)
         if agent.cut_out:
@@ -140,7 +143,7 @@ class EtcdNetwork:
 
     def _arrive_at(self, at: float, call: _Call) -> None:
         if at >= call.asked_at + CALL_S:
-            self._time_out(call)  # Which does not keep it from being carried out.
+            self._time_out(call)  # The request is performed all the same.
         self._world.schedule(at, self._arrive, call)
 
     def _arrive_again(self, call: _Call) -> None:
@@ -161,7 +164,7 @@ class EtcdNetwork:
             answer = self.etcd.perform(world.now, call.request)
             if self.on_done is not None:
                 self.on_done(call.request, answer)
-            if type(call.request) is Grant:  # All else lets no lease end earlier.
+            if type(call.request) is Grant:  # Other requests do not make the next expiry earlier.
                 self._arm()
             self._answer(call, answer)
 
@@ -188,8 +191,8 @@ class EtcdNetwork:
     def watch(
         self, agent: EtcdUser, number: int, key: bytes, end: bytes, start_revision: int
     ) -> None:
-        """Begin a watch; no other watch of the agent may have its number."""
-        assert (agent, number) not in self._streams, f"watch {number} of {agent} is there already"
+        """Start a watch; its number must be new for this agent."""
+        assert (agent, number) not in self._streams, f"watch {number} of {agent} already exists"
         stream = _Stream(agent, number)
         self._streams[agent, number] = stream
         if agent.cut_out or agent.cut_in or not self.host_up or self._is_lost():
@@ -225,7 +228,7 @@ class EtcdNetwork:
         stream.subscription = subscription
 
     def unwatch(self, agent: EtcdUser, number: int) -> None:
-        """End a watch; one that has ended already is fine."""
+        """End a watch; if it has already ended, nothing happens."""
         stream = self._streams.pop((agent, number), None)
         if stream is not None:
             stream.ended = True
@@ -247,13 +250,13 @@ class EtcdNetwork:
                 self._world.schedule(at, self._say_again, stream)
 
     def _say_again(self, stream: _Stream) -> None:
-        """Deliver what was held, or find that the cut still lasts."""
+        """Send held changes, or break the watch if the cut still lasts."""
         if stream.agent.cut_in:
             self._break(stream, TIMED_OUT, 0.0)
             return
         stream.holds = False
         held, stream.held = stream.held, []
-        if held:  # etcd sends this as one, with the newest revision there is.
+        if held:  # etcd sends them as one event, with the newest revision.
             missed = [change for _, changes in held for change in changes]
             self._send(stream, self.etcd.revision, tuple(missed))
 
@@ -265,7 +268,7 @@ class EtcdNetwork:
         stream.agent.after(self._in_turn(stream, delay), self._deliver, (stream, parcel))
 
     def _in_turn(self, stream: _Stream, delay_s: float) -> float:
-        """Return a delay after which nothing that was sent before is still to come."""
+        """Return a delay after which all earlier events have arrived."""
         now = self._world.now
         stream.at = max(now + delay_s, stream.at + 1e-9)
         return stream.at - now
@@ -276,7 +279,7 @@ class EtcdNetwork:
             stream.agent.changed(parcel)
 
     def _break(self, stream: _Stream, problem: Problem, delay_s: float) -> None:
-        """End a watch; the agent finds out later, after all that was sent."""
+        """Break a watch; the agent learns of it after all earlier events."""
         if not stream.broken:
             self._cease(stream)
             stream.agent.after(self._in_turn(stream, delay_s), self._end, (stream, problem))
@@ -293,10 +296,10 @@ class EtcdNetwork:
             del self._streams[stream.agent, stream.number]
             stream.agent.watch_ended((stream.number, problem))
 
-    # What goes wrong.
+    # Faults.
 
     def cut(self, agent: EtcdUser) -> None:
-        """An agent was cut off: if that lasts, its watches are found to be dead."""
+        """Handle a cut of an agent: if it lasts, its watches are detected as dead."""
         for stream in self._streams_of(agent):
             at = self._world.now + self._between(NOTICED_S)
             self._world.schedule(at, self._find_cut, stream)
@@ -306,7 +309,7 @@ class EtcdNetwork:
             self._break(stream, TIMED_OUT, 0.0)
 
     def kill_links(self, agent: EtcdUser) -> None:
-        """Break all connections of an agent; requests under way get no answer."""
+        """Break all connections of an agent; requests under way are reset."""
         self._lost[agent] = self._world.now
         for stream in self._streams_of(agent):
             self._break(stream, RESET, self._delay_s(agent))
@@ -315,7 +318,7 @@ class EtcdNetwork:
         return [stream for stream in self._streams.values() if stream.agent is agent]
 
     def go_down(self, *, host_too: bool = False) -> None:
-        """Stop all members of etcd; with their hosts, connections do not close."""
+        """Stop etcd. If its hosts die too, nothing closes the connections."""
         self._world.note("etcd", "is gone, and its hosts with it" if host_too else "is gone")
         self.alive = False
         self.host_up = not host_too
@@ -329,14 +332,14 @@ class EtcdNetwork:
     def come_back(self, _arg: object = None) -> None:
         """Start etcd again, with its data."""
         if not self.alive:
-            self._world.note("etcd", "is there again")
+            self._world.note("etcd", "is back")
             self.alive = self.host_up = True
             self._busy_until = 0.0
             self.etcd.failover(self._world.now)
             self._arm()
 
     def elect(self, pause_s: float) -> None:
-        """Change etcd's leader: nothing is performed for this long, then everything is."""
+        """Change etcd's leader: for this long requests are delayed."""
         self._world.note("etcd", f"elects another leader, for {pause_s:.3f} s")
         self._busy_until = self._world.now + pause_s
         self.etcd.failover(self._busy_until)
@@ -347,7 +350,7 @@ class EtcdNetwork:
         first = self.etcd.next_expiry()
         if first is None or not self.alive:
             return
-        at = max(first, self._world.now) + LEASE_LOOK_S * self._random()
+        at = max(first, self._world.now) + LEASE_CHECK_S * self._random()
         if at < self._expiry_at:
             self._expiry_at = at
             self._world.schedule(at, self._look, at)

@@ -1,8 +1,7 @@
-"""Fault injection: profiles say which faults a run has and how often, the injector when and where.
+"""Fault injection: a profile has the kinds and rates of faults; the injector picks times and targets.
 
-One generator decides it all, so a seed is a run. A fault that finds nothing to hit does nothing.
-When faults end, everything is healed, and each job gets as many nodes as it needs: from then on it
-has no excuse.
+One random generator makes all choices, so a seed determines the run. A fault without a target does nothing.
+When the faults end, everything is healed, and each job gets enough nodes: from then on it must run.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Profile(Value):
-    """A kind of trouble; `weights` has how likely each fault is."""
+    """A set of faults; `weights` has the relative frequency of each."""
 
     name: str
     about: str
@@ -43,15 +42,15 @@ class Profile(Value):
     reordering: float = 0.0
     jitter_s: float = 0.0
     lag_share: float = 0.0
-    """So many of the nodes are slow to answer."""
+    """The share of nodes that respond slowly."""
     slow_share: float = 0.0
-    """So many of the nodes have links on which bytes take time, and long failure reports."""
+    """The share of nodes with links of limited bandwidth, and long failure reports."""
     absent_share: float = 0.0
-    """So many of the nodes above the minimum do not come when their job begins."""
+    """The share of nodes above the minimum that do not join at the start of their job."""
     has_members: bool = False
     """Whether etcd is a cluster of members on the machines of nodes."""
     only_on: Mapping[str, Mapping[str, float]] = {}
-    """How likely faults are that only one driver has."""
+    """Additional weights, by driver."""
 
     @property
     def conditions(self) -> NetworkConditions:
@@ -77,10 +76,10 @@ _NODES = {"kill": 3.0, "power_off": 1.0, "die_silently": 1.0, "join": 3.0, "leav
 PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (
-        Profile("calm", "workers fail now and then, nodes come", {"fail": 1.0, "join": 1.0}, 8.0),
+        Profile("calm", "workers sometimes fail, nodes join", {"fail": 1.0, "join": 1.0}, 8.0),
         Profile(
             "lossy",
-            "messages are lost, repeated, late and out of order; some nodes are slow",
+            "messages are lost, repeated, delayed and reordered; some nodes are slow",
             {**_WORKERS, "kill": 0.5, "join": 1.0, "leave": 0.5},
             6.0,
             loss=0.1,
@@ -91,7 +90,7 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "partitions",
-            "nodes are cut off, one by one or many at once, in one direction or both",
+            "nodes are disconnected, one by one or many at once, in one direction or both",
             {"cut": 4.0, "cut_many": 2.0, "cut_one_way": 3.0, "fail": 1.0, "join": 1.0},
             3.0,
             only_on={"etcd": {"break_links": 2.0, "compact": 1.0, "set_apart": 2.0}},
@@ -112,7 +111,7 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "take_over",
-            "the coordinator dies, or is cut off, and a person has another one take over elsewhere",
+            "the coordinator dies or is disconnected, and an operator starts another one elsewhere",
             {"fail": 0.7, "kill": 0.4, "join": 0.4, "cut": 0.5},
             8.0,
             only_on={
@@ -122,26 +121,26 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "pauses",
-            "agents and the coordinator are stopped for a while and go on",
+            "agents and the coordinator are stopped for a while",
             {"pause": 4.0, "pause_coordinator": 2.0, "fail": 1.0, "join": 1.0},
             3.0,
             only_on={"etcd": {"pause_leader": 2.0}},
         ),
         Profile(
             "churn",
-            "nodes come and go all the time, some with the id of another",
+            "nodes join and leave all the time, some with the id of another",
             {"join": 6.0, "leave": 4.0, "kill": 2.0, "twin": 0.7, "fail": 0.3},
             1.0,
         ),
         Profile(
             "wedged",
-            "the loops of agents stand still while their connections are served",
+            "the loops of agents hang while their connections are served",
             {"wedge": 4.0, "fail": 0.5, "join": 0.3},
             12.0,
         ),
         Profile(
             "flapping",
-            "one node comes and goes again and again, as a broken machine does",
+            "one node joins and leaves repeatedly, like a broken machine",
             {"flap": 6.0, "fail": 0.3, "join": 0.5},
             2.0,
             absent_share=0.7,
@@ -149,14 +148,14 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "slow",
-            "some nodes are behind slow links, and have much to say of their failures",
+            "some nodes are behind slow links, and send long failure reports",
             {**_WORKERS, "join": 0.5, "leave": 0.3},
             6.0,
             slow_share=0.5,
         ),
         Profile(
             "members",
-            "machines fail that run members of the job's own etcd, and are replaced by empty ones",
+            "machines with members of the job's own etcd fail and are replaced by empty ones",
             {
                 "kill": 2.0,
                 "power_off": 2.0,
@@ -173,7 +172,7 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "majorities",
-            "most members of the job's own etcd are gone for a while, at any time",
+            "most members of the job's own etcd are unavailable for a while, at any time",
             {"cut_many": 1.0, "pause": 1.0, "kill": 1.0, "join": 1.0, "fail": 1.0},
             6.0,
             has_members=True,
@@ -181,7 +180,7 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "requests",
-            "people ask for restarts, drain nodes and stop jobs, while other things happen",
+            "operators restart and stop jobs and drain nodes, during other faults",
             {
                 "ask": 8.0,
                 "fail": 1.0,
@@ -197,7 +196,7 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "everything",
-            "all of it at once",
+            "all faults at once",
             {
                 **_WORKERS,
                 **_NODES,
@@ -225,25 +224,27 @@ PROFILES: dict[str, Profile] = {
 
 SIGTERM = 15
 LAG_S = 0.15
-BANDWIDTH = (9_000.0, 50_000.0)  # In bytes a second; on the slowest a report takes 7 s.
+BANDWIDTH = (9_000.0, 50_000.0)  # In bytes per second; over the slowest link a report takes 7 s.
 OUTAGE_S = (0.05, 12.0)
 PAUSE_S_MAX = 20.0
-FROZEN_SHARE = 0.6  # Of agents that are stopped, how many have their whole machine stopped.
+FROZEN_SHARE = 0.6  # The share of stopped agents whose whole machine is stopped.
 REFILLS_S = (0.0, 7.0, 14.0)
 WEDGED_S = (4.0, 40.0)
-FLAP_S = (0.6, 4.0)  # A node that comes and goes does so once in so long,
-FLAPS_S = (5.0, 60.0)  # for so long.
-FLAPS_MAX = 3  # Each costs many restarts.
-NOTICED_S = (6.0, 20.0)  # A person takes so long to do something about a coordinator that is gone,
-CUT_OFF_S = (0.5, 30.0)  # and if it was only cut off, it is so for this much longer.
-RESET_SHARE = 0.3  # Of connections that do not outlast a change of the network.
-ASKED = {Action.RESTART: 4.0, Action.DRAIN: 4.0, Action.UNDRAIN: 3.0, Action.STOP: 0.15}
-ASKED_AGAIN_SHARE = 0.4
-ASKED_DIRECTLY_SHARE = 0.3  # Of a coordinator; elsewhere there is nobody to connect to.
+FLAP_S = (0.6, 4.0)  # How long a flapping node stays connected or disconnected, at most.
+FLAPS_S = (5.0, 60.0)  # How long a node flaps.
+FLAPS_MAX = 3  # Each flapping node causes many restarts.
+NOTICED_S = (6.0, 20.0)  # How long an operator takes to replace a lost coordinator.
+CUT_OFF_S = (0.5, 30.0)  # How much longer a replaced coordinator stays disconnected.
+RESET_SHARE = 0.3  # The share of connections that a change of the network resets.
+REQUEST_WEIGHTS = {Action.RESTART: 4.0, Action.DRAIN: 4.0, Action.UNDRAIN: 3.0, Action.STOP: 0.15}
+REPEATED_REQUEST_SHARE = 0.4
+DIRECT_REQUEST_SHARE = (
+    0.3  # The share of requests to the coordinator itself; other drivers have none.
+)
 
 
 class FaultInjector:
-    """Breaks things, as the profile says."""
+    """Injects the faults of a profile."""
 
     def __init__(self, world: World, profile: Profile, rng: Random, until_s: float) -> None:
         self._world = world
@@ -256,20 +257,20 @@ class FaultInjector:
         self._weights = list(weights.values())
 
     def begin(self) -> None:
-        """Set the network's conditions, and plan the first fault."""
+        """Set the network's conditions, and schedule the first fault."""
         self._world.network.conditions = self._profile.conditions
         self._plan()
 
-    def greet(self, agent: Agent) -> None:
-        """Make some of the nodes slow to answer."""
+    def configure(self, agent: Agent) -> None:
+        """Make some of the nodes slow."""
         if self._world.now < self._until_s and self._rng.random() < self._profile.lag_share:
             agent.lag_s = LAG_S
         if self._profile.slow_share and self._rng.random() < self._profile.slow_share:
             agent.bandwidth = self._between(*BANDWIDTH)
             agent.report_bytes = REPORT_BYTES_MAX
 
-    def comes(self, job: JobTruth) -> bool:
-        """Decide whether another node is there when a job begins."""
+    def joins_at_start(self, job: JobTruth) -> bool:
+        """Decide whether another node joins at the start of a job."""
         absent_share = self._profile.absent_share
         if not absent_share or len(job.agents) < job.settings.min_nodes:
             return True
@@ -288,9 +289,9 @@ class FaultInjector:
         self._plan()
 
     def end(self, _arg: object = None) -> None:
-        """Heal everything, and give every job what it needs."""
+        """Heal everything, and give every job enough nodes."""
         world = self._world
-        world.note("faults", "faults are over; everything is healed")
+        world.note("faults", "end; everything is healed")
         world.network.conditions = NetworkConditions()
         for job in list(world.jobs.values()):
             for agent in job.agents:
@@ -314,7 +315,7 @@ class FaultInjector:
             world.schedule(world.now + delay_s, self._refill, None)
 
     def _refill(self, _arg: object) -> None:
-        """Start what a job lacks; some agents find out late that they have to end."""
+        """Start missing nodes. This runs several times, because some agents exit late."""
         for job in self._world.jobs.values():
             names = {agent.node for agent in job.living}
             self._undrain_all(job)
@@ -322,7 +323,7 @@ class FaultInjector:
                 for _ in range(job.settings.min_nodes - len(names)):
                     self._world.start_agent(job)
 
-    # Whom to hit.
+    # Targets.
 
     def _someone(self, agents: list[Agent] | None = None) -> Agent | None:
         if agents is None:
@@ -330,7 +331,7 @@ class FaultInjector:
         return self._rng.choice(agents) if agents else None
 
     def _between(self, low: float, high: float) -> float:
-        """Draw a time; short ones are as likely as long ones."""
+        """Draw a number with a logarithmic distribution."""
         return float(low * (high / low) ** self._rng.random())
 
     def _later(
@@ -363,7 +364,7 @@ class FaultInjector:
         self._fail(retryable=False)
 
     def _cascade(self) -> None:
-        """Let a failure bring down workers on other nodes, as a broken collective does."""
+        """Let a failure make workers on other nodes fail, like a broken collective."""
         first = self._running()
         if first is None:
             return
@@ -392,24 +393,24 @@ class FaultInjector:
             self._later(self._between(0.3, 15.0), agent.job, node, agent.host)
 
     def _flap(self) -> None:
-        """Let the agents of one host die soon after they came, each with another in its place."""
+        """Let the agents of one host die soon after they joined, each replaced by another."""
         world, someone = self._world, self._someone()
         if someone is None or someone.job.closed_by or self._flaps >= FLAPS_MAX:
             return
         self._flaps += 1
         job, host, node = someone.job, someone.host, None
         if self._rng.random() < 0.5:
-            host = f"flapping-{self._flaps}"  # A node that was not there before.
+            host = f"flapping-{self._flaps}"  # A new node.
         elif self._rng.random() < 0.5:
             node = someone.node
         period_s, until_s = self._between(*FLAP_S), world.now + self._between(*FLAPS_S)
 
         def turn(_arg: object) -> None:
-            here = [agent for agent in job.living if agent.host == host]
-            if here and world.now < until_s:
+            alive = [agent for agent in job.living if agent.host == host]
+            if alive and world.now < until_s:
                 world.disturb()
-                here[0].die(host_too=False)
-            elif not here and world.now < self._until_s and not job.closed_by:
+                alive[0].die(host_too=False)
+            elif not alive and world.now < self._until_s and not job.closed_by:
                 world.start_agent(job, node, host)
             if world.now < min(until_s, self._until_s):
                 gap_s = period_s * self._rng.random()
@@ -421,7 +422,7 @@ class FaultInjector:
         self._kill(host_too=True)
 
     def _die_silently(self) -> None:
-        """Switch a host off, and let workers elsewhere fail of it, as sockets that time out do."""
+        """Power a host off, and let workers on other nodes fail because of it, as sockets time out."""
         first = self._running()
         if first is None:
             return
@@ -456,7 +457,7 @@ class FaultInjector:
         agent = self._someone()
         if agent is not None and self._world.has_room(agent.job):
             self._world.start_agent(agent.job, agent.node)
-            for one in agent.job.agents:  # Which of them goes depends on who came last.
+            for one in agent.job.agents:  # It depends on their order which of them is refused.
                 one.superseded = one.superseded or one.node == agent.node
 
     def _pause(self, agent: Agent | None = None, *, shortest_s: float = 0.1) -> None:
@@ -470,14 +471,14 @@ class FaultInjector:
             if members is not None and self._rng.random() < FROZEN_SHARE:
                 members.members.freeze(machine, at - self._world.now)
 
-    # What people ask for.
+    # Requests.
 
     def _ask(self) -> None:
-        """Have somebody ask for something through some node, at times twice."""
+        """Let an operator send a request through a random node, sometimes twice."""
         agent = self._someone()
         if agent is None:
             return
-        chosen = self._rng.choices([*ASKED], [*ASKED.values()])[0]
+        chosen = self._rng.choices([*REQUEST_WEIGHTS], [*REQUEST_WEIGHTS.values()])[0]
         node = ""
         if chosen in (Action.DRAIN, Action.UNDRAIN):
             node = self._rng.choice(agent.job.agents).node
@@ -492,11 +493,11 @@ class FaultInjector:
         )
         world.requests[request.id] = request
         coordinator = world.coordinator
-        if isinstance(coordinator, Coordinator) and self._rng.random() < ASKED_DIRECTLY_SHARE:
+        if isinstance(coordinator, Coordinator) and self._rng.random() < DIRECT_REQUEST_SHARE:
             coordinator.ask(agent.job.run_id, request)
         else:
             agent.ask(request)
-        if self._rng.random() < ASKED_AGAIN_SHARE:
+        if self._rng.random() < REPEATED_REQUEST_SHARE:
             again = self._someone(agent.job.living)
             if again is not None:
                 again.after(self._between(0.01, 2.0), again.ask, request)
@@ -526,7 +527,7 @@ class FaultInjector:
         self._world.disturb()
         agent.cut_out, agent.cut_in = bool(ways & 1), bool(ways & 2)
         self._world.coordinator.cut(agent)
-        self._world.note(agent, f"is cut off ({('', 'out', 'in', 'both ways')[ways]})")
+        self._world.note(agent, f"is disconnected ({('', 'out', 'in', 'both ways')[ways]})")
         self._world.schedule(self._world.now + self._between(0.1, 40.0), self._heal, agent)
 
     def _cut_one_way(self) -> None:
@@ -543,7 +544,7 @@ class FaultInjector:
         if agent.cut_in or agent.cut_out:
             agent.cut_in = agent.cut_out = False
             agent.reached_since = self._world.now
-            self._world.note(agent, "is reached again")
+            self._world.note(agent, "is connected again")
             self._world.network.healed(agent)
             self._world.disturb()
 
@@ -557,7 +558,7 @@ class FaultInjector:
             self._world.schedule(min(back, self._until_s), self._world.start_coordinator, None)
 
     def _take_over(self) -> None:
-        """Let the coordinator die for good, and a person who knows it start another elsewhere."""
+        """Let the coordinator die permanently, and let an operator start another one elsewhere."""
         world, old = self._world, self._world.coordinator
         assert isinstance(old, Coordinator)
         if not old.alive or old.place + 1 >= PLACES_MAX:
@@ -572,9 +573,9 @@ class FaultInjector:
         world.schedule(min(world.now + delay_s, self._until_s), take_over, None)
 
     def _replace(self) -> None:
-        """Let a person start another coordinator though the first one lives.
+        """Let an operator start another coordinator although the first one is alive.
 
-        It is cut off from some nodes, which alone reach the other, or it is stopped as a whole.
+        The first one is disconnected from some nodes, and only these reach the other one; or it is stopped.
         """
         world, old = self._world, self._world.coordinator
         assert isinstance(old, Coordinator)
@@ -587,7 +588,7 @@ class FaultInjector:
         if self._rng.random() < 0.3:
             old.pause()
         else:
-            world.note(old, f"is cut off from {', '.join(map(str, others))}")
+            world.note(old, f"is disconnected from {', '.join(map(str, others))}")
             for agent in others:
                 agent.apart = frozenset({old})
 
@@ -608,7 +609,7 @@ class FaultInjector:
         world.schedule(world.now + self._between(*NOTICED_S), take_over, None)
 
     def _restart(self, old: Coordinator) -> None:
-        """Let one that was replaced and is cut off be started again, as an agent is that crashed."""
+        """Restart a replaced and disconnected coordinator, like an agent that crashed."""
         world = self._world
         if not old.alive or not any(old in agent.apart for agent in self._everybody()):
             return
@@ -621,7 +622,7 @@ class FaultInjector:
         return [agent for job in self._world.jobs.values() for agent in job.agents]
 
     def _rejoin(self, old: Coordinator) -> None:
-        """Let one that was cut off, or stopped, be back; it soon finds whether it was replaced."""
+        """Reconnect or resume a coordinator. It soon finds out whether it was replaced."""
         world = self._world
         world.disturb()
         for agent in self._everybody():
@@ -642,7 +643,7 @@ class FaultInjector:
             world.disturb()
             world.note(old, "finds that it was replaced")
             old.die(host_too=False)
-        elif old.alive:  # There is nobody to be found just now.
+        elif old.alive:  # The other coordinator is down at the moment.
             world.schedule(world.now + PROBE_S, self._find_out, old)
 
     def _coordinator_host(self) -> None:
@@ -657,7 +658,7 @@ class FaultInjector:
                 self._world.now + self._between(0.1, PAUSE_S_MAX), coordinator.resume, None
             )
 
-    # What only etcd knows.
+    # Faults of etcd.
 
     def _someone_who_leads(self) -> Agent | None:
         living = [agent for job in self._world.jobs.values() for agent in job.living]
@@ -670,7 +671,7 @@ class FaultInjector:
             self._kill(agent)
 
     def _pause_leader(self) -> None:
-        """Stop the agent that leads, often for longer than its lease."""
+        """Stop the leader's agent, often for longer than its lease."""
         agent = self._someone_who_leads()
         if agent is not None:
             self._pause(agent, shortest_s=3.0)
@@ -679,7 +680,7 @@ class FaultInjector:
         self._place.compact()
 
     def _break_links(self) -> None:
-        """Break the connections of an agent, with whatever was on its way."""
+        """Break the connections of an agent and lose messages in transit."""
         agent = self._someone()
         if isinstance(agent, EtcdAgent):
             self._world.disturb()
@@ -690,7 +691,7 @@ class FaultInjector:
         """Break the connections between an agent and the others, but not those to etcd."""
         agent = self._someone()
         if isinstance(agent, EtcdAgent) and not agent.is_apart:
-            self._world.note(agent, "is set apart from other agents")
+            self._world.note(agent, "is disconnected from other agents")
             self._place.presences.reset(agent)
             agent.is_apart = True
             self._world.schedule(self._world.now + self._between(0.1, 40.0), self._reunite, agent)
@@ -706,10 +707,10 @@ class FaultInjector:
             self._world.now + self._between(0.5, 10.0), self._place.make_room, None
         )
 
-    # What only `--ha` knows.
+    # Faults of `--ha`.
 
     def _members(self, agent: Agent) -> tuple[MembersDriver | None, str]:
-        """Return the members, if one of them is on the agent's machine, and the machine."""
+        """Return the members, if one of them is on the agent's machine, and the machine's name."""
         place = self._world.coordinator
         machine = place.machine_of(agent) if isinstance(place, MembersDriver) else None
         return (place, machine) if isinstance(place, MembersDriver) and machine else (None, "")

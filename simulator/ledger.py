@@ -1,6 +1,6 @@
-"""What is true of a simulated job, whatever its coordinator believes: what checkers compare with.
+"""The true history of a simulated job, independent of what its coordinator knows; checkers use it.
 
-A coordinator that dies takes its knowledge with it; the ledger keeps what each of them decided.
+A coordinator that dies loses its state; the ledger keeps the decisions of all coordinators.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Decider(Protocol):
-    """Whoever decides for a job, over one life."""
+    """A coordinator process, or an uninterrupted stored state of a job, which decides for the job."""
 
     number: int
-    """No other life has it."""
+    """A unique number."""
 
 
 class Life:
-    """A decider that is no process: one line of a job's stored state, until that is lost."""
+    """A decider that is not a process: a job's stored state, until it is lost."""
 
     def __init__(self, what: str, number: int) -> None:
         self.what, self.number = what, number
@@ -34,7 +34,7 @@ class Life:
 
 
 class JobTruth:
-    """A job over the lives of all its coordinators."""
+    """A job under all of its coordinators."""
 
     def __init__(
         self,
@@ -48,27 +48,27 @@ class JobTruth:
         self.run_id = run_id
         self.settings = settings
         self.self_fencing = self_fencing
-        """Whether nodes that are cut off stop their workers (`on_lost=stop`)."""
+        """Whether disconnected nodes stop their workers (`on_lost=stop`)."""
         self.yields = yields
-        """Whether nodes give way to agents of the same name (`replace`)."""
+        """Whether nodes yield to agents with the same id (`replace`)."""
         self.finish_at = finish_at
-        """From when on workers have nothing left to do."""
+        """When the work of the job is done, so that workers exit."""
         self.over = False
-        """Whether the last look at it was taken."""
+        """Whether the final checks have run."""
         self.agents: list[Agent] = []
         self.closed_by: set[int] = set()
-        """The numbers of the coordinators that closed it."""
+        """The numbers of the coordinators that closed the job."""
         self.failed_generations: set[tuple[int, int]] = set()
-        """Where a worker truly failed: incarnation and generation."""
+        """The incarnations and generations in which a worker failed."""
 
     @property
     def living(self) -> list[Agent]:
-        """The agents that are there and mean to stay."""
+        """The agents that are alive and not leaving."""
         return [agent for agent in self.agents if agent.alive and not agent.left]
 
 
 class RoundTruth:
-    """A round as it was formed: it never changes, and no two are equal."""
+    """A round as it was formed. It never changes and is unique."""
 
     __slots__ = ("formed_by", "members", "number", "world_size")
 
@@ -80,7 +80,7 @@ class RoundTruth:
 
 
 class JobSnapshot:
-    """A job as it stood after a decision."""
+    """The state of a job after a decision."""
 
     __slots__ = (
         "departed",
@@ -106,13 +106,13 @@ class JobSnapshot:
         self.restarts = job.restarts
         self.fence = job.fence
         self.outcome = job.outcome
-        self.members = job.members  # Replaced as a whole, never changed in place.
+        self.members = job.members  # This list is replaced, never changed in place.
         self.nodes = len(job.nodes)
         self.incarnations = {node.info.incarnation for node in job.nodes.values()}
         self.departed = set(job.departed)
 
     def still(self, job: Job) -> bool:
-        """Return whether nothing has changed since, as far as it can be seen from outside."""
+        """Return whether the job has not visibly changed since."""
         return (
             self.revision == job.revision
             and self.nodes == len(job.nodes)
@@ -124,7 +124,7 @@ class JobSnapshot:
 
 
 class Decision:
-    """One change of a job: what it was and is, and which status brought it about."""
+    """One change of a job: the state before and after, and the status that caused it."""
 
     __slots__ = ("adopted", "after", "before", "coordinator", "job", "status", "truth")
 
@@ -134,26 +134,26 @@ class Decision:
         self.coordinator = coordinator
         self.job = job
         self.status = status
-        """What a node reported, or None where time brought it about."""
+        """The node's status that caused the change; None if time did."""
         self.before = before
         self.after = JobSnapshot(job)
         self.truth: RoundTruth | None = None
         """The active round."""
         self.adopted = False
-        """Whether an earlier coordinator's round was carried on just now."""
+        """Whether this decision resumed an earlier coordinator's round."""
 
 
 class Ledger:
-    """All rounds that ever were."""
+    """The history of all rounds."""
 
     def __init__(self) -> None:
         self.agent_of: dict[int, Agent] = {}
-        """By incarnation."""
+        """Agents by incarnation."""
         self.rounds: dict[tuple[int, str, int, int], RoundTruth] = {}
         self._seen: dict[tuple[int, str], JobSnapshot] = {}
 
     def decide(self, coordinator: Decider, job: Job, status: Status | None) -> Decision | None:
-        """Write a decision down, if it was one."""
+        """Record the decision, if the job has changed."""
         key = (coordinator.number, job.run_id)
         before = self._seen.get(key)
         if before is not None and before.still(job):
@@ -167,7 +167,7 @@ class Ledger:
     def round_of(
         self, coordinator: Decider, run_id: str, round_term: int, number: int
     ) -> RoundTruth | None:
-        """Return the round that a coordinator means by these numbers."""
+        """Return the round to which a coordinator refers by these numbers."""
         return self.rounds.get((coordinator.number, run_id, round_term, number))
 
     def _write_round(self, decision: Decision) -> None:
@@ -175,7 +175,7 @@ class Ledger:
         key = (coordinator.number, job.run_id, job.round_term, job.round)
         truth = self.rounds.get(key)
         before = decision.before
-        recovered = before is None or before.round[0] == 0  # It had none of its own yet.
+        recovered = before is None or before.round[0] == 0  # It had not formed a round yet.
         if truth is None and recovered and job.round_term != job.term:
             decision.adopted = True
             truth = self.agent_of[job.members[0].incarnation].round

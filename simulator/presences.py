@@ -95,7 +95,7 @@ class Presences:
             self._end(connection, PresenceInconclusive(number), CONNECT_S)
         elif at.alive:
             at.after(0.0, self._say, connection)  # A stopped process responds later.
-        elif at.workers.there:
+        elif at.workers.exist:
             pass  # The keeper holds the port and does not respond.
         elif wanted in self._squatted:
             self._end(connection, PresenceInconclusive(number))
@@ -129,7 +129,7 @@ class Presences:
         if not connection.is_over:
             if not isinstance(event, PresenceConfirmed):
                 self.drop(connection.seen_by, connection.number)
-            connection.seen_by.saw(event)
+            connection.seen_by.handle_presence(event)
 
     # Faults.
 

@@ -1,7 +1,7 @@
-"""A simulated process: it has a clock of its own, may be stopped for a while, and may die.
+"""A simulated process: it has its own clock, may be stopped for a while, and may die.
 
-What happens to a process while it is stopped waits until it goes on, as bytes wait in a socket;
-then what arrived comes first and its timer last, as in an event loop that was held up.
+Events for a stopped process wait until it continues, like bytes in a socket. Then it handles the events
+first and its timer last, like an event loop that was delayed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from simulator.world import World
 
 NEVER = float("inf")
-TIMER_GRAIN_S = 1e-6  # No timer goes off earlier than asked for, or twice at one moment.
+TIMER_GRAIN_S = 1e-6  # No timer expires early, or twice at the same time.
 CLOCK_RATE_SPREAD = 0.01
 CLOCK_OFFSET_S = 100_000.0
 
 
 class Process:
-    """What an agent and a coordinator have in common."""
+    """The base of simulated agents and coordinators."""
 
     def __init__(self, world: World, name: str, rng: Random) -> None:
         self.world = world
@@ -29,8 +29,8 @@ class Process:
         self.alive = True
         self.paused = False
         self.host_up = True
-        """A host that is up refuses what comes for a process that is gone; one that is down
-        does not answer."""
+        """A host that is up refuses messages to a process that has exited; a host that is down does not
+        respond."""
         self.rate = 1.0 + CLOCK_RATE_SPREAD * (2.0 * rng.random() - 1.0)
         self.offset = CLOCK_OFFSET_S * rng.random()
         self._backlog: list[tuple[Callable[[Any], None], Any]] = []
@@ -42,14 +42,14 @@ class Process:
 
     @property
     def clock(self) -> float:
-        """The time by this process's own clock, which no other has."""
+        """The time by this process's own clock, which differs from that of all others."""
         return self.offset + self.world.now * self.rate
 
     def tick(self) -> None:
-        """Do what is due; the timer has gone off."""
+        """Handle the timer, which has expired."""
 
     def arm(self, deadline: float | None) -> None:
-        """Have `tick` called at this time of the own clock; an earlier timer stays."""
+        """Call `tick` at this time of the own clock, unless the timer is already set earlier."""
         if deadline is None:
             return
         now = self.world.now
@@ -61,7 +61,7 @@ class Process:
 
     def _go_off(self, at: float) -> None:
         if at != self._timer_at or not self.alive:
-            return  # Another timer took its place.
+            return  # The timer was set to another time.
         self._timer_at = NEVER
         if self.paused:
             self._timer_due = True
@@ -70,7 +70,7 @@ class Process:
         self.tick()
 
     def after(self, delay_s: float, what: Callable[[Any], None], arg: Any = None) -> None:
-        """Have something happen to this process; it is put off while the process is stopped."""
+        """Call `what` after a delay, or later if the process is stopped then."""
         self.world.schedule(self.world.now + delay_s, self._happen, (what, arg))
 
     def _happen(self, one: tuple[Callable[[Any], None], Any]) -> None:
@@ -87,11 +87,11 @@ class Process:
         self.world.note(self, "is stopped (SIGSTOP)")
 
     def resume(self, _arg: object = None) -> None:
-        """Let it go on, and first of all see what has arrived."""
+        """Continue the process, which first handles the events that have arrived."""
         if not self.paused or not self.alive:
             return
         self.paused = False
-        self.world.note(self, "goes on (SIGCONT)")
+        self.world.note(self, "continues (SIGCONT)")
         backlog, self._backlog = self._backlog, []
         for one in backlog:
             if self.alive:

@@ -1,8 +1,8 @@
-"""One simulated run: the queue of what happens next, everybody in it, who watches, and its log.
+"""One simulated run: the event queue, the jobs and agents, the checkers, and the log.
 
-Everything that is drawn comes from generators seeded with the run's own seed, and nothing depends
-on the order of a hash or on a clock: the same arguments give the same run, step by step, on any
-machine. `digest` is a number made of when each thing happened, to compare two runs by.
+All random numbers come from generators with the run's seed, and nothing depends on hash order or a real
+clock: the same arguments give the same run, step by step, on any machine. `digest` is a hash of the times
+of all events, to compare two runs.
 """
 
 from __future__ import annotations
@@ -77,16 +77,16 @@ LOG_LINES_MAX = 1_000
 
 
 class RunLog:
-    """The last lines of a run, or all of them: what the world did, and each machine's steps.
+    """The last lines of a run, or all of them: events of the world, and the machines' steps.
 
-    Lines are kept as they are cheapest, and put in words only when they are asked for.
+    Lines are stored unformatted, which is fast, and formatted only when they are read.
     """
 
     def __init__(self, *, lines_max: int | None = LOG_LINES_MAX) -> None:
         self._lines: deque[tuple[float, object, str, object]] = deque(maxlen=lines_max)
 
     def note(self, now: float, who: object, what: str, about: object = None) -> None:
-        """Add what somebody did; `about` is put where `what` has `{0}`."""
+        """Add a line about an action of `who`; `about` replaces `{0}` in `what`."""
         self._lines.append((now, who, what, about))
 
     def lines(self) -> Iterator[str]:
@@ -98,11 +98,11 @@ class RunLog:
                 yield f"{now:10.4f} s  {who!s:<16}  {text}"
 
 
-YIELDING_SHARE = 0.3  # Of jobs whose nodes give way to agents of the same name.
-SETTLED_S = 30.0  # So long after the last fault all must run again.
-OVER_S = 40.0  # So long after the last step of the work all must have ended.
-NODES_BEYOND = 2  # More nodes than this above the number asked for never come.
-ANOTHER_JOB_S = 20.0  # A job that ends this long before the faults do is followed by another.
+YIELDING_SHARE = 0.3  # The share of jobs whose nodes yield to agents with the same id.
+SETTLED_S = 30.0  # How long after the last fault all jobs must run again.
+OVER_S = 40.0  # How long after the end of the work all agents must have exited.
+NODES_BEYOND = 2  # How many nodes more than requested a job may have.
+ANOTHER_JOB_S = 20.0  # If a job ends this long before the faults do, another job starts.
 RANK_ORDERS = (RankOrder.STABLE,) * 3 + (RankOrder.HOST, RankOrder.LABEL)
 DIGEST_MASK = (1 << 61) - 1
 
@@ -141,12 +141,12 @@ CHECKERS: tuple[type[Checker], ...] = (
 
 
 def seeded(seed: int | str) -> Random:
-    """Return a generator whose numbers anybody can have again."""
-    return Random(seed)  # noqa: S311 (which is the point)
+    """Return a generator whose numbers are reproducible."""
+    return Random(seed)  # noqa: S311 (reproducible on purpose)
 
 
 class Machines(Value):
-    """The machines under test; a test puts broken ones in their place."""
+    """The machines under test; a test may replace them by broken ones."""
 
     coordinator: type[CoordinatorMachine] = CoordinatorMachine
     rounds: type[Rounds] = Rounds
@@ -159,7 +159,7 @@ class Machines(Value):
 
 
 class Driver(Protocol):
-    """Whoever decides for the jobs of a world, or the place where decisions are stored."""
+    """The process that decides for the jobs of a world, or the store of their states."""
 
     @property
     def alive(self) -> bool: ...
@@ -168,11 +168,11 @@ class Driver(Protocol):
     @property
     def host_up(self) -> bool: ...
     @property
-    def remembers(self) -> bool:
-        """Whether what is decided outlasts whoever decided it, and all nodes that heard of it."""
+    def keeps_state(self) -> bool:
+        """Whether decisions survive the process that made them and all nodes that know them."""
 
     def job(self, run_id: str) -> Job | None:
-        """Return a job as it stands, if it is known."""
+        """Return the current state of a job, if it is known."""
 
     def knows_end_of(self, job: JobTruth) -> bool:
         """Return whether late nodes can learn that a job is over."""
@@ -181,12 +181,12 @@ class Driver(Protocol):
         """Return an agent that uses this driver."""
 
     def cut(self, agent: Agent) -> None:
-        """Take note that an agent was cut off."""
+        """Handle that an agent was disconnected."""
 
     def die(self, *, host_too: bool) -> None: ...
 
     def return_as(self, number: int, rng: Random) -> Driver:
-        """Return what comes up on the endpoint after this one died."""
+        """Return the driver that starts at the endpoint after this one died."""
 
     def pause(self) -> None: ...
 
@@ -201,7 +201,7 @@ DRIVERS: dict[str, Callable[[World, Random], Driver]] = {
 
 
 class World:
-    """A run, from its first moment to its last."""
+    """A run, from its start to its end."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class World:
         self.ledger = Ledger()
         self.jobs: dict[str, JobTruth] = {}
         self.requests: dict[str, Request] = {}
-        """All that was ever asked for."""
+        """All requests of the run, by id."""
         self.disturbed_at = 0.0
         self.coordinator_gone_at = 0.0
         self.agents_started = self.coordinators_started = 0
@@ -245,10 +245,10 @@ class World:
         make = MembersDriver if driver == "etcd" and profile.has_members else DRIVERS[driver]
         self.coordinator: Driver = make(self, rng)
         self.replaced: list[Coordinator] = []
-        """Those that lived when somebody took over from them, and may do so still."""
+        """Coordinators that were alive when another one took over, and may still be."""
 
     def _watch(self, checkers: list[Checker]) -> None:
-        """Note who wants to know of what; whoever does not is not asked."""
+        """Collect the checkers' hooks; only overridden hooks are called."""
         self._hooks: dict[str, list[Callable[..., None]]] = {
             hook: [
                 getattr(one, hook)
@@ -272,7 +272,7 @@ class World:
         self.schedule(self.faults_until_s, self.faults.end, None)
 
     def run(self, until_s: float) -> bool:
-        """Let everything happen up to a time; return whether there is more to come."""
+        """Run all events up to a time; return whether more events follow."""
         heap, digest = self._heap, self.digest
         while heap and not self.stopped:
             if heap[0][0] > until_s:
@@ -286,15 +286,15 @@ class World:
         self.digest = digest
         return False
 
-    # Everybody.
+    # Jobs, agents and coordinators.
 
     def start_job(self, nodes: int) -> None:
         rng = self._rng
-        most = max(1, nodes - rng.choice((0, 0, 1, 2)))
-        least = max(1, rng.choice((most, most - 1, most // 2, 1)))
+        max_nodes = max(1, nodes - rng.choice((0, 0, 1, 2)))
+        min_nodes = max(1, rng.choice((max_nodes, max_nodes - 1, max_nodes // 2, 1)))
         settings = JobSettings(
-            min_nodes=least,
-            max_nodes=most,
+            min_nodes=min_nodes,
+            max_nodes=max_nodes,
             max_restarts=rng.choice((0, 1, 3, 10, 1000, 1000)),
             spares=rng.choice((0, 0, 0, 1)),
             settle_s=rng.choice((1.0, 1.0, 0.2)),
@@ -310,7 +310,7 @@ class World:
         self.jobs[job.run_id] = job
         self.note(job.run_id, "begins: {0}", settings)
         for _ in range(nodes):
-            if self.faults.comes(job):
+            if self.faults.joins_at_start(job):
                 self.start_agent(job, delay_s=rng.random() * 2.0)
         if finish_at >= self.faults_until_s + SETTLED_S:
             self._at_settled(job)
@@ -328,7 +328,7 @@ class World:
             self.schedule(self.faults_until_s + SETTLED_S, hook, job)
 
     def keep_busy(self) -> None:
-        """Begin another job if all are over and there is time for one."""
+        """Start another job if all are over and there is enough time."""
         over = all(job.closed_by or not job.living for job in self.jobs.values())
         if over and self.now < self.faults_until_s - ANOTHER_JOB_S:
             self.start_job(self._nodes)
@@ -337,9 +337,9 @@ class World:
         return self.jobs[run_id]
 
     def has_room(self, job: JobTruth) -> bool:
-        """Return whether another node may come; also to a job that is known to be over.
+        """Return whether another node may join a job, even one that is known to be over.
 
-        Where nobody is left who knows that, it would be another job of the same name.
+        If no process knows that the job is over, a new node would start another job with its run id.
         """
         if job.closed_by and not self.coordinator.knows_end_of(job):
             return False
@@ -353,20 +353,20 @@ class World:
         *,
         delay_s: float = 0.0,
     ) -> None:
-        """Start an agent, under a name and on a host of its own or of one that was there before."""
+        """Start an agent, with the given node id and host, or with new ones."""
         if not self.has_room(job):
             return
         self.agents_started += 1
         rng = seeded(self._rng.getrandbits(64))
         number = str(self.agents_started)
         agent = self.coordinator.new_agent(job, node or f"n{number}", host or number, rng)
-        self.faults.greet(agent)
+        self.faults.configure(agent)
         self.disturb()
         job.agents.append(agent)
         agent.after(delay_s, agent.begin)
 
     def new_incarnation(self, agent: Agent) -> int:
-        """Return a number that no agent had before."""
+        """Return a new incarnation number for an agent."""
         incarnation = self._rng.getrandbits(48)
         self.ledger.agent_of[incarnation] = agent
         return incarnation
@@ -374,11 +374,11 @@ class World:
     def kill_coordinator(self, *, host_too: bool) -> None:
         self.coordinator_gone_at = self.now
         if host_too:
-            self.disturb()  # Attempts to connect hang, and end too late to be in time.
+            self.disturb()  # Connection attempts hang, so nodes may reconnect too late.
         self.coordinator.die(host_too=host_too)
 
     def start_coordinator(self, _arg: object = None) -> None:
-        """Let another one come up on the endpoint, which knows nothing."""
+        """Start the successor of a dead coordinator at the endpoint."""
         if self.coordinator.alive:
             return
         self.coordinators_started += 1
@@ -388,10 +388,10 @@ class World:
             hook()
 
     def take_over(self, _arg: object = None) -> None:
-        """Let a person start a coordinator elsewhere, whatever became of the one that was."""
+        """Let an operator start a coordinator at another place, even if the earlier one is alive."""
         before = self.coordinator
         assert isinstance(before, Coordinator)
-        self.disturb()  # What happened since is answered only now, and not all nodes come in time.
+        self.disturb()  # Earlier events are handled only now, and nodes may reconnect too late.
         self.coordinators_started += 1
         rng = seeded(self._rng.getrandbits(64))
         if before.alive:
@@ -402,7 +402,7 @@ class World:
             hook()
 
     def restart_replaced(self, old: Coordinator) -> Coordinator:
-        """Start one again at its place that was replaced, and return it."""
+        """Restart a replaced coordinator at its place, and return it."""
         old.die(host_too=False)
         self.coordinators_started += 1
         rng = seeded(self._rng.getrandbits(64))
@@ -410,10 +410,10 @@ class World:
         return self.replaced[-1]
 
     def disturb(self) -> None:
-        """Take note that something happened that may cost a restart."""
+        """Note a disturbance that may cause a restart."""
         self.disturbed_at = self.now
 
-    # What is seen.
+    # Observations.
 
     def note(self, who: object, what: str, about: object = None) -> None:
         self.log.note(self.now, who, what, about)
@@ -427,7 +427,7 @@ class World:
         return self.ledger.round_of(decider, view.run_id, view.round_term, view.round)
 
     def decided(self, coordinator: Decider, job: Job | None, status: Status | None) -> None:
-        """Write down what became of a job, if anything."""
+        """Record the new state of a job, if it has changed."""
         if job is None:
             return
         decision = self.ledger.decide(coordinator, job, status)
@@ -470,7 +470,7 @@ class World:
             hook(agent)
 
     def agent_ended(self, agent: Agent) -> None:
-        """Show an agent's own end; when all have ended, there is no more to see."""
+        """Record that an agent exited by itself. If all have exited after the faults, the run ends."""
         self.disturb()
         for hook in self._hooks["agent_ended"]:
             hook(agent)

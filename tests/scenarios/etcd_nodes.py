@@ -195,7 +195,7 @@ class EtcdNode:
         if not self.node.receive(view):
             return
         if view.role is NodeRole.FENCED:
-            self.node.begin_anew(self.node.info.incarnation + 100)
+            self.node.rejoin(self.node.info.incarnation + 100)
             self.report()
         elif self.node.apply():
             self.report()
@@ -358,7 +358,7 @@ class EtcdPlayer:
                 node.node.phase = NodePhase(phase)
                 node.report()
             case ["rejoins", incarnation]:
-                node.node.begin_anew(int(incarnation))
+                node.node.rejoin(int(incarnation))
                 node.report()
             case ["at", address]:
                 node.session.address = address

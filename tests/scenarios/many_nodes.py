@@ -211,7 +211,7 @@ class RoundsPlayer:
             case "rejoin":
                 self.nodes[name].append(msgspec.structs.replace(node))
                 node = self.nodes[name][-1]
-                node.begin_anew(self._incarnation())
+                node.rejoin(self._incarnation())
             case _:
                 raise AssertionError(f"what is {verb!r}?")
         return node.status()

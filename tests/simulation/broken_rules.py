@@ -1,4 +1,4 @@
-"""Rules that are wrong on purpose, each in one way, to show that the checkers can fail."""
+"""Machines with one broken rule each, to show that the checkers detect violations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from holdfast.core.session import SessionEffect as CoordinatorSessionEffect
 
 
-class FreeRestarts(Rounds):
+class FailuresNotCharged(Rounds):
     """A worker's failure is not charged."""
 
     def _worker_failed(self, node: Node, report: bytes) -> list[View]:
@@ -58,7 +58,7 @@ class FreeRestarts(Rounds):
         return views
 
 
-class LossesCost(Rounds):
+class LossesAreCharged(Rounds):
     """A lost node is charged like a failure."""
 
     def _remove_lost(self, lost: tuple[NodeLost, ...]) -> list[View]:
@@ -68,24 +68,24 @@ class LossesCost(Rounds):
         return views
 
 
-class StartsAtOnce(Rounds):
-    """A generation starts while the last one is still being stopped elsewhere."""
+class StartsBesideOlderWorkers(Rounds):
+    """A generation starts while workers of the last one are still being stopped on other nodes."""
 
     def _release_generation(self) -> bool:
         self._with_workers.clear()
         return super()._release_generation()
 
 
-class DoneAgain(Rounds):
-    """A request that is repeated is done again."""
+class ExecutesRequestsTwice(Rounds):
+    """A repeated request is executed again."""
 
     def _request(self, request: Request) -> list[View]:
         self.job.answers = {one: a for one, a in self.job.answers.items() if one != request.id}
         return super()._request(request)
 
 
-class DrainsInName(Rounds):
-    """A drained node is taken into the next generation all the same."""
+class DrainedNodesRun(Rounds):
+    """A drained node is included in the next generation."""
 
     def _begin_generation(self, why: str) -> None:
         drained, self.job.exclusions = self.job.exclusions, {}
@@ -97,15 +97,15 @@ class DrainsInName(Rounds):
         super()._begin_generation(why)
 
 
-class UndrainsInName(Rounds):
-    """A node that is undrained is granted that, and nothing comes of it."""
+class UndrainHasNoEffect(Rounds):
+    """A request to undrain a node is granted but has no effect."""
 
     def _undrain(self, nodes: list[str], why: str) -> list[View]:
         return []
 
 
-class SaysNothing(Rounds):
-    """What is asked for through a node is done, and the node is not told."""
+class RequestsUnanswered(Rounds):
+    """A request through a node is executed, but the node gets no answer."""
 
     def _decide_requests(self) -> list[View]:
         views = super()._decide_requests()
@@ -117,8 +117,8 @@ class SaysNothing(Rounds):
         )
 
 
-class RestartsCost(Rounds):
-    """A restart that somebody asked for is charged."""
+class RequestedRestartsAreCharged(Rounds):
+    """A restart that an operator requests is charged."""
 
     def _request(self, request: Request) -> list[View]:
         before = self.job.generation
@@ -128,8 +128,8 @@ class RestartsCost(Rounds):
         return views
 
 
-class StopsUnasked(Rounds):
-    """A node that cannot be spared is drained by ending the job."""
+class StopsInsteadOfRefusing(Rounds):
+    """If a node cannot be drained because the job needs it, the job is stopped."""
 
     def _request(self, request: Request) -> list[View]:
         views = super()._request(request)
@@ -139,30 +139,30 @@ class StopsUnasked(Rounds):
         return views
 
 
-class NeverExpires(Session):
-    """A node that is cut off, or stopped, lets its workers run, where it must not."""
+class NoStopDeadline(Session):
+    """A disconnected or stopped node lets its workers run past the deadline."""
 
     stop_at = None
 
 
-class LostKeepsItsRank(Rounds):
-    """The round goes on with a member that is gone."""
+class LostNodeKeepsRank(Rounds):
+    """The round continues with a lost member."""
 
     def _remove(self, known: Node, why: str, *, superseded: bool = False) -> bool:
         super()._remove(known, why, superseded=superseded)
         return False
 
 
-class AnybodyTakesOver(Rounds):
-    """Whoever comes under the name of a node takes its place, whether or not it is alive."""
+class AnyNodeTakesOverId(Rounds):
+    """A node with the id of a connected node replaces it, even if that one is alive."""
 
     def _contend(self, status: Status, known: Node) -> list[View]:
         broken = self._remove(known, "another came", superseded=True)
         return self._join(status, "another came" if broken else "")
 
 
-class SameGenerationAgain(Rounds):
-    """A regroup reuses the generation of the round before."""
+class GenerationReused(Rounds):
+    """A regroup reuses the generation of the previous round."""
 
     def _form(self, why: str) -> list[View]:
         if self.job.round >= 0:
@@ -170,8 +170,8 @@ class SameGenerationAgain(Rounds):
         return super()._form(why)
 
 
-class FencesBeginAnew(Rounds):
-    """Every coordinator counts its own generations, whatever nodes heard of."""
+class FencesRestart(Rounds):
+    """Every coordinator counts fences from its own start."""
 
     _begun = 0
 
@@ -181,21 +181,21 @@ class FencesBeginAnew(Rounds):
         self.job.fence = self._begun
 
 
-class ForgetsItsMemory(CoordinatorMachine):
-    """What an earlier coordinator stored is not read."""
+class IgnoresSavedJobs(CoordinatorMachine):
+    """A coordinator ignores the jobs that its predecessor saved."""
 
     def __init__(self, now: float, **more: Any) -> None:
         super().__init__(now, **{**more, "saved_jobs": None})
 
 
-class AllPlacesAreAlike(Session):
-    """A node connects to a coordinator that another one replaced."""
+class IgnoresPlaces(Session):
+    """A node connects to a coordinator that was replaced."""
 
     place = property(lambda _: 0, lambda *_: None)
 
 
-class RoundChangesUnseen(Rounds):
-    """The members of a round change, and its number does not: two rounds at once."""
+class RoundNumberReused(Rounds):
+    """The members of a round change, but its number does not."""
 
     def _form(self, why: str) -> list[View]:
         if self.job.round > 0:
@@ -203,15 +203,15 @@ class RoundChangesUnseen(Rounds):
         return super()._form(why)
 
 
-class FencedComesBack(Rounds):
-    """What became of an incarnation is forgotten at once."""
+class FencedRejoins(Rounds):
+    """Removed incarnations are forgotten immediately."""
 
     def _retire(self, info: NodeInfo, why: str, *, superseded: bool = False) -> None:
         pass
 
 
-class AdoptsAnIncompleteRound(Rounds):
-    """A coordinator that came back does not wait for all of a round."""
+class ResumesIncompleteRound(Rounds):
+    """A new coordinator does not wait for all members of a round."""
 
     def _note_claim(self, node: Node, status: Status) -> list[View]:
         views = super()._note_claim(node, status)
@@ -231,23 +231,23 @@ class AdoptsAnIncompleteRound(Rounds):
         pass
 
 
-class NeverAdopts(Rounds):
-    """A coordinator that came back begins anew instead of carrying a round on."""
+class NeverResumesRound(Rounds):
+    """A new coordinator forms a new round instead of resuming the earlier one."""
 
     def _note_claim(self, node: Node, status: Status) -> list[View]:
         return super()._note_claim(node, msgspec.structs.replace(status, size=status.size + 1))
 
 
-class OldViewsCount(Session):
-    """A view that comes late takes the place of a newer one."""
+class AcceptsOldViews(Session):
+    """A late view replaces a newer one."""
 
     def _viewed(self, at: float, view: View) -> list[CoordinatorSessionEffect]:
         self._term = self._revision = 0
         return super()._viewed(at, view)
 
 
-class StartsBesideTheOld(CoordinatedSupervision):
-    """The workers of the last generation are not stopped before the next are started."""
+class StartsBeforeStopping(CoordinatedSupervision):
+    """The workers of the last generation are not stopped before the next ones start."""
 
     def _stop(self, reason: StopReason, signum: int = 0) -> list[Effect]:
         view = self.view
@@ -256,8 +256,8 @@ class StartsBesideTheOld(CoordinatedSupervision):
         return super()._stop(reason, signum)
 
 
-class JoinersAreLeftOut(Rounds):
-    """Nodes that come to a running round wait for ever."""
+class JoinersNeverAdmitted(Rounds):
+    """Nodes that join a running round wait forever."""
 
     def _review(self, newcomer: Node) -> list[View]:
         views = super()._review(newcomer)
@@ -266,29 +266,29 @@ class JoinersAreLeftOut(Rounds):
         return views
 
 
-class StuckIsNoMatter(Rounds):
-    """A node whose loop does not turn stays in the round."""
+class IgnoresStuckLoops(Rounds):
+    """A node with a stuck loop stays in the round."""
 
     def _update(self, known: Node, status: Status) -> list[View]:
         return super()._update(known, msgspec.structs.replace(status, stuck=""))
 
 
-class EveryReturnIsWelcome(Rounds):
-    """However often nodes came and went, they are let in at once."""
+class IgnoresFlapping(Rounds):
+    """A flapping node is never excluded."""
 
     def _take_over_record(self, node: Node) -> None:
         pass
 
 
-class SettlesForEver(EveryReturnIsWelcome):
-    """Every node that comes begins the wait for more anew, and none is held back for its returns."""
+class SettlesForever(IgnoresFlapping):
+    """Every node that joins restarts the settle time without a limit, and flapping nodes are not excluded."""
 
     def _settle(self, *, is_first: bool) -> None:
         super()._settle(is_first=True)
 
 
-class ClosedOpensAgain(Rounds):
-    """A node that comes late opens a closed job."""
+class ClosedReopens(Rounds):
+    """A late node reopens a closed job."""
 
     def _status(self, status: Status) -> list[View]:
         known = self._known(status.info.node, status.info.incarnation)
@@ -297,8 +297,8 @@ class ClosedOpensAgain(Rounds):
         return super()._status(status)
 
 
-class OneIsEnough(Rounds):
-    """The job succeeds with the first node that is done."""
+class OneSuccessSuffices(Rounds):
+    """The job succeeds with the first node that succeeds."""
 
     def _update(self, known: Node, status: Status) -> list[View]:
         views = super()._update(known, status)
@@ -307,22 +307,22 @@ class OneIsEnough(Rounds):
         return views
 
 
-class NeverDone(Rounds):
-    """The job goes on when all are done."""
+class NeverSucceeds(Rounds):
+    """The job does not close when all nodes have succeeded."""
 
     def _close(self, outcome: JobOutcome, why: str) -> list[View]:
         return [] if outcome is JobOutcome.SUCCEEDED else super()._close(outcome, why)
 
 
-class RanksTurnedRound(Rounds):
-    """Every round has the order of the one before, backwards."""
+class RanksReversed(Rounds):
+    """Every round reverses the order of the previous one."""
 
     def _begin_generation(self, why: str) -> None:
         self.job.members = self.job.members[::-1]
         super()._begin_generation(why)
 
 
-class RankZeroForTwo(Rounds):
+class DuplicateRanks(Rounds):
     """Two nodes get the same rank."""
 
     def _send(self, node: Node, *, new_revision: bool = False) -> View:
@@ -330,8 +330,8 @@ class RankZeroForTwo(Rounds):
         return msgspec.structs.replace(view, rank=view.rank // 2 if view.rank > 0 else view.rank)
 
 
-class SizeIsGuessed(Rounds):
-    """Nodes get how many are there instead of how many are in the round."""
+class WrongSize(Rounds):
+    """Views have the number of connected nodes instead of the size of the round."""
 
     def _send(self, node: Node, *, new_revision: bool = False) -> View:
         view = super()._send(node, new_revision=new_revision)
@@ -339,7 +339,7 @@ class SizeIsGuessed(Rounds):
 
 
 class NoMaximum(Rounds):
-    """All that are there are taken."""
+    """A round includes all connected nodes."""
 
     def _size(self, here: int) -> int:
         return here
@@ -348,15 +348,15 @@ class NoMaximum(Rounds):
         pass
 
 
-class SentWhole(OutgoingParts):
-    """However large a message is, it is sent in one piece, and heartbeats queue behind it."""
+class NoParts(OutgoingParts):
+    """Large messages are sent in one piece, and heartbeats wait behind them."""
 
     def send(self, frame: bytes, kind: str = "") -> bytes:
         return frame
 
 
-class NobodyIsEverLost(CoordinatorMachine):
-    """Silence and closed links are of no consequence."""
+class NothingIsLost(CoordinatorMachine):
+    """Silence and closed connections have no consequence."""
 
     def _tick(self, now: float) -> list[Any]:
         self._liveness.expired(now)
@@ -371,7 +371,7 @@ class HoldsNoFailure(CoordinatorMachine):
 
 
 class DeposedLeadersWrite(EtcdSession):
-    """A leader writes whatever it decided, though another leads."""
+    """A leader's writes succeed even if another node leads."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
@@ -383,19 +383,19 @@ class Unfenced(Leadership):
         return ()
 
 
-class NobodyIsToldAgain(EtcdSession):
-    """Whoever takes over assumes that all have got their views."""
+class MissingViewsNotStored(EtcdSession):
+    """A new leader assumes that all views are stored."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
-        self.leadership.__class__ = Trusting
+        self.leadership.__class__ = AssumesViewsStored
 
 
-class Trusting(Leadership):
+class AssumesViewsStored(Leadership):
     def _begin(self, now: float, answer: TxnDone, record: JobRecord | None) -> list[LeaderEffect]:
         job, call, nodes, _views = answer.results
         shown = tuple(
-            KeyValue(key=self._keys.view(*peer), value=pack(TOLD))
+            KeyValue(key=self._keys.view(*peer), value=pack(NEWEST_VIEW))
             for one in nodes
             if (peer := self._keys.peer_of(one.key))
         )
@@ -403,11 +403,13 @@ class Trusting(Leadership):
         return super()._begin(now, msgspec.structs.replace(answer, results=results), record)
 
 
-TOLD = View(run_id="any", node="any", incarnation=0, term=0, revision=2**50, role=NodeRole.WAITING)
+NEWEST_VIEW = View(
+    run_id="any", node="any", incarnation=0, term=0, revision=2**50, role=NodeRole.WAITING
+)
 
 
-class NobodyLeadsAgain(EtcdSession):
-    """A leader that is gone has no successor among those who were there."""
+class NoSuccessor(EtcdSession):
+    """After a leader is gone, nodes that were present do not campaign."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
@@ -419,51 +421,51 @@ class NotInterested(Election):
         return []
 
 
-class SilenceIsRefusal(EtcdSession):
-    """An agent that does not answer, after its connection broke, is taken for ended."""
+class SilenceCountsAsRefusal(EtcdSession):
+    """If an agent does not respond after its connection broke, it counts as exited."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
-        self.witness.__class__ = Impatient
+        self.witness.__class__ = CountsSilence
 
 
-class Impatient(Witness):
+class CountsSilence(Witness):
     def _unknown(self, now: float, watch: _Watch) -> list[WitnessEffect]:
         is_checked = watch.state is WatchState.CHECKING
         return self._refused(now, watch) if is_checked else super()._unknown(now, watch)
 
 
 class AnyRefusalCounts(EtcdSession):
-    """An agent is taken for ended because some host refuses where it was never seen."""
+    """An agent counts as exited if a host refuses at an address at which it was never seen."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
-        self.witness.__class__ = Gullible
+        self.witness.__class__ = AcceptsAnyRefusal
 
 
-class Gullible(Witness):
+class AcceptsAnyRefusal(Witness):
     def _refused(self, now: float, watch: _Watch) -> list[WitnessEffect]:
         watch.state = WatchState.CHECKING
         return super()._refused(now, watch)
 
 
 class ConflictsAreIgnored(SharedStateSession):
-    """A node takes what it offered for stored, though another was faster."""
+    """A node treats its write as stored although another node wrote first."""
 
     def _handle(self, now: float, event: SessionEvent) -> list[SessionEffect]:
         return super()._handle(now, StateWritten() if isinstance(event, WriteConflict) else event)
 
 
-class StandstillIsLife(SharedStateSession):
-    """A counter that stands still is of no consequence."""
+class IgnoresStalledCounters(SharedStateSession):
+    """A counter that does not change has no consequence."""
 
     def _apply(self, now: float, rounds: Rounds) -> bool:
         self._peers._lost.clear()
         return super()._apply(now, rounds)
 
 
-class OldStatesCount(SharedStateSession):
-    """The view of a state that is older than one already seen takes its place."""
+class AcceptsOldStates(SharedStateSession):
+    """The view of an older state replaces a newer one."""
 
     def _deliver(self, view: View) -> list[SessionEffect]:
         self._newest = (0, 0)

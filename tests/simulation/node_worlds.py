@@ -1,8 +1,8 @@
-"""A small world around `core.rounds` that can be copied, compared and taken one step further.
+"""A small world around `core.rounds` that can be copied, compared and advanced by one step.
 
-A coordinator, nodes that apply their views, and one view on its way to each of them: a newer one
-takes the place of the one before, as it does in a node. Statuses arrive at once. `steps` names all
-that may happen next; those of `FAULTS` may happen `faults_left` times in all.
+It has a coordinator, nodes that apply their views, and for each node at most one view in transit: a newer
+view replaces an older one, as it does in a node. Statuses arrive immediately. `steps` lists all possible next
+steps; those in `FAULTS` may happen `faults_left` times in total.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from holdfast.core.protocol import NodePhase, NodeRole, View
 from holdfast.core.rounds import Job, JobPhase, NodeLost, Rounds, WaitEnded, WaitKind
 
 RUN = "run"
-# What goes wrong, by name; all else is what a healthy world does by itself.
-FAULTS = ("crash", "accuse", "leave", "fail", "drop", "restart")
+# The steps that are faults; a healthy world takes all other steps by itself.
+FAULTS = ("crash", "suspect", "leave", "fail", "drop", "restart")
 
-Step = tuple[str, int]  # What happens, and to which node; -1 where it is to none.
+Step = tuple[str, int]  # The kind, and the index of the node; -1 if there is none.
 
 
 class World(msgspec.Struct):
-    """All there is: the coordinator's state, the nodes, and what is on its way to them."""
+    """The coordinator's state, the nodes, and the views in transit."""
 
     settings: JobSettings
     job: Job
@@ -33,14 +33,14 @@ class World(msgspec.Struct):
     born: list[int]
     faults_left: int
     prompt: bool
-    """Nodes apply a view at once; else anything may happen between the two."""
+    """Whether nodes apply a view immediately; otherwise other steps may happen in between."""
     coordinators: int = 1
     viewed_by: list[int] = []
-    """Whose view each node has; numbers of rounds are its own."""
+    """The coordinator of each node's view, which numbers its rounds."""
 
 
 def a_world(settings: JobSettings, nodes: int, faults: int, *, prompt: bool = False) -> World:
-    """Return a world in which nothing has happened."""
+    """Return a new world."""
     nobody: list[FakeNode | None] = [None] * nodes
     return World(
         settings,
@@ -68,29 +68,29 @@ def thawed(data: bytes) -> World:
     return _decode(data)
 
 
-# What may happen.
+# Possible steps.
 
 
 def steps(world: World) -> list[Step]:
-    """Return all that may happen next."""
+    """Return all possible next steps."""
     found: list[Step] = []
     job = world.job
     closed = job.phase is JobPhase.CLOSED
     for i, node in enumerate(world.nodes):
         if node is None:
-            # Nodes are alike: it is no matter which of those never seen comes first.
+            # Nodes are alike, so new nodes join in a fixed order.
             if not closed and all(world.born[:i]):
                 found.append(("join", i))
             if _missing(world, i) is not None:
-                found.append(("notice", i))
+                found.append(("detect loss", i))
             continue
         if _missing(world, i) is not None:
-            found.append(("notice", i))
+            found.append(("detect loss", i))
         if node.role is not NodeRole.CLOSED:
-            found.append(("speak", i))
+            found.append(("report", i))
         if world.views[i] is not None:
             found.append(("receive", i))
-        if _has_something_to_do(node):
+        if _must_react(node):
             found.append(("follow", i))
         if closed:
             continue
@@ -98,9 +98,9 @@ def steps(world: World) -> list[Step]:
             found.append(("succeed", i))
         found += [(name, i) for name in _faults_of(world, i)]
     if job.waiting:
-        found.append(("time up", -1))
+        found.append(("wait over", -1))
     if job.exclusions:
-        found.append(("let in", -1))
+        found.append(("exclusion over", -1))
     if world.faults_left and not closed and job.nodes:
         found.append(("restart", -1))
     return found
@@ -113,7 +113,7 @@ def _faults_of(world: World, i: int) -> list[str]:
     assert node is not None
     found = ["crash", "leave"]
     if _is_known(world, node):
-        found.append("accuse")
+        found.append("suspect")
     if node.is_member and node.phase is NodePhase.RUNNING:
         found.append("fail")
     if world.views[i] is not None:
@@ -121,7 +121,7 @@ def _faults_of(world: World, i: int) -> list[str]:
     return found
 
 
-def _has_something_to_do(node: FakeNode) -> bool:
+def _must_react(node: FakeNode) -> bool:
     if node.role in (NodeRole.FENCED, NodeRole.REFUSED):
         return True
     return msgspec.structs.replace(node).apply()
@@ -133,7 +133,7 @@ def _known(world: World, i: int) -> int | None:
 
 
 def _missing(world: World, i: int) -> int | None:
-    """Return an incarnation that is gone and of which the job does not know it yet."""
+    """Return an incarnation that is gone without the job knowing it."""
     node = world.nodes[i]
     for departed in world.job.departed.values():
         if departed.info.node == name_of(i):
@@ -148,21 +148,21 @@ def _is_known(world: World, node: FakeNode) -> bool:
 
 
 def name_of(i: int) -> str:
-    """Return the id of a node by its place."""
+    """Return the id of a node by its index."""
     return "abcdef"[i]
 
 
 def take(world: World, step: Step) -> list[View]:
-    """Let something happen; return the views that came of it."""
+    """Take a step; return the resulting views."""
     what, i = step
     if what in FAULTS:
         world.faults_left -= 1
     rounds = Rounds(world.job)
-    if what == "time up":
-        return _on_the_way(world, rounds.handle(0.0, WaitEnded(world.job.wait_seq)))
-    if what == "let in":
+    if what == "wait over":
+        return _in_transit(world, rounds.handle(0.0, WaitEnded(world.job.wait_seq)))
+    if what == "exclusion over":
         first = next(iter(world.job.exclusions.values()))
-        return _on_the_way(world, rounds.handle(0.0, WaitEnded(first.until, WaitKind.EXCLUDED)))
+        return _in_transit(world, rounds.handle(0.0, WaitEnded(first.until, WaitKind.EXCLUDED)))
     if what == "restart":
         world.job = Job(run_id=RUN)
         world.views = [None] * len(world.views)
@@ -173,32 +173,32 @@ def take(world: World, step: Step) -> list[View]:
         world.views[i] = None
         incarnation = i * 100 + world.born[i]
         world.nodes[i] = node = a_node(name_of(i), world.settings, incarnation)
-        return _on_the_way(world, rounds.handle(0.0, node.status()))
-    if what == "notice":
+        return _in_transit(world, rounds.handle(0.0, node.status()))
+    if what == "detect loss":
         incarnation = _missing(world, i) or 0
-        return _on_the_way(world, rounds.handle(0.0, NodeLost(name_of(i), incarnation, "silence")))
-    views = _of_a_node(world, rounds, what, i)
+        return _in_transit(world, rounds.handle(0.0, NodeLost(name_of(i), incarnation, "silence")))
+    views = _node_step(world, rounds, what, i)
     rounds.check()
-    return _on_the_way(world, views)
+    return _in_transit(world, views)
 
 
-def _of_a_node(world: World, rounds: Rounds, what: str, i: int) -> list[View]:
+def _node_step(world: World, rounds: Rounds, what: str, i: int) -> list[View]:
     node = world.nodes[i]
     assert node is not None
     match what:
-        case "speak":  # A reconnection, or the answer to an `Ack` that lacks something; a beat too.
+        case "report":  # A reconnection, or a response to an outdated `Ack`; and a heartbeat.
             views = rounds.handle(0.0, node.status())
             behind = rounds.missing_view(node.heartbeat())
             return views + ([behind] if behind else [])
         case "receive":
             view, world.views[i] = world.views[i], None
             assert view is not None
-            assert node.receive(view), "a coordinator's newest word is passed over as old"
+            assert node.receive(view), "the newest view was ignored as old"
             world.viewed_by[i] = world.coordinators
-            if world.prompt and _has_something_to_do(node):
-                return _follow(world, rounds, node, i)
+            if world.prompt and _must_react(node):
+                return _react(world, rounds, node, i)
         case "follow":
-            return _follow(world, rounds, node, i)
+            return _react(world, rounds, node, i)
         case "succeed":
             return rounds.handle(0.0, node.succeed())
         case "fail":
@@ -206,7 +206,7 @@ def _of_a_node(world: World, rounds: Rounds, what: str, i: int) -> list[View]:
         case "leave":
             world.nodes[i], world.views[i] = None, None
             return rounds.handle(0.0, node.leave())
-        case "accuse":
+        case "suspect":
             return rounds.handle(0.0, NodeLost(node.name, node.info.incarnation, "silence"))
         case "crash":
             world.nodes[i], world.views[i] = None, None
@@ -217,20 +217,20 @@ def _of_a_node(world: World, rounds: Rounds, what: str, i: int) -> list[View]:
     return []
 
 
-def _follow(world: World, rounds: Rounds, node: FakeNode, i: int) -> list[View]:
+def _react(world: World, rounds: Rounds, node: FakeNode, i: int) -> list[View]:
     if node.role is NodeRole.REFUSED:
         world.nodes[i], world.views[i] = None, None
         return []
     if node.role is NodeRole.FENCED:
         world.born[i] += 1
         world.views[i] = None
-        node.begin_anew(i * 100 + world.born[i])
+        node.rejoin(i * 100 + world.born[i])
     else:
         node.apply()
     return rounds.handle(0.0, node.status())
 
 
-def _on_the_way(world: World, views: list[View]) -> list[View]:
+def _in_transit(world: World, views: list[View]) -> list[View]:
     for view in views:
         i = "abcdef".index(view.node)
         node = world.nodes[i]
@@ -239,11 +239,11 @@ def _on_the_way(world: World, views: list[View]) -> list[View]:
     return views
 
 
-# What a world with no more faults does by itself.
+# The steps of a world without further faults.
 
 
 def is_well(world: World) -> bool:
-    """Return whether a round is running on all of its members, and all of them know it."""
+    """Return whether a round runs on all of its members."""
     job = world.job
     if job.phase is not JobPhase.ACTIVE:
         return False
@@ -263,32 +263,32 @@ def is_well(world: World) -> bool:
 
 
 def healing_step(world: World) -> Step | None:
-    """Return what a healthy world does next, whatever may have gone wrong before."""
+    """Return the next step of a world without further faults."""
     job = world.job
     for i, node in enumerate(world.nodes):
         if world.views[i] is not None:
             return ("receive", i)
-        if node is not None and _has_something_to_do(node):
+        if node is not None and _must_react(node):
             return ("follow", i)
     for i, node in enumerate(world.nodes):
         if _missing(world, i) is not None:
-            return ("notice", i)
+            return ("detect loss", i)
         if node is not None and _known(world, i) is None and job.phase is not JobPhase.CLOSED:
-            return ("speak", i)
-        if node is not None and _would_say(world, node):
-            return ("speak", i)
+            return ("report", i)
+        if node is not None and _needs_report(world, node):
+            return ("report", i)
     if job.waiting:
-        return ("time up", -1)
+        return ("wait over", -1)
     if job.exclusions:
-        return ("let in", -1)
+        return ("exclusion over", -1)
     alive = sum(node is not None for node in world.nodes)
     if alive < world.settings.min_nodes and job.phase is not JobPhase.CLOSED:
         return ("join", world.nodes.index(None))
     return None
 
 
-def _would_say(world: World, node: FakeNode) -> bool:
-    """Return whether a beat of this node would show that it or the coordinator lacks something."""
+def _needs_report(world: World, node: FakeNode) -> bool:
+    """Return whether a heartbeat of this node would show that it or the coordinator is behind."""
     known = world.job.nodes.get(node.name)
     if known is None:
         return False
@@ -301,11 +301,11 @@ def _would_say(world: World, node: FakeNode) -> bool:
     return counts or (node.term, node.revision) < (job.term, known.sent_revision)
 
 
-# Comparing.
+# Comparison.
 
 
 def fingerprint(world: World) -> int:
-    """Return the same for worlds that differ only in numbers that mean nothing by themselves."""
+    """Return a hash that is equal for worlds that differ only in arbitrary numbers."""
     job = world.job
     alive = {node.info.incarnation for node in world.nodes if node is not None}
     members = tuple((info.node, info.incarnation) for info in job.members)
@@ -378,6 +378,6 @@ def _outline(world: World, i: int) -> object:
 
 
 def orders(world: World) -> list[tuple[int, ...]]:
-    """Return all orders in which the nodes that are alive may come back."""
+    """Return all orders in which the live nodes may reconnect."""
     alive = [i for i, node in enumerate(world.nodes) if node is not None]
     return list(permutations(alive))

@@ -1,4 +1,4 @@
-"""The same arguments give the same run, step by step, whatever Python's hashes are."""
+"""The same arguments give the same run, step by step, for every hash seed of Python."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Every way in which a few nodes, a few faults and a coordinator can get along.
+"""An exhaustive search over a few nodes, a few faults and a coordinator.
 
-All interleavings are taken, breadth first, until nothing new is found or there have been enough:
-joins, losses noticed and imagined, crashes and new incarnations, leaves, failures, successes, views
-that are late or lost, times that are up, coordinators that forget everything. Worlds that differ
-only in numbers that mean nothing by themselves are one. In each of them the invariants hold, and
-from each of them a world without further faults finds its way to a running round, or to the end.
+All interleavings are explored, breadth first, until no new world is found or a limit is reached: joins,
+detected and wrongly suspected losses, crashes and new incarnations, leaves, failures, successes, late and
+lost views, ended waits, coordinators that lose their state. Worlds that differ only in arbitrary numbers
+count as equal. In each world the invariants hold, and without further faults each world reaches a running
+round, or the end of the job.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ HEALING_STEPS_MAX = 40
 
 
 class Explorer:
-    """Takes every step from every world there is, and checks each once."""
+    """Takes every step from every world, and checks each world once."""
 
     def __init__(self, start: World) -> None:
         self.seen = {fingerprint(start)}
-        self.ahead: deque[tuple[bytes, tuple[Step, ...]]] = deque([(frozen(start), ())])
+        self.queue: deque[tuple[bytes, tuple[Step, ...]]] = deque([(frozen(start), ())])
         self.heals_in: dict[int, int] = {}
         self.steps = 0
-        self.carried_on = 0
+        self.resumed = 0
         self.phases: set[JobPhase] = set()
 
     def explore(self, states_max: int | None = None) -> None:
-        while self.ahead and (states_max is None or len(self.seen) < states_max):
-            before, path = self.ahead.popleft()
+        while self.queue and (states_max is None or len(self.seen) < states_max):
+            before, path = self.queue.popleft()
             for step in steps(thawed(before)):
                 world = thawed(before)
                 try:
@@ -57,7 +57,7 @@ class Explorer:
                 key = fingerprint(world)
                 if key not in self.seen:
                     self.seen.add(key)
-                    self.ahead.append((frozen(world), (*path, step)))
+                    self.queue.append((frozen(world), (*path, step)))
 
     def _take(self, world: World, before: bytes, step: Step) -> None:
         self.steps += 1
@@ -69,15 +69,15 @@ class Explorer:
         self.phases.add(world.job.phase)
         check_healing(world, self.heals_in)
         if is_well(world):
-            self.carried_on += check_return(world)
+            self.resumed += check_return(world)
 
 
 def check_state(world: World) -> None:
-    """Check what holds in every world."""
+    """Check the invariants of a world."""
     job = world.job
     ranks: dict[tuple[int, int], dict[int, str]] = {}
     sizes: dict[tuple[int, int], int] = {}
-    # A coordinator that forgot everything may give a round the number of one it cannot know of.
+    # A coordinator without state may reuse the number of a round that it does not know.
     known = [
         node if viewed_by == world.coordinators else None
         for node, viewed_by in zip(world.nodes, world.viewed_by, strict=True)
@@ -95,9 +95,9 @@ def check_state(world: World) -> None:
         assert len({info.node for info in job.members}) == len(job.members)
         assert world.settings.min_nodes <= len(job.members) <= world.settings.max_nodes
         for info in job.members:
-            there = job.nodes.get(info.node)
-            here = there is not None and there.info.incarnation == info.incarnation
-            assert here or info.node in job.succeeded, f"{info.node} is missed by nobody"
+            known_node = job.nodes.get(info.node)
+            is_in = known_node is not None and known_node.info.incarnation == info.incarnation
+            assert is_in or info.node in job.succeeded, f"the round continues without {info.node}"
         for node in known:
             claims = node is not None and (node.round_term, node.round)
             if node is not None and claims == (job.round_term, job.round):
@@ -106,22 +106,22 @@ def check_state(world: World) -> None:
     assert job.restarts <= world.settings.max_restarts
     if job.phase is JobPhase.FORMING and not job.waiting and job.settings:
         counted = eligible_count(job)
-        assert counted < job.settings.min_nodes, "enough nodes wait for nothing"
+        assert counted < job.settings.min_nodes, "enough nodes wait, but no round is about to form"
     if job.phase is JobPhase.RECOVERING:
         assert job.waiting
 
 
 def check_change(before: World, step: Step, after: World) -> None:
-    """Check what no step may do."""
+    """Check that a step changed nothing that it must not change."""
     what = step[0]
     was, now = before.job, after.job
     if what != "restart":
-        assert now.generation >= was.generation, "the generation shrinks"
+        assert now.generation >= was.generation, "the generation decreased"
         assert (now.round_term, now.round) >= (was.round_term, was.round)
         assert now.term >= was.term
         check_charge(was, what, now)
         if was.phase is JobPhase.CLOSED:
-            assert now.phase is JobPhase.CLOSED, "a closed job opens"
+            assert now.phase is JobPhase.CLOSED, "a closed job reopened"
             assert now.outcome is was.outcome
         elif now.phase is JobPhase.CLOSED:
             if now.outcome is JobOutcome.SUCCEEDED:
@@ -137,28 +137,28 @@ def check_change(before: World, step: Step, after: World) -> None:
         assert new.restarts >= old.restarts
         if new.is_member and new.assigned_generation == new.generation == old.generation:
             assert not old.is_member or (new.rank, new.size) == (old.rank, old.size), (
-                "ranks moved under running workers"
+                "the ranks of running workers changed"
             )
 
 
 def check_charge(was: Job, what: str, now: Job) -> None:
-    """Check that only a failure is charged, once, whoever hears of it and when."""
+    """Check that only a failure is charged, and only once."""
     charged = now.restarts - was.restarts
     if what == "leave" and not now.nodes:
-        assert now.restarts == 0, "all were asked to go, and that is charged"
+        assert now.restarts == 0, "all nodes left on request, but restarts are charged"
     elif was.round_term:
         assert charged in (0, int(what == "fail"))
         assert not charged or now.generation > was.generation
-    else:  # What an earlier coordinator charged, and a failure that could not be reported.
+    else:  # Charges of an earlier coordinator, and a failure that could not be reported.
         assert charged >= 0
 
 
 def check_healing(world: World, heals_in: dict[int, int]) -> None:
-    """Check that with no more faults a round is running, or the job over, in a bounded time."""
+    """Check that without further faults a round runs, or the job ends, within a limit."""
     at = thawed(frozen(world))
     passed: list[int] = []
     while (key := fingerprint(at)) not in heals_in:
-        assert key not in passed, "it goes round in circles"
+        assert key not in passed, "it loops"
         assert len(passed) <= HEALING_STEPS_MAX, "it takes too long"
         passed.append(key)
         step = healing_step(at)
@@ -176,7 +176,7 @@ def check_healing(world: World, heals_in: dict[int, int]) -> None:
 
 
 def check_return(world: World) -> int:
-    """Check that a coordinator which comes back, and all nodes with it, changes nothing."""
+    """Check that a restarted coordinator to which all nodes reconnect changes nothing."""
     members = {info.node for info in world.job.members}
     known = [node.info for node in world.job.nodes.values()]
     behind = any(view is not None for view in world.views)
@@ -185,7 +185,7 @@ def check_return(world: World) -> int:
     for node in world.nodes:
         if node is None or node.info in world.job.members:
             continue
-        # It runs a round of its own, or did; if it is the first to speak, that goes on.
+        # The node runs or ran another round; if it connects first, that one is resumed.
         if node.is_member or node.generation > world.job.generation:
             return 0
     for order in orders(world):
@@ -193,10 +193,12 @@ def check_return(world: World) -> int:
         new.faults_left += 1
         take(new, ("restart", -1))
         for i in order:
-            take(new, ("speak", i))
+            take(new, ("report", i))
         was, now = world.job, new.job
         assert all(now.term > node.term for node in world.nodes if node is not None)
-        assert now.phase is JobPhase.ACTIVE, f"{now.phase} when all are back in the order {order}"
+        assert now.phase is JobPhase.ACTIVE, (
+            f"{now.phase} after all reconnected in the order {order}"
+        )
         assert now.members == was.members
         assert (now.round_term, now.round) == (was.round_term, was.round)
         assert (now.generation, now.restarts) == (was.generation, was.restarts)
@@ -208,7 +210,7 @@ def check_return(world: World) -> int:
             assert node is not None
             if node.name in members:
                 assert node.role is NodeRole.MEMBER
-                assert not node.apply(), "a worker is restarted because the coordinator was"
+                assert not node.apply(), "a worker restarts because the coordinator did"
     return 1
 
 
@@ -216,16 +218,16 @@ def check_return(world: World) -> int:
     ("settings", "nodes", "prompt", "states_max"),
     [
         pytest.param(a_job_of(1, 2), 2, True, None, id="1:2"),
-        # All there are of these are 13,067 and 123,059; they take a while.
+        # The next two cases have 13,067 and 123,059 worlds in total, which would take long.
         pytest.param(a_job_of(2, 2, max_restarts=1), 3, True, 5_000, id="2 and a standby"),
         pytest.param(a_job_of(2, 3), 3, True, 5_000, id="2:3"),
     ],
 )
-def test_every_way_leads_to_a_round_and_keeps_the_rules(
+def test_every_order_of_events_keeps_the_invariants_and_leads_to_a_round(
     settings: JobSettings, nodes: int, prompt: bool, states_max: int | None
 ) -> None:
     explorer = Explorer(a_world(settings, nodes, faults=1, prompt=prompt))
     explorer.explore(states_max)
     assert len(explorer.seen) >= (states_max or 1_000)
     assert explorer.phases == set(JobPhase)
-    assert explorer.carried_on > 0
+    assert explorer.resumed > 0

@@ -1,4 +1,4 @@
-"""One failure is followed by its causes: from a worker's exit, over all machines, to all nodes."""
+"""The causes in stories connect a failure from a worker's exit, over all machines, to all nodes."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def messages_of(step: Step) -> list[str]:
 
 
 def followed(steps: list[Step], first: Step) -> list[Step]:
-    """Return all that came of a step, by its causes alone."""
+    """Return all steps that a step caused, directly or indirectly."""
     causes = {first.id}
-    came = []
-    for step in steps:  # A cause comes before what it leads to.
+    caused = []
+    for step in steps:  # A cause precedes its consequences.
         if step.id == first.id or step.cause in causes:
             causes |= {step.id, *messages_of(step)}
-            came.append(step)
-    return came
+            caused.append(step)
+    return caused
 
 
 def test_a_failure_can_be_followed_to_the_restart_on_every_node(steps: list[Step]) -> None:
@@ -56,12 +56,12 @@ def test_a_failure_can_be_followed_to_the_restart_on_every_node(steps: list[Step
     failed = next(
         step for step in steps if isinstance(step.event, WorkerExited) and step.event.failed
     )
-    assert not failed.cause, "the world did that"
-    came = followed(steps, failed)
-    assert came[0] is failed
-    decided = next(step for step in came if "/rounds#" in step.id)
+    assert not failed.cause, "an external event has no cause"
+    caused = followed(steps, failed)
+    assert caused[0] is failed
+    decided = next(step for step in caused if "/rounds#" in step.id)
     assert decided.cause in {
-        one for step in came[: came.index(decided)] for one in messages_of(step)
+        one for step in caused[: caused.index(decided)] for one in messages_of(step)
     }
     views = [one for one in decided.effects if isinstance(one, View)]
     nodes = {view.node for view in views if view.role is NodeRole.MEMBER}
@@ -70,7 +70,7 @@ def test_a_failure_can_be_followed_to_the_restart_on_every_node(steps: list[Step
     stopped, started = (
         {
             step.id.partition("/")[0]
-            for step in came
+            for step in caused
             for effect in step.effects
             if isinstance(effect, kind) and effect.generation == which
         }

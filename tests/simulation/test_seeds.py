@@ -1,7 +1,6 @@
-"""Every invariant holds, whatever fails: many seeds over all fault profiles.
+"""All invariants hold under all faults: many seeds over all profiles.
 
-A seed that fails is shown again by the command in the message. More of them, one command:
-`python -m simulator --seeds 1:10000`.
+The message of a failure has the command that repeats it. To run more seeds: `python -m simulator --seeds 1:10000`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from simulator import DRIVERS, PROFILES, mixed, simulate
 MINUTES = 1.6
 SEEDS_IN_A_TEST = 40
 SEEDS = 200
-SEEDS_ON_BACKENDS = 80  # Nodes that poll take five times as many steps.
+SEEDS_ON_BACKENDS = 80  # Polling nodes take five times as many steps.
 
 
 def held(
@@ -40,7 +39,7 @@ def test_every_invariant_holds(driver: str, first: int) -> None:
     for seed in range(first, first + SEEDS_IN_A_TEST):
         profile, nodes = mixed(seed)
         steps += held(seed, nodes=nodes, profile=profile, driver=driver)
-    assert steps > SEEDS_IN_A_TEST * 300, "next to nothing happened"
+    assert steps > SEEDS_IN_A_TEST * 300, "the runs had too few steps"
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
@@ -55,18 +54,17 @@ def test_every_invariant_holds_for_longer(driver: str) -> None:
     assert steps > 10_000
 
 
-# The runs in which reports that are sent whole cost a node its place: `test_broken_rules`.
-def test_long_reports_on_slow_links_cost_nobody_its_place() -> None:
+# In the same runs, sending reports without parts makes nodes lost: `test_broken_rules`.
+def test_long_reports_over_slow_links_make_no_node_lost() -> None:
     for seed in range(SEEDS_IN_A_TEST):
         held(seed, nodes=5, profile="slow", minutes=1.7)
 
 
-# Faults that were found and repaired: writes that were carried out late undid newer ones, and nodes
-# that came when the job had just failed did not learn when all was known of it; nodes that had
-# much to say did not renew their leases. Two are of checkers that saw faults in what was
-# right: the late end of a lease that etcd had renewed, and a failure of which a new leader heard. In
-# the three before the last, members of the job's own etcd gave up data that the others lacked. In the
-# last, a node joined with a request to drain another, and members changed their ranks.
+# Fixed faults: writes that were performed late overwrote newer ones; nodes that joined just after the job had
+# failed did not learn of its end; nodes that reported often did not renew their leases. Two seeds are about
+# faults of checkers: the late end of a lease that etcd had renewed, and a failure that was reported to a new
+# leader. In the three before the last, members of the job's own etcd dropped data that the others lacked. In
+# the last, a node joined with a request to drain another one, and members changed their ranks.
 @pytest.mark.parametrize(
     ("seed", "profile", "nodes"),
     [
@@ -84,14 +82,14 @@ def test_long_reports_on_slow_links_cost_nobody_its_place() -> None:
         (433, "requests", 11),
     ],
 )
-def test_what_went_wrong_once_does_not_again(seed: int, profile: str, nodes: int) -> None:
+def test_fixed_faults_on_etcd_do_not_recur(seed: int, profile: str, nodes: int) -> None:
     held(seed, nodes=nodes, profile=profile, driver="etcd")
 
 
-# Nodes that came when the job had just failed did not learn when all was known of it. Two are of
-# checkers: one took a node for stopped whose store did not answer while it went on, the last did not
-# excuse a replaced node that was lost later. In seed 433 a node joined with a request to drain another,
-# and members changed their ranks.
+# Nodes that joined just after the job had failed did not learn of its end. Two seeds are about faults of
+# checkers: one took a node for stopped whose store did not respond while it ran; the last one did not excuse
+# a replaced node that was lost later. In seed 433 a node joined with a request to drain another one, and
+# members changed their ranks.
 @pytest.mark.parametrize(
     ("seed", "profile", "nodes", "minutes"),
     [
@@ -103,16 +101,16 @@ def test_what_went_wrong_once_does_not_again(seed: int, profile: str, nodes: int
         (1484, "everything", 11, 2.0),
     ],
 )
-def test_what_went_wrong_on_a_backend_does_not_again(
+def test_fixed_faults_on_a_backend_do_not_recur(
     seed: int, profile: str, nodes: int, minutes: float
 ) -> None:
     held(seed, nodes=nodes, profile=profile, minutes=minutes, driver="backend")
 
 
-# An agent that took the place of a member did not get its rank once a new coordinator had carried
-# the round on; failures were judged though a member was gone. The last two are of checkers: one took a
-# node that left for one that was put out, the other excused a node that was lost while cut off only
-# until it was reached again, though it was stopped then.
+# An agent that replaced a member did not get its rank after a new coordinator had resumed the round; failures
+# were charged although a member was lost. The last two are about faults of checkers: one took a node that
+# left for a removed node; the other excused a disconnected and lost node only until it was connected again,
+# although it was stopped then.
 @pytest.mark.parametrize(
     ("seed", "profile", "nodes"),
     [
@@ -123,13 +121,11 @@ def test_what_went_wrong_on_a_backend_does_not_again(
         (282, "majorities", 11),
     ],
 )
-def test_what_went_wrong_at_a_coordinator_does_not_again(
-    seed: int, profile: str, nodes: int
-) -> None:
+def test_fixed_faults_with_a_coordinator_do_not_recur(seed: int, profile: str, nodes: int) -> None:
     held(seed, nodes=nodes, profile=profile, minutes=2.0)
 
 
-def test_seeds_in_a_row_have_all_profiles_and_few_and_many_nodes() -> None:
+def test_consecutive_seeds_have_all_profiles_and_few_and_many_nodes() -> None:
     kinds = [mixed(seed) for seed in range(SEEDS)]
     assert {profile for profile, _ in kinds} == set(PROFILES)
     assert {3, 12, 32} <= {nodes for _, nodes in kinds}

@@ -94,7 +94,7 @@ class CoordinatedJob:
     # The job.
 
     def join(self) -> None:
-        """Enter the job as a node of this shape."""
+        """Enter the job with this node's role, number of workers and restart budget."""
         spec = self.group.spec
         require_descriptors(JOB_DESCRIPTORS + WORKER_DESCRIPTORS * spec.local_world_size)
         connection = self.connection = self._handler.enter(
@@ -185,7 +185,7 @@ class CoordinatedJob:
         raise NotImplementedError(f"the coordinator forms the rounds (attended: {is_attended})")
 
     def exit_barrier(self) -> None:
-        raise NotImplementedError("the coordinator knows when all nodes are done")
+        raise NotImplementedError("the coordinator knows when all nodes have finished")
 
     def assign_ranks(self) -> None:
         """Give the workers the ranks of the newest view."""
@@ -284,7 +284,7 @@ class CoordinatedJob:
         return {**local, **first}
 
     def error(self, outcome: supervision.Outcome) -> Exception | None:
-        """Return the error of a node whose part ended before the job, or None."""
+        """Return the error if this node's part ended before the job; otherwise None."""
         if outcome is supervision.Outcome.COORDINATOR_LOST:
             return RendezvousConnectionError(self._loss)
         if outcome is supervision.Outcome.JOIN_TIMED_OUT:

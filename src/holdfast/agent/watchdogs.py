@@ -130,7 +130,9 @@ class Watchdogs:
         """Return the variables that a worker needs."""
         found = self._pages.environment(rank) if self._pages is not None else {}
         if PAGE_ENV not in found and os.environ.get(PAGE_ENV):
-            found[PAGE_ENV] = ""  # This agent's own page: it is itself a worker of another agent.
+            found[PAGE_ENV] = (
+                ""  # The inherited page is this agent's, as a worker of another agent.
+            )
         if self._timers is not None:
             found[FILE_ENV] = self._timers_path
         elif self._timers_failed:
@@ -350,7 +352,7 @@ class Watchdogs:
             return
         pid = request.worker_pid
         if what == EXPIRED:
-            # Now, because the ancestors of a killed process are unknown.
+            # Look it up now, because the ancestors of a killed process are unknown.
             self._roots[pid] = root_of(pid, self._workers)
         elif what == KILLED:
             root = self._roots.get(pid, pid)

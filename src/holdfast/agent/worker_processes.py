@@ -56,7 +56,7 @@ class ProcessSettings(Value):
     stop_signal: int = signal.SIGTERM
     capture_stderr: bool = True
     worker_env: Mapping[str, str] = {}
-    """Added to the agent's own environment."""
+    """Variables to add to the agent's own environment."""
     preload: tuple[str, ...] = ()
     """Modules that the zygote imports once, before it forks Python workers."""
 

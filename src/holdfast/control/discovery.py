@@ -66,7 +66,7 @@ GIVE_UP_S = 10.0
 """If no agent has responded after this time, give up. A firewall may drop all packets."""
 STAGGER_S = 0.5
 """If an agent has not responded after this time, try the next one in parallel."""
-ELSEWHERE = "for a job on other machines, give --rdzv-endpoint and its --rdzv-backend, or --ha"
+ELSEWHERE = "for a job on other machines, use --rdzv-endpoint and its --rdzv-backend, or --ha"
 
 
 # Which job.
@@ -185,7 +185,7 @@ async def local_jobs(on_late: Callable[[list[str]], None] | None = None) -> list
     """Return the jobs of this user's agents on this machine; remove the sockets of dead agents.
 
     `on_late` gets the process ids of agents that have not responded within `LATE_S`. Agents that do
-    not respond at all are left out.
+    not respond at all are omitted.
     """
     try:
         paths = sockets_here()

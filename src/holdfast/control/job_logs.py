@@ -170,10 +170,10 @@ def _none_chosen(job: JobSummary, node: str, ranks: list[int]) -> str:
     present = {name: own for name, own in present.items() if own.start >= 0}
     if not present:
         return "the job has no workers now"
-    asked = f"rank{'s' * (len(ranks) > 1)} {format_ranges(ranks)}" if ranks else "workers"
+    wanted = f"rank{'s' * (len(ranks) > 1)} {format_ranges(ranks)}" if ranks else "workers"
     on = f" on {node!r}" if node else ""
     have = ", ".join(
         f"{name} ({format_ranges(own)})" for name, own in [*present.items()][:NODES_SHOWN]
     )
     more = ", ..." if len(present) > NODES_SHOWN else ""
-    return f"the job has no {asked}{on}; nodes and their ranks: {have}{more}"
+    return f"the job has no {wanted}{on}; nodes and their ranks: {have}{more}"

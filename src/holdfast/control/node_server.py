@@ -247,7 +247,7 @@ class NodeServer:
     def __init__(self, point: ControlPoint, agent: ControlledAgent) -> None:
         self.clients: set[Client] = set()
         self._point, self._agent = point, agent
-        self._thread = LoopThread("holdfast-control", self._broke)
+        self._thread = LoopThread("holdfast-control", self._log_failure)
         self._thread.start()
         self._loop = self._thread.loop
         self._port: PortServer | None = None
@@ -285,7 +285,7 @@ class NodeServer:
             task.cancel()
         await asyncio.sleep(0)
 
-    def _broke(self, what: str) -> None:
+    def _log_failure(self, what: str) -> None:
         console.debug(f"control server: {what}")
 
     # From the agent's threads.
@@ -436,7 +436,7 @@ class NodeServer:
             for client in self.clients:
                 for stream in client.streams.values():
                     if stream.follows:
-                        self._spawn(self._go_on(stream))
+                        self._spawn(self._continue_stream(stream))
 
     # Queries.
 
@@ -627,7 +627,7 @@ class NodeServer:
             refusal = RequestRefusal.NO_ANSWER.value if why else ""
             client.send(Reply(id=query.id, refusal=refusal, why=why))
 
-        found = await self._go_on(stream)
+        found = await self._continue_stream(stream)
         if not found and query.id in client.streams:
             client.streams.pop(query.id).close()
             why = (
@@ -640,8 +640,8 @@ class NodeServer:
             return
         stream.begin(send, end)
 
-    async def _go_on(self, stream: LogStream) -> int:
-        """Have a stream read the files of this generation."""
+    async def _continue_stream(self, stream: LogStream) -> int:
+        """Make a stream read the files of this generation."""
         try:
             generation, files = await self._in_agent(
                 lambda: (self._agent.machine.generation, self._agent.log_files)

@@ -108,7 +108,7 @@ class LaunchObservers:
         return isinstance(event, (GenerationStarted, RunEnded))
 
     def end(self) -> None:
-        """Close everything; before the log directory is removed."""
+        """Close everything. The caller removes the log directory after this."""
         if self._dashboard is not None:
             self._dashboard.end()
         if self._exporters is not None:

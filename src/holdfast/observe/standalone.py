@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.observe import events_wanted, metrics_wanted
+from holdfast.observe.events.event_recorder import EventRecorder, JobEvents, RendezvousRecorder
+from holdfast.observe.metrics.metric_recorder import MetricQueues, MetricRecorder
+from holdfast.observe.timeline import TimelineRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.observe.events.event_recorder import JobEvents, RendezvousRecorder
     from holdfast.observe.lifecycle import LifecycleEvent, Observer
-    from holdfast.observe.metrics.metric_recorder import MetricQueues
 
 NO_EVENTS, RENDEZVOUS_EVENTS, JSON_LINES = "null", "dynamic_rendezvous", "jsonl"
 
@@ -38,23 +39,15 @@ class StandaloneRecords:
         self._events = self._rendezvous = self._metrics = None
         self._recorders = []
         if self._handler != NO_EVENTS or events_wanted(NO_EVENTS):
-            from holdfast.observe.events.event_recorder import EventRecorder, JobEvents
-
             folder = self._folder if self._handler == JSON_LINES else None
             self._events = JobEvents(self._handler, folder)
             self._recorders.append(EventRecorder(self._events.record))
             if folder is not None:
-                from holdfast.observe.timeline import TimelineRecorder
-
                 self._recorders.append(TimelineRecorder(self._events.record_line))
         if events_wanted(RENDEZVOUS_EVENTS):
-            from holdfast.observe.events.event_recorder import RendezvousRecorder
-
             self._rendezvous = RendezvousRecorder()
             self._recorders.append(self._rendezvous)
         if metrics_wanted():
-            from holdfast.observe.metrics.metric_recorder import MetricQueues, MetricRecorder
-
             self._metrics = MetricQueues()
             self._recorders.append(MetricRecorder(self._metrics.put))
 

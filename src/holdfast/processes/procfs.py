@@ -35,8 +35,8 @@ STATES = {
     "D": "in uninterruptible sleep",
     "T": "stopped",
     "t": "stopped by a debugger",
-    "Z": "ended, not yet reaped",
-    "X": "ended",
+    "Z": "exited, not yet reaped",
+    "X": "exited",
     "I": "idle",
 }
 
@@ -154,7 +154,7 @@ def describe(pid: int) -> str:
         place = _read(f"{folder}/wchan").strip()
         where = f", in {place}" if place not in ("", "0") else ""
         name = one_line(_read(f"{folder}/comm").strip())
-        lines.append(f'  thread {thread} "{name}": {STATES.get(state, state) or "gone"}{where}')
+        lines.append(f'  thread {thread} "{name}": {STATES.get(state, state) or "exited"}{where}')
         lines += [f"    {line}" for line in _read(f"{folder}/stack").splitlines()]
     if len(threads) > THREADS_MAX:
         lines.append(f"  ... and {len(threads) - THREADS_MAX} more threads")

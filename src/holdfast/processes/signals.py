@@ -200,9 +200,8 @@ class Raising:
 
     def __enter__(self) -> None:
         self._before = self._watch.raises
-        self._watch.raises = (
-            True  # Before the next line, so that a signal between the two raises too.
-        )
+        # Before the next line, so that a signal between the two raises too.
+        self._watch.raises = True
         self._watch.raise_pending()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -25,7 +25,7 @@ VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 PATH_BYTES_MAX = 107  # The kernel's: 108 with the zero at the end.
 BACKLOG = 16
 CONNECT_S = 1.0
-"""How long to wait for a live server; the kernel accepts for it."""
+"""How long to wait for a connection; if the server is alive, the kernel accepts it at once."""
 LOCK_S = 1.0
 """How long to wait while another process checks the same folder."""
 CREDENTIALS = struct.Struct("3i")

@@ -2,7 +2,7 @@
 
 A job imports only the handler of its own backend. The registry searches for plug-ins only if a name is not
 registered, because the search takes longer than the start of an agent. So a plug-in never replaces a registered
-name; a search warns about a plug-in that has one.
+name; a search warns about a plug-in whose name is registered.
 
 A plug-in is an entry point `name = module:attribute` of the group `torchrun.handlers`, which TorchElastic reads too.
 The registry calls it without arguments, and it returns the creator of handlers for `--rdzv-backend name`. Only the
@@ -67,13 +67,15 @@ RendezvousHandlerCreator = Callable[[RendezvousParameters], RendezvousHandler]
 
 
 class RendezvousHandlerRegistry:
-    """Creators of handlers by the name of their backend."""
+    """Creators of handlers by the name of their backend; with `plugins` also those of installed plug-ins."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, plugins: bool = False) -> None:
         self._creators: dict[str, RendezvousHandlerCreator] = {}
+        self._has_plugins = plugins
+        self._loaded: set[str] = set()
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
-        """Register a creator; raises `UsageError`, a `ValueError`, if the name has another one."""
+        """Register a creator; raises `UsageError`, a `ValueError`, if the name has another creator."""
         if not backend:
             raise UsageError("the name of a rendezvous backend is empty")
         if self._creators.setdefault(backend, creator) is not creator:
@@ -95,25 +97,15 @@ class RendezvousHandlerRegistry:
 
     def _find(self, backend: str) -> RendezvousHandlerCreator:
         """Return the creator for a name that is not registered."""
-        raise UsageError(
-            f"--rdzv-backend: {backend!r} is unknown; accepted: {', '.join(sorted(self._creators))}"
-        )
-
-
-class RegistryWithPlugins(RendezvousHandlerRegistry):
-    """A registry that also finds installed plug-ins."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._loaded: set[str] = set()
-
-    def _find(self, backend: str) -> RendezvousHandlerCreator:
-        found = installed()
+        found = installed() if self._has_plugins else {}
         for name in sorted(found.keys() & self._creators.keys() - self._loaded):
             warn_shadowed(found[name])
         creator = load(found[backend]) if backend in found else None
         if creator is None:
-            return super()._find(backend)
+            raise UsageError(
+                f"--rdzv-backend: {backend!r} is unknown; accepted: "
+                f"{', '.join(sorted(self._creators))}"
+            )
         self.register(backend, creator)
         self._loaded.add(backend)
         return creator
@@ -136,7 +128,7 @@ def create_built_in(params: RendezvousParameters) -> RendezvousHandler:
     return handler
 
 
-rendezvous_handler_registry: RendezvousHandlerRegistry = RegistryWithPlugins()
+rendezvous_handler_registry = RendezvousHandlerRegistry(plugins=True)
 for _backend in Backend:
     for _name in _backend.names:
         rendezvous_handler_registry.register(_name, create_built_in)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from holdfast.control.control_point import ControlPoint
-from holdfast.control.node_server import own_summary
+from holdfast.control.node_server import own_summary, record_of
 from holdfast.core.protocol import Request
 from holdfast.core.requests import Action, RequestRefusal
 from holdfast.core.supervision import Begun, RoundJoined, Supervision, WorkersStarted
+from holdfast.observe import lifecycle
 from holdfast.wire.messages import NodeReport
 
 
@@ -58,3 +59,10 @@ def test_a_node_without_coordinator_knows_how_many_there_are() -> None:
     job = own_summary(agent_of(3, rank=1), report)
     assert (job.members, job.present, job.min_nodes) == (3, 3, 3)
     assert [(one.node, one.rank, one.first_rank) for one in job.nodes] == [("b", 1, 2)]
+
+
+@pytest.mark.parametrize(("failed", "stopped"), [(True, False), (True, True), (False, False)])
+def test_only_a_worker_that_failed_by_itself_is_a_problem(*, failed: bool, stopped: bool) -> None:
+    worker = lifecycle.WorkerInfo(0, 4, 4, 8, 100)
+    ended = lifecycle.WorkerEnded(1.0, 2.0, 0, worker, failed, stopped)
+    assert record_of("node", (2.0, ended)).is_problem is (failed and not stopped)

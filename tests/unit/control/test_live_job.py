@@ -8,8 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.control.history import Generation, NodeHistory
-from holdfast.control.live_job import EVENTS_MAX, GENERATIONS_MAX, SAMPLES_MAX, LiveJob
-from holdfast.wire.messages import EventRecord
+from holdfast.control.live_job import (
+    EVENTS_MAX,
+    GENERATIONS_MAX,
+    HISTORY_NODES_MAX,
+    SAMPLES_MAX,
+    LiveJob,
+)
+from holdfast.wire.messages import EventKind, EventRecord
 from live_jobs import STEPS_PER_S, steady, summary
 
 
@@ -174,3 +180,15 @@ def test_memory_of_a_viewer_is_bounded() -> None:
     assert all(len(one.steps) <= SAMPLES_MAX for one in job._samples.values())
     job.add_summary(1e6, summary(1e6, nodes=1, generation=3 * GENERATIONS_MAX))
     assert (len(job._samples), len(job._rank_rows)) == (2, 2)
+
+
+def test_histories_come_from_the_first_members_and_from_nodes_that_reported_failures() -> None:
+    job = LiveJob()
+    job.add_summary(1.0, summary(1.0, nodes=40))
+    first = [one.node for one in job.history_sources]
+    assert len(first) == HISTORY_NODES_MAX
+    for node in ("node030", "node001"):
+        job.add_event(EventRecord(wall=1.0, source=node, kind=EventKind.WORKERS_FAILED))
+    assert [one.node for one in job.history_sources] == [*first, "node030"]
+    job.add_summary(2.0, summary(2.0, nodes=40))
+    assert (job.header.measured, job.header.members) == (HISTORY_NODES_MAX + 1, 40)

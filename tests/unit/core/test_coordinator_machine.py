@@ -1,4 +1,4 @@
-"""Jobs that break an invariant; the transcripts of `coordinator` show all else."""
+"""Jobs that break an invariant; the transcripts of `coordinator` show the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TWO = a_job_of(2, 2, max_restarts=3)
 
 class Broken(Rounds):
     def check(self) -> None:
-        assert not self.job.nodes, "somebody is here"
+        assert not self.job.nodes, "the job has nodes"
 
 
 class Dead(Rounds):
@@ -34,18 +34,18 @@ def joins(machine: CoordinatorMachine, run_id: str = RUN, seq: int = 0) -> View 
     return answer
 
 
-def test_a_broken_job_is_closed_and_the_others_go_on() -> None:
+def test_a_broken_job_is_closed_and_other_jobs_continue() -> None:
     machine = coordinator(rounds=lambda job: (Broken if job.run_id == RUN else Rounds)(job))
     answer = joins(machine)
     assert isinstance(answer, View)
     assert (answer.role, answer.outcome) == (NodeRole.CLOSED, JobOutcome.FAILED)
-    assert "somebody is here" in machine.broken[RUN]
+    assert "the job has nodes" in machine.broken[RUN]
     other = joins(machine, "other")
     assert isinstance(other, View)
     assert other.role is NodeRole.WAITING
 
 
-def test_a_job_that_cannot_even_be_closed_ends_when_its_nodes_ask() -> None:
+def test_nodes_of_a_job_that_cannot_be_closed_learn_of_its_end_by_their_next_status() -> None:
     made: list[Job] = []
 
     def rounds(job: Job) -> Rounds:
@@ -59,8 +59,8 @@ def test_a_job_that_cannot_even_be_closed_ends_when_its_nodes_ask() -> None:
     assert (answer.role, answer.final) == (NodeRole.CLOSED, True)
 
 
-def test_in_a_test_the_error_is_raised() -> None:
-    with pytest.raises(AssertionError, match="somebody is here"):
+def test_strict_mode_raises_the_error() -> None:
+    with pytest.raises(AssertionError, match="the job has nodes"):
         joins(coordinator(rounds=Broken, strict=True))
     with pytest.raises(InvalidEvent):
         coordinator().handle(0.0, a_node("a", TWO, 1).status())  # type: ignore[arg-type]

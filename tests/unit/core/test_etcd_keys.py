@@ -1,4 +1,4 @@
-"""Keys of a job in etcd: names keep to their place, and what cannot be read is None."""
+"""Keys of a job in etcd: names are unambiguous, and invalid values unpack to None."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from holdfast.core.protocol import ControlPort, NodeRole, View
 from holdfast.core.rounds import Job
 from simulator.etcd import in_range
 
-# Whatever can be in a name that can be sent at all.
+# All names that can be sent.
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
@@ -49,7 +49,7 @@ def is_below(keys: JobKeys, key: bytes) -> bool:
 
 
 @given(NAMES, NAMES, NAMES, NAMES, st.integers(0, 2**63))
-def test_no_two_names_share_a_key(
+def test_different_names_have_different_keys(
     run: str, other_run: str, node: str, other: str, number: int
 ) -> None:
     mine, others = JobKeys("/p", run), JobKeys("/p", other_run)
@@ -78,11 +78,11 @@ def test_keys_are_as_documented(prefix: str) -> None:
 
 
 @given(st.binary(max_size=4), st.binary(min_size=1, max_size=5))
-def test_the_range_of_a_prefix(prefix: bytes, key: bytes) -> None:
+def test_the_end_of_a_prefix_is_exclusive(prefix: bytes, key: bytes) -> None:
     assert in_range(key, prefix or b"\0", end_of_prefix(prefix)) == key.startswith(prefix)
 
 
-def test_records_come_back_as_they_were() -> None:
+def test_records_survive_packing() -> None:
     node, view = a_record(), a_view()
     assert unpack(NodeRecord, pack(node)) == node
     assert unpack(View, pack(view)) == view
@@ -116,25 +116,27 @@ HALF = pack(a_view(random.Random(1).randbytes(5_000)))
         pack(a_record()),
         pack(a_view())[:-1],
         HALF[:-8],
-        HALF[:-2],  # Only its checksum is not whole.
+        HALF[:-2],  # Only the checksum is truncated.
         MARK + b"=" + DEEP,
         MARK + b"z" + zlib.compress(DEEP),
         pack(a_view()).replace(b"run", b"r\xffn"),
     ],
 )
-def test_what_cannot_be_read_is_none(value: bytes) -> None:
+def test_an_invalid_value_unpacks_to_none(value: bytes) -> None:
     assert unpack(View, HALF) is not None
     assert unpack(View, value) is None
 
 
-def test_a_record_that_would_unpack_to_too_much_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_decompresses_above_the_limit_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bomb = pack(a_view(bytes(200_000)))
     assert unpack(View, bomb) is not None
     monkeypatch.setattr(etcd_keys, "RECORD_BYTES_MAX", 150_000)
     assert unpack(View, bomb) is None
 
 
-def test_damage_only_makes_a_record_unreadable() -> None:
+def test_a_damaged_record_is_invalid_but_raises_no_other_error() -> None:
     draw = random.Random(5)
     records = [(NodeRecord, pack(a_record())), (View, pack(a_view(b"x" * COMPRESS_FROM_BYTES)))]
     for kind, value in records * 1_000:
@@ -145,7 +147,7 @@ def test_damage_only_makes_a_record_unreadable() -> None:
         assert found is None or isinstance(found, kind)
 
 
-def test_the_number_of_a_roll_call() -> None:
+def test_roll_call_number_of_an_invalid_value_is_0() -> None:
     assert roll_call_number(b"12") == 12
     for other in (b"", b"-1", b"x", b" 1", b"1.0", "٣".encode(), b"9" * 20, b"9" * 10_000):
         assert roll_call_number(other) == 0, other

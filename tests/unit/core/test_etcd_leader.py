@@ -1,4 +1,4 @@
-"""What the transcripts of `etcd_leader` do not show: limits of writes, waits, and broken jobs."""
+"""The leader on etcd: limits of writes, waits, and broken jobs; `etcd_leader` has transcripts of the rest."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def test_no_portion_has_more_bytes_than_etcd_accepts(monkeypatch: pytest.MonkeyP
     sizes = [sum(len(op.value) for op in ops if isinstance(op, Put)) for ops in portions]
     assert max(sizes) <= WRITE_BYTES_MAX
     assert sum(map(len, portions)) == 11
-    # What is larger than a portion is written alone.
+    # A record above the limit is written alone.
     monkeypatch.setattr(leader, "WRITE_BYTES_MAX", 100)
     led.is_changed = True
     some.add(a_view("a"))
     assert [[op.key for op in ops] for ops in take_all(some)] == [[KEYS.job], [KEYS.view("a", 1)]]
 
 
-def test_a_roll_call_that_nobody_called_is_not_counted_on_from() -> None:
+def test_an_invalid_roll_call_number_is_ignored() -> None:
     led = LedJob(0.0, Job(run_id=RUN), step_s=1.0, roll_call=7)
     status = a_node("a", a_job_of(1, 1), 1).status()
     led.handle(0.0, NodeReported(status, 10**18 - 1))
@@ -86,7 +86,7 @@ def test_a_roll_call_that_nobody_called_is_not_counted_on_from() -> None:
     assert led.roll_call == 900
 
 
-def test_a_decision_made_meanwhile_is_written_before_the_views_that_are_left() -> None:
+def test_a_new_decision_is_written_before_the_remaining_views() -> None:
     some, led = pending()
     for i in range(OPS_MAX + 5):
         some.add(a_view(f"n{i}"))
@@ -98,7 +98,7 @@ def test_a_decision_made_meanwhile_is_written_before_the_views_that_are_left() -
     assert [view.revision for view in views if view.node == f"n{OPS_MAX + 1}"] == [2]
 
 
-def test_the_view_of_a_node_that_is_gone_and_back() -> None:
+def test_the_view_of_a_node_that_left_and_returned_is_put_or_deleted_but_not_both() -> None:
     some, _ = pending()
     some.add(a_view("a"))
     some.forget("a", 1)
@@ -106,12 +106,12 @@ def test_the_view_of_a_node_that_is_gone_and_back() -> None:
     assert some.take() == ([Delete(KEYS.view("a", 1))], [])
     some.forget("a", 1)
     some.add(a_view("a"))
-    # etcd refuses to put and to delete one key in one transaction.
+    # etcd rejects a put and a deletion of one key in one transaction.
     assert take_all(some) == [[Put(KEYS.view("a", 1), pack(a_view("a")), LEASE)]]
 
 
 class Led:
-    """A leader's job, and nodes that do as their views say."""
+    """A leader's job, and nodes that apply their views."""
 
     def __init__(self, names: str, settings: JobSettings, **more: object) -> None:
         self.led = LedJob(0.0, Job(run_id=RUN), step_s=1.0, **more)  # type: ignore[arg-type]
@@ -137,7 +137,7 @@ class Led:
         return views
 
 
-def test_a_node_that_fails_and_leaves_has_failed_first() -> None:
+def test_a_node_that_fails_and_leaves_is_charged_for_the_failure() -> None:
     one = Led("abc", a_job_of(2, 3, max_restarts=3, settle_s=0.5))
     one.led.handle(0.0, TICK)
     one.deliver(one.led.handle(1.0, TICK))
@@ -151,12 +151,12 @@ def test_a_node_that_fails_and_leaves_has_failed_first() -> None:
     assert [info.node for info in one.led.job.members] == ["a", "c"]
 
 
-def test_a_failure_of_the_last_generation_is_no_answer_in_this_one() -> None:
+def test_a_failure_of_the_last_generation_is_not_a_response_in_this_one() -> None:
     one = Led("abc", a_job_of(1, 4, max_restarts=3, settle_s=0.5))
     one.led.handle(0.0, TICK)
     one.deliver(one.led.handle(1.0, TICK))
     one.report(one.nodes["a"].fail())
-    one.lose("b")  # The failure of `a` waits for an answer of `c`.
+    one.lose("b")  # The failure of `a` is held until `c` responds.
     assert one.led.job.generation == 1
     one.report(one.nodes["c"].fail())
     assert one.led.job.generation == 1
@@ -164,7 +164,7 @@ def test_a_failure_of_the_last_generation_is_no_answer_in_this_one() -> None:
     assert one.led.job.generation == 2
 
 
-def test_the_report_of_the_end_is_for_those_that_were_in_the_job() -> None:
+def test_only_former_members_receive_the_failure_report() -> None:
     one = Led("abc", a_job_of(2, 3))
     one.lose("c")
     one.report(one.nodes["a"].fail(), roll_call=0)
@@ -187,7 +187,7 @@ def test_a_wait_counts_only_while_the_leader_is_awake() -> None:
     one = Led("ab", a_job_of(1, 3, settle_s=2.5))
     led = one.led
     assert led.next_deadline(0.0) == pytest.approx(1.0)
-    assert led.handle(100.0, TICK) == []  # Of a long absence one step counts.
+    assert led.handle(100.0, TICK) == []  # Only one step of a long gap counts.
     assert led.next_deadline(100.0) == pytest.approx(101.0)
     assert led.handle(101.0, TICK) == []
     assert led.next_deadline(101.0) == pytest.approx(101.5)
@@ -195,7 +195,7 @@ def test_a_wait_counts_only_while_the_leader_is_awake() -> None:
     assert led.next_deadline(101.5) is None
 
 
-def test_only_what_must_outlast_the_leader_is_stored() -> None:
+def test_only_changes_that_a_successor_needs_are_stored() -> None:
     one = Led("abc", a_job_of(2, 3, max_restarts=3))
     one.led.is_changed = False
     one.answer("a")

@@ -1,4 +1,4 @@
-"""What a failure leads to, by the budget and by what failed."""
+"""The decision about a failure, by the budget and by whether it is retryable."""
 
 from __future__ import annotations
 

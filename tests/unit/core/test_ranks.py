@@ -1,4 +1,4 @@
-"""Who gets which rank: `order_nodes`, for any nodes there may be."""
+"""The order of nodes and the ranks of workers, for random nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from holdfast.core.protocol import NodeInfo
 from holdfast.core.ranks import NodeShape, RankOrder, assign_ranks, identical_ranks, order_nodes
 
-untimed = settings(deadline=None)  # Others may need the machine meanwhile.
+untimed = settings(deadline=None)  # The host may be busy.
 names = st.lists(st.sampled_from("abcdefghijkl"), unique=True, min_size=1, max_size=8)
 
 
@@ -25,7 +25,7 @@ def order(previous: list[str], now: list[str]) -> list[str]:
 
 @untimed
 @given(names, names)
-def test_those_who_stay_keep_their_ranks_where_the_size_allows(
+def test_survivors_keep_their_ranks_where_the_size_allows(
     previous: list[str], now: list[str]
 ) -> None:
     ordered = order(previous, now)
@@ -33,7 +33,7 @@ def test_those_who_stay_keep_their_ranks_where_the_size_allows(
         if name not in previous:
             continue
         old, new = previous.index(name), ordered.index(name)
-        # One moves down only to make room below the size for itself and those above it.
+        # A node moves down only to make room for itself and the nodes above it.
         above = sum(previous.index(other) > old for other in now if other in previous)
         assert new == min(old, len(now) - 1 - above)
 
@@ -43,7 +43,7 @@ def test_those_who_stay_keep_their_ranks_where_the_size_allows(
     st.lists(st.tuples(st.sampled_from(["h2", "h10", "h1"]), st.integers(0, 1)), max_size=8),
     st.sampled_from(["host", "label"]),
 )
-def test_nodes_that_share_a_host_or_label_are_together(
+def test_nodes_with_the_same_host_or_label_have_adjacent_ranks(
     places: list[tuple[str, int]], kind: str
 ) -> None:
     nodes = [info(str(i), **{kind: place}) for i, (place, _) in enumerate(places)]
@@ -52,7 +52,7 @@ def test_nodes_that_share_a_host_or_label_are_together(
     ordered = order_nodes(nodes, before, RankOrder(kind))
     where = [getattr(node, kind) for node in ordered]
     assert where == sorted(where, key=lambda place: int(place[1:]))
-    for place in set(where):  # Those who were there before come first, and in their old order.
+    for place in set(where):  # Earlier members come first, in their old order.
         here = [before.get(node.node, 1000) for node in ordered if getattr(node, kind) == place]
         assert here == sorted(here)
 
@@ -64,7 +64,7 @@ rounds = st.lists(shapes, min_size=1, max_size=20)
 
 @untimed
 @given(rounds)
-def test_every_rank_is_held_once_in_the_order_of_the_nodes(nodes: list[NodeShape]) -> None:
+def test_every_rank_is_assigned_once_in_the_order_of_the_nodes(nodes: list[NodeShape]) -> None:
     ranks: list[int] = []
     role_ranks: dict[str, list[int]] = {}
     for node, given_ranks in zip(nodes, assign_ranks(nodes), strict=True):
@@ -80,7 +80,7 @@ def test_every_rank_is_held_once_in_the_order_of_the_nodes(nodes: list[NodeShape
 
 @untimed
 @given(st.integers(1, 50), st.integers(1, 16), roles)
-def test_for_nodes_that_are_alike_nothing_needs_exchanging(
+def test_identical_ranks_equal_assigned_ranks_for_equal_nodes(
     group_world_size: int, local_world_size: int, role: str
 ) -> None:
     general = assign_ranks([NodeShape(role, local_world_size)] * group_world_size)

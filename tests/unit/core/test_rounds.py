@@ -1,4 +1,4 @@
-"""What the transcripts of rounds do not show: invalid events, limits, addresses."""
+"""Rounds: invalid events, limits and addresses; the transcripts of `rounds` show the rest."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def delay_s(rounds: Rounds) -> float:
     return rounds.waits[0].delay_s
 
 
-def test_what_does_not_concern_the_job_changes_nothing() -> None:
+def test_invalid_and_irrelevant_events_change_nothing() -> None:
     rounds, (a, _) = active()
     last, before = a.last_status(), msgspec.msgpack.encode(rounds.job)
     for wrong in (a.heartbeat(), msgspec.structs.replace(last, run_id="another")):
@@ -74,7 +74,7 @@ def test_what_does_not_concern_the_job_changes_nothing() -> None:
     assert msgspec.msgpack.encode(rounds.job) == before
 
 
-def test_every_reason_is_a_line_that_other_nodes_accept() -> None:
+def test_every_reason_is_one_printable_line_of_limited_length() -> None:
     long = "died\x1b[2J\n[holdfast] forged" + "x" * SUMMARY_CHARS_MAX
 
     def failed(node: FakeNode) -> Status:
@@ -104,7 +104,7 @@ def numbers(job: Job) -> dict[str, int]:
     return {name: getattr(job, name) for name in ("term", "round", "generation", "fence")}
 
 
-LIES: list[dict[str, int]] = [
+FALSE_NUMBERS: list[dict[str, int]] = [
     {"term": 2**53, "round_term": 2**53, "rank": 0, "size": 2, "round": 3},
     {"generation": 2**53},
     {"assigned_generation": 2**53},
@@ -114,26 +114,28 @@ LIES: list[dict[str, int]] = [
 ]
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_one_node_does_not_push_the_numbers_of_a_job_to_their_end(lie: dict[str, int]) -> None:
-    """They never go back, and from there on no node could report how it goes on."""
+@pytest.mark.parametrize("false", FALSE_NUMBERS)
+def test_false_numbers_of_a_node_do_not_exhaust_the_counters_of_a_job(
+    false: dict[str, int],
+) -> None:
+    """Counters never decrease, so above the limit no node could report its progress."""
     rounds, nodes = active()
     before = numbers(rounds.job)
     stranger = a_node("z", TWO, 9)
-    said = msgspec.structs.replace(stranger.status(), **lie)
-    (view,) = rounds.handle(0.0, said)
+    reported = msgspec.structs.replace(stranger.status(), **false)
+    (view,) = rounds.handle(0.0, reported)
     assert (view.role, view.refusal) == (NodeRole.REFUSED, RefusalReason.SETTINGS)
-    assert (view.term, view.revision) > (said.term, 0)  # It is not ignored.
+    assert (view.term, view.revision) > (reported.term, 0)  # The node does not ignore the view.
     assert numbers(rounds.job) == before
-    # Where nothing is known to compare with, there is room to count on from what is believed.
+    # A new job accepts numbers up to half of the range, so it can continue from them.
     fresh = Rounds(Job(run_id=RUN))
-    (view,) = fresh.handle(0.0, said)
+    (view,) = fresh.handle(0.0, reported)
     assert view.role is NodeRole.REFUSED
-    half = {name: min(value, 2**52) for name, value in lie.items()}
-    fresh.handle(0.0, msgspec.structs.replace(said, **half))
+    half = {name: min(value, 2**52) for name, value in false.items()}
+    fresh.handle(0.0, msgspec.structs.replace(reported, **half))
     fresh.handle(0.0, NodeLost("z", 9, "silent"))
     for number, node in enumerate(nodes, start=20):
-        node.begin_anew(number)
+        node.rejoin(number)
         apply(nodes, fresh.handle(0.0, node.status()))
     for wait in fresh.waits:
         apply(nodes, fresh.handle(0.0, wait.ended))
@@ -143,14 +145,14 @@ def test_one_node_does_not_push_the_numbers_of_a_job_to_their_end(lie: dict[str,
 
 
 @pytest.mark.parametrize("lead", [{"generation": 1000}, {"term": 10**10}, {"fence": 10**9}])
-def test_a_node_that_another_coordinator_had_is_believed(lead: dict[str, int]) -> None:
+def test_plausible_numbers_from_another_coordinator_are_accepted(lead: dict[str, int]) -> None:
     rounds, _ = active()
     rounds.handle(0.0, msgspec.structs.replace(a_node("z", TWO, 9).status(), **lead))
     assert "z" in rounds.job.nodes
     assert all(numbers(rounds.job)[name] >= number for name, number in lead.items())
 
 
-def test_each_wait_has_its_time() -> None:
+def test_each_wait_has_its_delay() -> None:
     rounds = Rounds(Job(run_id=RUN))
     nodes = [a_node(name, a_job_of(2, 3, settle_s=0.75), i) for i, name in enumerate("ab", start=1)]
     for node in nodes:
@@ -167,14 +169,16 @@ def test_each_wait_has_its_time() -> None:
 @pytest.mark.parametrize(
     ("away_s", "expected_s"), [(0.0, RECOVER_S_MIN), (1.0, 2.0), (60.0, RECOVER_S_MAX)]
 )
-def test_nodes_are_waited_for_by_how_long_they_were_away(away_s: float, expected_s: float) -> None:
+def test_recovery_waits_for_nodes_depending_on_their_time_without_a_coordinator(
+    away_s: float, expected_s: float
+) -> None:
     _, (first, _second) = active()
     rounds = Rounds(Job(run_id=RUN))
     rounds.handle(0.0, msgspec.structs.replace(first.status(), away_s=away_s))
     assert delay_s(rounds) == expected_s
 
 
-def test_a_failed_job_ends_with_the_report_of_the_likelier_cause_and_only_then() -> None:
+def test_a_failed_job_ends_with_the_report_of_the_likelier_cause() -> None:
     rounds, (a, b) = active(a_job_of(2, 2))
     views = rounds.handle(0.0, a.fail(report=b"consequence"))
     assert [(view.report, view.final) for view in views] == [(b"", False)] * 2
@@ -186,8 +190,8 @@ def test_a_failed_job_ends_with_the_report_of_the_likelier_cause_and_only_then()
     assert {view.failure.node for view in views if view.failure} == {"b"}
 
 
-def test_where_two_nodes_failed_too_close_to_tell_all_that_may_be_first_are_named() -> None:
-    """Both exits were silent, and of b's two either may have been the first there."""
+def test_if_the_order_of_two_failures_is_uncertain_all_candidates_are_listed() -> None:
+    """Both exits were silent, and on b either of two workers may have failed first."""
     rounds, (a, b) = active(a_job_of(2, 2))
     rounds.handle(0.0, with_local_times(1.0, a.fail()))
     b.fail(report=b"as well")
@@ -199,7 +203,7 @@ def test_where_two_nodes_failed_too_close_to_tell_all_that_may_be_first_are_name
     assert (view.failure.node, view.failure.rivals) == ("a", (2, 3))
 
 
-def test_what_is_kept_of_a_job_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_and_retired_nodes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "RETIRED_MAX", 3)
     rounds, _ = active()
     for incarnation in range(10, 10 + HISTORY_LINES_MAX):
@@ -221,7 +225,7 @@ def test_what_is_kept_of_a_job_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
         (["127.0.0.1", "10.0.0.2"], "", "127.0.0.1"),
     ],
 )
-def test_the_first_member_is_the_master_at_an_address_all_can_reach(
+def test_the_master_address_is_one_that_all_members_can_reach(
     addresses: list[str], coordinator: str, expected: str
 ) -> None:
     rounds = Rounds(Job(run_id=RUN, coordinator_address=coordinator))
@@ -234,7 +238,7 @@ def test_the_first_member_is_the_master_at_an_address_all_can_reach(
     assert {view.master_port for view in views} == {201}, "each generation has another port"
 
 
-def test_a_node_that_waited_in_vain_for_a_larger_round_learns_that_it_stands_by() -> None:
+def test_a_node_becomes_a_standby_if_the_larger_round_does_not_form() -> None:
     rounds = Rounds(Job(run_id=RUN))
     settings = a_job_of(1, 3, spares=1)
     a, b, c = (a_node(name, settings, i) for i, name in enumerate("abc", start=1))
@@ -256,7 +260,7 @@ def test_a_node_that_waited_in_vain_for_a_larger_round_learns_that_it_stands_by(
     ],
     ids=str,
 )  # fmt: skip
-def test_a_node_that_was_started_otherwise_is_refused(other: dict[str, object]) -> None:
+def test_a_node_with_different_settings_is_refused(other: dict[str, object]) -> None:
     rounds = Rounds(Job(run_id=RUN))
     settings, about = TWO, other
     if "fixed_rank" not in other:
@@ -267,7 +271,7 @@ def test_a_node_that_was_started_otherwise_is_refused(other: dict[str, object]) 
     assert list(rounds.job.nodes) == ["a"]
 
 
-def test_a_port_that_was_given_is_replaced_and_the_generation_that_has_it_keeps_it() -> None:
+def test_each_generation_gets_a_new_port_and_keeps_it() -> None:
     settings = a_job_of(1, 1, max_restarts=3)
     rounds, node = Rounds(Job(run_id=RUN)), a_node("a", settings, 1, ports=(11, 12))
     given: list[int] = []
@@ -277,12 +281,12 @@ def test_a_port_that_was_given_is_replaced_and_the_generation_that_has_it_keeps_
         apply([node], views)
         node.info = msgspec.structs.replace(node.info, ports=fresh)
         rounds.handle(0.0, node.status())
-        # Whoever reads the state from now on sees the same.
+        # A machine that is created from the state has the same port.
         assert Rounds(rounds.job).rank_table.master_port == given[-1]
     assert given == [11, 12, 21]
 
 
-def test_a_generation_gets_no_port_of_the_last_while_the_node_still_lists_it() -> None:
+def test_a_generation_does_not_reuse_a_port_that_the_node_still_lists() -> None:
     settings = a_job_of(1, 1, max_restarts=2)
     rounds, node = Rounds(Job(run_id=RUN)), a_node("a", settings, 1, ports=(11, 12))
     (first,) = rounds.handle(0.0, node.status())
@@ -292,14 +296,14 @@ def test_a_generation_gets_no_port_of_the_last_while_the_node_still_lists_it() -
     assert (first.master_port, second.master_port, second.start) == (11, 12, True)
 
 
-def test_a_generation_that_never_started_leaves_its_port_to_the_next() -> None:
+def test_a_generation_reuses_the_port_of_one_that_never_started() -> None:
     settings = a_job_of(2, 2, max_restarts=2)
     rounds = Rounds(Job(run_id=RUN))
     nodes = [a_node(name, settings, i, ports=(11, 12)) for i, name in enumerate("ab", start=1)]
     for node in nodes:
         views = rounds.handle(0.0, node.status())
     apply(nodes, views)
-    (held, _) = rounds.handle(0.0, nodes[0].fail())  # The other one has workers still.
+    (held, _) = rounds.handle(0.0, nodes[0].fail())  # The other node still has workers.
     rounds.handle(0.0, NodeLost("b", 2, "gone", is_silent=False))
     views = rounds.handle(0.0, a_node("b", settings, 3).status())
     after = next(view for view in views if view.node == "a")
@@ -307,7 +311,7 @@ def test_a_generation_that_never_started_leaves_its_port_to_the_next() -> None:
     assert (after.generation, after.master_port) == (held.generation + 1, 12)
 
 
-def test_members_and_nobody_else_are_told_the_key_of_their_generation() -> None:
+def test_only_members_receive_the_store_key_of_their_generation() -> None:
     settings = a_job_of(2, 2, max_restarts=1)
     rounds = Rounds(Job(run_id=RUN))
     nodes = [a_node(one, settings, i, store_key=bytes([i]) * 32) for i, one in enumerate("abc", 1)]
@@ -318,7 +322,7 @@ def test_members_and_nobody_else_are_told_the_key_of_their_generation() -> None:
     assert len(keys) == 1
     assert view_of(rounds, nodes[2]).role is NodeRole.STANDBY
     assert view_of(rounds, nodes[2]).store_key == b""
-    later = Rounds(Job(run_id=RUN))  # A new coordinator finds the same.
+    later = Rounds(Job(run_id=RUN))  # A new coordinator derives the same key.
     for node in nodes[:2]:
         views = later.handle(0.0, node.status())
     assert {view.store_key for view in views} == keys
@@ -326,7 +330,7 @@ def test_members_and_nobody_else_are_told_the_key_of_their_generation() -> None:
     assert view_of(rounds, nodes[1]).store_key not in keys | {bytes([1]) * 32, b""}
 
 
-def test_there_is_no_key_if_not_all_members_have_one() -> None:
+def test_there_is_no_store_key_if_a_member_has_none() -> None:
     rounds = Rounds(Job(run_id=RUN))
     for node in (a_node("a", TWO, 1, store_key=bytes(32)), a_node("b", TWO, 2)):
         views = rounds.handle(0.0, node.status())
@@ -337,7 +341,7 @@ def view_of(rounds: Rounds, node: FakeNode) -> View:
     return machine.view_for_node(rounds.job, rounds.rank_table, node.info)
 
 
-def test_a_new_coordinator_knows_where_the_workers_of_a_round_meet() -> None:
+def test_a_new_coordinator_learns_the_master_port_of_a_round() -> None:
     rounds, nodes = active()
     port = rounds.job.master_port
     later = Rounds(Job(run_id=RUN))

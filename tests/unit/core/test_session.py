@@ -1,4 +1,4 @@
-"""Bounds of a node's session that hold whatever happens; transcripts show the rest."""
+"""Limits of a node's session under any events; the transcripts of `session` show the rest."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def up(machine: Session) -> Session:
 def run(
     machine: Session, until: float, *, since: float = 0.0, answers: list[SessionEvent] | None = None
 ) -> list[tuple[float, SessionEffect]]:
-    """Tick at every deadline, with these events after each `Connect`; return what it asked for."""
+    """Tick at every deadline, with these events after each `Connect`; return all effects."""
     happened: list[tuple[float, SessionEffect]] = []
     now = since
     while now < until:
@@ -76,7 +76,7 @@ def run(
             for event in [REFUSED] if answers is None else answers:
                 happened += [(now, effect) for effect in machine.handle(now, event)]
         deadline = machine.next_deadline(now)
-        assert deadline > now, "it asks for a tick that does nothing"
+        assert deadline > now, "the deadline does not advance"
         now = min(until, deadline)
     return happened
 
@@ -91,16 +91,18 @@ def gaps(times: list[float]) -> list[float]:
 
 @untimed
 @given(st.floats(0, 1))
-def test_retries_are_ever_further_apart_within_bounds_and_spread(draw: float) -> None:
+def test_retry_delays_grow_to_a_limit_and_are_randomized(draw: float) -> None:
     found = gaps(times_of(run(a_session(draw), 30.0), Connect))
     longest = [min(RETRY_MAX_S, RETRY_FIRST_S * 2**i) for i in range(len(found))]
     assert found == pytest.approx([gap * (0.5 + draw / 2) for gap in longest], abs=1e-6)
-    assert RETRY_MAX_S + CONNECT_S < RECOVER_S_MAX, "or a new coordinator gives up on its nodes"
+    assert RETRY_MAX_S + CONNECT_S < RECOVER_S_MAX, (
+        "otherwise nodes reconnect too late for a new coordinator"
+    )
 
 
 @untimed
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 2)), max_size=30))
-def test_views_only_ever_get_newer(received: list[tuple[int, int, int]]) -> None:
+def test_only_newer_views_are_delivered(received: list[tuple[int, int, int]]) -> None:
     machine, newest = up(a_session()), (0, 0)
     for term, revision, incarnation in received:
         view = a_view(NodeRole.WAITING, revision, term=term, incarnation=incarnation)
@@ -113,9 +115,9 @@ def test_views_only_ever_get_newer(received: list[tuple[int, int, int]]) -> None
 @pytest.mark.parametrize(
     ("role", "limit_s"), [(None, 20.0), (NodeRole.CLOSED, 5.0), (NodeRole.MEMBER, 10.0)]
 )
-def test_it_gives_up_once_and_not_before_the_limit(role: NodeRole | None, limit_s: float) -> None:
+def test_session_gives_up_once_at_the_limit(role: NodeRole | None, limit_s: float) -> None:
     machine = up(a_session(away_s=10.0, first_contact_s=20.0))
-    if role is not None:  # A connection that opened and brought no message is no contact.
+    if role is not None:  # A connection without a message does not count as contact.
         machine.handle(0.0, a_view(role, 1))
     machine.handle(0.0, Disconnected("reset"))
     happened = run(machine, 60.0)
@@ -123,7 +125,7 @@ def test_it_gives_up_once_and_not_before_the_limit(role: NodeRole | None, limit_
     assert at == pytest.approx(limit_s, abs=0.01)
 
 
-def test_connections_that_open_to_be_refused_are_retried_ever_less_and_count_as_away() -> None:
+def test_refused_connections_are_retried_with_growing_delays_and_count_as_away() -> None:
     refused: list[SessionEvent] = [Connected(), ACK, Disconnected("too large", permanent=True)]
     happened = run(a_session(away_s=10.0), 30.0, answers=refused)
     found = gaps(times_of(happened, Connect))
@@ -136,7 +138,7 @@ def test_connections_that_open_to_be_refused_are_retried_ever_less_and_count_as_
     assert effect.why == "too large"
 
 
-def test_a_connection_that_lasts_after_refusals_is_one_again() -> None:
+def test_a_lasting_connection_after_refusals_counts_as_contact() -> None:
     machine = a_session(away_s=10.0, silence_s=5.0)
     run(machine, 9.0, answers=[Connected(), ACK, Disconnected("too large", permanent=True)])
     assert machine.is_refused
@@ -147,14 +149,16 @@ def test_a_connection_that_lasts_after_refusals_is_one_again() -> None:
     while now < 30.0:
         now = machine.next_deadline(now) + 1e-6
         effects = machine.handle(now, TICK)
-        assert {type(one) for one in effects} <= {Send}, "neither dropped nor given up"
+        assert {type(one) for one in effects} <= {Send}, (
+            "the connection is neither closed nor given up"
+        )
         machine.handle(now, ACK)
     assert not machine.is_refused
     machine.handle(now, Disconnected("reset"))
     assert machine.next_deadline(now) == pytest.approx(now + RETRY_FIRST_S)
 
 
-def test_something_that_listens_but_never_answers_is_given_up() -> None:
+def test_session_gives_up_on_a_listener_that_never_responds() -> None:
     machine = up(a_session(away_s=10.0, first_contact_s=20.0, silence_s=5.0))
     happened = run(machine, 40.0, answers=[Connected()])
     assert times_of(happened, GiveUp) == [pytest.approx(20.0, abs=0.01)]
@@ -165,10 +169,10 @@ def test_something_that_listens_but_never_answers_is_given_up() -> None:
     ("nodes", "silence_s", "heartbeat_s"),
     [(1, 5.0, 1.0), (7_500, 5.0, 1.5), (10_000, 5.0, 2.0), (10**6, 5.0, 2.0), (1, 1.5, 0.6)],
 )
-def test_heartbeats_are_as_rare_as_they_may_be(
+def test_heartbeat_interval_depends_on_nodes_and_silence_limit(
     nodes: int, silence_s: float, heartbeat_s: float
 ) -> None:
-    """In large jobs; and as frequent as a coordinator needs that is less patient."""
+    """Longer in large jobs, and shorter if the coordinator has a shorter silence limit."""
     machine = up(a_session(silence_s=5.0))
     view = a_view(NodeRole.MEMBER, 1)
     machine.handle(0.0, msgspec.structs.replace(view, present=nodes, silence_s=silence_s))
@@ -183,7 +187,7 @@ def test_heartbeats_are_as_rare_as_they_may_be(
     assert gaps(beats) == [pytest.approx(heartbeat_s, abs=0.01)] * (len(beats) - 1)
 
 
-def test_a_new_incarnation_forgets_the_round_and_the_failure_of_the_last() -> None:
+def test_a_new_incarnation_drops_the_round_and_the_failure_of_the_last() -> None:
     machine = up(a_session())
     view = a_view(NodeRole.MEMBER, 9, term=4)
     machine.handle(0.0, msgspec.structs.replace(view, round_term=4, round=2, rank=1, size=2))

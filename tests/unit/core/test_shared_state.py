@@ -1,4 +1,4 @@
-"""A node over compare-and-set: what the simulator does not show, or shows only by luck."""
+"""A node over a compare-and-set store: cases that the simulator does not reliably cover."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SUCCEEDED, LEAVING = NodePhase.SUCCEEDED, NodePhase.LEAVING
 
 
 class Cluster:
-    """A store, the nodes that use it, and a clock; calls are answered at once."""
+    """A store, its nodes, and a clock; the store responds immediately."""
 
     def __init__(self, least: int = 2, most: int = 2, **timeouts: Any) -> None:
         self.now = 0.0
@@ -67,7 +67,7 @@ class Cluster:
         return decode(self.state)
 
     def pass_s(self, seconds: float, *but: Node) -> None:
-        """Let time pass for all nodes but some, which are as good as dead."""
+        """Let time pass for all nodes except some, which do nothing."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + 0.1)
@@ -132,7 +132,7 @@ def pair(**timeouts: Any) -> tuple[Cluster, Node, Node]:
     return cluster, one, other
 
 
-def test_heartbeats_are_written_once_in_an_interval_and_nothing_else() -> None:
+def test_an_idle_node_writes_one_heartbeat_per_interval() -> None:
     cluster, *_ = pair()
     cluster.pass_s(1.0)
     writes = cluster.writes
@@ -140,7 +140,7 @@ def test_heartbeats_are_written_once_in_an_interval_and_nothing_else() -> None:
     assert 16 <= cluster.writes - writes <= 20  # Two nodes, ten seconds.
 
 
-def test_a_control_port_is_told_again_after_a_version_that_knows_of_none_has_written() -> None:
+def test_a_lost_control_port_is_stored_again() -> None:
     cluster, port = Cluster(1, 1), ControlPort(4711, b"k" * 16)
     cluster.add("a", control=port)
     for _ in range(2):
@@ -151,7 +151,7 @@ def test_a_control_port_is_told_again_after_a_version_that_knows_of_none_has_wri
         cluster.state, cluster.token = encode(older), cluster.token + 1
 
 
-def test_an_older_state_that_turns_up_is_ignored() -> None:
+def test_an_older_state_is_ignored() -> None:
     cluster, one, other = pair()
     old, generation = cluster.state, one.views[-1].generation
     other.report(FAILED, 0, failure=Failure(node="n1"))
@@ -164,7 +164,7 @@ def test_an_older_state_that_turns_up_is_ignored() -> None:
     cluster.state = newest
 
 
-def test_statuses_of_a_row_are_stored_one_after_the_other() -> None:
+def test_successive_statuses_are_stored_in_order() -> None:
     cluster, one, other = pair()
     one.is_cut = True
     one.report(SUCCEEDED, 0)
@@ -176,7 +176,7 @@ def test_statuses_of_a_row_are_stored_one_after_the_other() -> None:
     assert cluster.job.outcome is JobOutcome.SUCCEEDED
 
 
-def test_only_so_many_statuses_are_kept_for_a_store_that_is_away() -> None:
+def test_statuses_that_wait_for_an_unavailable_store_are_limited() -> None:
     _, one, _ = pair()
     one.is_cut = True
     for _ in range(shared_state.UNSTORED_MAX + 5):
@@ -184,7 +184,7 @@ def test_only_so_many_statuses_are_kept_for_a_store_that_is_away() -> None:
     assert len(one.session._unstored) == shared_state.UNSTORED_MAX
 
 
-def test_a_node_that_slept_itself_accuses_nobody() -> None:
+def test_a_node_that_was_suspended_reports_no_loss() -> None:
     cluster, one, other = pair()
     cluster.now += 60.0
     one.feed(Tick())
@@ -193,7 +193,7 @@ def test_a_node_that_slept_itself_accuses_nobody() -> None:
     assert one.views[-1].generation == other.views[-1].generation == 0
 
 
-def test_in_large_jobs_heartbeats_are_rarer_and_missed_later() -> None:
+def test_in_large_jobs_heartbeats_are_rarer_and_losses_detected_later() -> None:
     cluster = Cluster(least=1, most=100)
     one = cluster.add()
     job = cluster.job
@@ -212,7 +212,7 @@ def test_in_large_jobs_heartbeats_are_rarer_and_missed_later() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "interval_s"), [(2, 1.0), (2, 5.0), (40, 40 * BEAT_S_PER_NODE)])
-def test_workers_of_a_stopped_node_end_before_it_is_lost(nodes: int, interval_s: float) -> None:
+def test_workers_of_a_stopped_node_exit_before_it_is_lost(nodes: int, interval_s: float) -> None:
     cluster = Cluster(most=nodes, interval_s=interval_s, lost_after_s=3 * interval_s)
     stopped, *_ = [cluster.add() for _ in range(nodes)]
     before = cluster.job.nodes["n0"].heartbeats
@@ -226,7 +226,7 @@ def test_workers_of_a_stopped_node_end_before_it_is_lost(nodes: int, interval_s:
     assert cluster.now >= stop_at
 
 
-def test_workers_of_a_node_that_is_cut_off_end_before_it_is_lost_though_the_job_shrank() -> None:
+def test_workers_of_a_disconnected_node_exit_before_it_is_lost_even_if_the_job_shrinks() -> None:
     cluster = Cluster(most=60, needs_answers=True)
     nodes = [cluster.add() for _ in range(60)]
     cluster.pass_s(10.0)
@@ -242,7 +242,9 @@ def test_workers_of_a_node_that_is_cut_off_end_before_it_is_lost_though_the_job_
     assert cluster.now >= stop_at
 
 
-def test_workers_of_a_node_that_is_awake_may_run_even_if_one_missed_heartbeat_is_too_many() -> None:
+def test_workers_of_a_node_that_is_awake_may_run_even_if_one_missed_heartbeat_makes_it_lost() -> (
+    None
+):
     cluster, one, _ = pair(interval_s=5.0, lost_after_s=5.0)
     for _ in range(200):
         cluster.pass_s(0.1)
@@ -269,7 +271,7 @@ def test_workers_may_run_while_the_store_hangs_and_after_the_end_of_the_job(is_o
         one.session.handle(now, Tick())
 
 
-def test_a_member_that_lives_but_does_not_come_is_put_out_only_where_that_is_asked_for() -> None:
+def test_a_live_member_that_does_not_start_is_removed_only_with_absent_s() -> None:
     for absent_s in (None, 60.0):
         cluster, one, other = pair(absent_s=absent_s)
         one.report(READY, 0)
@@ -279,7 +281,7 @@ def test_a_member_that_lives_but_does_not_come_is_put_out_only_where_that_is_ask
         assert (other.role is NodeRole.FENCED) == (absent_s is not None)
 
 
-def test_a_late_node_does_not_wait_for_a_report_that_is_not_for_it() -> None:
+def test_a_late_node_does_not_wait_for_the_report_of_a_failed_job() -> None:
     cluster, one, _ = pair()
     failure = Failure(node="n0", retryable=False)
     one.report(FAILED, 0, failure=failure)
@@ -293,7 +295,7 @@ def test_a_late_node_does_not_wait_for_a_report_that_is_not_for_it() -> None:
     assert late.session.reads_begun == reads
 
 
-def test_pauses_after_conflicts_grow_and_end_with_the_first_write() -> None:
+def test_pauses_after_conflicts_grow_until_a_write_succeeds() -> None:
     cluster, one, _ = pair()
     session = one.session
     pauses = []
@@ -312,7 +314,7 @@ def test_pauses_after_conflicts_grow_and_end_with_the_first_write() -> None:
     assert pauses[-1] == pytest.approx(0.5)
 
 
-def test_what_came_up_during_a_call_is_stored_right_after_it() -> None:
+def test_a_status_reported_during_a_call_is_stored_right_after_it() -> None:
     cluster, one, _ = pair()
     session = one.session
     session.handle(cluster.now, RefreshRequested())
@@ -323,12 +325,12 @@ def test_what_came_up_during_a_call_is_stored_right_after_it() -> None:
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_store_that_is_away_is_given_up_once_and_by_time_awake(hangs: bool) -> None:
+def test_an_unavailable_store_is_given_up_once_after_time_awake(hangs: bool) -> None:
     cluster, one, _ = pair(away_s=30.0)
     if hangs:
         assert one.session.handle(cluster.now, RefreshRequested()) == [ReadState()]
     one.is_cut = True
-    cluster.now += 1000.0  # The machine was asleep.
+    cluster.now += 1000.0  # The host was suspended.
     one.feed(Tick())
     assert not one.faults
     cluster.pass_s(26.0)
@@ -343,7 +345,7 @@ def test_a_store_that_is_away_is_given_up_once_and_by_time_awake(hangs: bool) ->
         assert not one.session.problem, "it is still tried"
 
 
-def test_a_foreign_state_is_a_refusal_at_first_and_waited_for_later() -> None:
+def test_a_foreign_state_refuses_a_new_node_but_an_older_one_waits() -> None:
     cluster = Cluster()
     cluster.state = b"a pickle"
     stranger = cluster.add()
@@ -361,7 +363,7 @@ def test_a_foreign_state_is_a_refusal_at_first_and_waited_for_later() -> None:
     assert not one.session.problem
 
 
-def test_an_answer_that_nobody_asked_for_is_invalid_and_changes_nothing() -> None:
+def test_an_unexpected_answer_is_invalid_and_changes_nothing() -> None:
     cluster, one, _ = pair()
     before = one.session.status
     for event in (StateRead(None, None), StateWritten(), WriteConflict(), CallFailed("why")):
@@ -370,7 +372,7 @@ def test_an_answer_that_nobody_asked_for_is_invalid_and_changes_nothing() -> Non
     assert one.session.status is before
 
 
-def test_a_report_that_makes_the_state_too_large_is_left_out(
+def test_a_report_that_makes_the_state_too_large_is_omitted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shared_state, "STATE_BYTES_MAX", 1_000)

@@ -1,7 +1,7 @@
-"""A stop among workers that end, die, leave things behind, or do not end at all.
+"""A stop of workers that exit, crash, leave child processes, or cannot be killed.
 
-`Workers` keeps its own record of who is alive, when the stop began and what it was asked to do, and
-judges each effect by them.
+`Workers` records which workers are alive, when the stop began and which effects it got, and checks each
+effect against this record.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from holdfast.core.stopping import (
 if TYPE_CHECKING:
     from holdfast.core.machine import Effect
 
-# Times are whole numbers of 1/1024 s, so that sums of them are exact.
+# Times are multiples of 1/1024 s, so that their sums are exact.
 TICK_S = 1 / 1024
 BEGIN_S = 1000.0
 
-# How a leader ends: it handles our signal or dies of it, crashes, or somebody kills it.
+# How a leader exits: it handles the signal or dies of it, crashes, or is killed by another process.
 endings = st.sampled_from(["handled", "died of it", "died of it", "crashed", "killed"])
 seconds = st.integers(1, 40 * 1024).map(lambda ticks: ticks * TICK_S)
 fractions = st.integers(0, 4).map(lambda quarters: quarters / 4)
 
 
 class Workers(RuleBasedStateMachine):
-    """Workers that are being stopped, and whoever performs it."""
+    """Workers that are being stopped, and the caller that performs the stop."""
 
     @initialize(
         count=st.integers(0, 4),
@@ -58,17 +58,17 @@ class Workers(RuleBasedStateMachine):
         self.unresponsive = unresponsive
         self.signum = signum
         self.deadline = BEGIN_S + grace_s
-        # Nothing may take longer, if the clock is looked at in time.
+        # The stop must end by then if the caller reads the clock in time.
         self.latest_end = BEGIN_S + grace_s + 2 * reap_s
         self.now = BEGIN_S
-        self.asked: set[int] = set()
+        self.signalled: set[int] = set()
         self.killed: set[int] = set()
-        self.leftovers_asked = False
+        self.leftovers_signalled = False
         self.swept = False
-        self.hurried = signum == SIGKILL or grace_s == 0
-        self.asking = not self.hurried and not self.alive <= unresponsive
+        self.kills = signum == SIGKILL or grace_s == 0
+        self.waits_for_signal = not self.kills and not self.alive <= unresponsive
         self.reap_s = reap_s
-        self.died_untold = False
+        self.died_of_signal = False
         self.grace_expired = False
         self.was_ended = False
         self.abandoned = False
@@ -79,20 +79,20 @@ class Workers(RuleBasedStateMachine):
             reap_s=reap_s,
             unresponsive=unresponsive,
         )
-        self.judge(self.stop.handle(self.now, StopRequested()))
-        assert self.asked == (set() if self.hurried else self.alive - unresponsive)
-        assert self.killed == self.alive - self.asked
+        self.check_effects(self.stop.handle(self.now, StopRequested()))
+        assert self.signalled == (set() if self.kills else self.alive - unresponsive)
+        assert self.killed == self.alive - self.signalled
         assert self.swept == (not self.alive)
 
-    def judge(self, effects: list[Effect]) -> list[Effect]:
-        assert not (self.was_ended and effects), "something is done after the end"
+    def check_effects(self, effects: list[Effect]) -> list[Effect]:
+        assert not (self.was_ended and effects), "an effect after the end"
         for effect in effects:
-            may_kill = self.hurried or self.now >= self.deadline
+            may_kill = self.kills or self.now >= self.deadline
             match effect:
                 case SignalLeader(key, signum):
-                    assert key in self.alive - self.asked - self.unresponsive
+                    assert key in self.alive - self.signalled - self.unresponsive
                     assert signum == self.signum
-                    self.asked.add(key)
+                    self.signalled.add(key)
                 case KillTree(key):
                     assert key in self.alive
                     assert key in self.unresponsive or key not in self.killed, "killed twice"
@@ -101,61 +101,61 @@ class Workers(RuleBasedStateMachine):
                 case SignalLeftovers(signum):
                     assert not self.alive
                     assert not may_kill
-                    assert not self.leftovers_asked
+                    assert not self.leftovers_signalled
                     assert signum == self.signum
-                    self.leftovers_asked = True
+                    self.leftovers_signalled = True
                 case KillLeftovers():
                     assert not self.swept
-                    assert self.alive <= self.killed, "swept up beside leaders not yet killed"
-                    assert may_kill or not self.leftovers_asked, "killed before the deadline"
+                    assert self.alive <= self.killed, "leftovers killed before leaders"
+                    assert may_kill or not self.leftovers_signalled, "killed before the deadline"
                     self.swept = True
-        if KillTree in map(type, effects) and not self.asking:
-            self.judge_patience(self.reap_s)
+        if KillTree in map(type, effects) and not self.waits_for_signal:
+            self.check_deadline(self.reap_s)
         if KillLeftovers() in effects:
-            self.judge_patience(min(REST_S, self.reap_s) if self.stop.given_up else self.reap_s)
+            self.check_deadline(min(REST_S, self.reap_s) if self.stop.given_up else self.reap_s)
         return effects
 
-    def judge_patience(self, patience_s: float) -> None:
-        """What was killed has so much time to go."""
+    def check_deadline(self, patience_s: float) -> None:
+        """Check the time that killed processes have to exit."""
         assert self.stop.next_deadline() == self.now + patience_s
 
-    def can_go_on(self) -> bool:
+    def is_running(self) -> bool:
         return not self.stop.ended
 
     @precondition(lambda self: self.alive)
     @rule(which=st.integers(0, 3), how=endings)
-    def one_leader_ends(self, which: int, how: str) -> None:
-        self.leader_ends(sorted(self.alive)[which % len(self.alive)], how)
+    def one_leader_exits(self, which: int, how: str) -> None:
+        self.leader_exits(sorted(self.alive)[which % len(self.alive)], how)
 
     @rule(how=endings, last=endings)
-    def all_leaders_end(self, how: str, last: str) -> None:
+    def all_leaders_exit(self, how: str, last: str) -> None:
         while self.alive:
-            self.leader_ends(min(self.alive), how if len(self.alive) > 1 else last)
+            self.leader_exits(min(self.alive), how if len(self.alive) > 1 else last)
 
-    def leader_ends(self, key: int, how: str) -> None:
+    def leader_exits(self, key: int, how: str) -> None:
         self.alive.discard(key)
         signals = {"handled": 0, "died of it": self.signum, "crashed": SIGSEGV, "killed": SIGKILL}
         died_of = signals[how]
-        was_asking, was_over = self.asking, self.swept or self.abandoned
-        if was_asking and died_of == self.signum:
-            self.died_untold = True
+        was_waiting, was_over = self.waits_for_signal, self.swept or self.abandoned
+        if was_waiting and died_of == self.signum:
+            self.died_of_signal = True
         if self.alive <= self.unresponsive:
-            self.asking = False
-        effects = self.judge(self.stop.handle(self.now, LeaderExited(key, died_of)))
+            self.waits_for_signal = False
+        effects = self.check_effects(self.stop.handle(self.now, LeaderExited(key, died_of)))
         if was_over:
             assert effects == []
         elif not self.alive:
-            asks = was_asking and self.died_untold
+            asks = was_waiting and self.died_of_signal
             assert effects == [SignalLeftovers(self.signum) if asks else KillLeftovers()]
-        elif was_asking and not self.asking:
+        elif was_waiting and not self.waits_for_signal:
             assert effects == [KillTree(each) for each in sorted(self.alive)]
         else:
             assert effects == []
 
-    @precondition(lambda self: self.can_go_on())
+    @precondition(lambda self: self.is_running())
     @rule(fraction=fractions)
     def time_passes(self, fraction: float) -> None:
-        """Sleep until the deadline or a part of the way there, as whoever performs it does."""
+        """Sleep until the deadline, or for a part of that time."""
         deadline = self.stop.next_deadline()
         assert deadline is not None
         assert deadline >= self.now
@@ -163,9 +163,9 @@ class Workers(RuleBasedStateMachine):
         self.now = deadline if fraction == 1 else self.now + ticks * TICK_S
         self.tick()
 
-    @precondition(lambda self: self.can_go_on())
+    @precondition(lambda self: self.is_running())
     @rule(late_s=seconds)
-    def it_is_overslept(self, late_s: float) -> None:
+    def the_deadline_is_missed(self, late_s: float) -> None:
         deadline = self.stop.next_deadline()
         assert deadline is not None
         self.now = deadline + late_s
@@ -173,49 +173,49 @@ class Workers(RuleBasedStateMachine):
         self.tick()
 
     def tick(self) -> None:
-        waits = self.asking or (self.leftovers_asked and not self.swept)
+        waits = self.waits_for_signal or (self.leftovers_signalled and not self.swept)
         if self.now >= self.deadline and waits and not self.was_ended:
-            self.grace_expired, self.asking = True, False
-        self.judge(self.stop.handle(self.now, TICK))
+            self.grace_expired, self.waits_for_signal = True, False
+        self.check_effects(self.stop.handle(self.now, TICK))
         if self.now >= self.deadline and not self.stop.ended:
             assert self.alive <= self.killed, "a leader outlived the deadline"
         next_deadline = self.stop.next_deadline()
-        assert next_deadline is None or next_deadline > self.now, "it would spin"
+        assert next_deadline is None or next_deadline > self.now, "the deadline has passed"
 
     @rule()
-    def somebody_wants_it_over(self) -> None:
-        self.hurried, self.asking = True, False
-        self.judge(self.stop.handle(self.now, KillRequested()))
+    def a_kill_is_requested(self) -> None:
+        self.kills, self.waits_for_signal = True, False
+        self.check_effects(self.stop.handle(self.now, KillRequested()))
         assert self.stop.ended or self.alive <= self.killed
         assert self.stop.ended or self.alive or self.swept
 
-    @precondition(lambda self: self.swept or self.leftovers_asked)
+    @precondition(lambda self: self.swept or self.leftovers_signalled)
     @rule()
-    def nothing_is_left(self) -> None:
-        self.alive.clear()  # Leaders too: those given up have ended after all.
+    def all_processes_have_exited(self) -> None:
+        self.alive.clear()  # Leaders, too: those that were given up have exited after all.
         for key in sorted(self.stop.given_up):
-            self.judge(self.stop.handle(self.now, LeaderExited(key, SIGKILL)))
+            self.check_effects(self.stop.handle(self.now, LeaderExited(key, SIGKILL)))
         self.stop.handle(self.now, LeftoversGone())
         assert self.stop.ended
         assert not self.stop.given_up
 
-    @precondition(lambda self: not self.swept and not self.leftovers_asked)
+    @precondition(lambda self: not self.swept and not self.leftovers_signalled)
     @rule()
-    def stale_news_of_an_earlier_stop(self) -> None:
+    def a_late_event_of_an_earlier_stop_arrives(self) -> None:
         ended = self.stop.ended
         self.stop.handle(self.now, LeftoversGone())
         assert self.stop.ended == ended
 
-    @precondition(lambda self: self.now >= self.deadline)  # Else few runs would get that far.
+    @precondition(lambda self: self.now >= self.deadline)  # Otherwise most runs would end early.
     @rule()
     def keeper_is_lost(self) -> None:
         self.alive.clear()
-        self.abandoned, self.asking = True, False
+        self.abandoned, self.waits_for_signal = True, False
         self.stop.handle(self.now, KeeperLost())
         assert self.stop.ended
 
     @invariant()
-    def the_books_agree(self) -> None:
+    def the_record_agrees(self) -> None:
         stop = self.stop
         assert stop.running == self.alive
         assert stop.killed == self.killed
@@ -231,18 +231,18 @@ class Workers(RuleBasedStateMachine):
         assert deadline is None or deadline <= self.latest_end
 
     def teardown(self) -> None:
-        """From wherever it is, time alone brings it to its end, in the three waits there are."""
+        """From any state, the stop ends after at most three deadlines."""
         if not hasattr(self, "stop"):
             return
         alive = set(self.alive)
         for _ in range(3):
-            if self.can_go_on():
+            if self.is_running():
                 self.time_passes(fraction=1)
-            self.the_books_agree()
+            self.the_record_agrees()
         assert self.stop.ended
         assert self.now <= self.latest_end
         assert self.stop.given_up == alive or self.abandoned
 
 
 Workers.TestCase.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)
-TestStopAmongWorkers = Workers.TestCase
+TestStopUnderRandomEvents = Workers.TestCase

@@ -1,7 +1,7 @@
-"""Supervision in an environment with a will of its own.
+"""Supervision under random events.
 
-`World` keeps its own record of the events it gave and the effects it got, and never reads the
-machine's state. From this record it knows what each effect must be, or must not.
+`World` records the events that it sends and the effects that it gets, and never reads the machine's state.
+From this record it derives which effects are required and which are forbidden.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from holdfast.core.machine import Effect, Event
 
 FAILURES = (StopReason.WORKER_FAILED, StopReason.UNHEALTHY)
-# How many answers come in before something unasked happens: four are one whole restart.
+# The number of answers before an unsolicited event; four answers are one restart.
 answers = st.sampled_from([0, 0, 0, 1, 2, 3, 4])
 signals = st.sampled_from([SIGINT, SIGINT, SIGTERM, SIGHUP])
 mostly_true = st.sampled_from([True, True, True, False])
 
 
 class World(RuleBasedStateMachine):
-    """What an agent meets: workers that end, nodes that come, signals, and answers it waits for."""
+    """The environment of an agent: exits, waiting nodes, signals, and the answers to its effects."""
 
     @initialize(
         workers=st.integers(1, 4),
@@ -57,8 +57,8 @@ class World(RuleBasedStateMachine):
         self.machine = Supervision(local_world_size=workers, max_restarts=max_restarts)
         self.everyone = frozenset(range(workers))
         self.max_restarts = max_restarts
-        self.doomed = doomed  # Whether workers left to themselves fail, in the end.
-        # Without a time that no signal disturbs, most lives would be short.
+        self.doomed = doomed  # Whether workers fail at the end of their work.
+        # Signals only arrive after this many generations; otherwise most runs would be short.
         self.quiet_generations = quiet_generations
         self.now = 0.0
         self.begun = False
@@ -66,26 +66,26 @@ class World(RuleBasedStateMachine):
         self.signals: list[int] = []
         self.charged = 0
         self.generation = -1
-        self.owed: Effect | None = None  # What was asked for and not yet answered.
+        self.pending: Effect | None = None  # The effect that has yet to be answered.
         self.finish: Finish | None = None
         self.forget_workers()
 
     def forget_workers(self) -> None:
         self.alive: set[int] = set()
         self.succeeded: set[int] = set()
-        self.cause: StopReason | None = None  # The first fact that no generation outlives.
+        self.cause: StopReason | None = None  # The first reason to stop this generation.
         self.retryable = True
         self.fatal = False
         self.first_failed: int | None = None
 
-    # What the world knows of itself.
+    # The recorded state.
 
     def situation(self) -> str:
         if self.finish is not None:
             return "done"
         if not self.begun:
             return "idle"
-        match self.owed:
+        match self.pending:
             case JoinRound():
                 return "joining"
             case StartWorkers():
@@ -105,50 +105,50 @@ class World(RuleBasedStateMachine):
     def has_workers(self) -> bool:
         return self.is_running() or self.is_stopping()
 
-    # Giving events, and judging effects.
+    # Sending events and checking effects.
 
-    def give(self, event: Event) -> list[Effect]:
+    def send(self, event: Event) -> list[Effect]:
         self.now += 1.0
         effects = self.machine.handle(self.now, event)
         self.machine.check()
         for effect in effects:
-            assert self.finish is None, "something was asked for after the end"
-            self.judge(effect)
+            assert self.finish is None, "an effect after the end"
+            self.check_effect(effect)
         return effects
 
-    def judge(self, effect: Effect) -> None:
+    def check_effect(self, effect: Effect) -> None:
         match effect:
             case JoinRound():
-                assert self.owed is None
+                assert self.pending is None
                 assert not self.signals
-                self.owed = effect
+                self.pending = effect
             case StartWorkers(generation, restart_count):
-                assert self.owed is None
+                assert self.pending is None
                 assert not self.signals
                 assert generation == self.generation + 1
                 assert restart_count == self.charged
                 self.forget_workers()
                 self.generation = generation
-                self.owed = effect
+                self.pending = effect
             case StopWorkers(generation, reason, signum):
-                assert self.owed is None, "two things are asked for at once"
+                assert self.pending is None, "two effects at once"
                 assert generation == self.generation
                 assert reason is self.cause
-                assert signum == (self.wanted_signal() if reason is StopReason.SIGNAL else 0)
-                self.owed = effect
+                assert signum == (self.expected_signal() if reason is StopReason.SIGNAL else 0)
+                self.pending = effect
             case KillWorkers(generation):
                 assert self.is_stopping()
                 assert generation == self.generation
                 assert self.signals.count(SIGINT) >= 2, "killed by a first SIGINT"
             case EnterBarrier():
-                assert self.owed is None
+                assert self.pending is None
                 assert self.succeeded == self.everyone
-                self.owed = effect
+                self.pending = effect
             case Finish():
-                self.judge_end(effect)
-                self.finish, self.owed = effect, None
+                self.check_effect_end(effect)
+                self.finish, self.pending = effect, None
 
-    def judge_end(self, end: Finish) -> None:
+    def check_effect_end(self, end: Finish) -> None:
         match end.outcome:
             case Outcome.SUCCEEDED:
                 assert self.succeeded == self.everyone
@@ -160,13 +160,13 @@ class World(RuleBasedStateMachine):
             case Outcome.SIGNALLED:
                 assert not self.fatal
                 assert end.signum == self.signals[0]
-        if self.owed is not None:  # Only a signal breaks off waiting for other nodes.
-            assert isinstance(self.owed, JoinRound | EnterBarrier)
+        if self.pending is not None:  # Only a signal interrupts a wait for other nodes.
+            assert isinstance(self.pending, JoinRound | EnterBarrier)
             assert end.outcome is Outcome.SIGNALLED
 
-    def wanted_signal(self) -> int:
-        impatient = self.signals.count(SIGINT) >= 2  # Both came while the workers were started.
-        return SIGKILL if impatient else self.signals[0]
+    def expected_signal(self) -> int:
+        is_second = self.signals.count(SIGINT) >= 2  # Both were received during the start.
+        return SIGKILL if is_second else self.signals[0]
 
     def note_cause(self, cause: StopReason, *, retryable: bool = True) -> None:
         if self.is_running() and self.cause is None:
@@ -176,49 +176,49 @@ class World(RuleBasedStateMachine):
 
     @rule(unkillable=st.integers(0, 2))
     def answer(self, unkillable: int) -> None:
-        owed, self.owed = self.owed, None
+        owed, self.pending = self.pending, None
         match owed:
             case None if self.situation() == "idle":
                 self.begun = True
-                assert self.give(Begun()) == [JoinRound()]
+                assert self.send(Begun()) == [JoinRound()]
             case JoinRound():
-                self.give(RoundJoined(self.rounds, 0, 1))
+                self.send(RoundJoined(self.rounds, 0, 1))
                 self.rounds += 1
                 assert self.situation() == "starting"
             case StartWorkers(generation):
                 self.alive = set(self.everyone)
                 if self.signals:
                     self.note_cause(StopReason.SIGNAL)
-                self.give(WorkersStarted(generation))
+                self.send(WorkersStarted(generation))
                 assert self.situation() == ("stopping" if self.signals else "running")
             case StopWorkers(generation):
-                self.workers_are_gone(generation, unkillable)
+                self.workers_have_stopped(generation, unkillable)
             case EnterBarrier():
-                assert self.give(BarrierEnded()) == [Finish(Outcome.SUCCEEDED)]
+                assert self.send(BarrierEnded()) == [Finish(Outcome.SUCCEEDED)]
 
-    def workers_are_gone(self, generation: int, unkillable: int) -> None:
+    def workers_have_stopped(self, generation: int, unkillable: int) -> None:
         self.alive.clear()
         failed = self.cause in FAILURES or (self.cause is StopReason.REGROUP and unkillable > 0)
         spent = self.charged == self.max_restarts
         self.fatal = failed and (spent or not self.retryable or unkillable > 0)
-        goes_on = not self.fatal and not self.signals
-        if goes_on and failed:
+        continues = not self.fatal and not self.signals
+        if continues and failed:
             self.charged += 1
-        (effect,) = self.give(WorkersStopped(generation, unkillable))
+        (effect,) = self.send(WorkersStopped(generation, unkillable))
         if self.cause is not StopReason.SUCCEEDED:
-            assert isinstance(effect, JoinRound if goes_on else Finish)
+            assert isinstance(effect, JoinRound if continues else Finish)
         elif not self.signals:
             assert isinstance(effect, EnterBarrier)
 
-    def go_on(self, count: int) -> None:
+    def answer_times(self, count: int) -> None:
         for _ in range(count):
             self.answer(unkillable=0)
 
-    # What happens unasked.
+    # Unsolicited events.
 
     @rule(after=answers, which=st.integers(0, 3), failed=st.booleans(), retryable=mostly_true)
-    def worker_ends(self, after: int, which: int, failed: bool, retryable: bool) -> None:
-        self.go_on(after)
+    def worker_exits(self, after: int, which: int, failed: bool, retryable: bool) -> None:
+        self.answer_times(after)
         if not self.has_workers() or not self.alive:
             return
         local_rank = sorted(self.alive)[which % len(self.alive)]
@@ -232,42 +232,42 @@ class World(RuleBasedStateMachine):
             self.succeeded.add(local_rank)
             if not self.alive:
                 self.note_cause(StopReason.SUCCEEDED)
-        effects = self.give(WorkerExited(self.generation, local_rank, failed, retryable))
+        effects = self.send(WorkerExited(self.generation, local_rank, failed, retryable))
         assert len(effects) == must_stop
 
     @rule(after=answers, retryable=mostly_true)
-    def workers_are_found_unhealthy(self, after: int, retryable: bool) -> None:
-        self.go_on(after)
+    def workers_become_unhealthy(self, after: int, retryable: bool) -> None:
+        self.answer_times(after)
         if not self.has_workers():
             return
         must_stop = self.is_running()
         self.note_cause(StopReason.UNHEALTHY, retryable=retryable)
-        effects = self.give(WorkersUnhealthy(self.generation, "no progress", retryable))
+        effects = self.send(WorkersUnhealthy(self.generation, "no progress", retryable))
         assert len(effects) == must_stop
 
     @rule(after=answers, count=st.integers(0, 2))
     def nodes_wait(self, after: int, count: int) -> None:
-        self.go_on(after)
+        self.answer_times(after)
         if self.situation() == "idle":
             return
         must_stop = self.is_running() and count > 0
         if count > 0:
             self.note_cause(StopReason.REGROUP)
-        assert len(self.give(NodesWaiting(count))) == must_stop
+        assert len(self.send(NodesWaiting(count))) == must_stop
 
     @rule(after=answers, signums=st.lists(signals, min_size=1, max_size=3))
-    def signals_come(self, after: int, signums: list[int]) -> None:
-        self.go_on(after)
+    def signals_arrive(self, after: int, signums: list[int]) -> None:
+        self.answer_times(after)
         if self.generation >= self.quiet_generations:
             for signum in signums:
-                self.signal_comes(signum)
+                self.signal_arrives(signum)
 
-    def signal_comes(self, signum: int) -> None:
+    def signal_arrives(self, signum: int) -> None:
         before = self.situation()
         if before != "done":
             self.signals.append(signum)
         self.note_cause(StopReason.SIGNAL)
-        effects = self.give(SignalReceived(signum))
+        effects = self.send(SignalReceived(signum))
         match before:
             case "running":
                 assert effects == [StopWorkers(self.generation, StopReason.SIGNAL, signum)]
@@ -278,21 +278,21 @@ class World(RuleBasedStateMachine):
             case _:
                 assert self.situation() == "done"
 
-    # What holds at all times.
+    # Invariants.
 
     @invariant()
-    def the_books_agree(self) -> None:
+    def the_record_agrees(self) -> None:
         assert self.machine.generation == self.generation
         assert self.machine.restart_count == self.charged <= self.max_restarts
         assert self.machine.budget.left == self.max_restarts - self.charged
         assert self.machine.first_failed == self.first_failed
-        if not isinstance(self.owed, StartWorkers):
+        if not isinstance(self.pending, StartWorkers):
             assert self.machine.running == self.alive
         if self.cause in FAILURES or self.cause is StopReason.REGROUP:
             assert self.machine.reason is self.cause
 
     def teardown(self) -> None:
-        """From wherever it is, a fair world brings the run to its end, and within bounds."""
+        """From any state, the run ends within a limited number of events."""
         if not hasattr(self, "machine"):
             return
         starts_left = self.max_restarts - self.charged + 2
@@ -301,10 +301,10 @@ class World(RuleBasedStateMachine):
             assert events_left > 0, "the run does not end"
             events_left -= 1
             if self.is_running():
-                self.worker_ends(after=0, which=0, failed=self.doomed, retryable=True)
+                self.worker_exits(after=0, which=0, failed=self.doomed, retryable=True)
             else:
                 self.answer(unkillable=0)
 
 
 World.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
-TestSupervisionInTheWorld = World.TestCase
+TestSupervisionUnderRandomEvents = World.TestCase

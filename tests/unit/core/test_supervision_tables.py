@@ -1,4 +1,4 @@
-"""What each state of the two supervisions does with each event; transcripts show the decisions."""
+"""How each state of the two supervisions treats each event; transcripts show the decisions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from holdfast.core.supervision import (
     WorkersUnhealthy,
 )
 
-# h handles the event, a dot ignores it, x refuses it.
+# h: the state handles the event; dot: it ignores the event; x: it rejects the event.
 EVENTS = (Begun, RoundJoined, WorkersStarted, WorkerExited, WorkersUnhealthy, NodesWaiting,
           SignalReceived, WorkersStopped, BarrierEnded, ViewReceived, CoordinatorLost)  # fmt: skip
 TABLES: dict[type[Supervision], dict[State, str]] = {
@@ -68,7 +68,7 @@ def view(role: NodeRole, generation: int = -1, **more: Any) -> View:
 
 
 def machine_in(kind: type[Supervision], state: State) -> Supervision:
-    """Return a machine in this state; where it has a worker, it is of generation 1."""
+    """Return a machine in this state; its workers, if any, are of generation 1."""
     machine = kind(local_world_size=1, max_restarts=1)
     joins: list[Event] = [ViewReceived(view(NodeRole.MEMBER, 1))]
     if kind is Supervision:
@@ -98,7 +98,7 @@ def state_of(machine: Supervision) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("kind", "state", "event", "mark"), CELLS)
-def test_what_a_state_does_with_an_event(
+def test_each_state_handles_ignores_or_rejects_each_event(
     kind: type[Supervision], state: State, event: type[Event], mark: str
 ) -> None:
     machine = machine_in(kind, state)
@@ -138,7 +138,7 @@ def test_a_report_of_another_generation_changes_nothing(
 
 @pytest.mark.parametrize("outcome", list(JobOutcome))
 @pytest.mark.parametrize("then", [[], [SignalReceived(SIGTERM)]], ids=["closed", "and a signal"])
-def test_a_node_ends_as_its_job_did_whatever_comes_after(
+def test_a_node_keeps_the_outcome_of_its_job_whatever_follows(
     outcome: JobOutcome, then: list[Event]
 ) -> None:
     machine = machine_in(CoordinatedSupervision, State.RUNNING)
@@ -150,7 +150,7 @@ def test_a_node_ends_as_its_job_did_whatever_comes_after(
     assert effects[-1] == Finish(Outcome.SUCCEEDED if succeeded else Outcome.FAILED)
 
 
-def test_a_story_keeps_the_newest_steps_and_no_more_than_its_limit() -> None:
+def test_a_story_keeps_only_the_newest_steps() -> None:
     machine = Supervision(local_world_size=1, max_restarts=0)
     machine.handle(0.0, Begun())
     for generation in range(STEPS_MAX):

@@ -27,7 +27,7 @@ class Ended(Exited):
 
 
 def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call without the type checker's help, as a mistaken caller would."""
+    """Call without type checking."""
     return cls(*args, **kwargs)
 
 
@@ -35,7 +35,9 @@ def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
     ("args", "kwargs"),
     [((7, 1, "", None), {}), ((7, 1), {}), ((7,), {"code": 1}), ((), {"code": 1, "pid": 7})],
 )
-def test_however_it_is_made_it_is_the_same(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def test_positional_and_keyword_arguments_give_equal_values(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     made = make(Exited, *args, **kwargs)
     assert made == Exited(7, 1)
     assert hash(made) == hash(Exited(7, 1))
@@ -55,12 +57,12 @@ def test_however_it_is_made_it_is_the_same(args: tuple[Any, ...], kwargs: dict[s
         ((7, 1, "", None), {"pid": 3}),
     ],
 )
-def test_a_wrong_call_is_refused(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def test_a_call_with_wrong_arguments_raises(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match="Exited"):
         make(Exited, *args, **kwargs)
 
 
-def test_any_other_value_or_kind_is_another() -> None:
+def test_values_differ_by_any_field_and_by_type() -> None:
     values = [Exited(7, 1), Exited(8, 1), Exited(7, 2), Exited(7, 1, "x"), Ended(7, 1), (7, 1)]
     assert len(set(values)) == len(values)
 
@@ -80,7 +82,7 @@ class Real(enum.Enum):
 
 
 @pytest.mark.parametrize("kind", [Phase, Real])
-def test_an_enum_is_as_one_of_the_standard_library(kind: Any) -> None:
+def test_an_enum_behaves_like_one_of_the_standard_library(kind: Any) -> None:
     assert [(one.name, one.value) for one in kind] == [("FIRST", "first"), ("LAST", "last")]
     assert len(kind) == 2
     assert kind("last") is kind.LAST is not kind.FIRST

@@ -15,7 +15,6 @@ from holdfast.rendezvous.etcd_handler import EtcdAccess
 from holdfast.rendezvous.membership_handler import MembershipHandler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.registry import (
-    RegistryWithPlugins,
     RendezvousHandlerRegistry,
     get_rendezvous_handler,
     rendezvous_handler_registry,
@@ -103,9 +102,11 @@ def test_store_type_file_is_the_file_backend(
 # Plug-ins.
 
 
-def with_plugins(monkeypatch: pytest.MonkeyPatch, *found: FakeEntryPoint) -> RegistryWithPlugins:
+def with_plugins(
+    monkeypatch: pytest.MonkeyPatch, *found: FakeEntryPoint
+) -> RendezvousHandlerRegistry:
     monkeypatch.setattr(registry, "installed", lambda: {one.name: one for one in found})
-    return RegistryWithPlugins()
+    return RendezvousHandlerRegistry(plugins=True)
 
 
 def test_only_the_requested_plugin_is_loaded(

@@ -21,7 +21,7 @@ from holdfast.core.etcd.calls import (
 from simulator import PROFILES, Machines, World
 from simulator import etcd_network as module
 from simulator.etcd import ELECTION_S, SimEtcd
-from simulator.etcd_network import LEASE_LOOK_S, EtcdNetwork
+from simulator.etcd_network import LEASE_CHECK_S, EtcdNetwork
 from simulator.network import NetworkConditions
 from simulator.process import Process
 from simulator.world import RunLog, seeded
@@ -125,7 +125,7 @@ def test_etcd_comes_back_with_all_it_had_and_leases_begin_anew(scene: Scene) -> 
     scene.network.come_back()
     scene.pass_s(5.0 + ELECTION_S - 0.01)
     assert scene.stored
-    scene.pass_s(LEASE_LOOK_S + 0.02)
+    scene.pass_s(LEASE_CHECK_S + 0.02)
     assert not scene.stored
 
 

@@ -23,7 +23,7 @@ def test_seconds_limit_the_real_time(capsys: pytest.CaptureFixture[str]) -> None
 def test_story_flag_prints_every_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["--seed", "3", "--nodes", "3", "--profile", "calm", "--story"]) == 0
     out = capsys.readouterr().out
-    assert "coordinator 1     is there" in out
+    assert "coordinator 1     starts" in out
     assert "ends: succeeded" in out
 
 

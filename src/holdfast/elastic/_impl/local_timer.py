@@ -141,9 +141,6 @@ class TimerServer(abc.ABC):
 
 
 # Timers for the processes that a program itself has started, over a queue of `multiprocessing`.
-#
-# Such a queue unpickles its data, so use it only with trusted processes. The server still checks each
-# request: it watches and kills only descendants of its own process.
 
 
 TRY_AGAIN_S = 1.0

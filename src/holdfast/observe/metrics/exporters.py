@@ -10,16 +10,16 @@ import os
 from typing import TYPE_CHECKING
 
 from holdfast.observe import metrics_wanted
+from holdfast.observe.metrics.job_metrics import JobMetrics
+from holdfast.observe.metrics.metric_recorder import MetricQueues, MetricRecorder
+from holdfast.observe.metrics.prometheus import MetricsEndpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from holdfast.observe.lifecycle import Observers
-    from holdfast.observe.metrics.job_metrics import JobMetrics, Progress
+    from holdfast.observe.metrics.job_metrics import Progress
     from holdfast.observe.metrics.metric_otel import OtelMetricExporter
-    from holdfast.observe.metrics.metric_recorder import MetricQueues
-    from holdfast.observe.metrics.prometheus import MetricsEndpoint
-
 OTEL_ENV = "OTEL_METRICS_EXPORTER"
 
 
@@ -64,18 +64,12 @@ def open_exporters(
     """
     exporters = MetricExporters()
     if metrics_wanted():
-        from holdfast.observe.metrics.metric_recorder import MetricQueues, MetricRecorder
-
         exporters.queues = MetricQueues()
         observers.add(MetricRecorder(exporters.queues.put))
     if port is None and not otel_wanted():
         return exporters
-    from holdfast.observe.metrics.job_metrics import JobMetrics
-
     metrics = exporters.metrics = JobMetrics(progress)
     if port is not None:
-        from holdfast.observe.metrics.prometheus import MetricsEndpoint
-
         endpoint = MetricsEndpoint(metrics.collect, host=host, port=port)
         endpoint.start()
         exporters.endpoint = endpoint

@@ -1,6 +1,6 @@
 """`@record`: a worker writes the exception that ends it to a file for the agent.
 
-The file is named by `TORCHELASTIC_ERROR_FILE` and holds one JSON object::
+`TORCHELASTIC_ERROR_FILE` names the file. It contains one JSON object::
 
     {"message": {"message": "<type>: <text>",
                  "extraInfo": {"py_callstack": "<traceback>",
@@ -166,7 +166,7 @@ class Recording:
 
 
 def _record_safely(handler: ErrorHandler, e: Exception) -> None:
-    """Have the handler record `e`; its own errors must not replace the user's exception."""
+    """Let the handler record `e`; its own errors must not replace the user's exception."""
     try:
         if _is_child_failed_error(e):
             _, failure = e.get_first_failure()  # type: ignore[attr-defined]

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 NOT_AVAILABLE = "<N/A>"
 
-_TIMESTAMP_S_MAX = 253_402_300_799  # The end of the year 9999: what `time.localtime` can show.
+_TIMESTAMP_S_MAX = (
+    253_402_300_799  # The end of the year 9999, the last that `time.localtime` can show.
+)
 
 _SUDDEN = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGABRT")
 
@@ -135,7 +137,7 @@ class ProcessFailure:
 
     def timestamp_isoformat(self) -> str:
         """Return the local time of the failure as `YYYY-MM-DD_HH:MM:SS`."""
-        # Error files of the simple form need not have a time; then the exit's is shown.
+        # Error files of the simple form need not have a time; then show the time of the exit.
         seconds = self.timestamp or self.observed_ns // 1_000_000_000
         return time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(seconds))
 

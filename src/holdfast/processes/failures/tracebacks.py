@@ -30,9 +30,8 @@ _CONNECTORS = (
     "The above exception was the direct cause of the following exception:",
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_RANK_PREFIX = re.compile(
-    r"\[rank\d+\]: ?|\[[A-Za-z_]+\d+\]:"
-)  # PyTorch's prefix, or that of `--tee`.
+# PyTorch's prefix, or that of `--tee`.
+_RANK_PREFIX = re.compile(r"\[rank\d+\]: ?|\[[A-Za-z_]+\d+\]:")
 _FRAME = re.compile(r'  File ".*", line \d+')
 _SYNTAX_ERROR_FRAME = re.compile(r'  File ".*", line \d+$')
 _GROUP_LINE = re.compile(r"\s+[|+]")

@@ -130,13 +130,13 @@ class Keeper:
         self._loss_reported = False
         self._thread = get_ident()
         Keeper._running.add(self)
-        restore_descriptor_limit(pid)  # Workers get theirs from the keeper.
+        restore_descriptor_limit(pid)  # Workers inherit the keeper's limit.
         self._announce_bequest()
 
     @classmethod
     def start(cls) -> Keeper:
         prestarted, Keeper._prestarted = Keeper._prestarted, None
-        if prestarted is not None and prestarted._owner == os.getpid():  # not a forked copy's
+        if prestarted is not None and prestarted._owner == os.getpid():  # It is not the parent's.
             return prestarted
         return cls.start_another()
 
@@ -169,7 +169,7 @@ class Keeper:
             pid = os.posix_spawn(
                 argv[0],
                 list(argv),
-                inherited_environment(),  # Workers can read what is in their keeper's.
+                inherited_environment(),  # Workers can read their keeper's environment.
                 # In this order, because the two may have the numbers of our own closed streams.
                 file_actions=[*_moved_to(its.fileno(), 3, payload_fd, 4), *file_actions],
                 setsid=True,

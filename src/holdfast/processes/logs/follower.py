@@ -92,7 +92,7 @@ class Inotify:
         return OSError(code, os.strerror(code), about)
 
 
-# How much is read at once. Larger is no faster (the copies leave the cache) and holds the
+# How much to read at once. A larger value is not faster (the copies leave the cache), but holds the
 # interpreter's lock for longer, which delays the notice of a worker's exit.
 CHUNK_BYTES = 1 << 18
 

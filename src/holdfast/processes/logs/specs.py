@@ -27,6 +27,7 @@ import fcntl
 import os
 import select
 import sys
+import termios
 import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
@@ -718,8 +719,6 @@ class WorkerStdio:
     def _open_detour(self, which: int, *, is_terminal: bool) -> tuple[int, int]:
         if not is_terminal:
             return os.pipe()
-        import termios
-
         read, write = os.openpty()
         # The real terminal adds carriage returns; this one must not.
         attributes = termios.tcgetattr(write)

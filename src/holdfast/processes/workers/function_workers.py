@@ -131,9 +131,8 @@ class MultiprocessContext(PContext):
 
     def _start_forked(self) -> None:
         expected = [self._expect_value(rank) for rank in range(self.nprocs)]
-        self._owns_keeper = (
-            True  # It is a fork of this process in its present state, for one start.
-        )
+        # The keeper is a fork of this process in its present state, for one start.
+        self._owns_keeper = True
         self._use_keeper(Keeper.fork(self._run_in_fork))
         for rank in range(self.nprocs):
             self._spawn(rank, None, {}, call=rank)

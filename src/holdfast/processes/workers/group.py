@@ -74,7 +74,9 @@ ORDER_OF_GIVEN_UP = 1 << 20
 # Temporary errors of an exec.
 RETRYABLE_ERRORS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ETXTBSY)
 
-_factory: Callable[..., SubprocessHandler] | None = None  # What starts commands, if replaced.
+_factory: Callable[..., SubprocessHandler] | None = (
+    None  # Starts commands, if a program has replaced this.
+)
 
 
 @lazy_dataclass
@@ -127,7 +129,7 @@ class GroupSpec(Value):
     duplicate_stderr_filters: list[str] | None = None
     capture_stderr: bool = True
     world_size: int = 0
-    """Workers of all nodes; 0 for those of this group alone."""
+    """The number of workers on all nodes; 0 if there are only those of this group."""
     is_attended: bool = False
     """Whether the caller handles events as they arrive.
 
@@ -242,12 +244,12 @@ class PContext(ABC):
         self._running: set[int] = set()
         self._exits: dict[int, WorkerExit] = {}
         self.generation = 0
-        """Of the events; as `explain`, for the agent to set."""
+        """The generation of the events. The agent sets this and `explain`."""
         self.explain: Callable[[ProcessFailure], None] | None = None
         """Adds what the agent knows to a failure."""
         self._pending: list[WorkerExit | keeper_client.Expired] = []
         self._failures_at_end: dict[int, ProcessFailure] | None = None
-        self._held: list[WorkerExit] = []  # To let their cause appear first.
+        self._held: list[WorkerExit] = []  # Delayed, so that their cause appears first.
         self._held_until = 0.0
         self._stop: stopping.Stop | None = None
         self._stop_began_ns = 0
@@ -605,7 +607,7 @@ class PContext(ABC):
                         self._shortage = OSError(number, text)
                     self._worker_exited(rank, 0, 127, f"could not be started: {text}")
                 case keeper_client.Exited(rank, pid, exitcode, error, at_ns):
-                    # Not a worker that an earlier start gave up.
+                    # Ignore a worker that an earlier start gave up.
                     if self._started.get(rank) == pid:
                         detail, retryable = start_error(error), is_retryable(error)
                         if error is not None and error[0] in SHORTAGES:
