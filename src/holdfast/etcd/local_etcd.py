@@ -32,7 +32,7 @@ from holdfast.etcd.runner import (
     EtcdProcess,
     find_binary,
     hold_port,
-    last_words,
+    log_tail,
 )
 from holdfast.etcd.sync_client import EtcdClient
 
@@ -172,7 +172,7 @@ def command_line(binary: str, data: Path, client: socket.socket, peer: socket.so
 
 def explained(problem: object, log: Path) -> str:
     """Return a problem with the end of etcd's log, if there is one."""
-    words = last_words(log)
+    words = log_tail(log)
     return f"{problem}: {words}" if words else str(problem)
 
 
